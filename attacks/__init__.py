@@ -1,17 +1,18 @@
-"""Evaluators that try to break privacy: who was trained on, what an image gives away, whether a claim of DP holds.
+"""Evaluators of privacy: membership inference, gradient inversion, audits of privacy claims, and reports on runs.
 
-They work on plain tensors (scores, images, logits) that any model made. Here are the numbers that every report needs;
-the attacks themselves are in `attacks.membership`, the audits of a differential-privacy claim in `attacks.audit`.
+They work on plain tensors (scores, images, logits) of any model. This package exports image metrics, the statistics of
+attacks and `report`. The attacks are in `attacks.membership` and `attacks.inversion`, and the audits of
+differential-privacy claims in `attacks.audit`.
 """
 
 from attacks.matching import align, match
 from attacks.metrics import MissingWeights, lpips, psnr, ssim
 from attacks.reporting import Report, report
-from attacks.statistics import Estimate, Point, Rate, Roc, at_threshold, bonferroni, clopper_pearson, ppv, roc
+from attacks.statistics import Estimate, OperatingPoint, Rate, Roc, at_threshold, bonferroni, clopper_pearson, ppv, roc
 from distillkit._utils.lazy_loading import lazy_submodules
 
 __all__ = [
-    "Estimate", "MissingWeights", "Point", "Rate", "Report", "Roc", "align", "at_threshold", "bonferroni",
+    "Estimate", "MissingWeights", "OperatingPoint", "Rate", "Report", "Roc", "align", "at_threshold", "bonferroni",
     "clopper_pearson", "lpips", "match", "ppv", "psnr", "report", "roc", "ssim",
 ]  # fmt: skip
 __getattr__, __dir__ = lazy_submodules(

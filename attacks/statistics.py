@@ -18,8 +18,8 @@ from attacks._binomial import lower, upper
 from distillkit._utils import check
 
 __all__ = [
-    "FEW", "Estimate", "Point", "Rate", "Roc", "at_threshold", "bonferroni", "clopper_pearson", "ppv",
-    "ppv_between", "roc",
+    "FEW", "Estimate", "OperatingPoint", "Rate", "Roc", "at_threshold", "bonferroni", "clopper_pearson", "ppv",
+    "ppv_interval", "roc",
 ]  # fmt: skip
 
 FEW = 10
@@ -119,7 +119,7 @@ def _rate(hits: int, trials: int, confidence: float) -> Rate:
 
 
 @dataclass(frozen=True)
-class Point:
+class OperatingPoint:
     """What an attack achieves at one threshold: a row of a report's table. Made by `Roc.at` and `at_threshold`.
 
     Attributes:
@@ -144,7 +144,7 @@ class Point:
         Raises:
             TypeError, ValueError: a prior out of range, or a threshold at which nobody is called a member.
         """
-        return ppv_between(self.tpr, self.fpr, prior)
+        return ppv_interval(self.tpr, self.fpr, prior)
 
     def __str__(self) -> str:
         few = f" (only {self.fpr.hits} false positives)" if self.few else ""
@@ -153,7 +153,7 @@ class Point:
 
 def at_threshold(
     scores: Tensor, member: Tensor, threshold: float, *, confidence: float = 0.95, chosen_elsewhere: bool = False
-) -> Point:
+) -> OperatingPoint:
     """What an attack finds at a threshold that was fixed without looking at these scores.
 
     Take the threshold from other shadow models (`attacks.membership.leave_one_out` does), or from theory. The intervals
@@ -184,7 +184,7 @@ def at_threshold(
             "chosen_elsewhere=True if it did come from other scores"
         )
     hits, false = (int((side >= threshold).sum()) for side in (inside, outside))
-    return Point(
+    return OperatingPoint(
         float(threshold), _rate(hits, len(inside), confidence), _rate(false, len(outside), confidence), false < FEW
     )
 
@@ -229,7 +229,7 @@ class Roc:
     def __repr__(self) -> str:
         return f"Roc({self.members} members, {self.others} others; AUC {self.auc:.3f})"
 
-    def at(self, fpr: float, *, confidence: float = 0.95) -> Point:
+    def at(self, fpr: float, *, confidence: float = 0.95) -> OperatingPoint:
         """The best threshold whose false-positive rate is at most `fpr` on these scores, and what it finds.
 
         The threshold is chosen on the very non-members that `fpr` counts, so the plain interval of the true-positive
@@ -266,7 +266,9 @@ class Roc:
         high = found.value + math.hypot(found.high - found.value, max(0.0, highest - found.value))
         tpr = replace(found, low=max(0.0, low), high=min(1.0, high))
         counted = int(self.false[place])
-        return Point(float(self.thresholds[place]), tpr, _rate(counted, self.others, confidence), counted < FEW)
+        return OperatingPoint(
+            float(self.thresholds[place]), tpr, _rate(counted, self.others, confidence), counted < FEW
+        )
 
     def _within(self, false: int) -> int:
         """The loosest threshold with at most so many false positives."""
@@ -320,7 +322,7 @@ def ppv(tpr: float, fpr: float, prior: float) -> float:
     hundred is.
 
     Args:
-        tpr, fpr: the attack's true- and false-positive rates, in [0, 1], as `Point` has them.
+        tpr, fpr: the attack's true- and false-positive rates, in [0, 1], as `OperatingPoint` has them.
         prior: the share of the candidates that are members, in (0, 1).
 
     Raises:
@@ -335,7 +337,7 @@ def ppv(tpr: float, fpr: float, prior: float) -> float:
     return prior * tpr / called
 
 
-def ppv_between(tpr: Rate | Estimate, fpr: Rate | Estimate, prior: float) -> Estimate:
+def ppv_interval(tpr: Rate | Estimate, fpr: Rate | Estimate, prior: float) -> Estimate:
     """`ppv` of two rates with intervals, with the interval that follows from theirs.
 
     What a hit is worth depends on the rates' ratio alone. The errors of their logarithms are independent, so at either

@@ -1,6 +1,6 @@
 """Messages that a server saw: a recorded run's transcript, read as plain tensors and sets, without the federated layer.
 
-What the other attacks start from when they are aimed at a run: `read` gives every message of the folder `transcript`,
+What the other attacks start from when they are aimed at a run: `read_transcript` gives every message of the folder `transcript`,
 which a run keeps when it is asked to.
 
 A file is `transcript/<round>/<client>-<up or down>.safetensors`, or `<client>-<exchange>-<up or down>.safetensors`
@@ -33,7 +33,7 @@ from torch import Tensor
 
 from distillkit.sets import LabeledImages
 
-__all__ = ["DamagedTranscript", "NoTranscript", "Seen", "Value", "read"]
+__all__ = ["DamagedTranscript", "NoTranscript", "TranscriptMessage", "Value", "read_transcript"]
 
 Value: TypeAlias = Tensor | dict[str, Tensor] | LabeledImages | int | float | str | bool
 """What an entry of a message holds: a tensor, named tensors (a model), a set of images, or a plain value."""
@@ -52,8 +52,8 @@ class DamagedTranscript(ValueError):
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
-    """One message that the server sent or got. Made by `read`.
+class TranscriptMessage:
+    """One message that the server sent or got. Made by `read_transcript`.
 
     Attributes:
         round: from 1; 0 of what clients were asked before round 1, with the exchange "answer".
@@ -75,7 +75,7 @@ class Seen:
         return {key: value for key, value in self.values.items() if isinstance(value, LabeledImages)}
 
 
-def read(folder: str | os.PathLike[str]) -> Iterator[Seen]:
+def read_transcript(folder: str | os.PathLike[str]) -> Iterator[TranscriptMessage]:
     """Read the messages of a recorded run one after another: by round, by client and exchange, "down" before "up".
 
     Call it for attacks on what a server saw. The order within a round is by the clients' numbers, not that in which
@@ -109,7 +109,7 @@ def read(folder: str | os.PathLike[str]) -> Iterator[Seen]:
     return (_seen(*one) for one in sorted(found))
 
 
-def _seen(number: int, client: int, exchange: str, direction: str, path: Path) -> Seen:
+def _seen(number: int, client: int, exchange: str, direction: str, path: Path) -> TranscriptMessage:
     try:
         values, facts = _decoded(path.read_bytes())
     except ValueError as error:
@@ -122,7 +122,7 @@ def _seen(number: int, client: int, exchange: str, direction: str, path: Path) -
             f"{path} is the message of client {facts.get('client')} in round {facts.get('round')}: the files of the "
             "transcript are mixed up; take the folder from a backup, or run again"
         )
-    return Seen(number, client, direction, values, exchange)
+    return TranscriptMessage(number, client, direction, values, exchange)
 
 
 def _decoded(data: bytes) -> tuple[dict[str, Value], dict[str, str]]:

@@ -10,7 +10,7 @@ from scipy.stats import t as student
 from torch import Tensor
 
 from attacks import clopper_pearson
-from attacks.membership import ATTACKS, Found, Shadows, Target, leave_one_out, lira
+from attacks.membership import ATTACKS, AttackResult, ShadowScores, Target, leave_one_out, lira
 from attacks.membership.leave_one_out import Attack
 
 __all__ = ["CHOICES", "FEW", "MODEL", "Line", "lines_of", "share"]
@@ -55,10 +55,10 @@ def share(called: Tensor, of: Tensor) -> list[float]:
     return [mean, max(0.0, min(low, mean - half)), min(1.0, max(high, mean + half))]
 
 
-def lines_of(row: str, found: Shadows, facts: Line) -> list[Line]:
+def lines_of(row: str, found: ShadowScores, facts: Line) -> list[Line]:
     """What the attacks find in the runs of one pipeline, a line an attack."""
 
-    def line(kind: str, attack: str, result: Found, **more: Any) -> Line:
+    def line(kind: str, attack: str, result: AttackResult, **more: Any) -> Line:
         rates = {name: (r := getattr(result, name)) and [r.value, r.low, r.high] for name in ("tpr", "fpr", "auc")}
         return {"row": row, "kind": kind, "attack": attack, **rates, "few": result.few, **facts, **more}
 

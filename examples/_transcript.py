@@ -10,7 +10,7 @@ import torch
 import quickstart
 from _federated import seen_by_server
 from attacks import clopper_pearson, roc
-from attacks.reporting.closeness import LEVELS, closest, random_rounds
+from attacks.reporting.similarity import PSNR_LEVELS, closest_images, random_baseline
 from distillkit.networks import ConvNet
 from fl import FedDM
 
@@ -38,12 +38,12 @@ def demo(preset: str, seed: int) -> dict[str, Any]:
     decode = split.train.normalization.decode
     rounds, members, others = [decode(one).clamp(0, 1) for one in sets], split.train.pixels(), split.test.pixels()
     decibels = {
-        "training": closest(torch.cat(rounds), members)[0],
-        "held-out": closest(torch.cat(rounds), others)[0],
-        "random": closest(torch.cat(random_rounds(rounds, members)), members)[0],
+        "training": closest_images(torch.cat(rounds), members)[0],
+        "held-out": closest_images(torch.cat(rounds), others)[0],
+        "random": closest_images(torch.cat(random_baseline(rounds, members)), members)[0],
     }
     above: dict[str, Any] = {}
-    for level in LEVELS:
+    for level in PSNR_LEVELS:
         counts = {who: (int((found >= level).sum()), len(found)) for who, found in decibels.items()}
         above[str(level)] = {who: [k / n, *clopper_pearson(k, n)] for who, (k, n) in counts.items()}
     scores, truth = torch.cat(list(decibels.values())[:2]), torch.arange(len(members) + len(others)) < len(members)

@@ -25,7 +25,7 @@ from _membership_tables import TABLES, table
 from _options import command_line, number, parsed
 from _pipelines import NUMBERS, ROWS, pipeline
 from _transcript import demo
-from attacks.membership import estimate, shadows
+from attacks.membership import estimate_cost, run_shadows
 from distillkit._utils.files import write_atomically
 from distillkit._utils.provenance import git_commit
 
@@ -49,7 +49,7 @@ def cost(folder: Path, row: str, preset: str, count: int, seed: int) -> float:
     path = folder / "cost.json"
     if not path.exists():
         began, fresh = time.process_time(), not any(folder.glob("shadow-*"))
-        estimate(pipeline(row, preset), count, seed=seed, out=folder if fresh else None)
+        estimate_cost(pipeline(row, preset), count, seed=seed, out=folder if fresh else None)
         write(path, [{"cpu_seconds": time.process_time() - began}])
     return float(written(path)[0]["cpu_seconds"])
 
@@ -65,7 +65,7 @@ def run(row: str, o: Any, seed: int, facts: Line) -> list[Line]:
     else:
         facts |= {"cpu_seconds": cost(folder, row, o.preset, o.shadows, seed), "shadows": o.shadows}
         place: Any = "threads" if o.workers == 1 else "processes"
-        found = shadows(pipeline(row, o.preset), o.shadows, out=folder, seed=seed, workers=o.workers, where=place)
+        found = run_shadows(pipeline(row, o.preset), o.shadows, out=folder, seed=seed, workers=o.workers, backend=place)
         lines = lines_of(row, found, {**facts, "numbers": numbers})
     write(kept, lines)
     return lines

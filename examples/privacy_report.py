@@ -25,7 +25,7 @@ from _options import command_line, number, parsed
 from attacks import Report, report
 from attacks.membership import Pipeline, model_scorer
 from attacks.membership.pipeline import Scorer
-from attacks.reporting import DamagedRun, Inversion, NoRun, OtherSpace
+from attacks.reporting import DamagedRun, IncompatibleImages, Inversion, NoRun
 from attacks.transcript import DamagedTranscript
 from distillkit.data import Split, load, partition
 from distillkit.networks import build
@@ -106,9 +106,8 @@ def reported(folder: Path, options: Any) -> Report:
     if options.shadows:
         given = {"pipeline": pipeline(again), "baselines": {"model on raw data": pipeline(raw)}}
     return report(
-        folder, members=split.train, outsiders=split.test, network=run.models[""],
-        invert=Inversion(owners=run.assign(split).owners), shadows=options.shadows or 8,
-        workers=options.workers, **given,
+        folder, members=split.train, non_members=split.test, network=run.models[""],
+        invert=Inversion(owners=run.assign(split).owners), shadows=options.shadows or 8, workers=options.workers, **given,
     )  # fmt: skip
 
 
@@ -137,9 +136,9 @@ def main(words: Sequence[str] | None = None) -> list[Report]:
     for seed in options.seeds or [0]:
         try:
             found.append(reported(options.run or made(options, seed), options))
-        except (CheckpointError, DamagedRun, DamagedTranscript, NoRun, NotRepeatable, OtherSpace) as error:
+        except (CheckpointError, DamagedRun, DamagedTranscript, NoRun, NotRepeatable, IncompatibleImages) as error:
             sys.exit(str(error))
-        lines = [found[-1].verdict, *(f"- {line}" for line in [*found[-1].leaks, *found[-1].looked])]
+        lines = [found[-1].verdict, *(f"- {line}" for line in [*found[-1].leaks, *found[-1].not_found])]
         print("\n".join([*lines, *(f"not told: {missing}" for missing in found[-1].missing)]))
         print(f"{found[-1].html}\n{found[-1].markdown}")
         if options.run:

@@ -1,4 +1,4 @@
-"""What the tests of many runs share: the runs halved, the events that may show a difference, and exact bounds."""
+"""What the tests of many runs share: runs split in halves, events, exact bounds."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from attacks._binomial import lower, upper
 from distillkit._utils import check
 from distillkit.rng import as_generator
 
-__all__ = ["Event", "Halves", "bounds", "events", "halved", "one_row"]
+__all__ = ["Event", "SplitRuns", "candidate_events", "check_scores", "event_bounds", "split_runs"]
 
 _MOST = 256
 """Thresholds to choose from."""
 
 _SIDES = (("inside", "at least"), ("inside", "below"), ("outside", "at least"), ("outside", "below"))
 
-Halves = dict[str, Tensor]
+SplitRuns = dict[str, Tensor]
 """Runs by world, "inside" and "outside", float64 [runs, statistics]."""
 
 
@@ -51,7 +51,7 @@ class Event:
         return f"{self.world} scores {self.side} {self.threshold:.4g}{which}"
 
 
-def halved(inside: Tensor, outside: Tensor, generator: int | torch.Generator) -> tuple[Halves, Halves]:
+def split_runs(inside: Tensor, outside: Tensor, generator: int | torch.Generator) -> tuple[SplitRuns, SplitRuns]:
     """Both worlds' runs, the half that chooses and the half that is counted.
 
     Args:
@@ -70,18 +70,18 @@ def halved(inside: Tensor, outside: Tensor, generator: int | torch.Generator) ->
     return tuple(dict(zip(worlds, (part[place] for part in parts))) for place in (0, 1))  # type: ignore[return-value]
 
 
-def events(halves: Halves) -> Iterator[tuple[list[Event], Tensor, int, Tensor, int]]:
+def candidate_events(runs: SplitRuns) -> Iterator[tuple[list[Event], Tensor, int, Tensor, int]]:
     """All events to choose from, a column and a side at a time: each with its counts, in its world and the other.
 
     Args:
-        halves: the runs that choose.
+        runs: the runs that choose.
 
     Yields:
         The events, how many of the world's runs are in each, of how many; and of the other world's, of how many.
     """
-    columns = halves["inside"].shape[1]
+    columns = runs["inside"].shape[1]
     for column in range(columns):
-        own = {world: runs[:, column].sort().values for world, runs in halves.items()}
+        own = {world: runs[:, column].sort().values for world, runs in runs.items()}
         values = torch.cat(list(own.values())).unique()
         places = values[torch.linspace(0, len(values) - 1, min(len(values), _MOST)).round().long()]
         below = {world: torch.searchsorted(runs, places) for world, runs in own.items()}
@@ -92,25 +92,25 @@ def events(halves: Halves) -> Iterator[tuple[list[Event], Tensor, int, Tensor, i
             yield found, hits[world], len(own[world]), hits[other], len(own[other])
 
 
-def bounds(halves: Halves, event: Event, confidence: float) -> tuple[float, float]:
+def event_bounds(runs: SplitRuns, event: Event, confidence: float) -> tuple[float, float]:
     """Lower bound of the event's probability in its world, upper bound in the other; both hold with `confidence`.
 
     Args:
-        halves: the runs that are counted.
+        runs: the runs that are counted.
         event: what was chosen on others.
-        confidence: that both bounds hold together.
+        confidence: that both event_bounds hold together.
     """
 
     def count(world: str) -> tuple[int, int]:
-        runs = halves[world][:, event.column]
-        hits = int((runs >= event.threshold).sum())
-        return (hits if event.side == "at least" else len(runs) - hits), len(runs)
+        scores = runs[world][:, event.column]
+        hits = int((scores >= event.threshold).sum())
+        return (hits if event.side == "at least" else len(scores) - hits), len(scores)
 
     error = (1 - confidence) / 2
     return float(lower(*count(event.world), error)), float(upper(*count(event.other), error))
 
 
-def one_row(scores: Tensor, name: str, least: int) -> Tensor:
+def check_scores(scores: Tensor, name: str, least: int) -> Tensor:
     """Scores [n] in float64 on the CPU, checked.
 
     Args:

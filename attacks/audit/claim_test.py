@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.audit._outcomes import Event, Halves, bounds, events, halved
+from attacks.audit._outcomes import Event, SplitRuns, candidate_events, event_bounds, split_runs
 from distillkit._utils import check
 
-__all__ = ["Verdict", "refutes"]
+__all__ = ["ClaimTest", "audit_claim"]
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What `refutes` found: whether the claim fell, and the one event and the two bounds that decided it.
+class ClaimTest:
+    """What `audit_claim` found: whether the claim fell, and the one event and the two event_bounds that decided it.
 
     Printed, it is a sentence for a report.
 
@@ -28,7 +28,7 @@ class Verdict:
             several scores it names the column.
         likely, unlikely: lower bound of the event's probability in the world that makes it likelier, upper bound in the
             other. The claim says likely <= e^epsilon * unlikely + delta.
-        confidence: with which both bounds hold together.
+        confidence: with which both event_bounds hold together.
     """
 
     refuted: bool
@@ -48,14 +48,14 @@ class Verdict:
         )
 
 
-def refutes(
+def audit_claim(
     inside: Tensor,
     outside: Tensor,
     claim: Sequence[tuple[float, float]],
     *,
     confidence: float = 0.99,
     generator: int | torch.Generator = 0,
-) -> Verdict:
+) -> ClaimTest:
     """Test whether a mechanism is as private as it claims, on fresh runs with a record (`inside`) and without it.
 
     This is the test to run on an implementation of differential privacy: it finds bugs (noise too small, a clip that
@@ -71,7 +71,7 @@ def refutes(
     and plain in that class. The half that chooses chooses the score too, so more of them cost no confidence, only time.
 
     Give the whole profile, many (epsilon, delta) pairs of the same mechanism, such as delta(epsilon) of a Gaussian: a
-    bug is often visible at small epsilon and large delta only, and a lower bound on epsilon at delta 1e-5 (`many_run`)
+    bug is often visible at small epsilon and large delta only, and a lower bound on epsilon at delta 1e-5 (`epsilon_lower_bound`)
     misses it.
 
     Args:
@@ -82,7 +82,7 @@ def refutes(
         generator: a seed or a generator, which draws the runs that choose and those that test.
 
     Returns:
-        The verdict, with the event and the bounds it rests on.
+        The verdict, with the event and the event_bounds it rests on.
 
     Raises:
         TypeError, ValueError: scores that are NaN or too few, an empty claim, numbers out of range.
@@ -95,19 +95,19 @@ def refutes(
     for epsilon, delta in claim:
         check.real_number(epsilon, "epsilon of the claim", least=0.0)
         check.real_number(delta, "delta of the claim", least=0.0, below=1.0)
-    chosen, counted = halved(inside, outside, generator)
+    chosen, counted = split_runs(inside, outside, generator)
     event, (epsilon, delta) = _worst(chosen, claim)
-    likely, unlikely = bounds(counted, event, confidence)
+    likely, unlikely = event_bounds(counted, event, confidence)
     refuted = likely > delta and math.log((likely - delta) / unlikely) > epsilon
-    return Verdict(refuted, epsilon, delta, str(event), likely, unlikely, confidence)
+    return ClaimTest(refuted, epsilon, delta, str(event), likely, unlikely, confidence)
 
 
-def _worst(chosen: Halves, claim: Sequence[tuple[float, float]]) -> tuple[Event, tuple[float, float]]:
+def _worst(chosen: SplitRuns, claim: Sequence[tuple[float, float]]) -> tuple[Event, tuple[float, float]]:
     """The event and the point of the profile whose excess is largest, in standard errors."""
     points = torch.tensor([tuple(point) for point in claim], dtype=torch.float64)
     factor, delta = points[:, :1].clamp(max=300).exp(), points[:, 1:]
-    most, worst = -math.inf, (next(events(chosen))[0][0], 0)
-    for found, hits, n, others, m in events(chosen):
+    most, worst = -math.inf, (next(candidate_events(chosen))[0][0], 0)
+    for found, hits, n, others, m in candidate_events(chosen):
         # One imagined hit and one miss more: a share of 0 or 1 is not known without error.
         p, q = (hits + 1) / (n + 2), (others + 1) / (m + 2)
         error = (p * (1 - p) / n + factor.square() * q * (1 - q) / m).sqrt()

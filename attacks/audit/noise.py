@@ -10,15 +10,15 @@ from torch import Tensor
 
 from distillkit._utils import check
 
-__all__ = ["Balance", "Replay", "noise_balance", "replay"]
+__all__ = ["NoiseAudit", "ReplayTest", "audit_noise", "replay_release"]
 
 _ALIKE = 1e-9
 """Two standard deviations are one if they differ by less, relatively."""
 
 
 @dataclass(frozen=True)
-class Balance:
-    """What `noise_balance` found. Printed, it is a sentence for a report.
+class NoiseAudit:
+    """What `audit_noise` found. Printed, it is a sentence for a report.
 
     Attributes:
         lacking: by standard deviation, how many numbers of noise were charged and not drawn: noise left out.
@@ -44,7 +44,7 @@ class Balance:
         return "refuted: " + "; ".join(parts)
 
 
-def noise_balance(drawn: Mapping[float, int], charged: Sequence[tuple[float, int]]) -> Balance:
+def audit_noise(drawn: Mapping[float, int], charged: Sequence[tuple[float, int]]) -> NoiseAudit:
     """Hold the noise that a run drew against the noise that its ledger was charged for, number for number.
 
     Audits of outcomes are blind to small mistakes of bookkeeping: one step too many of a hundred shows in no
@@ -52,7 +52,7 @@ def noise_balance(drawn: Mapping[float, int], charged: Sequence[tuple[float, int
     nobody charged, a class without noise, a standard deviation other than the one that was accounted.
 
     It sees what was *drawn*, not whether it was added, nor whether the sensitivity is right: for that there is
-    `refutes`.
+    `audit_claim`.
 
     Args:
         drawn: by standard deviation, how many Gaussian numbers a run drew: `Secret.drawn` of `distillkit.privacy`, or
@@ -84,15 +84,15 @@ def noise_balance(drawn: Mapping[float, int], charged: Sequence[tuple[float, int
     for std, count in checked:
         own = next((s for s in excess if math.isclose(s, std, rel_tol=_ALIKE)), std)
         excess[own] = excess.get(own, 0) + count
-    return Balance(
+    return NoiseAudit(
         {std: -count for std, count in sorted(excess.items()) if count < 0},
         {std: count for std, count in sorted(excess.items()) if count > 0},
     )
 
 
 @dataclass(frozen=True)
-class Replay:
-    """What `replay` found. Printed, it is a sentence for a report.
+class ReplayTest:
+    """What `replay_release` found. Printed, it is a sentence for a report.
 
     Attributes:
         distances: by world, how far its outcome lies from the release: the largest difference of two numbers, relative
@@ -124,7 +124,9 @@ class Replay:
         return f"the release was not had again ({nearest:.2g} away at least): its noise is not among what was replayed"
 
 
-def replay(released: Tensor, worlds: Mapping[str, Callable[[], Tensor]], *, tolerance: float = 1e-5) -> Replay:
+def replay_release(
+    released: Tensor, worlds: Mapping[str, Callable[[], Tensor]], *, tolerance: float = 1e-5
+) -> ReplayTest:
     """Run the mechanism again in each of several worlds, and see which of them made the release.
 
     Two checks in one. *The noise's seed is known* (it stands in a run's config): replay with that seed, once with the
@@ -158,7 +160,7 @@ def replay(released: Tensor, worlds: Mapping[str, Callable[[], Tensor]], *, tole
                 f"worlds[{name!r}] must give what was released, {list(wanted.shape)}, got {list(made.shape)}"
             )
         distances[name] = float((made - wanted).abs().max()) / scale
-    return Replay(distances, tuple(name for name, d in distances.items() if d <= tolerance), tolerance)
+    return ReplayTest(distances, tuple(name for name, d in distances.items() if d <= tolerance), tolerance)
 
 
 def _outcome(values: Tensor, name: str) -> Tensor:

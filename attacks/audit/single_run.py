@@ -7,13 +7,15 @@ import math
 import torch
 from torch import Tensor
 
-from attacks.audit._outcomes import one_row
+from attacks.audit._outcomes import check_scores
 from distillkit._utils import check
 
-__all__ = ["one_run"]
+__all__ = ["one_run_lower_bound"]
 
 
-def one_run(scores: Tensor, included: Tensor, guesses: int, delta: float, *, confidence: float = 0.95) -> float:
+def one_run_lower_bound(
+    scores: Tensor, included: Tensor, guesses: int, delta: float, *, confidence: float = 0.95
+) -> float:
     """How large epsilon is at least, from a *single* run with many canaries, each included by a coin of its own.
 
     For mechanisms that are too dear to run twice. A canary is a record that is made for the audit; for each, a fair
@@ -40,7 +42,7 @@ def one_run(scores: Tensor, included: Tensor, guesses: int, delta: float, *, con
     Raises:
         TypeError, ValueError: scores that are NaN, coins that are no bool, numbers out of range.
     """
-    scores = one_row(scores, "scores", least=1)
+    scores = check_scores(scores, "scores", least=1)
     if check.bool_tensor(included, "included", "[m]").shape != scores.shape:
         raise ValueError(f"included must have the scores' shape {list(scores.shape)}, got {list(included.shape)}")
     guesses = check.positive_int(guesses, "guesses", most=len(scores))

@@ -10,10 +10,10 @@ from torch.func import functional_call
 
 from distillkit._utils import check
 
-__all__ = ["bias_row", "layer", "logits", "own", "state"]
+__all__ = ["check_bias", "check_layer", "check_tensors", "compute_logits", "copy_state"]
 
 
-def bias_row(bias_gradient: Tensor, least: int = 1) -> Tensor:
+def check_bias(bias_gradient: Tensor, least: int = 1) -> Tensor:
     """The gradient of a bias in float64 [K]; else an error that names it."""
     check.float_tensor(bias_gradient, "bias_gradient", "[K], one number a unit")
     if bias_gradient.ndim != 1 or len(bias_gradient) < least:
@@ -23,10 +23,10 @@ def bias_row(bias_gradient: Tensor, least: int = 1) -> Tensor:
     return bias_gradient.detach().double()
 
 
-def layer(weight_gradient: Tensor, bias_gradient: Tensor) -> tuple[Tensor, Tensor]:
+def check_layer(weight_gradient: Tensor, bias_gradient: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of a linear layer in float64, [O, D] and [O]; else an error that names one."""
     weight = check.matrix(weight_gradient, "weight_gradient").detach().double()
-    bias = bias_row(bias_gradient)
+    bias = check_bias(bias_gradient)
     if len(bias) != len(weight):
         raise ValueError(
             f"weight_gradient [O, D] and bias_gradient [O] must be of one layer, got {list(weight.shape)} and "
@@ -35,7 +35,7 @@ def layer(weight_gradient: Tensor, bias_gradient: Tensor) -> tuple[Tensor, Tenso
     return weight, bias.to(weight.device)
 
 
-def own(network: nn.Module, tensors: Sequence[Tensor], name: str) -> tuple[Tensor, ...]:
+def check_tensors(network: nn.Module, tensors: Sequence[Tensor], name: str) -> tuple[Tensor, ...]:
     """The tensors, if they are one a parameter of the network, finite and not all 0; else an error that names them."""
     if not isinstance(network, nn.Module):
         raise TypeError(f"network must be an nn.Module, got {type(network).__name__}")
@@ -52,15 +52,15 @@ def own(network: nn.Module, tensors: Sequence[Tensor], name: str) -> tuple[Tenso
     return tuple(one.detach() for one in given)
 
 
-def state(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def copy_state(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Copies of the network's parameters, which require gradients, and of its buffers, which a run may move."""
     parameters = {k: p.detach().clone().requires_grad_() for k, p in network.named_parameters()}
     return parameters, {k: b.detach().clone() for k, b in network.named_buffers()}
 
 
-def logits(network: nn.Module, images: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+def compute_logits(network: nn.Module, images: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
     """The network's logits [N, K] of the images, by other `parameters` if given; else an error about the shape."""
-    own_parameters, buffers = state(network)
+    own_parameters, buffers = copy_state(network)
     try:
         with torch.no_grad():
             out = functional_call(network, {**own_parameters, **buffers, **(parameters or {})}, (images,))

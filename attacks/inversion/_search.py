@@ -13,7 +13,7 @@ from distillkit.normalization import Normalization
 __all__ = ["lbfgs", "signed_adam"]
 
 Loss = Callable[[Tensor], Tensor]
-Found = tuple[Tensor, float]
+MessageResult = tuple[Tensor, float]
 
 
 def signed_adam(
@@ -23,7 +23,7 @@ def signed_adam(
     lr: float,
     normalization: Normalization,
     pull: Callable[[dict[int, Tensor]], dict[int, Tensor]] | None = None,
-) -> list[Found]:
+) -> list[MessageResult]:
     """The best images of each start and their loss, the starts one step at a time together.
 
     `pull` makes of the images of the starts that still go on, by their number, what is added to each one's gradient.
@@ -59,7 +59,7 @@ def signed_adam(
     return list(zip(best, least))
 
 
-def lbfgs(loss: Loss, start: Tensor, steps: int) -> Found:
+def lbfgs(loss: Loss, start: Tensor, steps: int) -> MessageResult:
     """The best images of one start and their loss."""
     x = start.clone().requires_grad_()
     best, least = x.detach().clone(), math.inf

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.inversion._inputs import layer
+from attacks.inversion._inputs import check_layer
 from distillkit._utils.display import short_repr
 
-__all__ = ["Recovered", "linear_input", "linear_inputs"]
+__all__ = ["RecoveredInput", "invert_linear", "invert_linear_batch"]
 
 
 @dataclass(frozen=True)
-class Recovered:
+class RecoveredInput:
     """The input of a linear layer, and how well it explains the layer's gradient.
 
     Attributes:
@@ -29,7 +29,7 @@ class Recovered:
     __repr__ = short_repr
 
 
-def linear_input(weight_gradient: Tensor, bias_gradient: Tensor) -> Recovered:
+def invert_linear(weight_gradient: Tensor, bias_gradient: Tensor) -> RecoveredInput:
     """Read one record off the gradient of a first linear layer with a bias, whatever stands behind the layer.
 
     For z = W x + b of one record, dL/dW = (dL/db) x^T: every unit whose bias has a gradient gives x away by a division.
@@ -51,15 +51,15 @@ def linear_input(weight_gradient: Tensor, bias_gradient: Tensor) -> Recovered:
     it says of leaks from a gradient; Geiping et al., "Inverting Gradients" (NeurIPS 2020), the proposition on fully
     connected layers. Both divide the row of one unit.
     """
-    weight, bias = layer(weight_gradient, bias_gradient)
+    weight, bias = check_layer(weight_gradient, bias_gradient)
     unit = _direction(bias)
     scaled = unit @ weight  # |b| x
     size = weight.norm()
     residual = float((weight - torch.outer(unit, scaled)).norm() / size) if float(size) > 0 else 0.0
-    return Recovered((scaled / bias.norm()).to(weight_gradient.dtype), residual)
+    return RecoveredInput((scaled / bias.norm()).to(weight_gradient.dtype), residual)
 
 
-def linear_inputs(weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
+def invert_linear_batch(weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
     """Read candidates for the records of a batch off a first linear layer's gradient: one for each unit that has one.
 
     A unit's row divided by its bias is the mean of the records that it reacted to, weighted by how strongly the loss
@@ -74,11 +74,11 @@ def linear_inputs(weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
         Float [R, D], R <= O: the units with a bias gradient, in their order.
 
     Raises:
-        TypeError, ValueError: as `linear_input`.
+        TypeError, ValueError: as `invert_linear`.
 
-    Paper: as `linear_input`; Fowl et al., "Robbing the Fed" (ICLR 2022), choose weights that part batches.
+    Paper: as `invert_linear`; Fowl et al., "Robbing the Fed" (ICLR 2022), choose weights that part batches.
     """
-    weight, bias = layer(weight_gradient, bias_gradient)
+    weight, bias = check_layer(weight_gradient, bias_gradient)
     _direction(bias)
     found = bias != 0
     return (weight[found] / bias[found].unsqueeze(1)).to(weight_gradient.dtype)

@@ -13,7 +13,7 @@ __all__ = ["ClassMeans"]
 
 
 class ClassMeans:
-    """The mean embedding of each class, as methods that match distributions send it, with noise or without. A `Victim`.
+    """The mean embedding of each class, as methods that match distributions send it, with noise or without. A `ObservedMessage`.
 
     A class of one record sends that record's embedding: an inversion of the embedding alone. Classes of more send less,
     and more embeddings of the same records (FedDM-like methods draw many networks) more.
@@ -55,8 +55,8 @@ class ClassMeans:
         empty = torch.stack([((m == 0) | m.isnan()).all(1) for m in given]).all(0)
         self.present = ~empty
         self.counts = None if counts is None else _counts(counts, self.present)
-        self.seen = tuple(m.detach()[self.present] for m in given)
-        if not self.seen[0].numel() or not all(bool(m.isfinite().all()) for m in self.seen):
+        self.observed = tuple(m.detach()[self.present] for m in given)
+        if not self.observed[0].numel() or not all(bool(m.isfinite().all()) for m in self.observed):
             raise ValueError("means must have a row for at least one class, and be finite but for classes without rows")
 
     @staticmethod
@@ -80,9 +80,9 @@ class ClassMeans:
         present = self.present.to(images.device)
         return tuple(_class_means(embed(images), labels, len(present))[present] for embed in self.embeddings)
 
-    def classes(self, images: Tensor) -> int:
+    def count_classes(self, images: Tensor) -> int:
         """K; an embedding that cannot take `images` [N, C, H, W], or gives other vectors, is refused."""
-        for embed, rows in zip(self.embeddings, self.seen):
+        for embed, rows in zip(self.embeddings, self.observed):
             try:
                 with torch.no_grad():
                     found = embed(images)

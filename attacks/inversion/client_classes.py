@@ -8,17 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.inversion._inputs import bias_row
+from attacks.inversion._inputs import check_bias
 from distillkit._utils import check
 
-__all__ = ["Held", "held_classes"]
+__all__ = ["ClassBounds", "class_bounds"]
 
 _MANY = torch.iinfo(torch.int64).max
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
-    """What is certain of a client's classes. Made by `held_classes`; printed, it is a statement for a report.
+class ClassBounds:
+    """What is certain of a client's classes. Made by `class_bounds`; printed, it is a statement for a report.
 
     Attributes:
         at_least, at_most: bounds of how many records of each class the client has, int64 [K]; where there is no upper
@@ -58,7 +58,7 @@ class Held:
     __repr__ = __str__
 
 
-def held_classes(
+def class_bounds(
     num_classes: int,
     *,
     bias_gradient: Tensor | None = None,
@@ -69,7 +69,7 @@ def held_classes(
     labels: Tensor | None = None,
     ipc: int | None = None,
     size: int | None = None,
-) -> Held:
+) -> ClassBounds:
     """Read off a client's messages which classes it certainly holds or lacks, and bounds of how many records of each.
 
     Nearly everything that is sent in federated learning or distillation says which classes stand behind it, often
@@ -126,7 +126,7 @@ def held_classes(
     ]
     if not found:
         raise ValueError(
-            "held_classes must be given at least one message: bias_gradient, bias_change, weight_gradient, class_rows "
+            "class_bounds must be given at least one message: bias_gradient, bias_change, weight_gradient, class_rows "
             "or labels"
         )
     low = torch.stack([at_least for at_least, _, _ in found]).amax(0)
@@ -141,7 +141,7 @@ def held_classes(
             f"messages must be of one client and the same records, but they contradict each other (classes {wrong}): "
             f"{'; '.join(grounds)}; leave out those of another round, or size"
         )
-    return Held(low, high, grounds)
+    return ClassBounds(low, high, grounds)
 
 
 Bounds = tuple[Tensor, Tensor, str]
@@ -155,7 +155,7 @@ def _of_gradients(
     num_classes: int, bias: Tensor | None, change: Tensor | None, weight: Tensor | None, size: int | None
 ) -> Iterator[Bounds]:
     if bias is not None:
-        row = _summing_to_zero(_sized(bias_row(bias, 2), "bias_gradient", num_classes), "bias_gradient")
+        row = _summing_to_zero(_sized(check_bias(bias, 2), "bias_gradient", num_classes), "bias_gradient")
         low, high = _open(num_classes)
         low[row < 0] = 1
         if size is not None:
@@ -240,7 +240,7 @@ def _summing_to_zero(rows: Tensor, name: str) -> Tensor:
     return rows
 
 
-def _listed(held: Held, which: Tensor) -> str:
+def _listed(held: ClassBounds, which: Tensor) -> str:
     words = []
     for k in which.nonzero().flatten().tolist():
         low, high = int(held.at_least[k]), int(held.at_most[k])

@@ -11,11 +11,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from attacks.inversion.observation import Victim, require_victim
+from attacks.inversion.observation import ObservedMessage, require_message
 from distillkit._utils import check
 from distillkit.rng import derive
 
-__all__ = ["Clip", "Defence", "Defended", "Noise", "Sparsify"]
+__all__ = ["Clip", "Defence", "DefendedMessage", "Noise", "Sparsify"]
 
 
 class Defence(Protocol):
@@ -32,12 +32,12 @@ class Defence(Protocol):
         """
         ...
 
-    def expected(self, message: Sequence[Tensor], seen: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """What the attacker expects to see of a message that it replays, differentiably.
 
         Args:
             message: the replay.
-            seen: what was sent.
+            observed: what was sent.
         """
         ...
 
@@ -66,8 +66,8 @@ class Clip:
         factor = self.max_norm / norm.clamp(min=self.max_norm)
         return tuple(factor * t for t in message)
 
-    def expected(self, message: Sequence[Tensor], seen: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The replayed `message`, clipped alike; `seen` is not needed."""
+    def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The replayed `message`, clipped alike; `observed` is not needed."""
         return self(message)
 
 
@@ -98,8 +98,8 @@ class Noise:
         generator = derive(self.seed, "inversion", "noise")
         return tuple(t + self.std * torch.randn(t.shape, generator=generator).to(t) for t in message)
 
-    def expected(self, message: Sequence[Tensor], seen: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The replayed `message` as it is; `seen` is not needed."""
+    def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The replayed `message` as it is; `observed` is not needed."""
         return tuple(message)
 
 
@@ -127,48 +127,48 @@ class Sparsify:
         parts = sparse.split([t.numel() for t in message])
         return tuple(part.view_as(t) for part, t in zip(parts, message))
 
-    def expected(self, message: Sequence[Tensor], seen: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The replayed `message` where `seen` is not 0."""
-        return tuple(t * (s != 0) for t, s in zip(message, seen))
+    def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The replayed `message` where `observed` is not 0."""
+        return tuple(t * (s != 0) for t, s in zip(message, observed))
 
 
-class Defended:
-    """A victim that defends its message. A `Victim`, whose replays are what an attacker who knows the defences expects.
+class DefendedMessage:
+    """A message that defends its message. A `ObservedMessage`, whose replays are what an attacker who knows the defences expects.
 
     Args:
-        victim: whose message is clean.
+        message: whose message is clean.
         *defences: applied one after the other.
 
     Attributes:
-        seen: what is sent.
+        observed: what is sent.
 
     Raises:
-        TypeError: no victim, or no defences.
+        TypeError: no message, or no defences.
     """
 
-    def __init__(self, victim: Victim, *defences: Defence) -> None:
-        require_victim(victim, "victim")
+    def __init__(self, message: ObservedMessage, *defences: Defence) -> None:
+        require_message(message, "message")
         for one in defences:
             if not callable(one) or not hasattr(one, "expected") or isinstance(one, type):
                 raise TypeError(f"defences must be Defences, such as Clip(1.0), got {type(one).__name__}")
-        self.defences, self.ordered = defences, victim.ordered
-        self.seen = victim.seen
+        self.defences, self.ordered = defences, message.ordered
+        self.observed = message.observed
         for one in defences:
-            self.seen = tuple(t.detach() for t in one(self.seen))
-        self._victim = copy.copy(victim)
-        self._victim.seen = self.seen  # labels are read off what was sent
+            self.observed = tuple(t.detach() for t in one(self.observed))
+        self._message = copy.copy(message)
+        self._message.observed = self.observed  # labels are read off what was sent
 
     def replay(self, images: Tensor, labels: Tensor) -> Sequence[Tensor]:
         """What the attacker expects of `images` [N, C, H, W] with `labels` [N], behind the defences."""
-        message = self._victim.replay(images, labels)
+        message = self._message.replay(images, labels)
         for one in self.defences:
-            message = one.expected(message, self.seen)
+            message = one.expected(message, self.observed)
         return message
 
-    def classes(self, images: Tensor) -> int:
-        """As the victim without defences, which may refuse `images` [N, C, H, W]."""
-        return self._victim.classes(images)
+    def count_classes(self, images: Tensor) -> int:
+        """As the message without defences, which may refuse `images` [N, C, H, W]."""
+        return self._message.count_classes(images)
 
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
-        """As the victim without defences (of its `count` and `noise`), from what was sent."""
-        return self._victim.read_labels(count, noise)
+        """As the message without defences (of its `count` and `noise`), from what was sent."""
+        return self._message.read_labels(count, noise)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from attacks.inversion.message import Attempt, invert_message
+from attacks.inversion.reconstruction import Reconstruction, invert_message
 from attacks.inversion.updates import Gradient
 from distillkit.normalization import IDENTITY, Normalization
 
@@ -27,7 +27,7 @@ def invert_gradient(
     restarts: int = 1,
     normalization: Normalization = IDENTITY,
     seed: int = 0,
-) -> Attempt:
+) -> Reconstruction:
     """Rebuild a batch of images from the gradient that they caused: the attack of a server on federated SGD.
 
     `invert_message(Gradient(network, gradients), shape, count, ...)`, which says how the methods work and has priors.
@@ -37,7 +37,7 @@ def invert_gradient(
         shape, count, labels, method, steps, lr, total_variation, restarts, normalization, seed: as in `invert_message`.
 
     Returns:
-        An `Attempt`. Its images stand in any order within a class: pair them with `attacks.match` before scoring.
+        An `Reconstruction`. Its images stand in any order within a class: pair them with `attacks.match` before scoring.
 
     Raises:
         TypeError, ValueError: a network that cannot take the shape, gradients that are not its own, labels that cannot

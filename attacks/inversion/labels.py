@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attacks.inversion._inputs import bias_row
+from attacks.inversion._inputs import check_bias
 from distillkit._utils import check
 
-__all__ = ["class_counts", "label_of_one"]
+__all__ = ["class_counts", "infer_label"]
 
 
-def label_of_one(weight_gradient: Tensor) -> int:
+def infer_label(weight_gradient: Tensor) -> int:
     """The class of the one image behind a gradient, by signs alone: iDLG, exact.
 
     With softmax cross-entropy, row c of the last weight's gradient is (p_c - y_c) a, a the features. Only the row of
@@ -76,7 +76,7 @@ def class_counts(bias_gradient: Tensor, count: int, predictions: Tensor | None =
     Paper: Geng et al., "Towards General Deep Leakage in Federated Learning" (2021), which also restores labels of which
     a batch has several. Deviation: instead of rounding each class by itself, the nearest counts with the right sum.
     """
-    bias = bias_row(bias_gradient, 2)
+    bias = check_bias(bias_gradient, 2)
     count = check.positive_int(count, "count")
     expected = torch.full_like(bias, 1 / len(bias)) if predictions is None else _mean_prediction(predictions, bias)
     wanted = count * (expected - bias)

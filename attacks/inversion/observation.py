@@ -9,19 +9,19 @@ from torch import Tensor
 
 from distillkit._utils import check
 
-__all__ = ["Replayed", "Victim", "require_victim"]
+__all__ = ["ObservedMessage", "ReplayableMessage", "require_message"]
 
 
-class Victim(Protocol):
+class ObservedMessage(Protocol):
     """A message that `invert_message` searches the images of; write one for any message that you can replay.
 
     Attributes:
-        seen: the tensors of the message, as the attacker holds them.
+        observed: the tensors of the message, as the attacker holds them.
         ordered: whether the message depends on which image stands where, as with several local batches. The attacker
             then tries another order of the labels in each restart.
     """
 
-    seen: tuple[Tensor, ...]
+    observed: tuple[Tensor, ...]
     ordered: bool
 
     def replay(self, images: Tensor, labels: Tensor) -> Sequence[Tensor]:
@@ -32,11 +32,11 @@ class Victim(Protocol):
             labels: int64 [N].
 
         Returns:
-            Tensors of the shapes of `seen`.
+            Tensors of the shapes of `observed`.
         """
         ...
 
-    def classes(self, images: Tensor) -> int:
+    def count_classes(self, images: Tensor) -> int:
         """How many classes labels may name; also refuses images of a shape that the client cannot have had.
 
         Args:
@@ -57,34 +57,34 @@ class Victim(Protocol):
         ...
 
 
-_PARTS = ("seen", "ordered", "replay", "classes", "read_labels")
+_PARTS = ("observed", "ordered", "replay", "count_classes", "read_labels")
 
 
-def require_victim(victim: object, name: str) -> None:
-    """Refuse what is no `Victim`.
+def require_message(message: object, name: str) -> None:
+    """Refuse what is no `ObservedMessage`.
 
     Args:
-        victim: what was given.
+        message: what was given.
         name: what it is called in the message.
 
     Raises:
-        TypeError: a part of a victim is missing, or it is a class.
+        TypeError: a part of a message is missing, or it is a class.
     """
-    missing = [part for part in _PARTS if not hasattr(victim, part)]
-    if missing or isinstance(victim, type):
-        got = f"the class {victim.__name__}" if isinstance(victim, type) else type(victim).__name__
+    missing = [part for part in _PARTS if not hasattr(message, part)]
+    if missing or isinstance(message, type):
+        got = f"the class {message.__name__}" if isinstance(message, type) else type(message).__name__
         lacks = f", which has no {', '.join(missing)}" if len(missing) < len(_PARTS) and missing else ""
-        raise TypeError(f"{name} must be a Victim, such as Gradient(network, gradients), got {got}{lacks}")
+        raise TypeError(f"{name} must be a ObservedMessage, such as Gradient(network, gradients), got {got}{lacks}")
 
 
-class Replayed:
-    """Any message that a function makes of images and labels, differentiably. A `Victim`.
+class ReplayableMessage:
+    """Any message that a function makes of images and labels, differentiably. A `ObservedMessage`.
 
     Args:
-        seen: the message, floating tensors.
+        observed: the message, floating tensors.
         replay: `replay(images, labels)`, the same tensors with a graph to the images.
         num_classes: how many classes labels may name.
-        ordered: as `Victim.ordered`.
+        ordered: as `ObservedMessage.ordered`.
 
     Raises:
         TypeError, ValueError: tensors of another kind, not finite or all 0; no such function.
@@ -92,13 +92,13 @@ class Replayed:
 
     def __init__(
         self,
-        seen: Sequence[Tensor],
+        observed: Sequence[Tensor],
         replay: Callable[[Tensor, Tensor], Sequence[Tensor]],
         num_classes: int,
         *,
         ordered: bool = False,
     ) -> None:
-        self.seen = _finite(seen)
+        self.observed = _finite(observed)
         self._replay = check.callable_with(replay, "replay", ["images", "labels"], "a function of both")
         self.num_classes = check.positive_int(num_classes, "num_classes", least=2)
         self.ordered = check.boolean(ordered, "ordered")
@@ -107,7 +107,7 @@ class Replayed:
         """What the function makes of `images` [N, C, H, W] and `labels` [N]."""
         return self._replay(images, labels)
 
-    def classes(self, images: Tensor) -> int:
+    def count_classes(self, images: Tensor) -> int:
         """`num_classes`, whatever the `images`."""
         return self.num_classes
 
@@ -116,12 +116,12 @@ class Replayed:
         raise ValueError("labels must be given: a message of any kind does not say how labels are read off it")
 
 
-def _finite(seen: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    given = check.sequence(seen, "seen", "tensors")
+def _finite(observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    given = check.sequence(observed, "observed", "tensors")
     for i, one in enumerate(given):
-        check.float_tensor(one, f"seen[{i}]")
+        check.float_tensor(one, f"observed[{i}]")
         if not bool(one.isfinite().all()):
-            raise ValueError("seen must be finite, got NaN or Inf")
+            raise ValueError("observed must be finite, got NaN or Inf")
     if not any(bool(one.any()) for one in given):
-        raise ValueError("seen must not be empty or all 0: that says nothing of any image")
+        raise ValueError("observed must not be empty or all 0: that says nothing of any image")
     return tuple(one.detach() for one in given)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from attacks.inversion._inputs import state
+from attacks.inversion._inputs import copy_state
 from attacks.matching import match
 from distillkit.losses import BatchNormPrior
 
-__all__ = ["Prior", "batch_norm_prior", "consensus"]
+__all__ = ["Prior", "batch_norm_prior", "group_mean"]
 
 Prior = Callable[[Tensor], Tensor]
 """A function of images [N, C, H, W], in the network's space, to a scalar: the less, the likelier the images."""
@@ -40,7 +40,7 @@ def batch_norm_prior(network: nn.Module, *, first_multiplier: float = 1.0) -> Pr
     BatchNormPrior(network, first_multiplier=first_multiplier)
 
     def prior(images: Tensor) -> Tensor:
-        parameters, buffers = state(network)
+        parameters, buffers = copy_state(network)
         with BatchNormPrior(network, first_multiplier=first_multiplier) as seen:
             functional_call(network, {**parameters, **buffers}, (images,))
             return seen.value()
@@ -48,7 +48,7 @@ def batch_norm_prior(network: nn.Module, *, first_multiplier: float = 1.0) -> Pr
     return prior
 
 
-def consensus(images: Mapping[int, Tensor], labels: Mapping[int, Tensor]) -> dict[int, Tensor]:
+def group_mean(images: Mapping[int, Tensor], labels: Mapping[int, Tensor]) -> dict[int, Tensor]:
     """The mean over restarts of each image, for every restart in its own order.
 
     Args:

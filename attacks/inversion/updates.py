@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from attacks.inversion._inputs import logits, own, state
-from attacks.inversion.labels import class_counts, label_of_one
+from attacks.inversion._inputs import check_tensors, compute_logits, copy_state
+from attacks.inversion.labels import class_counts, infer_label
 from distillkit._utils import check
 
 __all__ = ["FedAvgUpdate", "Gradient"]
 
 
 class Gradient:
-    """The gradient of one step of federated SGD: of the mean cross-entropy of a batch. A `Victim`.
+    """The gradient of one step of federated SGD: of the mean cross-entropy of a batch. A `ObservedMessage`.
 
     Args:
         network: with the weights and in the mode in which the client computed it. It is not changed. A network with
@@ -32,7 +32,7 @@ class Gradient:
     ordered = False
 
     def __init__(self, network: nn.Module, gradients: Sequence[Tensor]) -> None:
-        self.seen = own(network, gradients, "gradients")
+        self.observed = check_tensors(network, gradients, "gradients")
         self.network = network
 
     @staticmethod
@@ -44,29 +44,29 @@ class Gradient:
             images: float [N, C, H, W].
             labels: class indices int [N].
         """
-        return Gradient(network, [g.detach() for g in _gradient(network, *state(network), images, labels)])
+        return Gradient(network, [g.detach() for g in _gradient(network, *copy_state(network), images, labels)])
 
     def replay(self, images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """The gradient of `images` [N, C, H, W] with `labels` [N], a tensor a parameter, with a graph to the images."""
-        return _gradient(self.network, *state(self.network), images, labels, graph=True)
+        return _gradient(self.network, *copy_state(self.network), images, labels, graph=True)
 
-    def classes(self, images: Tensor) -> int:
+    def count_classes(self, images: Tensor) -> int:
         """How many logits the network gives for `images` [N, C, H, W]."""
-        return logits(self.network, images).shape[1]
+        return compute_logits(self.network, images).shape[1]
 
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
-        """Labels [count] off the last layer: `class_counts` of its bias, or without one, of one image, `label_of_one`.
+        """Labels [count] off the last layer: `class_counts` of its bias, or without one, of one image, `infer_label`.
 
         Args:
             count: how many images the batch has.
             noise: images whose mean prediction stands for the batch's where count > 1.
         """
-        predictions = logits(self.network, noise).softmax(1)
-        return _read(self.seen[-1], predictions.shape[1], count, predictions if count > 1 else None)
+        predictions = compute_logits(self.network, noise).softmax(1)
+        return _read_labels(self.observed[-1], predictions.shape[1], count, predictions if count > 1 else None)
 
 
 class FedAvgUpdate:
-    """What a client of FedAvg sends after several local steps: its weights minus those it was given. A `Victim`.
+    """What a client of FedAvg sends after several local steps: its weights minus those it was given. A `ObservedMessage`.
 
     The replay is local SGD itself, every step differentiated. The client takes its images in batches, in an order that
     the attacker does not know. Which image is in which batch of the first epoch makes no difference, the images being
@@ -105,7 +105,7 @@ class FedAvgUpdate:
         weight_decay: float = 0.0,
         order: Sequence[Tensor] | None = None,
     ) -> None:
-        self.seen = own(network, update, "update")
+        self.observed = check_tensors(network, update, "update")
         self.network = network
         self.lr = check.real_number(lr, "lr", above=0)
         self.epochs = check.positive_int(epochs, "epochs")
@@ -155,7 +155,7 @@ class FedAvgUpdate:
 
     def replay(self, images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """The update that local SGD on `images` [N, C, H, W] with `labels` [N] makes, with a graph to the images."""
-        first, buffers = state(self.network)
+        first, buffers = copy_state(self.network)
         parameters, moving = dict(first), {k: torch.zeros_like(p) for k, p in first.items()}
         for rows in self._steps(len(images)):
             rows = rows.to(images.device)
@@ -165,9 +165,9 @@ class FedAvgUpdate:
             parameters = {name: value - self.lr * moving[name] for name, value in parameters.items()}
         return tuple(parameters[name] - first[name] for name in first)
 
-    def classes(self, images: Tensor) -> int:
+    def count_classes(self, images: Tensor) -> int:
         """How many logits the network gives for `images` [N, C, H, W]."""
-        return logits(self.network, images).shape[1]
+        return compute_logits(self.network, images).shape[1]
 
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
         """Labels [count] off the change of the last bias, as if it were the mean gradient of the steps.
@@ -176,15 +176,15 @@ class FedAvgUpdate:
             count: how many images the client holds.
             noise: images whose mean prediction, before and after, stands for the client's images'.
         """
-        before = logits(self.network, noise).softmax(1)
-        changed = {k: p.detach() + u for (k, p), u in zip(self.network.named_parameters(), self.seen)}
-        after = logits(self.network, noise, changed).softmax(1)
+        before = compute_logits(self.network, noise).softmax(1)
+        changed = {k: p.detach() + u for (k, p), u in zip(self.network.named_parameters(), self.observed)}
+        after = compute_logits(self.network, noise, changed).softmax(1)
         steps = len(self._steps(count))
         # A gradient of step s moves the weights in every later step too, by momentum's powers.
         times = sum(self.momentum**k for step in range(steps) for k in range(steps - step))
-        gradient = -self.seen[-1] / (self.lr * times)
+        gradient = -self.observed[-1] / (self.lr * times)
         predictions = (before + after) / 2
-        return _read(gradient, predictions.shape[1], count, predictions if count > 1 else None)
+        return _read_labels(gradient, predictions.shape[1], count, predictions if count > 1 else None)
 
     def _steps(self, count: int) -> list[Tensor]:
         if self.order is None:
@@ -208,12 +208,12 @@ def _gradient(
     return torch.autograd.grad(value, list(parameters.values()), create_graph=graph, materialize_grads=True)
 
 
-def _read(last: Tensor, classes: int, count: int, predictions: Tensor | None) -> Tensor:
+def _read_labels(last: Tensor, classes: int, count: int, predictions: Tensor | None) -> Tensor:
     """Labels read off the gradient of the last parameter, sorted."""
     if last.shape == (classes,):
         return torch.arange(classes, device=last.device).repeat_interleave(class_counts(last, count, predictions))
     if count == 1 and last.ndim == 2 and len(last) == classes > 2:
-        return torch.tensor([label_of_one(last)], device=last.device)
+        return torch.tensor([infer_label(last)], device=last.device)
     raise ValueError(
         "labels must be given: they are read off the last layer's bias, and the network's last parameter is "
         f"{list(last.shape)} for {classes} classes"

@@ -2,24 +2,43 @@
 
 In order of cost: `nearest` needs the published images alone; `loss`, `margin`, `stable_logit` and `gradient_norm` need
 the target model; `lira`, `rmia` and `shadow_classifier` need shadow models beside it, trained as it was on random
-halves of the candidates: `shadows` runs the whole `Pipeline` for them. Each returns one score a record, higher for
+halves of the candidates: `run_shadows` runs the whole `Pipeline` for them. Each returns one score a record, higher for
 "this one was trained on"; `attacks.roc` turns scores into rates, and `leave_one_out` judges attacks on many targets.
 """
 
 from attacks.membership.classifier import shadow_classifier
 from attacks.membership.gradients import gradient_kde, gradient_norm
-from attacks.membership.leave_one_out import ATTACKS, Found, leave_one_out
+from attacks.membership.leave_one_out import ATTACKS, AttackResult, leave_one_out
 from attacks.membership.lira import VARIANCES, lira
 from attacks.membership.nearest import nearest
 from attacks.membership.pipeline import Pipeline, model_scorer
 from attacks.membership.rmia import rmia
 from attacks.membership.scores import loss, margin, stable_logit
-from attacks.membership.shadow import PLACES, Cost, estimate, halves, shadows
-from attacks.membership.target import Shadows, Target
+from attacks.membership.shadow_models import BACKENDS, Cost, estimate_cost, halves, run_shadows
+from attacks.membership.shadow_scores import ShadowScores, Target
 
 __all__ = [
-    "ATTACKS", "PLACES", "VARIANCES", "Cost", "Found", "Pipeline", "Shadows", "Target", "estimate", "gradient_kde",
-    "gradient_norm", "halves", "leave_one_out", "lira", "loss", "margin", "model_scorer", "nearest", "rmia",
-    "shadow_classifier", "shadows", "stable_logit",
+    "ATTACKS",
+    "BACKENDS",
+    "VARIANCES",
+    "AttackResult",
+    "Cost",
+    "Pipeline",
+    "ShadowScores",
+    "Target",
+    "estimate_cost",
+    "gradient_kde",
+    "gradient_norm",
+    "halves",
+    "leave_one_out",
+    "lira",
+    "loss",
+    "margin",
+    "model_scorer",
+    "nearest",
+    "rmia",
+    "run_shadows",
+    "shadow_classifier",
+    "stable_logit",
 ]  # fmt: skip
 __dir__ = __all__.copy

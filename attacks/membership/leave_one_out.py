@@ -12,12 +12,22 @@ from torch import Tensor
 from attacks.membership._inputs import finite_scores
 from attacks.membership.lira import lira
 from attacks.membership.rmia import rmia
-from attacks.membership.target import Shadows, Target
-from attacks.statistics import FEW, Estimate, Point, Rate, at_threshold, bonferroni, clopper_pearson, ppv_between, roc
+from attacks.membership.shadow_scores import ShadowScores, Target
+from attacks.statistics import (
+    FEW,
+    Estimate,
+    OperatingPoint,
+    Rate,
+    at_threshold,
+    bonferroni,
+    clopper_pearson,
+    ppv_interval,
+    roc,
+)
 from distillkit._utils import check
 from distillkit._utils.progress import bar
 
-__all__ = ["ATTACKS", "Attack", "Found", "leave_one_out"]
+__all__ = ["ATTACKS", "Attack", "AttackResult", "leave_one_out"]
 
 Attack = Callable[[Target], Tensor]
 """`attack(target)`: a score of each record, [N], higher for those that the target was trained on."""
@@ -41,7 +51,7 @@ their defaults. RMIA wants stable logits and a population."""
 
 
 @dataclass(frozen=True)
-class Found:
+class AttackResult:
     """What one attack finds, over all targets. Made by `leave_one_out`; printed, it is a line of a report.
 
     The intervals are for one more run of the pipeline on another half of the *same* records; see `leave_one_out`.
@@ -59,11 +69,11 @@ class Found:
     tpr: Estimate
     fpr: Estimate
     wanted: float
-    points: tuple[Point, ...]
+    points: tuple[OperatingPoint, ...]
     few: bool
 
     def ppv(self, prior: float) -> Estimate:
-        """What a hit is worth where a share `prior` of the candidates are members; as `attacks.Point.ppv`.
+        """What a hit is worth where a share `prior` of the candidates are members; as `attacks.OperatingPoint.ppv`.
 
         Args:
             prior: the share of the candidates that are members, in (0, 1).
@@ -71,7 +81,7 @@ class Found:
         Raises:
             TypeError, ValueError: a prior out of range, or nobody was called a member.
         """
-        return ppv_between(self.tpr, self.fpr, prior)
+        return ppv_interval(self.tpr, self.fpr, prior)
 
     def __str__(self) -> str:
         few = ", few false positives" if self.few else ""
@@ -81,19 +91,19 @@ class Found:
 
 
 def leave_one_out(
-    shadows: Shadows,
+    shadows: ShadowScores,
     attacks: Mapping[str, Attack] | None = None,
     *,
-    name: str = "model",
+    scorer: str = "model",
     fpr: float = 0.01,
     confidence: float = 0.95,
     also_tried: int = 0,
     progress: bool = True,
-) -> dict[str, Found]:
+) -> dict[str, AttackResult]:
     """Try attacks on every shadow in turn, with what the others allow, and say what they find on average.
 
     One target is one throw of the dice; the mean over all is what may be quoted. For each target its complement is
-    taken out too (`Shadows.without`). The threshold comes from the rest: each of them is attacked in the target's
+    taken out too (`ShadowScores.without`). The threshold comes from the rest: each of them is attacked in the target's
     place, by what is then left, and the threshold is the one that calls at most a share `fpr` of their non-members
     members. So neither a fit nor a threshold has seen the target.
 
@@ -108,7 +118,7 @@ def leave_one_out(
         shadows: of one pipeline, at least 8 for LiRA; intervals want 32 and more.
         attacks: by name; `ATTACKS` by default. RMIA among them wants stable logits and a population, so by default it
             is tried where there is one, and on the scorer "model" alone.
-        name: the scorer whose scores are attacked.
+        scorer: the scorer whose scores are attacked.
         fpr: the false-positive rate that thresholds are chosen for, in (0, 1], at least one false positive a target.
         confidence: that all intervals of a rate or of the areas hold together, in (0, 1).
         also_tried: how many attacks were tried besides and are not among `attacks`.
@@ -124,10 +134,10 @@ def leave_one_out(
     Source: Liang and Zeger, "Longitudinal data analysis using generalized linear models" (Biometrika 1986), for the
         error of a mean of clusters.
     """
-    if not isinstance(shadows, Shadows):
-        raise TypeError(f"shadows must be Shadows, got {type(shadows).__name__}")
-    check.one_of(name, "name", tuple(shadows.scores))
-    tried = _attacks(attacks, shadows, name)
+    if not isinstance(shadows, ShadowScores):
+        raise TypeError(f"shadows must be ShadowScores, got {type(shadows).__name__}")
+    check.one_of(scorer, "scorer", tuple(shadows.scores))
+    tried = _attacks(attacks, shadows, scorer)
     check.real_number(fpr, "fpr", above=0.0, most=1.0)
     check.real_number(confidence, "confidence", above=0.0, below=1.0)
     each = bonferroni(confidence, len(tried) + check.positive_int(also_tried, "also_tried", least=0))
@@ -143,32 +153,32 @@ def leave_one_out(
         raise ValueError(f"shadows must be at least three pairs, a target's and two others, got {len(shadows)}")
     rounds = len(tried) * (int(units.max()) + 1)
     with bar(rounds, "attacks", unit="round", progress=progress) as shown:
-        return {a: _found(a, run, shadows, name, units, fpr, each, shown.update) for a, run in tried.items()}
+        return {a: _found(a, run, shadows, scorer, units, fpr, each, shown.update) for a, run in tried.items()}
 
 
 def _found(
     attack: str,
     run: Attack,
-    shadows: Shadows,
-    name: str,
+    shadows: ShadowScores,
+    scorer: str,
     units: Tensor,
     fpr: float,
     confidence: float,
     tick: Callable[[], object],
-) -> Found:
+) -> AttackResult:
     truth, thresholds = shadows.inside.cpu(), []
-    own = [_scores(attack, run, shadows.target(t, name)) for t in range(len(shadows))]
+    own = [_scores(attack, run, shadows.target(t, scorer)) for t in range(len(shadows))]
     for unit in range(int(units.max()) + 1):
         rest = units != unit
         known = shadows.only(rest)
-        judges = torch.stack([_scores(attack, run, known.target(i, name)) for i in range(len(known))])
+        judges = torch.stack([_scores(attack, run, known.target(i, scorer)) for i in range(len(known))])
         thresholds.append(_threshold(judges[~truth[rest]].sort(descending=True).values, fpr))
         tick()
     points = [
         at_threshold(scores, member, thresholds[unit], confidence=confidence, chosen_elsewhere=True)
         for scores, member, unit in zip(own, truth, units.tolist())
     ]
-    return Found(
+    return AttackResult(
         _interval([roc(scores, member).auc for scores, member in zip(own, truth)], units, confidence),
         _rate([p.tpr for p in points], units, confidence),
         _rate([p.fpr for p in points], units, confidence),
@@ -178,9 +188,9 @@ def _found(
     )
 
 
-def _attacks(attacks: Mapping[str, Attack] | None, shadows: Shadows, name: str) -> dict[str, Attack]:
+def _attacks(attacks: Mapping[str, Attack] | None, shadows: ShadowScores, scorer: str) -> dict[str, Attack]:
     if attacks is None:
-        logits = name == "model" and name in shadows.population
+        logits = scorer == "model" and scorer in shadows.population
         return {n: a for n, a in ATTACKS.items() if logits or not n.startswith("RMIA")}
     check.mapping(attacks, "attacks")
     if not attacks:

@@ -15,13 +15,13 @@ from distillkit._utils.display import short_repr
 from distillkit._utils.eval_mode import eval_mode
 from distillkit.chunking import chunk_size, forward_chunks
 
-__all__ = ["Fit", "Fitted", "Pipeline", "Scorer", "fit_once", "model_scorer"]
+__all__ = ["FitFunction", "Pipeline", "RunScores", "Scorer", "model_scorer", "score_run"]
 
 Scorer = Callable[[Tensor, Tensor], Tensor]
 """`scorer(images, labels)`: what a fitted model or set says of records, [n], higher for members, or several numbers
 each, [n, d], such as logits."""
 
-Fit = Callable[[Tensor, int], Mapping[str, Scorer]]
+FitFunction = Callable[[Tensor, int], Mapping[str, Scorer]]
 """`fit(indices, seed)`: run everything on the records of these indices, and return the outcome's scorers by name."""
 
 
@@ -46,14 +46,14 @@ class Pipeline:
         labels: their class indices, int [N].
         population: images [Z, C, H, W] and labels [Z] of the same distribution on which `fit` never trains; RMIA
             compares with them. None for no such records.
-        tag: what the folder of the shadows is to know of `fit`: its settings, in words. Shadows with another tag are
+        tag: what the folder of the shadows is to know of `fit`: its settings, in words. ShadowScores with another tag are
             not gone on with.
 
     Attributes:
         fit, images, labels, population, tag: as given.
     """
 
-    fit: Fit
+    fit: FitFunction
     images: Tensor
     labels: Tensor
     population: tuple[Tensor, Tensor] | None = None
@@ -78,7 +78,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted:
+class RunScores:
     """What one run of a pipeline came to.
 
     Attributes:
@@ -92,7 +92,7 @@ class Fitted:
     seconds: float
 
 
-def fit_once(pipeline: Pipeline, inside: Tensor, seed: int) -> Fitted:
+def score_run(pipeline: Pipeline, inside: Tensor, seed: int) -> RunScores:
     """Run a pipeline on some records and score all of them.
 
     Args:
@@ -119,7 +119,7 @@ def fit_once(pipeline: Pipeline, inside: Tensor, seed: int) -> Fitted:
         found[name] = _scored(name, scorer, pipeline.images, pipeline.labels)
         if pipeline.population is not None:
             others[name] = _scored(name, scorer, *pipeline.population)
-    return Fitted(found, others, time.perf_counter() - start)
+    return RunScores(found, others, time.perf_counter() - start)
 
 
 def model_scorer(

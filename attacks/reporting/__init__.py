@@ -1,9 +1,9 @@
-"""One report on what a finished run gives away, as an HTML file that opens alone and as Markdown."""
+"""Privacy report of a finished run, as a self-contained HTML file and as Markdown."""
 
-from attacks.reporting.charges import Audit
-from attacks.reporting.folder import DamagedRun, NoRun
-from attacks.reporting.replays import Inversion
-from attacks.reporting.report import OtherSpace, Report, report
+from attacks.reporting._run_folder import DamagedRun, NoRun
+from attacks.reporting.inversion import Inversion
+from attacks.reporting.privacy_claim import Audit
+from attacks.reporting.report import IncompatibleImages, Report, report
 
-__all__ = ["Audit", "DamagedRun", "Inversion", "NoRun", "OtherSpace", "Report", "report"]
+__all__ = ["Audit", "DamagedRun", "IncompatibleImages", "Inversion", "NoRun", "Report", "report"]
 __dir__ = __all__.copy

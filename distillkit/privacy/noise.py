@@ -40,7 +40,7 @@ class Secret:
         seeded: whether the draws repeat, so that no guarantee holds.
         draws: how many noise tensors were drawn so far.
         drawn: how many Gaussian numbers were drawn so far, by standard deviation: what an audit holds against the
-            ledger (`attacks.audit.noise_balance`).
+            ledger (`attacks.audit.audit_noise`).
     """
 
     def __init__(self, seed: int | None = None) -> None:

@@ -16,7 +16,7 @@
 import torch
 from torch import nn
 
-from attacks.membership import Pipeline, leave_one_out, model_scorer, shadows
+from attacks.membership import Pipeline, leave_one_out, model_scorer, run_shadows
 from distillkit.data import load
 from distillkit.networks import build
 from distillkit.rng import derive
@@ -39,7 +39,7 @@ def trained(indices, seed):
 pipeline = Pipeline(
     lambda indices, seed: {"model": model_scorer(trained(indices, seed))}, *candidates, population=tuple(population)
 )
-made = shadows(pipeline, runs, progress=False)
+made = run_shadows(pipeline, runs, progress=False)
 made
 
 # %% [markdown]
@@ -105,16 +105,16 @@ for row, images in zip(rows, (private.pixels(), back)):
 # commonly offered as a defence. The last line of the table is what an attack gets that finds nothing.
 
 # %%
-from attacks.inversion import Clip, Defended, FedAvgUpdate, Noise, Sparsify, sweep
+from attacks.inversion import Clip, DefendedMessage, FedAvgUpdate, Noise, Sparsify, compare_messages
 
 messages = {
     "nothing": message,
-    "the largest tenth": Defended(message, Sparsify(0.1)),
-    "a little noise": Defended(message, Noise(0.001)),
-    "clip 1, noise 0.1": Defended(message, Clip(1.0), Noise(0.1)),
+    "the largest tenth": DefendedMessage(message, Sparsify(0.1)),
+    "a little noise": DefendedMessage(message, Noise(0.001)),
+    "clip 1, noise 0.1": DefendedMessage(message, Clip(1.0), Noise(0.1)),
     "two local steps": FedAvgUpdate.of(sender, private.images, private.labels, lr=0.05, epochs=2),
 }
-sweep(messages, *private, method="dlg", steps=steps, normalization=private.normalization)
+compare_messages(messages, *private, method="dlg", steps=steps, normalization=private.normalization)
 
 # %% [markdown]
 # A row that looks safe is this attack's failure, with these few steps, and promises nothing. What promises something is

@@ -10,8 +10,8 @@ from _drawing import GREY, LINE_COLOURS, OUT, below, plain, subplots, write
 from torch import Tensor, nn
 
 from attacks import roc
-from attacks.audit import ceiling, many_run
-from attacks.membership import Pipeline, lira, model_scorer, shadows
+from attacks.audit import epsilon_lower_bound, max_lower_bound
+from attacks.membership import Pipeline, lira, model_scorer, run_shadows
 from attacks.statistics import clopper_pearson
 from distillkit.data import load
 from distillkit.privacy import gaussian_sigma
@@ -40,7 +40,7 @@ def regression() -> Pipeline:
 
 def membership() -> None:
     """What members and others score before and after shadow models are asked, and the curves of both."""
-    found = shadows(regression(), 128)
+    found = run_shadows(regression(), 128)
     scores: dict[str, list[Tensor]] = {"threshold": [], "LiRA offline": [], "LiRA online": []}
     truth = []
     for number in range(0, 128, 2):
@@ -85,9 +85,9 @@ def audit() -> None:
         found = []
         for claim in claims:
             sigma = gaussian_sigma(claim, 1e-5)
-            found.append(many_run(1 + sigma * noise[0, :runs], sigma * noise[1, :runs], 1e-5))
+            found.append(epsilon_lower_bound(1 + sigma * noise[0, :runs], sigma * noise[1, :runs], 1e-5))
         left.plot(claims, found, marker="o", color=colour, label=f"bound of {runs:,} runs")
-        left.axhline(ceiling(runs), color=colour, linestyle=":", label=f"most that {runs:,} can say")
+        left.axhline(max_lower_bound(runs), color=colour, linestyle=":", label=f"most that {runs:,} can say")
     left.plot([0, 8], [0, 8], color=GREY, linestyle="--", label="the claim")
     left.set(xlabel="claimed epsilon at delta 1e-5, which is true", ylabel="epsilon is at least", title="a sound claim")
     mistakes(right)

@@ -28,7 +28,7 @@ from inversion_page import RECORDS, read, write_page
 from torch import nn
 
 from attacks import align, psnr
-from attacks.inversion import Gradient, label_of_one, linear_input
+from attacks.inversion import Gradient, infer_label, invert_linear
 from distillkit import LabeledImages, Normalization
 from distillkit._utils.provenance import git_commit
 from distillkit.data import load
@@ -92,9 +92,9 @@ def formulas(done: set[str]) -> Iterator[Record]:
     right, errors = 0, []
     for row in range(len(digits)):
         own = digits[row : row + 1]
-        last = [g for g in Gradient.of(default, own.images, own.labels).seen if g.ndim == 2][-1]
-        right += label_of_one(last) == int(own.labels)
-        found = linear_input(*Gradient.of(layers, own.images, own.labels).seen[:2])
+        last = [g for g in Gradient.of(default, own.images, own.labels).observed if g.ndim == 2][-1]
+        right += infer_label(last) == int(own.labels)
+        found = invert_linear(*Gradient.of(layers, own.images, own.labels).observed[:2])
         errors.append(float((found.input - own.images.flatten()).abs().max()))
     seconds = time.process_time() - begun
     yield {"case": "both", "seed": 0, "images": 200, "labels": right, "error": max(errors), "seconds": seconds}

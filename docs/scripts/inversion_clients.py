@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from attacks import align, psnr
 from attacks.inversion import (
     Clip,
-    Defended,
+    DefendedMessage,
     FedAvgUpdate,
     Gradient,
     Noise,
+    ObservedMessage,
     Sparsify,
-    Victim,
+    class_bounds,
     class_counts,
-    held_classes,
     invert_message,
 )
 from distillkit import LabeledImages
@@ -52,10 +52,10 @@ def convnet(data: LabeledImages, **given: Any) -> nn.Module:
     return build(partial(ConvNet, data.shape, 10, **given), 0)
 
 
-def scored(victim: Victim, own: LabeledImages, row: int, given: Mapping[str, Any]) -> tuple[Record, Tensor]:
+def scored(message: ObservedMessage, own: LabeledImages, row: int, given: Mapping[str, Any]) -> tuple[Record, Tensor]:
     """What an attack finds of one image, and the image that it found."""
     begun = time.process_time()
-    found = invert_message(victim, own.shape, normalization=own.normalization, seed=row, **given)
+    found = invert_message(message, own.shape, normalization=own.normalization, seed=row, **given)
     seconds, truth = time.process_time() - begun, own.pixels()
     record = {
         "label": bool(found.labels == own.labels),
@@ -74,20 +74,20 @@ def defences(done: set[str]) -> Iterator[Record]:
     for row in range(5):
         own = digits[row : row + 1]
         sent = Gradient.of(network, own.images, own.labels)
-        size = float(torch.cat([g.flatten() for g in sent.seen]).square().mean().sqrt())
-        messages: dict[str, Victim] = {
+        size = float(torch.cat([g.flatten() for g in sent.observed]).square().mean().sqrt())
+        messages: dict[str, ObservedMessage] = {
             "as it is": sent,
-            "clipped to a norm of 0.1": Defended(sent, Clip(0.1)),
-            "noise of 0.1 times its RMS": Defended(sent, Noise(0.1 * size, seed=row)),
-            "noise of its RMS": Defended(sent, Noise(size, seed=row)),
-            "clipped to 1, noise of 1 (one record's DP-SGD)": Defended(sent, Clip(1.0), Noise(1.0, seed=row)),
-            "its largest 10 %": Defended(sent, Sparsify(0.1)),
-            "its largest 1 %": Defended(sent, Sparsify(0.01)),
+            "clipped to a norm of 0.1": DefendedMessage(sent, Clip(0.1)),
+            "noise of 0.1 times its RMS": DefendedMessage(sent, Noise(0.1 * size, seed=row)),
+            "noise of its RMS": DefendedMessage(sent, Noise(size, seed=row)),
+            "clipped to 1, noise of 1 (one record's DP-SGD)": DefendedMessage(sent, Clip(1.0), Noise(1.0, seed=row)),
+            "its largest 10 %": DefendedMessage(sent, Sparsify(0.1)),
+            "its largest 1 %": DefendedMessage(sent, Sparsify(0.01)),
             "5 local steps of 0.01": FedAvgUpdate.of(network, own.images, own.labels, lr=0.01, epochs=5),
         }
-        for case, victim in messages.items():
+        for case, message in messages.items():
             if f"{case} {row}" not in done:
-                yield {"case": case, "seed": row, **scored(victim, own, row, ATTACK)[0], **ATTACK}
+                yield {"case": case, "seed": row, **scored(message, own, row, ATTACK)[0], **ATTACK}
 
 
 def classes(done: set[str]) -> Iterator[Record]:
@@ -100,20 +100,20 @@ def classes(done: set[str]) -> Iterator[Record]:
     begun = time.process_time()
     for number, own in enumerate(clients):
         counts, size = own.labels.bincount(minlength=10), len(own)
-        gradient = Gradient.of(network, own.images, own.labels).seen[-1]
+        gradient = Gradient.of(network, own.images, own.labels).observed[-1]
         order = torch.randperm(size, generator=derive(0, "order", number)).split(16)
-        change = FedAvgUpdate.of(network, own.images, own.labels, lr=0.01, batch=16, order=order).seen[-1]
+        change = FedAvgUpdate.of(network, own.images, own.labels, lr=0.01, batch=16, order=order).observed[-1]
         embedded = network.features(own.images).detach()  # type: ignore[operator]
         means = torch.zeros(10, embedded.shape[1]).index_add_(0, own.labels, embedded) / counts.clamp(min=1)[:, None]
         noised = means + torch.randn(means.shape, generator=derive(0, "means", number)) * (counts > 0)[:, None]
         ipc = torch.repeat_interleave(torch.arange(10), counts.clamp(max=10))
         estimate = class_counts(gradient, size, predictions)
         for case, held, guess in (
-            ("gradient of the last bias, all records", held_classes(10, bias_gradient=gradient, size=size), estimate),
-            ("change of the last bias, an epoch of batches of 16", held_classes(10, bias_change=change), None),
-            ("class means", held_classes(10, class_rows=means), None),
-            ("class means, noise where there are records", held_classes(10, class_rows=noised, noised=True), None),
-            ("a set's labels, ten images a class", held_classes(10, labels=ipc, ipc=10), None),
+            ("gradient of the last bias, all records", class_bounds(10, bias_gradient=gradient, size=size), estimate),
+            ("change of the last bias, an epoch of batches of 16", class_bounds(10, bias_change=change), None),
+            ("class means", class_bounds(10, class_rows=means), None),
+            ("class means, noise where there are records", class_bounds(10, class_rows=noised, noised=True), None),
+            ("a set's labels, ten images a class", class_bounds(10, labels=ipc, ipc=10), None),
         ):
             found.setdefault(case, []).append((held, counts, guess))
     seconds = (time.process_time() - begun) / len(found)
@@ -161,9 +161,9 @@ def clients(done: set[str]) -> Iterator[Record]:
         found = []
         for k in range(count):
             one = LabeledImages(data.images[k : k + 1], data.labels[k : k + 1], 10, raw.normalization)
-            sent: Victim = Gradient.of(network, one.images, one.labels)
-            victim = Defended(sent, Clip(1.0), Noise(1.0, seed=k)) if "DP" in case else sent
-            record, image = scored(victim, one, k, ATTACK)
+            sent: ObservedMessage = Gradient.of(network, one.images, one.labels)
+            message = DefendedMessage(sent, Clip(1.0), Noise(1.0, seed=k)) if "DP" in case else sent
+            record, image = scored(message, one, k, ATTACK)
             near = {
                 "nearest": nearest(image, own[k]),
                 "sent_nearest": None if data is raw else nearest(one.pixels(), own[k]),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta, binom, norm
 
-from attacks.audit import ceiling, many_run, one_run, refutes
+from attacks.audit import audit_claim, epsilon_lower_bound, max_lower_bound, one_run_lower_bound
 from distillkit.privacy import gaussian_delta, gaussian_sigma
 from distillkit.rng import derive
 
@@ -29,19 +29,19 @@ def runs(sigma: float, count: int, seed: int, sensitivity: float = 1.0) -> tuple
 
 def test_a_true_claim_is_hardly_ever_refuted() -> None:
     """Level 1 %: of 300 audits of the exact mechanism 3 are expected, 11 or more have a chance below 3e-4."""
-    assert sum(refutes(*runs(SIGMA, 500, s), PROFILE).refuted for s in range(300)) <= 10
+    assert sum(audit_claim(*runs(SIGMA, 500, s), PROFILE).refuted for s in range(300)) <= 10
 
 
 @pytest.mark.parametrize(("sigma", "sensitivity"), [(SIGMA / 2, 1.0), (1e-6, 1.0), (SIGMA, 10.0)])
 def test_halved_noise_left_out_noise_and_a_skipped_clip_are_caught(sigma: float, sensitivity: float) -> None:
-    assert sum(refutes(*runs(sigma, 500, s, sensitivity), PROFILE).refuted for s in range(40)) >= 38
+    assert sum(audit_claim(*runs(sigma, 500, s, sensitivity), PROFILE).refuted for s in range(40)) >= 38
 
 
 def test_the_profile_shows_what_one_epsilon_does_not() -> None:
-    """Noise halved: the bound from raw counts stays below the claimed 4 with 1,000 runs, the profile refutes."""
+    """Noise halved: the bound from raw counts stays below the claimed 4 with 1,000 runs, the profile audit_claim."""
     worlds = runs(SIGMA / 2, 1000, 0)
-    assert many_run(*worlds, 1e-5) < EPSILON
-    assert refutes(*worlds, PROFILE).refuted
+    assert epsilon_lower_bound(*worlds, 1e-5) < EPSILON
+    assert audit_claim(*worlds, PROFILE).refuted
 
 
 @pytest.mark.parametrize("flipped", [False, True])
@@ -49,14 +49,14 @@ def test_the_profile_shows_what_one_epsilon_does_not() -> None:
 def test_any_direction_is_found(flipped: bool, negated: bool) -> None:
     inside, outside = runs(SIGMA / 3, 500, 1)
     worlds = (outside, inside) if flipped else (inside, outside)
-    assert refutes(*((-w if negated else w) for w in worlds), PROFILE).refuted
+    assert audit_claim(*((-w if negated else w) for w in worlds), PROFILE).refuted
 
 
 def test_a_leak_in_one_run_of_ten_is_found() -> None:
     """Pure delta: 10 % of runs print the record. Only points of small epsilon and large delta can see that."""
     inside, outside = runs(SIGMA, 2000, 2)
     inside[::10] = 1e9
-    found = refutes(inside, outside, PROFILE)
+    found = audit_claim(inside, outside, PROFILE)
     assert found.refuted
     assert "inside scores at least" in found.event
     assert str(found).startswith("refuted at 99 %: inside scores at least")
@@ -76,22 +76,24 @@ def in_one_of(columns: int, sigma: float, count: int, seed: int) -> tuple[torch.
 def test_of_several_scores_the_telling_one_is_found() -> None:
     """One part of nine without noise: the sum of all, which the record moves by 1, hides it; the part shows it."""
     worlds = [in_one_of(9, 1e-6, 500, s) for s in range(20)]
-    assert sum(refutes(i[:, 0], o[:, 0], PROFILE).refuted for i, o in worlds) <= 4
-    verdicts = [refutes(*w, PROFILE) for w in worlds]
+    assert sum(audit_claim(i[:, 0], o[:, 0], PROFILE).refuted for i, o in worlds) <= 4
+    verdicts = [audit_claim(*w, PROFILE) for w in worlds]
     assert all(v.refuted for v in verdicts)
     assert all(v.event.endswith(" in column 1") for v in verdicts)
-    assert many_run(*worlds[0], 1e-5) > 3.5 > many_run(worlds[0][0][:, 0], worlds[0][1][:, 0], 1e-5)
+    assert (
+        epsilon_lower_bound(*worlds[0], 1e-5) > 3.5 > epsilon_lower_bound(worlds[0][0][:, 0], worlds[0][1][:, 0], 1e-5)
+    )
 
 
 def test_several_scores_do_not_refute_a_true_claim() -> None:
     """Level 1 % with ten scores to choose from: of 60 audits 5 or more have a chance below 5e-4."""
-    assert sum(refutes(*in_one_of(9, SIGMA, 200, s), PROFILE).refuted for s in range(60)) <= 4
+    assert sum(audit_claim(*in_one_of(9, SIGMA, 200, s), PROFILE).refuted for s in range(60)) <= 4
 
 
 def test_a_column_is_a_row() -> None:
     inside, outside = runs(SIGMA / 2, 300, 5)
-    assert refutes(inside[:, None], outside[:, None], PROFILE) == refutes(inside, outside, PROFILE)
-    assert many_run(inside[:, None], outside[:, None], 1e-5) == many_run(inside, outside, 1e-5)
+    assert audit_claim(inside[:, None], outside[:, None], PROFILE) == audit_claim(inside, outside, PROFILE)
+    assert epsilon_lower_bound(inside[:, None], outside[:, None], 1e-5) == epsilon_lower_bound(inside, outside, 1e-5)
 
 
 def slow_many_run(inside: torch.Tensor, outside: torch.Tensor, delta: float, seed: int) -> float:
@@ -115,23 +117,23 @@ def slow_many_run(inside: torch.Tensor, outside: torch.Tensor, delta: float, see
 def test_many_run_is_the_loop_that_it_says_it_is(delta: float) -> None:
     for seed in range(4):
         inside, outside = runs(0.7, 60, seed)
-        assert many_run(inside, outside, delta, generator=derive(seed)) == pytest.approx(
+        assert epsilon_lower_bound(inside, outside, delta, generator=derive(seed)) == pytest.approx(
             slow_many_run(inside, outside, delta, seed)
         )
 
 
 def test_many_run_is_a_bound_and_not_a_guess() -> None:
-    bounds = [many_run(*runs(SIGMA, 400, s), 1e-5) for s in range(40)]
+    bounds = [epsilon_lower_bound(*runs(SIGMA, 400, s), 1e-5) for s in range(40)]
     assert sum(b > EPSILON for b in bounds) <= 6  # at most 5 % each: 7 of 40 have a chance below 4e-3
     assert sum(bounds) / 40 > 0.5
-    assert max(bounds) <= ceiling(400)
+    assert max(bounds) <= max_lower_bound(400)
 
 
 def test_the_ceiling_is_reached_by_worlds_that_never_overlap() -> None:
-    found = many_run(torch.ones(200, dtype=torch.float64), torch.zeros(200, dtype=torch.float64), 0.0)
-    assert found == pytest.approx(ceiling(200))
+    found = epsilon_lower_bound(torch.ones(200, dtype=torch.float64), torch.zeros(200, dtype=torch.float64), 0.0)
+    assert found == pytest.approx(max_lower_bound(200))
     low = 0.025 ** (1 / 100)  # Clopper and Pearson with 100 of 100
-    assert ceiling(200) == pytest.approx(math.log(low / (1 - low)))
+    assert max_lower_bound(200) == pytest.approx(math.log(low / (1 - low)))
 
 
 def chance(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
@@ -154,7 +156,7 @@ def test_one_run_inverts_the_papers_bound(m: int, data: st.DataObject, delta: fl
     included[flips] = ~included[flips]
     guessed = torch.cat([included[:high], ~included[m - r // 2 :]])
     right = int(guessed.sum())
-    epsilon = one_run(scores, included, r, delta)
+    epsilon = one_run_lower_bound(scores, included, r, delta)
     if epsilon == 0:
         assert chance(m, r, right, 0.0, delta) >= 0.05 - 1e-9
     else:
@@ -169,7 +171,9 @@ def test_one_run_on_ideal_canaries_stays_below_the_truth() -> None:
         included = torch.rand(1000, generator=g) < 0.5
         honest = torch.rand(1000, generator=g) < float(torch.tensor(2.0).sigmoid())
         bounds.append(
-            one_run((included == honest).double() + 1e-3 * torch.rand(1000, generator=g), included, 1000, 0.0)
+            one_run_lower_bound(
+                (included == honest).double() + 1e-3 * torch.rand(1000, generator=g), included, 1000, 0.0
+            )
         )
     assert sum(b > 2 for b in bounds) <= 4
     assert min(bounds) > 1.3
@@ -185,19 +189,19 @@ def test_gaussian_claims_used_here_are_exact() -> None:
 GOOD = torch.zeros(4, dtype=torch.float64)
 COINS = torch.tensor([True, False, True, False])
 BAD: list[tuple[Any, str]] = [
-    (lambda: refutes(GOOD, GOOD, []), "claim must hold at least one"),
-    (lambda: refutes(GOOD, GOOD, [(-1.0, 0.0)]), "epsilon of the claim"),
-    (lambda: refutes(GOOD, GOOD, [(1.0, 1.0)]), "delta of the claim"),
-    (lambda: refutes(GOOD[:1], GOOD, PROFILE), "inside must be a score a run.*of at least 2 runs, got shape"),
-    (lambda: refutes(GOOD.view(2, 2), GOOD, PROFILE), "same statistics for each run, got 2 and 1 columns"),
-    (lambda: refutes(GOOD.view(2, 2, 1), GOOD, PROFILE), r"inside must be a score a run, .* got shape \[2, 2, 1\]"),
-    (lambda: refutes(GOOD, GOOD / 0, PROFILE), "outside must not be NaN, but 4 are"),
-    (lambda: refutes(GOOD, GOOD.int(), PROFILE), "outside must be a floating tensor, got torch.int32"),
-    (lambda: refutes(GOOD, GOOD, PROFILE, confidence=1.0), "confidence"),
-    (lambda: many_run(GOOD, GOOD, 1.0), "delta"),
-    (lambda: ceiling(1), "runs must be at least 2"),
-    (lambda: one_run(GOOD, COINS.int(), 2, 0.0), "included must be a bool tensor"),
-    (lambda: one_run(GOOD, COINS, 5, 0.0), "guesses must be at most 4"),
+    (lambda: audit_claim(GOOD, GOOD, []), "claim must hold at least one"),
+    (lambda: audit_claim(GOOD, GOOD, [(-1.0, 0.0)]), "epsilon of the claim"),
+    (lambda: audit_claim(GOOD, GOOD, [(1.0, 1.0)]), "delta of the claim"),
+    (lambda: audit_claim(GOOD[:1], GOOD, PROFILE), "inside must be a score a run.*of at least 2 runs, got shape"),
+    (lambda: audit_claim(GOOD.view(2, 2), GOOD, PROFILE), "same statistics for each run, got 2 and 1 columns"),
+    (lambda: audit_claim(GOOD.view(2, 2, 1), GOOD, PROFILE), r"inside must be a score a run, .* got shape \[2, 2, 1\]"),
+    (lambda: audit_claim(GOOD, GOOD / 0, PROFILE), "outside must not be NaN, but 4 are"),
+    (lambda: audit_claim(GOOD, GOOD.int(), PROFILE), "outside must be a floating tensor, got torch.int32"),
+    (lambda: audit_claim(GOOD, GOOD, PROFILE, confidence=1.0), "confidence"),
+    (lambda: epsilon_lower_bound(GOOD, GOOD, 1.0), "delta"),
+    (lambda: max_lower_bound(1), "runs must be at least 2"),
+    (lambda: one_run_lower_bound(GOOD, COINS.int(), 2, 0.0), "included must be a bool tensor"),
+    (lambda: one_run_lower_bound(GOOD, COINS, 5, 0.0), "guesses must be at most 4"),
 ]
 
 
@@ -210,4 +214,4 @@ def test_bad_arguments_are_named(call: Any, said: str) -> None:
 def test_two_runs_prove_nothing() -> None:
     for inside, outside in product((0.0, 1.0), repeat=2):
         worlds = (torch.full((2,), w, dtype=torch.float64) for w in (inside, outside))
-        assert not refutes(*worlds, PROFILE).refuted
+        assert not audit_claim(*worlds, PROFILE).refuted

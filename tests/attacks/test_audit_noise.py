@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from attacks.audit import noise_balance, replay
+from attacks.audit import audit_noise, replay_release
 from distillkit.networks import ConvNet, RandomNetworks, build
 from distillkit.privacy import (
     Event,
@@ -57,7 +57,7 @@ def test_dp_sgd_draws_what_it_is_charged_for() -> None:
     for _ in range(2):
         trained(DATA, secret, ledger)
     assert secret.drawn == {SIGMA * CLIP: 2 * STEPS * 130}
-    found = noise_balance(secret.drawn, of_steps(ledger))
+    found = audit_noise(secret.drawn, of_steps(ledger))
     assert found.holds
     assert str(found) == "as much noise was drawn as was charged"
 
@@ -70,7 +70,7 @@ def test_a_private_set_draws_what_it_is_charged_for() -> None:
     private_histogram(DATA.labels, num_classes=2, sigma=5.0, ledger=ledger, secret=secret)
     means, counts = ledger.events
     charged = [(means.sigma * maps.sensitivity, means.count * sums[0].numel()), (counts.sigma, 2)]
-    assert noise_balance(secret.drawn, charged).holds
+    assert audit_noise(secret.drawn, charged).holds
 
 
 def test_one_step_too_many_of_a_hundred_is_seen_in_one_run() -> None:
@@ -80,7 +80,7 @@ def test_one_step_too_many_of_a_hundred_is_seen_in_one_run() -> None:
     private = PrivateGradient([weight], sigma=SIGMA, clip=CLIP, denominator=4, secret=secret)
     for _ in range(100):
         private.take()
-    found = noise_balance(secret.drawn, of_steps(ledger))
+    found = audit_noise(secret.drawn, of_steps(ledger))
     assert not found.holds
     assert (found.lacking, found.uncharged) == ({}, {SIGMA * CLIP: 130})
     assert str(found) == "refuted: 130 numbers of noise of standard deviation 1 were drawn and not charged"
@@ -90,7 +90,7 @@ def test_halved_noise_is_seen_in_one_run() -> None:
     secret, ledger = Secret(), Ledger()
     ledger.spend(Event("dp_sgd", SIGMA, 0.5, 1))
     PrivateGradient([torch.zeros(130)], sigma=SIGMA / 2, clip=CLIP, denominator=4, secret=secret).take()
-    found = noise_balance(secret.drawn, of_steps(ledger))
+    found = audit_noise(secret.drawn, of_steps(ledger))
     assert (found.lacking, found.uncharged) == ({SIGMA * CLIP: 130}, {SIGMA * CLIP / 2: 130})
 
 
@@ -100,7 +100,7 @@ def test_a_cache_that_is_noised_at_every_read_is_seen() -> None:
     ledger.spend(Event("class_means", SIGMA))
     for _ in range(4):
         _ = cache + secret.normal(cache.shape, SIGMA)
-    assert noise_balance(secret.drawn, [(SIGMA, 10)]).uncharged == {SIGMA: 30}
+    assert audit_noise(secret.drawn, [(SIGMA, 10)]).uncharged == {SIGMA: 30}
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.5, 1.0, 3.0]), st.integers(0, 9)), max_size=8), st.randoms())
@@ -110,15 +110,15 @@ def test_a_balance_is_a_sum_whatever_the_order(pairs: list[tuple[float, int]], o
         drawn[std] += count
     shuffled = [(std * (1 + 1e-15), count) for std, count in pairs]
     order.shuffle(shuffled)
-    assert noise_balance(drawn, shuffled).holds
-    more = noise_balance(drawn, [*shuffled, (7.0, 2)])
+    assert audit_noise(drawn, shuffled).holds
+    more = audit_noise(drawn, [*shuffled, (7.0, 2)])
     assert (more.lacking, more.uncharged) == ({7.0: 2}, {})
 
 
 def test_a_known_seed_tells_for_certain_whether_a_record_took_part() -> None:
     released = trained(DATA, 7)
     worlds = {"with": lambda: trained(DATA, 7), "without": lambda: trained(DATA[1:], 7)}
-    found = replay(released, worlds)
+    found = replay_release(released, worlds)
     assert found.decided
     assert found.matches == ("with",)
     assert found.distances["with"] == 0.0
@@ -127,7 +127,9 @@ def test_a_known_seed_tells_for_certain_whether_a_record_took_part() -> None:
 
 
 def test_secret_noise_is_not_had_again() -> None:
-    found = replay(trained(DATA, None), {"again": lambda: trained(DATA, None), "seed 7": lambda: trained(DATA, 7)})
+    found = replay_release(
+        trained(DATA, None), {"again": lambda: trained(DATA, None), "seed 7": lambda: trained(DATA, 7)}
+    )
     assert found.matches == ()
     assert not found.decided
     assert str(found).startswith("the release was not had again")
@@ -135,7 +137,7 @@ def test_secret_noise_is_not_had_again() -> None:
 
 def test_noise_that_is_fixed_somewhere_is_had_again() -> None:
     """A constant seed behind a mechanism that says it is secret, and noise so large that no attack sees a record."""
-    found = replay(trained(DATA, 5), {"the run": lambda: trained(DATA, 5)})
+    found = replay_release(trained(DATA, 5), {"the run": lambda: trained(DATA, 5)})
     assert found.matches == ("the run",)
     assert not found.decided
     assert str(found).startswith("the release was had again, by 'the run'")
@@ -143,7 +145,7 @@ def test_noise_that_is_fixed_somewhere_is_had_again() -> None:
 
 def test_two_worlds_of_the_same_outcome_are_not_told_apart() -> None:
     released = torch.tensor([1.0, -2.0])
-    found = replay(released, {"a": lambda: released + 1e-6, "b": lambda: released, "c": lambda: released + 1})
+    found = replay_release(released, {"a": lambda: released + 1e-6, "b": lambda: released, "c": lambda: released + 1})
     assert found.matches == ("a", "b")
     assert not found.decided
     assert found.distances["c"] == pytest.approx(0.5)
@@ -151,18 +153,21 @@ def test_two_worlds_of_the_same_outcome_are_not_told_apart() -> None:
 
 ROW = torch.ones(2)
 BAD: list[tuple[Any, str]] = [
-    (lambda: noise_balance([1.0], []), "drawn must map standard deviations to counts, got list"),
-    (lambda: noise_balance({0.0: 1}, []), "standard deviation of drawn must be"),
-    (lambda: noise_balance({1.0: -1}, []), "numbers of drawn must be at least 0"),
-    (lambda: noise_balance({1.0: 1}, [1.0]), "charged must be a list of pairs"),
-    (lambda: noise_balance({1.0: 1}, [(math.nan, 1)]), "standard deviation of charged must be"),
-    (lambda: noise_balance({1.0: 1}, [(1.0, 0.5)]), "numbers of charged must be"),
-    (lambda: replay(ROW, {}), "worlds must hold at least one"),
-    (lambda: replay(ROW, {"a": ROW}), r"worlds\['a'\] is called as"),
-    (lambda: replay(ROW, {"a": lambda: ROW[:1]}), r"worlds\['a'\] must give what was released, \[2\], got \[1\]"),
-    (lambda: replay(ROW.int(), {"a": lambda: ROW}), "released must be a floating-point tensor"),
-    (lambda: replay(ROW, {"a": lambda: ROW / 0}), r"the outcome of worlds\['a'\] must be finite, but 2 of 2"),
-    (lambda: replay(ROW, {"a": lambda: ROW}, tolerance=0.0), "tolerance must be"),
+    (lambda: audit_noise([1.0], []), "drawn must map standard deviations to counts, got list"),
+    (lambda: audit_noise({0.0: 1}, []), "standard deviation of drawn must be"),
+    (lambda: audit_noise({1.0: -1}, []), "numbers of drawn must be at least 0"),
+    (lambda: audit_noise({1.0: 1}, [1.0]), "charged must be a list of pairs"),
+    (lambda: audit_noise({1.0: 1}, [(math.nan, 1)]), "standard deviation of charged must be"),
+    (lambda: audit_noise({1.0: 1}, [(1.0, 0.5)]), "numbers of charged must be"),
+    (lambda: replay_release(ROW, {}), "worlds must hold at least one"),
+    (lambda: replay_release(ROW, {"a": ROW}), r"worlds\['a'\] is called as"),
+    (
+        lambda: replay_release(ROW, {"a": lambda: ROW[:1]}),
+        r"worlds\['a'\] must give what was released, \[2\], got \[1\]",
+    ),
+    (lambda: replay_release(ROW.int(), {"a": lambda: ROW}), "released must be a floating-point tensor"),
+    (lambda: replay_release(ROW, {"a": lambda: ROW / 0}), r"the outcome of worlds\['a'\] must be finite, but 2 of 2"),
+    (lambda: replay_release(ROW, {"a": lambda: ROW}, tolerance=0.0), "tolerance must be"),
 ]
 
 

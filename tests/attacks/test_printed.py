@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from attacks import roc
-from attacks.inversion import Gradient, invert_message, linear_input
-from attacks.membership import Pipeline, Shadows, leave_one_out
+from attacks.inversion import Gradient, invert_linear, invert_message
+from attacks.membership import Pipeline, ShadowScores, leave_one_out
 from distillkit.networks import build
 from distillkit.rng import derive
 
@@ -21,15 +21,23 @@ def test_an_inversion_says_shapes_labels_and_losses() -> None:
     network = build(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), 0)
     sent = Gradient.of(network, torch.rand(2, 1, 4, 4, generator=derive(0)), torch.tensor([0, 2]))
     found = invert_message(sent, (1, 4, 4), 2, method="dlg", steps=1)
-    assert repr(found) == f"Attempt(images=float32 [2, 1, 4, 4], labels={found.labels.tolist()}, losses={found.losses})"
-    assert repr(linear_input(torch.ones(2, 20), torch.ones(2))).startswith("Recovered(input=float32 [20], residual=")
+    assert (
+        repr(found)
+        == f"Reconstruction(images=float32 [2, 1, 4, 4], labels={found.labels.tolist()}, losses={found.losses})"
+    )
+    assert repr(invert_linear(torch.ones(2, 20), torch.ones(2))).startswith(
+        "RecoveredInput(input=float32 [20], residual="
+    )
 
 
 def test_shadows_say_shapes_and_what_attacks_find_in_them_a_line_each() -> None:
     inside = torch.rand(8, 60, generator=derive(1)) < 0.5
     scores = torch.randn(8, 60, generator=derive(2)) + inside
-    made = Shadows(torch.cat([inside, ~inside]), {"model": torch.cat([scores, scores - 2.0 * inside + 1])})
-    assert repr(made) == "Shadows(inside=bool [16, 60], scores={'model': float64 [16, 60]}, population={}, labels=None)"
+    made = ShadowScores(torch.cat([inside, ~inside]), {"model": torch.cat([scores, scores - 2.0 * inside + 1])})
+    assert (
+        repr(made)
+        == "ShadowScores(inside=bool [16, 60], scores={'model': float64 [16, 60]}, population={}, labels=None)"
+    )
     assert repr(made.target(0, "model")).startswith("Target(scores=float64 [60], inside=bool [14, 60], ")
     for name, found in leave_one_out(made, fpr=0.1).items():
         assert repr(found) == str(found), name

@@ -14,10 +14,9 @@ import torch
 
 from attacks import report
 from attacks.membership import Pipeline, model_scorer
-from attacks.reporting import DamagedRun, NoRun, OtherSpace
-from attacks.reporting.closeness import closest, random_rounds
-from attacks.reporting.judged import finds, judged
-from attacks.reporting.verdict import KINDS, Outcome, sentence
+from attacks.reporting import DamagedRun, IncompatibleImages, NoRun
+from attacks.reporting._findings import KINDS, Findings, evaluate_scores, is_significant, verdict
+from attacks.reporting.similarity import closest_images, random_baseline
 from attacks.transcript import DamagedTranscript
 from distillkit import LabeledImages
 from distillkit.data import Split, load, partition
@@ -32,7 +31,7 @@ DIGITS = load("digits", size=16)
 ORDER = torch.randperm(len(DIGITS.train), generator=derive(0))
 TRAIN, TEST = DIGITS.train[ORDER[:120]], DIGITS.test[ORDER[len(DIGITS.test) > ORDER][:120]]
 PARTS = [TRAIN[TRAIN.labels < 5], TRAIN[TRAIN.labels >= 5]]
-GIVEN: dict[str, Any] = {"members": TRAIN, "outsiders": TEST}
+GIVEN: dict[str, Any] = {"members": TRAIN, "non_members": TEST}
 
 
 def convnet(outputs: int) -> ConvNet:
@@ -68,11 +67,19 @@ def test_a_start_from_real_images_sends_private_records(runs: Path, tmp_path: Pa
     )
     assert said is not None
     assert int(said[1]) > 5 > float(said[2])
-    assert any("of the records from strangers" in leak for leak in found.leaks)
+    assert any("of the records as members" in leak for leak in found.leaks)
     text = found.markdown.read_text()
-    for title in ("Who sees what", "beside records", "are recovered", "the images", "the model", "classes", "epsilon"):
+    for title in (
+        "Who sees what",
+        "and the nearest records",
+        "are recovered",
+        "the images",
+        "the model",
+        "classes",
+        "epsilon",
+    ):
         assert title in text
-    assert "None is claimed" in text
+    assert "No epsilon is claimed" in text
     baseline = re.search(r"baseline: random real images \| 120 \| ([\d.]+) %", text)
     assert baseline is not None
     assert float(baseline[1]) > 33  # 40 of 120 records, each round
@@ -88,12 +95,12 @@ def test_the_page_opens_alone(runs: Path, tmp_path: Path) -> None:
 def test_a_start_from_noise_is_told_from_one_from_records(runs: Path, tmp_path: Path) -> None:
     found = report(runs / "noise", **GIVEN, network=convnet(10), out=tmp_path)
     assert "sends private records" not in found.verdict
-    assert not any("strangers" in leak for leak in found.leaks)
+    assert not any("of the records as members" in leak for leak in found.leaks)
     assert found.verdict == f"This run leaks: {found.leaks[0]}."
     assert "no leak" not in found.verdict.lower()
     lists = found.markdown.read_text().split("## Who sees what")[0]
-    assert lists.count("\n- ") == len(found.leaks) - 1 + len(found.looked)
-    assert all(f"\n- {line}" in lists for line in [*found.leaks[1:], *found.looked])
+    assert lists.count("\n- ") == len(found.leaks) - 1 + len(found.not_found)
+    assert all(f"\n- {line}" in lists for line in [*found.leaks[1:], *found.not_found])
 
 
 @pytest.mark.parametrize("name", ["real", "average"])
@@ -114,7 +121,7 @@ def test_a_private_runs_ledger_is_in_it(runs: Path, tmp_path: Path) -> None:
     row = json.loads((runs / "private" / "history.jsonl").read_text().splitlines()[-1])
     claim = row["privacy"]
     assert f"epsilon {claim['epsilon']:.4g} at delta {claim['delta']:g} ({claim['relation']})" in text
-    assert "the messages are more than whoever gets the models sees" in text
+    assert "the messages show more than the models do" in text
     assert re.search(r"\| add or remove one client \| \d+ \| \d+ \|", text)
 
 
@@ -137,7 +144,7 @@ def test_a_run_without_transcript_is_reported_and_says_so(runs: Path, tmp_path: 
     assert found.verdict == "This run sends private records: its images start from real ones."
     bare = copied(runs / "average", tmp_path / "other")
     shutil.rmtree(bare / "transcript")
-    assert report(bare).verdict.startswith("Nothing can be said yet")
+    assert report(bare).verdict.startswith("No verdict yet")
 
 
 def test_a_study_is_told_how_a_study_keeps_a_transcript(tmp_path: Path) -> None:
@@ -145,19 +152,19 @@ def test_a_study_is_told_how_a_study_keeps_a_transcript(tmp_path: Path) -> None:
     way = Federated(FedAvg, settings={"batch": 16, "steps": 1})
     [record] = Study(tmp_path, one, {"FedAvg": way}, seeds=(0,)).run(trial=False, progress=False)
     [said] = [line for line in report(record.folder).missing if line.startswith("what was sent")]
-    assert said.endswith("run the study again in another folder, its way with Federated(..., transcript=True)")
+    assert said.endswith("run the study again in another folder, with Federated(..., transcript=True)")
 
 
 def test_a_published_set_alone_is_attacked(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     TRAIN[:30].replace(info={"init": "real"}).save(tmp_path / "set.safetensors")
-    found = report(tmp_path, members=TRAIN, outsiders=DIGITS.test, started=torch.arange(30))
+    found = report(tmp_path, members=TRAIN, non_members=DIGITS.test, started_from=torch.arange(30))
     assert "25 % of all records are recovered above 25 dB" in found.verdict
     text = found.markdown.read_text()
     assert "| the published set" not in text
-    assert "whoever gets the published set" in text
-    assert "an image started from 30 of 120 members" in text
-    assert any("of the records from strangers" in leak for leak in found.leaks)
+    assert "recipients of the published set" in text
+    assert "images started from 30 of 120 members" in text
+    assert any("of the records as members" in leak for leak in found.leaks)
     assert re.search(r"\| distance \| 100.0 % \(", text)
 
 
@@ -167,49 +174,49 @@ def test_shadows_are_run_and_judged(runs: Path, tmp_path: Path) -> None:
 
     pipeline = Pipeline(fit, TRAIN.images, TRAIN.labels)
     found = report(runs / "average", pipeline, **GIVEN, out=tmp_path, progress=False)
-    assert any("tells members from others" in leak for leak in found.leaks)
+    assert any("separates members from non-members" in leak for leak in found.leaks)
     assert "8 shadows" in found.markdown.read_text()
 
 
 def test_refusals(runs: Path, tmp_path: Path) -> None:
-    with pytest.raises(NoRun, match=r"no config.json\): give the folder"):
+    with pytest.raises(NoRun, match=r"no config.json\): give the out= folder"):
         report(tmp_path)
     for odd in (None, 3):
         with pytest.raises(TypeError, match="folder must be the path"):
             report(odd)  # type: ignore[arg-type]
     smaller = LabeledImages(torch.rand(30, 1, 8, 8), torch.arange(30) % 10, num_classes=10)
-    with pytest.raises(OtherSpace, match=r"members must have the shape .*\[1, 16, 16\], got \[1, 8, 8\]: load"):
+    with pytest.raises(IncompatibleImages, match=r"members must have the shape .*\[1, 16, 16\], got \[1, 8, 8\]: load"):
         report(runs / "real", members=smaller, out=tmp_path)
-    with pytest.raises(OtherSpace, match=r"outsiders must be pixels in \[0, 1\]"):
-        report(runs / "real", members=TRAIN, outsiders=TEST.images, out=tmp_path)
+    with pytest.raises(IncompatibleImages, match=r"non_members must be pixels in \[0, 1\]"):
+        report(runs / "real", members=TRAIN, non_members=TEST.images, out=tmp_path)
     other = TRAIN.renormalize(Normalization((0.5,), (0.5,)))
-    with pytest.raises(OtherSpace, match=r"members must be normalized as in the run, .*renormalize"):
-        report(runs / "real", members=other, outsiders=TEST, network=convnet(10), out=tmp_path)
-    with pytest.raises(ValueError, match="outsiders must be at least 20, got 5"):
-        report(runs / "real", members=TRAIN, outsiders=TEST[:5], out=tmp_path)
-    with pytest.raises(ValueError, match="network must be of the run's architecture"):
+    with pytest.raises(IncompatibleImages, match=r"members must be normalized as in the run, .*renormalize"):
+        report(runs / "real", members=other, non_members=TEST, network=convnet(10), out=tmp_path)
+    with pytest.raises(ValueError, match="non_members must be at least 20, got 5"):
+        report(runs / "real", members=TRAIN, non_members=TEST[:5], out=tmp_path)
+    with pytest.raises(ValueError, match="network must have the run's architecture"):
         report(runs / "real", **GIVEN, network=ConvNet((1, 16, 16), 10, width=8, depth=2), out=tmp_path)
-    with pytest.raises(ValueError, match="LabeledImages where a network is given"):
-        report(runs / "real", members=TRAIN.pixels(), outsiders=TEST, network=convnet(10), out=tmp_path)
+    with pytest.raises(ValueError, match="LabeledImages if a network is given"):
+        report(runs / "real", members=TRAIN.pixels(), non_members=TEST, network=convnet(10), out=tmp_path)
     with pytest.raises(TypeError, match="network must be an nn.Module"):
         report(runs / "real", network=convnet, out=tmp_path)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="pipeline must be"):
         report(runs / "real", print, out=tmp_path)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="started must be numbers of members, 0 to 119"):
-        report(runs / "real", **GIVEN, started=torch.tensor([120]), out=tmp_path)
-    with pytest.raises(TypeError, match="started must be an int tensor"):
-        report(runs / "real", **GIVEN, started=torch.tensor([0.5]), out=tmp_path)
-    with pytest.raises(ValueError, match=r"started are numbers of members: give members=, and outsiders="):
-        report(runs / "average", started=torch.arange(3), out=tmp_path)
-    for number, said in ((7, "at least 8"), (9, "even, as they come in pairs of complements, got 9")):
+    with pytest.raises(ValueError, match="started_from must hold at least one index of a member, 0 to 119"):
+        report(runs / "real", **GIVEN, started_from=torch.tensor([120]), out=tmp_path)
+    with pytest.raises(TypeError, match="started_from must be an int tensor"):
+        report(runs / "real", **GIVEN, started_from=torch.tensor([0.5]), out=tmp_path)
+    with pytest.raises(ValueError, match=r"started_from needs members= and non_members="):
+        report(runs / "average", started_from=torch.arange(3), out=tmp_path)
+    for number, said in ((7, "at least 8"), (9, "even because they come in pairs of complements, got 9")):
         with pytest.raises(ValueError, match=f"shadows must be {said}"):
             report(runs / "real", shadows=number, out=tmp_path)
     with pytest.raises(ValueError, match="workers must be at least 1"):
         report(runs / "real", workers=0, out=tmp_path)
     with pytest.raises(TypeError, match="progress must be True or False"):
         report(runs / "real", progress=1, out=tmp_path)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="most must be"):
-        report(runs / "real", most=0, out=tmp_path)
+    with pytest.raises(ValueError, match="max_records must be"):
+        report(runs / "real", max_records=0, out=tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -231,7 +238,7 @@ def test_damaged_folders_are_refused(runs: Path, tmp_path: Path) -> None:
             report(broken(f"bytes-{where}", where, b"\xff\xfe"))
     with pytest.raises(DamagedRun, match=r"config.json holds list"):
         report(broken("list", "config.json", b"[]"))
-    with pytest.raises(DamagedRun, match="which this version does not know"):
+    with pytest.raises(DamagedRun, match="but this version supports 'distillkit.run/2'"):
         report(broken("later", "config.json", b'{"format": "distillkit.run/9"}'))
     with pytest.raises(DamagedRun, match="set.safetensors cannot be read"):
         report(broken("set", "set.safetensors", b"no"))
@@ -245,12 +252,12 @@ def test_damaged_folders_are_refused(runs: Path, tmp_path: Path) -> None:
 def test_a_verdict_is_one_sentence_with_the_gravest_and_never_acquits(
     sends: bool, found: tuple[str, ...], clear: tuple[str, ...]
 ) -> None:
-    outcome = Outcome(sends_records=sends, recovered="9 % are recovered" if sends else "")
+    findings = Findings(sends_records=sends, recovered="9 % are recovered" if sends else "")
     for kind in found:
-        outcome.find(kind, f"{kind} at 5 %")
+        findings.add_leak(kind, f"{kind} at 5 %")
     for kind in clear:
-        outcome.clear(kind, f"{kind} at most 3 %")
-    said = sentence(outcome)
+        findings.add_negative(kind, f"{kind} at most 3 %")
+    said = verdict(findings)
     assert said.endswith(".")
     assert ". " not in said
     assert not re.search(r"protect|safe|secure|\bprivate\b(?! records)|no leak\b(?! found at)", said, re.I)
@@ -258,13 +265,13 @@ def test_a_verdict_is_one_sentence_with_the_gravest_and_never_acquits(
     assert "other attacks remain possible" in said or found or sends or not clear
     if sends:
         assert "9 % are recovered" in said
-        assert outcome.also == outcome.leaks
+        assert findings.other_leaks == findings.leaks
     elif found:
         assert f"{min(found, key=KINDS.index)} at 5 %" in said
-        assert len(outcome.also) == len(found) - 1
+        assert len(findings.other_leaks) == len(found) - 1
     elif clear:
         assert "shadows at most 3 %" in said
-    assert [line.split()[0] for line in outcome.leaks] == sorted(found, key=KINDS.index)
+    assert [line.split()[0] for line in findings.leaks] == sorted(found, key=KINDS.index)
 
 
 def test_thresholds_from_the_other_half_rarely_find_what_is_not_there() -> None:
@@ -272,17 +279,17 @@ def test_thresholds_from_the_other_half_rarely_find_what_is_not_there() -> None:
     wrong = 0
     for seed in range(300):
         draws = torch.randn(400, generator=derive(seed, "null"), dtype=torch.float64)
-        wrong += finds(judged(draws[:200], draws[200:], 2)[1])
+        wrong += is_significant(evaluate_scores(draws[:200], draws[200:], 2)[1])
     assert wrong <= 8
     shifted = torch.randn(200, generator=derive(1), dtype=torch.float64)
-    area, point = judged(shifted + 4, shifted.flip(0), 2)
-    assert finds(point)
+    area, point = evaluate_scores(shifted + 4, shifted.flip(0), 2)
+    assert is_significant(point)
     assert area > 0.99
 
 
 def test_the_nearest_is_that_of_a_plain_loop() -> None:
     images, records = torch.rand(2, 30, 1, 3, 3, generator=derive(0))
-    level, which = closest(images, records)
+    level, which = closest_images(images, records)
     errors = torch.stack([((images - r).double() ** 2).flatten(1).mean(1) for r in records])
     assert torch.equal(which, errors.argmin(1))
     torch.testing.assert_close(level, -10 * errors.amin(1).log10(), rtol=1e-5, atol=1e-5)
@@ -290,7 +297,7 @@ def test_the_nearest_is_that_of_a_plain_loop() -> None:
 
 def test_the_baseline_draws_as_many_records_a_round_each_once() -> None:
     records = torch.arange(9.0).view(9, 1, 1, 1).repeat(1, 1, 2, 2)
-    drawn = random_rounds([records[:4], records[:9]], records)
+    drawn = random_baseline([records[:4], records[:9]], records)
     assert [len(set(one[:, 0, 0, 0].tolist())) for one in drawn] == [4, 9]
 
 
@@ -307,5 +314,5 @@ def test_the_last_model_is_what_is_scored(runs: Path, tmp_path: Path) -> None:
     save_file({n: t.contiguous() for n, t in network.state_dict().items()}, run / "checkpoint" / "model.safetensors")
     before = model_scorer(network)(members.images, members.labels).mean()
     assert before > model_scorer(network)(TEST.images, TEST.labels).mean()
-    found = report(run, members=members, outsiders=TEST, network=convnet(10))
+    found = report(run, members=members, non_members=TEST, network=convnet(10))
     assert any("one threshold on the last model" in leak for leak in found.leaks)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from attacks import report
-from attacks.audit import noise_balance
+from attacks.audit import audit_noise
 from attacks.membership import Pipeline
 from attacks.reporting import Audit
 from distillkit.data import clients, load
@@ -45,15 +45,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_reply_is_held_against_the_ledger(run: Path, tmp_path: Path) -> None:
     text = report(run, out=tmp_path / "paid").markdown.read_text()
-    assert "Each of 2 clients was charged for at least as many releases as it sent replies (at least 0 more)" in text
+    assert (
+        "Each of 2 clients was charged for at least as many releases as it sent replies (the smallest surplus is 0)"
+        in text
+    )
     short = Path(shutil.copytree(run, tmp_path / "short"))
     lines = (short / "ledger.jsonl").read_text().splitlines()
     charges = [line for line in lines if '"event"' in line]
     assert len(charges) == 2
     (short / "ledger.jsonl").write_text("\n".join(line for line in lines if line != charges[1]) + "\n")
     found = report(short)
-    assert "its ledger is short: client 0 sent 2 replies and was charged for 1 releases" in found.verdict
-    assert "(2 clients in all owe some)" in found.markdown.read_text()
+    assert "its ledger is incomplete: client 0 sent 2 replies and was charged for 1 releases" in found.verdict
+    assert "(2 clients in total have such replies)" in found.markdown.read_text()
 
 
 def test_what_is_said_beside_the_training_owes_nothing(run: Path, tmp_path: Path) -> None:
@@ -62,8 +65,8 @@ def test_what_is_said_beside_the_training_owes_nothing(run: Path, tmp_path: Path
     for client in range(2):
         store.record(1, client, "up", Message.unchecked({"Keys.public": torch.ones(4)}), "announce")
     found = report(store.out)
-    assert not any("ledger is short" in line for line in found.leaks)
-    assert "as it sent replies (at least 0 more)" in found.markdown.read_text()
+    assert not any("ledger is incomplete" in line for line in found.leaks)
+    assert "as it sent replies (the smallest surplus is 0)" in found.markdown.read_text()
 
 
 def test_a_false_claim_is_the_verdict(run: Path, tmp_path: Path) -> None:
@@ -72,7 +75,7 @@ def test_a_false_claim_is_the_verdict(run: Path, tmp_path: Path) -> None:
     assert "of one round is refuted at 99 %" in found.verdict
     text = found.markdown.read_text()
     assert "500 runs of one round with a record and 500 without" in text
-    assert "and claimed to be at most 4" in text
+    assert "claimed is at most 4" in text
 
 
 def test_a_true_claim_is_not_refuted_and_not_acquitted(run: Path, tmp_path: Path) -> None:
@@ -89,14 +92,14 @@ def test_a_true_claim_is_not_refuted_and_not_acquitted(run: Path, tmp_path: Path
 
 
 def test_a_count_of_noise_is_held_against_the_charges(run: Path, tmp_path: Path) -> None:
-    counted = noise_balance({SIGMA: 90}, [(SIGMA, 100)])
+    counted = audit_noise({SIGMA: 90}, [(SIGMA, 100)])
     found = report(run, audit=Audit(noise=counted, of="one round"), out=tmp_path)
-    assert found.verdict == f"This run leaks: the noise of one round is not what was charged: {counted}."
+    assert found.verdict == f"This run leaks: the noise of one round differs from what was charged: {counted}."
     assert "10 numbers of noise" in found.verdict
     assert any("give outcomes to Audit" in line for line in found.missing)
-    whole = report(run, audit=Audit(noise=noise_balance({SIGMA: 100}, [(SIGMA, 100)])), out=tmp_path)
-    assert whole.looked == ()
-    assert "held against what was charged: as much noise was drawn as was charged." in whole.markdown.read_text()
+    whole = report(run, audit=Audit(noise=audit_noise({SIGMA: 100}, [(SIGMA, 100)])), out=tmp_path)
+    assert whole.not_found == ()
+    assert "drawn compared with charged: as much noise was drawn as was charged." in whole.markdown.read_text()
 
 
 def test_without_an_audit_it_says_what_cannot_be_told(run: Path, tmp_path: Path) -> None:
@@ -119,15 +122,15 @@ def test_baselines_stand_beside_the_run(run: Path, tmp_path: Path) -> None:
     assert [row.split(" | ")[0] for row in rows] == ["| this run", "| model on raw data"]
     areas = [float(row.split(" | ")[3].split()[0]) for row in rows]
     assert areas[1] > 0.95 > 0.7 > areas[0]
-    assert not any("tells members from others" in line for line in found.leaks)
+    assert not any("separates members from non-members" in line for line in found.leaks)
     alone = report(run, pipeline(0.0), out=tmp_path, progress=False)
     assert any("give baselines=" in line for line in alone.missing)
-    with pytest.raises(ValueError, match=r"baselines stand beside the run's own pipeline: give pipeline= too"):
+    with pytest.raises(ValueError, match=r"baselines are compared with the run's own pipeline: give pipeline= too"):
         report(run, baselines=raw, out=tmp_path)
     with pytest.raises(TypeError, match="baselines must map names to Pipelines, got 'a': int"):
         report(run, pipeline(0.0), baselines={"a": 3}, out=tmp_path)  # type: ignore[dict-item]
     other = {"raw": pipeline(0.0, TRAIN.labels.flip(0))}
-    with pytest.raises(ValueError, match=r"baselines\['raw'\] must be on the pipeline's records, in their order"):
+    with pytest.raises(ValueError, match=r"baselines\['raw'\] must be on the pipeline's records in the same order"):
         report(run, pipeline(0.0), baselines=other, out=tmp_path)
 
 
@@ -146,9 +149,9 @@ def test_audits_are_refused_at_the_door(run: Path, tmp_path: Path) -> None:
     for half in (Audit, lambda: Audit(inside), lambda: Audit(outside=outside, claim=PROFILE)):
         with pytest.raises(ValueError, match="inside and outside must both be given"):
             half()
-    with pytest.raises(TypeError, match="noise must be what noise_balance returned, got int"):
+    with pytest.raises(TypeError, match="noise must be the result of audit_noise, got int"):
         Audit(noise=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="confidence must be"):
         Audit(inside, outside, PROFILE, confidence=1.0)
-    with pytest.raises(TypeError, match="of must be"):
+    with pytest.raises(TypeError, match="of must describe"):
         Audit(inside, outside, PROFILE, of=3)  # type: ignore[arg-type]

@@ -15,13 +15,12 @@ import torch
 from attacks import report
 from attacks.inversion import FedAvgUpdate, Gradient
 from attacks.reporting import Inversion
-from attacks.reporting.folder import opened
-from attacks.reporting.inverted import _owned, _strangers
-from attacks.reporting.page import Section
-from attacks.reporting.records import Records
-from attacks.reporting.replays import fedavg, pair, sizes
-from attacks.reporting.verdict import Outcome
-from attacks.transcript import Seen
+from attacks.reporting._findings import Findings
+from attacks.reporting._images import Records
+from attacks.reporting._rendering import Section
+from attacks.reporting._run_folder import open_run
+from attacks.reporting.inversion import _compare_own, _draw_held_out, fedavg_update, message_pair, record_counts
+from attacks.transcript import TranscriptMessage
 from distillkit import LabeledImages
 from distillkit.data import clients, load
 from distillkit.networks import ConvNet, build
@@ -35,7 +34,7 @@ DIGITS = load("digits", size=8)
 TRAIN, TEST = DIGITS.train[:60], DIGITS.test[:150]
 OWNERS = [torch.arange(3, 60), torch.arange(3)]
 FACTORY = partial(ConvNet, (1, 8, 8), width=8, depth=1, norm="none", activation="tanh")
-GIVEN: dict[str, Any] = {"members": TRAIN, "outsiders": TEST, "network": FACTORY(10)}
+GIVEN: dict[str, Any] = {"members": TRAIN, "non_members": TEST, "network": FACTORY(10)}
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +56,13 @@ def altered(run: Path, to: Path, **settings: Any) -> Path:
 def test_records_behind_an_update_are_brought_back(run: Path, tmp_path: Path) -> None:
     found = report(run, **GIVEN, invert=Inversion(owners=OWNERS, steps=100), out=tmp_path)
     [line] = [line for line in found.leaks if line.startswith("inverting the update")]
-    assert line.startswith("inverting the update of client 1 (the fewest records) in round 1 brings ")
-    assert "of its 3 records back above 20 dB" in line
+    assert line.startswith("inverting the update of client 1 (the fewest records) in round 1 recovers ")
+    assert "of its 3 records above 20 dB" in line
     assert found.verdict == f"This run leaks: {line}."
     text = found.markdown.read_text()
-    assert "and came as close 0 times" in text
+    assert "and were as close 0 times" in text
     assert "| the client's records |" in text
-    assert "labels read off the message" in text
+    assert "labels inferred from the message" in text
 
 
 def test_strangers_in_the_records_place_are_not_found(run: Path, tmp_path: Path) -> None:
@@ -72,12 +71,12 @@ def test_strangers_in_the_records_place_are_not_found(run: Path, tmp_path: Path)
     others = torch.tensor([int((TRAIN.labels[10:] == k).nonzero()[0]) + 10 for k in wanted])
     found = report(run, **GIVEN, invert=Inversion(owners=[OWNERS[0], others], steps=100), out=tmp_path)
     assert not [line for line in found.leaks if "inverting" in line]
-    assert any(line.startswith("inverting the update of client 1") for line in found.looked)
+    assert any(line.startswith("inverting the update of client 1") for line in found.not_found)
 
 
 def test_without_owners_it_shows_and_does_not_judge(run: Path, tmp_path: Path) -> None:
     found = report(run, **GIVEN, invert=Inversion(steps=5), out=tmp_path)
-    assert not [line for line in [*found.leaks, *found.looked] if "inverting" in line]
+    assert not [line for line in [*found.leaks, *found.not_found] if "inverting" in line]
     assert any("give invert=Inversion(owners=...)" in line for line in found.missing)
     text = found.markdown.read_text()
     assert "| the nearest private record of 60 |" in text
@@ -87,7 +86,7 @@ def test_without_owners_it_shows_and_does_not_judge(run: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("invert", "said", "remedy"),
     [
-        (Inversion(owners=OWNERS, client=0), "of 57 records at once, and of more than 16", "Inversion(largest=57)"),
+        (Inversion(owners=OWNERS, client=0), "covers 57 records; from more than 16", "Inversion(max_records=57)"),
         (Inversion(owners=OWNERS, steps=10**7), "more than the 60 s allowed", "Inversion(seconds="),
     ],
     ids=["large", "long"],
@@ -98,7 +97,7 @@ def test_what_is_too_much_is_left_out_and_said(
     found = report(run, **GIVEN, invert=invert, out=tmp_path)
     assert said in found.markdown.read_text()
     assert any(said in line and remedy in line for line in found.missing)
-    assert not any("inverting" in line for line in [*found.leaks, *found.looked])
+    assert not any("inverting" in line for line in [*found.leaks, *found.not_found])
 
 
 def test_what_cannot_be_replayed_is_said(run: Path, tmp_path: Path) -> None:
@@ -117,16 +116,16 @@ def test_the_folders_replay_is_the_clients_training(run: Path, tmp_path: Path) -
     for number, (said, epochs, lr) in enumerate(
         [({}, 1, 0.1), ({"steps": 3, "epochs": None}, 3, 0.1), ({"lr_decay": 0.5}, 1, 0.05)]
     ):
-        folder = opened(altered(run, tmp_path / str(number), **said))
-        down, up = pair(folder, 1, None)
+        folder = open_run(altered(run, tmp_path / str(number), **said))
+        down, up = message_pair(folder, 1, None)
         later = replace(up, round=2) if said.get("lr_decay") else up
-        victim = fedavg(folder, FACTORY(10), down, later, 3)
+        observed_message = fedavg_update(folder, FACTORY(10), down, later, 3)
         own = TRAIN[OWNERS[1]]
-        expected = FedAvgUpdate.of(victim.network, own.images, own.labels, lr=lr, epochs=epochs)
-        for one, other in zip(victim.replay(own.images, own.labels), expected.seen, strict=True):
+        expected = FedAvgUpdate.of(observed_message.network, own.images, own.labels, lr=lr, epochs=epochs)
+        for one, other in zip(observed_message.replay(own.images, own.labels), expected.observed, strict=True):
             torch.testing.assert_close(one, other)
         if not number:
-            for one, other in zip(victim.seen, expected.seen, strict=True):
+            for one, other in zip(observed_message.observed, expected.observed, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
@@ -134,12 +133,14 @@ def test_a_victim_of_ones_own_is_inverted(run: Path, tmp_path: Path) -> None:
     asked: list[tuple[str, str]] = []
     network = build(lambda: FACTORY(10), 0)
 
-    def victim(down: Seen, up: Seen) -> Gradient:
+    def observed_message(down: TranscriptMessage, up: TranscriptMessage) -> Gradient:
         asked.append((down.direction, up.direction))
         own = TRAIN[OWNERS[1]]
         return Gradient.of(network, own.images, own.labels)
 
-    found = report(run, **GIVEN, invert=Inversion(owners=OWNERS, victim=victim, steps=100), out=tmp_path)
+    found = report(
+        run, **GIVEN, invert=Inversion(owners=OWNERS, build_message=observed_message, steps=100), out=tmp_path
+    )
     assert asked == [("down", "up")]
     assert any("inverting" in line for line in found.leaks)
 
@@ -150,37 +151,37 @@ def test_of_several_exchanges_in_a_round_the_training_is_inverted(run: Path, tmp
     asked = Message.unchecked({"Keys.public": torch.ones(4)})
     for client, direction in ((0, "down"), (0, "up"), (1, "down"), (1, "up"), (2, "down"), (2, "up")):
         store.record(1, client, direction, asked, "announce")
-    folder = opened(store.out)
-    for down, up in (pair(folder, 1, None), pair(folder, 1, 1)):
+    folder = open_run(store.out)
+    for down, up in (message_pair(folder, 1, None), message_pair(folder, 1, 1)):
         assert [(seen.exchange, list(seen.values)[-1]) for seen in (down, up)] == [
             ("local", "FedAvg.model"), ("local", "FedAvg.update")
         ]  # fmt: skip
     owners = [*OWNERS, torch.arange(1)]  # the third never came to the training
-    assert sizes(folder, Inversion(owners=owners)) == {0: 57, 1: 3}
+    assert record_counts(folder, Inversion(owners=owners)) == {0: 57, 1: 3}
 
 
 def test_labels_known_and_members_alone(run: Path, tmp_path: Path) -> None:
-    """Without outsiders there is nothing to hold likeness against, so that nothing is found, however close."""
+    """Without non_members there is nothing to hold likeness against, so that nothing is found, however close."""
     known = Inversion(owners=OWNERS, known_labels=True, steps=5)
     found = report(run, members=TRAIN, network=FACTORY(10), invert=known, out=tmp_path)
     text = found.markdown.read_text()
     assert "labels known" in text
     assert "| the client's records |" in text
     assert "held-out images |" not in text.split("## Inversion")[1].split("## ")[0]
-    assert "whether the inverted images are more than likeness: give outsiders=" in found.missing
+    assert "whether the inverted images are more than similar to the records: give non_members=" in found.missing
     alone = report(run, members=TRAIN, network=FACTORY(10), invert=Inversion(steps=5), out=tmp_path)
     text = alone.markdown.read_text()
-    assert "below each the nearest private record." in text
+    assert "and below each the nearest private record." in text
     assert "the nearest held-out image" not in text
     for one in (found, alone):
-        assert not [line for line in [*one.leaks, *one.looked] if "inverting" in line]
+        assert not [line for line in [*one.leaks, *one.not_found] if "inverting" in line]
 
 
 def test_a_victim_of_a_run_that_kept_no_messages_is_left_out(run: Path, tmp_path: Path) -> None:
     bare = Path(shutil.copytree(run, tmp_path / "run"))
     shutil.rmtree(bare / "transcript")
-    victim = Inversion(victim=lambda down, up: pytest.fail("nothing was sent"))
-    found = report(bare, **GIVEN, invert=victim)
+    invert = Inversion(build_message=lambda down, up: pytest.fail("nothing was sent"))
+    found = report(bare, **GIVEN, invert=invert)
     [line] = [line for line in found.missing if "update of a single client" in line]
     assert "the run kept no transcript; run again with simulate(..., transcript=True)" in line
 
@@ -195,14 +196,14 @@ def test_strangers_are_of_the_records_classes_where_enough_are_known_to_be() -> 
     inside, own = records([0, 1, 1, 2]), torch.tensor([0, 1, 2])
     ours = [0, 1, 1]
     for labels, kept in (([1, 0, 3, 1, 0], True), ([0, 1, 3, 3, 3], False)):
-        drawn = _strangers(inside, own, records(labels))
+        drawn = _draw_held_out(inside, own, records(labels))
         classes = [sorted(torch.tensor(labels)[index].tolist()) for index in drawn]
         assert all(len(index.unique()) == 3 for index in drawn)
         assert all(one == ours for one in classes) == kept
-    unknown = _strangers(inside, own, records([0, 1, 3, 3, 3], data=False))
+    unknown = _draw_held_out(inside, own, records([0, 1, 3, 3, 3], data=False))
     assert {int(i) for index in unknown for i in index} == set(range(5))
-    with pytest.raises(ValueError, match="outsiders must be at least 3, the records inverted, got 2"):
-        _strangers(inside, own, records([1, 1]))
+    with pytest.raises(ValueError, match="non_members must be at least 3, the number of inverted records, got 2"):
+        _draw_held_out(inside, own, records([1, 1]))
 
 
 def test_closer_to_its_records_than_to_others_is_found_below_what_counts_as_brought_back() -> None:
@@ -210,24 +211,26 @@ def test_closer_to_its_records_than_to_others_is_found_below_what_counts_as_brou
     inside, outside = (Records(one.pixels(), torch.arange(len(one)), one) for one in (TRAIN, TEST))
     own, truth = OWNERS[1], TRAIN.pixels()[OWNERS[1]]
     noise = 0.2 * torch.randn(truth.shape, generator=derive(0))
-    hidden, nothing = Outcome(), Outcome()
-    _owned(Section(""), (truth + noise).clamp(0, 1), own, inside, outside, "client 1", hidden)
-    _owned(Section(""), (0.5 + noise).clamp(0, 1), own, inside, outside, "client 1", nothing)
+    hidden, nothing = Findings(), Findings()
+    _compare_own(Section(""), (truth + noise).clamp(0, 1), own, inside, outside, "client 1", hidden)
+    _compare_own(Section(""), (0.5 + noise).clamp(0, 1), own, inside, outside, "client 1", nothing)
     [line] = hidden.leaks
-    assert line.startswith("inverting the update of client 1 comes closer to its records than to others (")
-    [line] = nothing.looked
-    assert line.startswith("inverting the update of client 1 comes no closer to its records than to others (")
-    assert not [*hidden.looked, *nothing.leaks]
+    assert line.startswith("inverting the update of client 1 recovers images closer to its records than to others (")
+    [line] = nothing.not_found
+    assert line.startswith("inverting the update of client 1 recovers images no closer to its records than to others (")
+    assert not [*hidden.not_found, *nothing.leaks]
 
 
-def test_a_client_that_did_not_answer_in_a_round_has_no_pair(run: Path, tmp_path: Path) -> None:
+def test_a_client_that_did_not_answer_in_a_round_has_no_message_pair(run: Path, tmp_path: Path) -> None:
     store = Store(Path(shutil.copytree(run, tmp_path / "run")))
-    store.record(2, 0, "up", Message.unchecked({"FedAvg.update": {"w": torch.ones(1)}}))  # answers nothing
-    folder = opened(store.out)
-    assert pair(folder, 0, None)[0].round == 1
+    store.record(
+        2, 0, "up", Message.unchecked({"FedAvg.update": {"w": torch.ones(1)}})
+    )  # an answer to nothing that was kept
+    folder = open_run(store.out)
+    assert message_pair(folder, 0, None)[0].round == 1
     for client, number in ((0, 2), (5, 1)):
         with pytest.raises(ValueError, match=f"round must be one that client {client} answered, got {number}"):
-            pair(folder, client, number)
+            message_pair(folder, client, number)
 
 
 def test_refusals(run: Path, tmp_path: Path) -> None:
@@ -237,21 +240,21 @@ def test_refusals(run: Path, tmp_path: Path) -> None:
         report(run, **GIVEN, invert=Inversion(client=7), out=tmp_path)
     with pytest.raises(ValueError, match=r"round must be one in which a client answered, \[1\], got 4"):
         report(run, **GIVEN, invert=Inversion(client=1, round=4), out=tmp_path)
-    with pytest.raises(ValueError, match="owners must be numbers of members, 0 to 59, got 58 to 60: give members="):
+    with pytest.raises(ValueError, match="owners must be indices of members, 0 to 59, got 58 to 60: give members="):
         report(run, **GIVEN, invert=Inversion(owners=[OWNERS[0], torch.arange(58, 61)]), out=tmp_path)
-    with pytest.raises(ValueError, match="network must be of the run's architecture"):
+    with pytest.raises(ValueError, match="network must have the run's architecture"):
         report(run, members=TRAIN, network=ConvNet((1, 8, 8), 10, width=4, depth=1), invert=Inversion(owners=OWNERS))
-    with pytest.raises(ValueError, match="known_labels are those of the client's records: give owners too"):
+    with pytest.raises(ValueError, match="known_labels needs the client's records: give owners too"):
         Inversion(known_labels=True)
-    with pytest.raises(ValueError, match="members must be LabeledImages where known_labels is set"):
+    with pytest.raises(ValueError, match="members must be LabeledImages if known_labels is set"):
         report(
             run, members=TRAIN.pixels(), out=tmp_path,
-            invert=Inversion(owners=OWNERS, known_labels=True, victim=lambda down, up: Gradient.of(
+            invert=Inversion(owners=OWNERS, known_labels=True, build_message=lambda down, up: Gradient.of(
                 GIVEN["network"], TRAIN.images[:3], TRAIN.labels[:3])),
         )  # fmt: skip
     with pytest.raises(TypeError, match="owners must be int tensors"):
         Inversion(owners=[torch.rand(3)])
-    for name in ("largest", "steps", "restarts"):
+    for name in ("max_records", "steps", "restarts"):
         with pytest.raises(ValueError, match=f"{name} must be"):
             Inversion(**{name: 0})
     for name in ("seconds", "total_variation"):
@@ -259,5 +262,5 @@ def test_refusals(run: Path, tmp_path: Path) -> None:
             Inversion(**{name: -1.0})
     other = TRAIN.renormalize(Normalization((0.5,), (0.5,)))
     with pytest.raises(ValueError, match="renormalize"):
-        report(run, members=other, outsiders=TEST, network=FACTORY(10), out=tmp_path)
+        report(run, members=other, non_members=TEST, network=FACTORY(10), out=tmp_path)
     assert not list(tmp_path.iterdir())

@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from attacks import report
-from attacks.reporting.charges import Audit, charged
-from attacks.reporting.claims import held, saw
-from attacks.reporting.closeness import record_scores
-from attacks.reporting.folder import RunFolder
-from attacks.reporting.page import Section, Table
-from attacks.reporting.records import Sent
-from attacks.reporting.verdict import Outcome
+from attacks.reporting._findings import Findings
+from attacks.reporting._messages import ObservedData, adversary_section, class_section
+from attacks.reporting._rendering import Section, Table
+from attacks.reporting._run_folder import RunFolder
+from attacks.reporting.privacy_claim import Audit, claim_section
+from attacks.reporting.similarity import record_scores
 from distillkit import LabeledImages
 from distillkit.networks import ConvNet
 from distillkit.privacy import gaussian_delta, gaussian_sigma
@@ -31,12 +30,12 @@ def images(seed: int, n: int = 24, **info: Any) -> LabeledImages:
 
 
 def folder(**parts: Any) -> RunFolder:
-    none: dict[str, Any] = {"config": {}, "rows": [], "ledger": None, "published": None, "models": {}}
+    none: dict[str, Any] = {"config": {}, "history": [], "ledger": None, "published_set": None, "models": {}}
     return RunFolder(**{"path": Path("run"), "transcript": False, **none, **parts})
 
 
-def sent(replies: Sequence[int] = (), updates: Sequence[tuple[int, torch.Tensor, int | None]] = ()) -> Sent:
-    return Sent([], [], list(updates), dict(enumerate(replies)))
+def sent(replies: Sequence[int] = (), updates: Sequence[tuple[int, torch.Tensor, int | None]] = ()) -> ObservedData:
+    return ObservedData([], [], list(updates), dict(enumerate(replies)))
 
 
 def words(section: Section) -> str:
@@ -52,29 +51,33 @@ def rows(section: Section) -> list[Sequence[str]]:
 
 def test_a_published_set_says_its_own_claim_and_that_the_ledger_is_elsewhere() -> None:
     made = images(0, epsilon=2.5, delta=1e-5, relation="add or remove one record", ipc=3)
-    outcome = Outcome()
-    text = words(charged(folder(published=made), sent(), None, outcome))
+    findings = Findings()
+    text = words(claim_section(folder(published_set=made), sent(), None, findings))
     assert "Claimed: epsilon 2.5 at delta 1e-05 (add or remove one record), as the run recorded it." in text
-    assert outcome.missing[0] == "what was charged: the ledger is not in the folder"
+    assert findings.missing[0] == "the charges: the ledger is not in the folder"
     assert "The claim was not audited." in text
-    assert "None is claimed" in words(charged(folder(published=images(0, ipc=3)), sent(), None, outcome))
+    assert "No epsilon is claimed" in words(
+        claim_section(folder(published_set=images(0, ipc=3)), sent(), None, findings)
+    )
 
 
 @pytest.mark.parametrize(
     ("claim", "said", "unsaid"),
     [
         ({"epsilon": None, "reason": "the seed is known"}, ["No guarantee holds: the seed is known."], "would be"),
-        ({"epsilon": None}, ["No guarantee holds: the run gives no reason."], "would be"),
+        ({"epsilon": None}, ["No guarantee holds: the run records no reason."], "would be"),
         (
             {"epsilon": None, "reason": "seeded", "nominal_epsilon": 3.25, "remarks": ["one"]},
-            ["With noise that nobody knows it would be epsilon 3.25.", "Remark: one"],
+            ["With secret noise it would be epsilon 3.25.", "Remark: one"],
             "Claimed",
         ),
     ],
     ids=["reason", "bare", "nominal"],
 )
 def test_a_claim_that_is_void_is_not_called_one(claim: dict[str, Any], said: list[str], unsaid: str) -> None:
-    text = words(charged(folder(rows=[{"privacy": claim}], ledger=[{"void": "a key"}]), sent(), None, Outcome()))
+    text = words(
+        claim_section(folder(history=[{"privacy": claim}], ledger=[{"void": "a key"}]), sent(), None, Findings())
+    )
     for line in [*said, "Void: a key"]:
         assert line in text
     assert unsaid not in text
@@ -82,25 +85,27 @@ def test_a_claim_that_is_void_is_not_called_one(claim: dict[str, Any], said: lis
 
 def test_charges_without_replies_are_listed_and_nobody_owes() -> None:
     event = {"mechanism": "gaussian", "sigma": 2.0, "rate": 0.5, "relation": "one record", "count": 3}
-    outcome = Outcome()
-    section = charged(folder(ledger=[{"event": event}]), sent(), None, outcome)
+    findings = Findings()
+    section = claim_section(folder(ledger=[{"event": event}]), sent(), None, findings)
     assert rows(section) == [["gaussian", "2", "0.5", "one record", "3", "1"]]
     assert "clients was charged" not in words(section)
-    assert not outcome.leaks
-    owing = charged(folder(ledger=[{"event": event}]), sent(replies=[3, 4]), None, outcome)
-    assert "client 1 sent 4 replies and was charged for 3 releases (1 clients in all owe some)" in words(owing)
+    assert not findings.leaks
+    owing = claim_section(folder(ledger=[{"event": event}]), sent(replies=[3, 4]), None, findings)
+    assert "client 1 sent 4 replies and was charged for 3 releases (1 clients in total have such replies)" in words(
+        owing
+    )
 
 
 def test_an_audit_stands_where_nothing_was_claimed() -> None:
     sigma = gaussian_sigma(4.0, 1e-5)
     noise = torch.randn(2, 500, generator=derive(0), dtype=torch.float64) * sigma / 2
     audit = Audit(1 + noise[0], noise[1], [(e, gaussian_delta(sigma, e)) for e in (0.0, 1.0, 4.0)])
-    outcome = Outcome()
-    text = words(charged(folder(), sent(), audit, outcome))
-    assert "None is claimed" in text
+    findings = Findings()
+    text = words(claim_section(folder(), sent(), audit, findings))
+    assert "No epsilon is claimed" in text
     assert "Audited with 500 runs" in text
     assert "epsilon of this run" not in text
-    assert len(outcome.leaks) == 1
+    assert len(findings.leaks) == 1
 
 
 # Which classes clients hold.
@@ -115,41 +120,45 @@ PLAIN = {
 def test_updates_of_which_nothing_follows_acounted_and_the_rest_is_told() -> None:
     rise = torch.tensor([-0.5, 0.5])
     noisy = torch.tensor([0.5, 0.25])  # no softmax's: its sum is not 0
-    outcome = Outcome()
-    section = held(folder(config=PLAIN, transcript=True), sent(updates=[(0, rise, 4), (1, noisy, 4)]), outcome)
+    findings = Findings()
+    section = class_section(
+        folder(config=PLAIN, transcript=True), sent(updates=[(0, rise, 4), (1, noisy, 4)]), findings
+    )
     assert rows(section) == [["0", "1", "none", "1"]]
-    assert "Of 1 updates nothing certain follows: bias_change must sum to 0" in words(section)
-    assert outcome.leaks == ["its messages say for certain whether a client holds a class in 50 % of all cases"]
+    assert "1 updates allow no certain conclusion: bias_change must sum to 0" in words(section)
+    assert findings.leaks == ["its messages reveal with certainty whether a client holds a class in 50 % of all cases"]
 
 
 def test_a_bias_of_another_length_is_passed_over() -> None:
-    outcome = Outcome()
-    section = held(folder(config=PLAIN, transcript=True), sent(updates=[(0, torch.tensor([1.0, 0, -1]), 4)]), outcome)
-    assert "Nothing certain was read off (other messages than sets and plain updates)" in words(section)
-    assert not outcome.leaks
+    findings = Findings()
+    section = class_section(
+        folder(config=PLAIN, transcript=True), sent(updates=[(0, torch.tensor([1.0, 0, -1]), 4)]), findings
+    )
+    assert "No certain conclusion (messages other than sets and plain updates)" in words(section)
+    assert not findings.leaks
 
 
 def test_an_update_that_says_nothing_is_no_finding() -> None:
-    outcome = Outcome()
-    section = held(folder(config=PLAIN, transcript=True), sent(updates=[(3, torch.zeros(2), 4)]), outcome)
+    findings = Findings()
+    section = class_section(folder(config=PLAIN, transcript=True), sent(updates=[(3, torch.zeros(2), 4)]), findings)
     assert rows(section) == [["3", "none", "none", "2"]]
-    assert not outcome.leaks
+    assert not findings.leaks
 
 
 def test_of_many_clients_the_first_twenty_are_listed() -> None:
     updates = [(client, torch.tensor([-0.5, 0.5]), None) for client in range(23)]
-    section = held(folder(config=PLAIN, transcript=True), sent(updates=updates), Outcome())
+    section = class_section(folder(config=PLAIN, transcript=True), sent(updates=updates), Findings())
     assert [row[0] for row in rows(section)] == [str(client) for client in range(20)]
-    assert "And so on for 3 more clients" in words(section)
+    assert "3 more clients are not shown" in words(section)
 
 
 def test_a_folder_says_nothing_of_a_space_that_was_whitened() -> None:
     parts = {"mean": {"tuple": [0.5]}, "std": {"tuple": [0.25]}}
     said = [["shape", {"tuple": [1, 8, 8]}], ["normalization", {"with": parts}]]
-    assert folder(config={"images": {"dict": said}}).space == [[0.5], [0.25]]
+    assert folder(config={"images": {"dict": said}}).normalization == [[0.5], [0.25]]
     said[1] = ["normalization", {"with": {**parts, "zca": "whitening.safetensors"}}]
-    assert folder(config={"images": {"dict": said}}).space is None
-    assert rows(saw(folder()))[0][2] == "not in the folder"
+    assert folder(config={"images": {"dict": said}}).normalization is None
+    assert rows(adversary_section(folder()))[0][2] == "not in the folder"
 
 
 # Images that were sent.
@@ -170,13 +179,13 @@ def test_without_outsiders_images_stand_beside_members_and_are_not_judged(tmp_pa
     made[:6].save(tmp_path / "set.safetensors")
     found = report(tmp_path, members=made, network=network)
     text = found.markdown.read_text()
-    assert "below each the nearest private record. PSNR to it: equal" in text
+    assert "and below each the nearest private record. PSNR to the record: equal" in text
     assert "held-out" not in text.split("Sent images")[1].split("\n")[0]
     assert counted(text) == ["private records", "baseline: random real images"]
-    assert any("what is a leak and what likeness: give outsiders=" in line for line in found.missing)
+    assert any("whether similarity is a leak: give non_members=" in line for line in found.missing)
     assert not found.leaks
     assert str(found) == f"{found.verdict} ({found.html})"
-    judged = report(tmp_path, members=made, outsiders=images(4), network=network)
+    judged = report(tmp_path, members=made, non_members=images(4), network=network)
     assert any("the folder has no checkpoint/model.safetensors" in line for line in judged.missing)
 
 
@@ -190,7 +199,7 @@ def test_an_empty_set_was_sent_and_shows_nothing(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for client, data in ((0, images(1)[:0]), (1, images(1)[:4])):
         store.record(1, client, "up", Message.unchecked({"set": data}))
-    found = Sent.of(folder(path=tmp_path, transcript=True))
+    found = ObservedData.from_run(folder(path=tmp_path, transcript=True))
     assert [client for client, _ in found.sets] == [1]
     assert [len(one) for one in found.rounds] == [4]
     assert found.replies == {0: 1, 1: 1}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from attacks.transcript import DamagedTranscript, NoTranscript, _checksum, read
+from attacks.transcript import DamagedTranscript, NoTranscript, _checksum, read_transcript
 from distillkit import LabeledImages, Normalization
 from distillkit.rng import derive
 from fl._codec import encode
@@ -57,7 +57,7 @@ def test_what_the_federated_layer_wrote_is_read(
 ) -> None:
     out = tmp_path_factory.mktemp("run")
     Store(out).record(3, 12, "up", Message.unchecked(values))
-    [seen] = read(out)
+    [seen] = read_transcript(out)
     assert (seen.round, seen.client, seen.direction) == (3, 12, "up")
     assert same(dict(seen.values), dict(values))
     assert set(seen.sets) == {k for k, v in values.items() if isinstance(v, LabeledImages)}
@@ -74,7 +74,7 @@ def run(out: Path) -> Path:
 
 def test_messages_come_by_round_client_and_direction(tmp_path: Path) -> None:
     (run(tmp_path) / "transcript" / "2" / "3-up.safetensors.tmp").touch()
-    found = [(s.round, s.client, s.direction) for s in read(tmp_path)]
+    found = [(s.round, s.client, s.direction) for s in read_transcript(tmp_path)]
     assert found == [(r, c, d) for r in (2, 10) for c in (3, 11) for d in ("down", "up")]
 
 
@@ -90,7 +90,7 @@ def test_no_altered_bit_passes(place: float, bit: int, tmp_path_factory: pytest.
     if b"\\u001F" in data:  # the same JSON as before
         return
     with pytest.raises(DamagedTranscript, match="0-up.safetensors"):
-        list(read(out))
+        list(read_transcript(out))
 
 
 @pytest.mark.parametrize("size", [0, 7, 100, -1])
@@ -98,21 +98,21 @@ def test_truncated_messages_are_refused(size: int, tmp_path: Path) -> None:
     path = run(tmp_path) / "transcript" / "2" / "11-down.safetensors"
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(DamagedTranscript, match="11-down.safetensors is damaged"):
-        list(read(tmp_path))
+        list(read_transcript(tmp_path))
 
 
 def test_a_message_in_anothers_place_is_refused(tmp_path: Path) -> None:
     place = run(tmp_path) / "transcript" / "2"
     (place / "3-up.safetensors").write_bytes((place / "11-up.safetensors").read_bytes())
     with pytest.raises(DamagedTranscript, match="message of client 11 in round 2: the files .* are mixed up"):
-        list(read(tmp_path))
+        list(read_transcript(tmp_path))
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
     path = run(tmp_path) / "transcript" / "2" / "3-up.safetensors"
     small_set(0).save(path)
     with pytest.raises(DamagedTranscript, match="no message"):
-        list(read(tmp_path))
+        list(read_transcript(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -134,17 +134,17 @@ def test_a_sound_file_whose_entries_fit_nothing_is_refused(forms: object, why: s
     tensors = load(data)
     path.write_bytes(save(tensors, {**meta, "checksum": _checksum(tensors, meta)}))
     with pytest.raises(DamagedTranscript, match=rf"3-up.* its entries cannot be put together \({why}"):
-        list(read(tmp_path))
+        list(read_transcript(tmp_path))
 
 
 def test_a_folder_without_messages_says_how_to_keep_them(tmp_path: Path) -> None:
     for odd in (None, 3, b"run", [tmp_path]):
         with pytest.raises(TypeError, match="folder must be the path"):
-            read(odd)  # type: ignore[arg-type]
+            read_transcript(odd)  # type: ignore[arg-type]
     with pytest.raises(NoTranscript, match="is not there"):
-        read(tmp_path / "nowhere")
+        read_transcript(tmp_path / "nowhere")
     with pytest.raises(NoTranscript, match="transcript=True"):
-        read(tmp_path)
+        read_transcript(tmp_path)
 
 
 def test_two_checksums_agree() -> None:

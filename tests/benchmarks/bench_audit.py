@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attacks.audit import ceiling, many_run, refutes
+from attacks.audit import audit_claim, epsilon_lower_bound, max_lower_bound
 from distillkit._utils.provenance import git_commit
 from distillkit.networks import build
 from distillkit.normalization import Normalization
@@ -162,16 +162,16 @@ def scores(way: Mechanism, runs: int, secret: Secret) -> tuple[Tensor, Tensor]:
 
 
 def audit(way: Mechanism, runs: int, number: int, secret: Secret | None = None) -> dict[str, float]:
-    """What `refutes` says of all scores, and of the first alone; and the raw bound, of all."""
+    """What `audit_claim` says of all scores, and of the first alone; and the raw bound, of all."""
     begun, claim = time.process_time(), profile(way.stated)
     inside, outside = scores(way, runs, secret or Secret())
     options: dict[str, Any] = {"confidence": 1 - LEVEL, "generator": number}
     return {
-        "refuted": int(refutes(inside, outside, claim, **options).refuted),
-        "refuted_one_score": int(refutes(inside[:, 0], outside[:, 0], claim, **options).refuted),
-        "raw_epsilon": (raw := many_run(inside, outside, DELTA, **options)),
+        "refuted": int(audit_claim(inside, outside, claim, **options).refuted),
+        "refuted_one_score": int(audit_claim(inside[:, 0], outside[:, 0], claim, **options).refuted),
+        "raw_epsilon": (raw := epsilon_lower_bound(inside, outside, DELTA, **options)),
         "raw_refuted": int(raw > EPSILON),
-        "ceiling": ceiling(runs, confidence=1 - LEVEL),
+        "ceiling": max_lower_bound(runs, confidence=1 - LEVEL),
         "seconds_cpu": time.process_time() - begun,
     }
 

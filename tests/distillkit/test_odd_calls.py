@@ -11,30 +11,37 @@ import torch
 from torch import Tensor, nn
 
 from attacks import align, at_threshold, bonferroni, clopper_pearson, match, ppv, psnr, roc, ssim
-from attacks.audit import ceiling, many_run, noise_balance, one_run, refutes, replay
+from attacks.audit import (
+    audit_claim,
+    audit_noise,
+    epsilon_lower_bound,
+    max_lower_bound,
+    one_run_lower_bound,
+    replay_release,
+)
 from attacks.inversion import (
     ClassMeans,
     Clip,
-    Defended,
+    DefendedMessage,
     FedAvgUpdate,
     Gradient,
     Noise,
-    Replayed,
+    ReplayableMessage,
     Sparsify,
     batch_norm_prior,
+    class_bounds,
     class_counts,
-    held_classes,
+    compare_messages,
+    infer_label,
     invert_gradient,
+    invert_linear,
+    invert_linear_batch,
     invert_message,
-    label_of_one,
-    linear_input,
-    linear_inputs,
-    sweep,
 )
 from attacks.membership import (
     Pipeline,
-    Shadows,
-    estimate,
+    ShadowScores,
+    estimate_cost,
     gradient_kde,
     gradient_norm,
     halves,
@@ -45,8 +52,8 @@ from attacks.membership import (
     model_scorer,
     nearest,
     rmia,
+    run_shadows,
     shadow_classifier,
-    shadows,
     stable_logit,
 )
 from attacks.reporting import Audit, Inversion
@@ -193,9 +200,9 @@ def finite(result: Any) -> str | None:
     return None
 
 
-def inverted(victim: Any) -> str | None:
-    """What is wrong with the images of the victim, after two steps."""
-    return finite(invert_message(victim, (1, 8, 8), 3, labels=LABELS[:3], steps=2).images)
+def inverted(message: Any) -> str | None:
+    """What is wrong with the images of the message, after two steps."""
+    return finite(invert_message(message, (1, 8, 8), 3, labels=LABELS[:3], steps=2).images)
 
 
 def answers(network: nn.Module) -> str | None:
@@ -475,14 +482,22 @@ CALLS: dict[str, Call] = {
     "clopper_pearson": C(clopper_pearson, hits=3, trials=9),
     "bonferroni": C(bonferroni, confidence=0.95, tried=3),
     "ppv": C(ppv, tpr=0.5, fpr=0.1, prior=0.5),
-    "ceiling": C(ceiling, runs=20),
+    "max_lower_bound": C(max_lower_bound, runs=20),
     "Audit": C(Audit, inside=lambda: normal(8), outside=lambda: normal(8, seed=1), claim=lambda: [(1.0, 1e-5)]),
     "Inversion": C(Inversion),
-    "refutes": C(refutes, inside=lambda: normal(8), outside=lambda: normal(8, seed=1), claim=lambda: [(1.0, 1e-5)]),
-    "many_run": C(many_run, inside=lambda: normal(8), outside=lambda: normal(8, seed=1), delta=1e-5),
-    "one_run": C(one_run, scores=lambda: normal(8), included=lambda: torch.arange(8) % 2 == 0, guesses=4, delta=1e-5),
-    "noise_balance": C(noise_balance, drawn=lambda: {1.5: 20}, charged=lambda: [(1.5, 20)]),
-    "replay": C(replay, released=lambda: normal(4), worlds=lambda: {"a": lambda: normal(4)}, tolerance=1e-5),
+    "audit_claim": C(
+        audit_claim, inside=lambda: normal(8), outside=lambda: normal(8, seed=1), claim=lambda: [(1.0, 1e-5)]
+    ),
+    "epsilon_lower_bound": C(
+        epsilon_lower_bound, inside=lambda: normal(8), outside=lambda: normal(8, seed=1), delta=1e-5
+    ),
+    "one_run_lower_bound": C(
+        one_run_lower_bound, scores=lambda: normal(8), included=lambda: torch.arange(8) % 2 == 0, guesses=4, delta=1e-5
+    ),
+    "audit_noise": C(audit_noise, drawn=lambda: {1.5: 20}, charged=lambda: [(1.5, 20)]),
+    "replay_release": C(
+        replay_release, released=lambda: normal(4), worlds=lambda: {"a": lambda: normal(4)}, tolerance=1e-5
+    ),
     **{f.__name__: C(f, logits=lambda: normal(9, 3), labels=lambda: LABELS) for f in (loss, margin, stable_logit)},
     "lira": C(lira, **SHADOWS),
     "rmia": C(rmia, z_target=lambda: normal(6, seed=3), z_shadows=lambda: normal(5, 6, seed=4), **SHADOWS),
@@ -499,17 +514,19 @@ CALLS: dict[str, Call] = {
     ),
     "Pipeline": C(
         Pipeline,
-        lambda p: finite(shadows(p, 4).scores["a"]),
+        lambda p: finite(run_shadows(p, 4).scores["a"]),
         fit=lambda: fit,
         images=lambda: data().images,
         labels=lambda: LABELS,
         population=lambda: (data().images[:4], LABELS[:4]),
         tag="a tag",
     ),
-    "shadows": C(shadows, lambda s: finite(s.scores["a"]), pipeline=lambda: pipeline(), count=4, skip=("out",)),
-    "estimate": C(estimate, lambda cost: finite(cost.each), pipeline=lambda: pipeline(), count=4, skip=("out",)),
-    "Shadows": C(
-        Shadows,
+    "run_shadows": C(run_shadows, lambda s: finite(s.scores["a"]), pipeline=lambda: pipeline(), count=4, skip=("out",)),
+    "estimate_cost": C(
+        estimate_cost, lambda cost: finite(cost.each), pipeline=lambda: pipeline(), count=4, skip=("out",)
+    ),
+    "ShadowScores": C(
+        ShadowScores,
         lambda s: finite(s.target(0, "a").scores),
         inside=lambda: halves(6, 9, 0),
         scores=lambda: {"a": normal(6, 9)},
@@ -519,12 +536,15 @@ CALLS: dict[str, Call] = {
     "leave_one_out": C(
         leave_one_out,
         lambda found: None,
-        shadows=lambda: Shadows(halves(6, 12, 0), {"model": normal(6, 12)}),
+        shadows=lambda: ShadowScores(halves(6, 12, 0), {"model": normal(6, 12)}),
         attacks=lambda: {"a": lambda target: target.scores},
         fpr=0.5,
     ),
     "nearest": C(nearest, images=lambda: torch.rand(4, 1, 4, 4), candidates=lambda: torch.rand(3, 1, 4, 4)),
-    **{f.__name__: C(f, lambda r: finite(getattr(r, "input", r)), **LAYER) for f in (linear_input, linear_inputs)},
+    **{
+        f.__name__: C(f, lambda r: finite(getattr(r, "input", r)), **LAYER)
+        for f in (invert_linear, invert_linear_batch)
+    },
     **{
         f.__name__: C(f, images=lambda: torch.rand(3, 1, 4, 4), references=lambda: torch.rand(3, 1, 4, 4))
         for f in (align, match)
@@ -544,7 +564,7 @@ CALLS: dict[str, Call] = {
     "invert_message": C(
         invert_message,
         lambda a: finite(a.images),
-        victim=lambda: Gradient.of(made(), data().images[:3], LABELS[:3]),
+        message=lambda: Gradient.of(made(), data().images[:3], LABELS[:3]),
         shape=(1, 8, 8),
         count=3,
         labels=lambda: LABELS[:3],
@@ -579,23 +599,25 @@ CALLS: dict[str, Call] = {
         means=lambda: [torch.ones(3, 64)],
         counts=lambda: torch.tensor([1, 1, 1]),
     ),
-    "Replayed": C(
-        Replayed,
+    "ReplayableMessage": C(
+        ReplayableMessage,
         lambda v: inverted(v),
         seen=lambda: [torch.ones(3, 1, 8, 8)],
         replay=lambda: lambda images, labels: [images],
         num_classes=3,
     ),
-    "sweep": C(
-        sweep,
+    "compare_messages": C(
+        compare_messages,
         lambda table: finite(table.guess),
         skip=("steps",),
-        victims=lambda: {"a": Gradient.of(made(), data().images[:3], LABELS[:3])},
+        messages=lambda: {"a": Gradient.of(made(), data().images[:3], LABELS[:3])},
         images=lambda: data().images[:3],
         labels=lambda: LABELS[:3],
         steps=2,
     ),
-    "Defended": C(Defended, lambda v: inverted(v), victim=lambda: Gradient.of(made(), data().images[:3], LABELS[:3])),
+    "DefendedMessage": C(
+        DefendedMessage, lambda v: inverted(v), message=lambda: Gradient.of(made(), data().images[:3], LABELS[:3])
+    ),
     "Clip": C(Clip, lambda d: finite(d([torch.ones(3)])), max_norm=1.0),
     "Noise": C(Noise, lambda d: finite(d([torch.ones(3)])), std=1.0),
     "Sparsify": C(Sparsify, lambda d: finite(d([torch.ones(3)])), share=0.5),
@@ -604,9 +626,9 @@ CALLS: dict[str, Call] = {
         lambda prior: finite(prior(data().images)),
         network=lambda: build(lambda: ConvNet((1, 8, 8), 3, width=4, depth=1, norm="batch"), 0).eval(),
     ),
-    "label_of_one": C(label_of_one, weight_gradient=LAYER["weight_gradient"]),
-    "held_classes": C(
-        held_classes,
+    "infer_label": C(infer_label, weight_gradient=LAYER["weight_gradient"]),
+    "class_bounds": C(
+        class_bounds,
         lambda held: finite(str(held)),
         num_classes=3,
         bias_gradient=lambda: torch.tensor([-0.5, 0.25, 0.25]),
@@ -638,7 +660,7 @@ NOT_CALLED = {
             "NAMES",
             "NATURAL",
             "NETWORK_NAMES",
-            "PLACES",
+            "BACKENDS",
             "VARIANCES",
             "__version__",
         ),
@@ -646,26 +668,26 @@ NOT_CALLED = {
     ),
     **dict.fromkeys(
         (
-            "Attempt",
-            "Balance",
-            "Sweep",
+            "Reconstruction",
+            "NoiseAudit",
+            "MessageComparison",
             "Cost",
             "Estimate",
             "Evaluation",
             "Found",
-            "Held",
-            "Point",
+            "ClassBounds",
+            "OperatingPoint",
             "Progress",
             "Rate",
             "CropParameters",
             "Recovered",
-            "Replay",
+            "ReplayTest",
             "Report",
             "Roc",
             "Row",
-            "Seen",
+            "TranscriptMessage",
             "Target",
-            "Verdict",
+            "ClaimTest",
         ),
         "a result",
     ),
@@ -680,7 +702,7 @@ NOT_CALLED = {
             "NoTranscript",
             "ConfigError",
             "SerializationError",
-            "OtherSpace",
+            "IncompatibleImages",
         ),
         "an error",
     ),
@@ -707,8 +729,8 @@ NOT_CALLED = {
     "load_client_arrays": "reads files, whose oddities are `data/test_client_arrays.py`",
     **dict.fromkeys(("load_state", "save_state"), "read and write files: `condense/test_state.py`"),
     **dict.fromkeys(
-        ("Defence", "Prior", "Victim"),
-        "protocols: what is tried is what takes them, `attacks/inversion/test_message.py`",
+        ("Defence", "Prior", "ObservedMessage"),
+        "protocols: what is tried is what takes them, `attacks/inversion/test_reconstruction.py`",
     ),
     "lpips": "needs weights that are downloaded; its refusals are `attacks/test_metrics.py`",
 }
@@ -740,10 +762,10 @@ ACCEPTED: Listed = {
     ("at_threshold", "*", "bool"): "the truth in other words",
     ("Audit", "of", "unknown"): "words for the reader",
     ("roc", "*", "bool"): "the truth in other words",
-    **{(name, "in*", "bool"): "another truth" for name in ("one_run", "lira", "rmia", "shadow_classifier")},
-    ("Shadows", "inside", "bool"): "another truth",
-    ("noise_balance", "drawn", "wrong names"): "two numbers of standard deviation 1",
-    ("noise_balance", "charged", "empty"): "nothing was charged",
+    **{(name, "in*", "bool"): "another truth" for name in ("one_run_lower_bound", "lira", "rmia", "shadow_classifier")},
+    ("ShadowScores", "inside", "bool"): "another truth",
+    ("audit_noise", "drawn", "wrong names"): "two numbers of standard deviation 1",
+    ("audit_noise", "charged", "empty"): "nothing was charged",
     ("gradient_kde", "member", "bool"): "another truth",
     ("leave_one_out", "also_tried", "zero"): "no attack was tried besides",
     ("at_threshold", "threshold", "infinite"): "nobody is called a member, or everybody",
@@ -751,7 +773,15 @@ ACCEPTED: Listed = {
     ("*", "*", "*one of them: one row"): ROW,
     **{
         (name, "seed", "zero"): "a seed as any"
-        for name in ("Noise", "invert_gradient", "invert_message", "halves", "shadows", "estimate", "gradient_kde")
+        for name in (
+            "Noise",
+            "invert_gradient",
+            "invert_message",
+            "halves",
+            "run_shadows",
+            "estimate_cost",
+            "gradient_kde",
+        )
     },
     ("Pipeline", "tag", "*"): "any words",
     ("invert_message", "priors", "empty"): "no prior",
@@ -804,7 +834,7 @@ OTHERWISE: Listed = {
     ("*", "labels", "huge"): "the option that one class cannot serve",
     ("*", "*", "empty"): "`images`, or the indices that point at none",
     (
-        "held_classes",
+        "class_bounds",
         "class_rows",
         "NaN",
     ): "messages, which contradict each other: rows of NaN say that no class is held",

@@ -10,7 +10,7 @@ import torch
 import _membership
 import _pipelines
 import quickstart
-from attacks.membership import Shadows, Target, halves
+from attacks.membership import ShadowScores, Target, halves
 from distillkit.rng import derive
 from tests.scripts import load_script
 
@@ -40,7 +40,7 @@ def test_rows_are_added_and_what_is_finished_is_not_run_again(
     assert near["started"]["share"] == pytest.approx(0.1)  # type: ignore[index]
     assert near["started"]["tpr"][0] > 0.4  # type: ignore[index]
     with monkeypatch.context() as patch:
-        patch.setattr(membership, "shadows", lambda *_, **__: pytest.fail("run again"))
+        patch.setattr(membership, "run_shadows", lambda *_, **__: pytest.fail("run again"))
         membership.main([*words, "dm"])
     assert read(tmp_path / "records.jsonl") == first
     monkeypatch.setitem(quickstart.PRESETS, "smoke", {"rounds": 1, "steps": 1, "server_epochs": 1})
@@ -144,7 +144,7 @@ def test_records_of_one_pipeline_say_what_a_leaking_one_gives_away() -> None:
     started = inside & (torch.rand(8, 400, generator=generator) < 0.5)
     noise = 0.1 * torch.rand(8, 400, generator=generator, dtype=torch.float64)
     scores = {"model": model, "margin": model, "nearest": noise + started, "started": started.double()}
-    found = Shadows(inside, scores, {"model": margin, "margin": margin})
+    found = ShadowScores(inside, scores, {"model": margin, "margin": margin})
     lines = {line["attack"]: line for line in _membership.lines_of("dm", found, {"shadows": 8})}
     assert lines["LiRA online"]["tpr"][0] > 0.4
     assert lines["threshold"]["accuracy"] == pytest.approx(float((margin > 0).double().mean()))

@@ -39,6 +39,6 @@ def test_a_run_is_made_and_reported_and_one_of_ones_own(tmp_path: Path, capsys: 
 def test_other_methods_are_reported_too(method: str, said: str, tmp_path: Path) -> None:
     script = load_script("examples/privacy_report.py")
     [found] = script.main(["--preset", "smoke", "--method", method, "--out", str(tmp_path)])
-    lines = [*found.leaks, *found.looked, found.markdown.read_text()]
+    lines = [*found.leaks, *found.not_found, found.markdown.read_text()]
     assert any(said in line for line in lines)
     assert "sends private records" not in found.verdict

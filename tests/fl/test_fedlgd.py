@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks.transcript import read
+from attacks.transcript import read_transcript
 from distillkit import LabeledImages, Normalization
 from distillkit.augment import DSA, CropFlip
 from distillkit.condense import distribution_matching
@@ -171,7 +171,7 @@ def test_what_is_asked_before_round_1_is_counted_and_in_the_transcript(tmp_path:
     anchors = Anchors(ipc=2, init="statistics", selected=(), weight=0.0)
     method = FedAvg(anchors, factory=Tiny, lr=0.05, batch=6)
     run = simulate(method, federation(), rounds=1, out=tmp_path / "run", transcript=True, progress=False)
-    seen = [message for message in read(tmp_path / "run") if message.round == 0]
+    seen = [message for message in read_transcript(tmp_path / "run") if message.round == 0]
     setup, clients = run.rows[0]["setup"], sorted({message.client for message in seen})
     assert [(s.client, s.direction, s.exchange) for s in seen] == [
         (client, way, "answer") for client in clients for way in ("down", "up")
@@ -185,7 +185,7 @@ def test_what_is_asked_before_round_1_is_counted_and_in_the_transcript(tmp_path:
         assert setup[f"bytes_{way}"] == beside + sum(t.numel() * t.element_size() for t in tensors)
         assert setup[f"bytes_{way}"] == sum(setup[way].values())
     assert setup["failed"] == {}
-    assert {message.exchange for message in read(tmp_path / "run") if message.round == 1} == {"local"}
+    assert {message.exchange for message in read_transcript(tmp_path / "run") if message.round == 1} == {"local"}
 
 
 def test_noise_is_left_alone_when_somebody_else_asks() -> None:

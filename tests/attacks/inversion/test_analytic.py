@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attacks.inversion import class_counts, label_of_one, linear_input, linear_inputs
+from attacks.inversion import class_counts, infer_label, invert_linear, invert_linear_batch
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
 
@@ -38,14 +38,14 @@ def mlp(inputs: int, classes: int, seed: int, scale: float = 1.0, activation: ty
 
 def test_the_input_of_two_units_worked_by_hand() -> None:
     """L = (z_1 - 1)^2 + z_2 at z = W x + b = 0, x = (3, 5): dL/dz = (-2, 1), and dL/dW = dL/dz x^T."""
-    found = linear_input(torch.tensor([[-6.0, -10.0], [3.0, 5.0]]), torch.tensor([-2.0, 1.0]))
+    found = invert_linear(torch.tensor([[-6.0, -10.0], [3.0, 5.0]]), torch.tensor([-2.0, 1.0]))
     assert found.input.tolist() == pytest.approx([3.0, 5.0], rel=1e-6)
     assert found.residual == pytest.approx(0, abs=1e-12)
 
 
 def test_an_input_of_a_mixture_worked_by_hand() -> None:
     """Units that saw (1, 0) and (0, 1): the nearest outer product with b = (1, 1) is x = (1/2, 1/2), half is left."""
-    found = linear_input(torch.eye(2), torch.ones(2))
+    found = invert_linear(torch.eye(2), torch.ones(2))
     assert found.input.tolist() == pytest.approx([0.5, 0.5])
     assert found.residual == pytest.approx(0.5**0.5)
 
@@ -55,7 +55,7 @@ def test_an_input_of_a_mixture_worked_by_hand() -> None:
 def test_one_image_comes_back_exactly_clipped_or_not(seed: int, scale: float, clip: float) -> None:
     image = torch.rand(1, 3, 8, 8, generator=derive(seed, "x"))
     grads = gradients(mlp(192, 10, seed, scale), image, torch.tensor([seed % 10]))
-    found = linear_input(clip * grads["1.weight"], clip * grads["1.bias"])
+    found = invert_linear(clip * grads["1.weight"], clip * grads["1.bias"])
     assert float((found.input.view(3, 8, 8) - image[0]).abs().max()) < 1e-5
     assert found.residual < 1e-5
 
@@ -66,11 +66,11 @@ def test_the_residual_tells_the_attacker_of_a_batch_and_of_noise(seed: int) -> N
     images = torch.rand(4, 3, 8, 8, generator=derive(seed, "x"))
     network = mlp(192, 10, seed)
     grads = gradients(network, images, torch.tensor([0, 1, 2, 3]))
-    assert linear_input(grads["1.weight"], grads["1.bias"]).residual > 0.02
+    assert invert_linear(grads["1.weight"], grads["1.bias"]).residual > 0.02
     one = gradients(network, images[:1], torch.tensor([0]))
     weight = one["1.weight"]
     noise = torch.randn(weight.shape, generator=derive(seed, "n")) * weight.norm() / weight.numel() ** 0.5
-    assert linear_input(weight + noise, one["1.bias"]).residual > 0.5
+    assert invert_linear(weight + noise, one["1.bias"]).residual > 0.5
 
 
 @settings(max_examples=20, deadline=None)
@@ -79,7 +79,7 @@ def test_in_a_batch_a_unit_that_one_image_moved_gives_that_image(seed: int) -> N
     images = torch.rand(3, 1, 6, 6, generator=derive(seed, "x")) - 0.5
     network = mlp(36, 5, seed)
     grads = gradients(network, images, torch.tensor([0, 1, 2]))
-    found = linear_inputs(grads["1.weight"], grads["1.bias"])
+    found = invert_linear_batch(grads["1.weight"], grads["1.bias"])
     active = network[1](images.flatten(1)) > 0  # type: ignore[index]
     reacted = active[:, grads["1.bias"] != 0]
     assert found.shape == (reacted.shape[1], 36)
@@ -104,10 +104,10 @@ def test_one_label_whatever_the_network(seed: int, classes: int, scale: float, a
     """Behind tanh too, where features have both signs: rows are compared with one another."""
     image, label = torch.randn(1, 1, 4, 4, generator=derive(seed)), seed % classes
     grads = gradients(mlp(16, classes, seed, scale, activation), image, torch.tensor([label]))
-    assert label_of_one(grads["3.weight"]) == label
+    assert infer_label(grads["3.weight"]) == label
     assert int(class_counts(grads["3.bias"], 1).argmax()) == label
-    assert label_of_one(1e-4 * grads["3.weight"]) == label
-    assert label_of_one(grads["3.weight"].sign()) == label
+    assert infer_label(1e-4 * grads["3.weight"]) == label
+    assert infer_label(grads["3.weight"].sign()) == label
 
 
 def test_counts_worked_by_hand() -> None:
@@ -169,16 +169,16 @@ def test_counts_of_batches_of_eight_from_an_untrained_convnet_and_noise() -> Non
 
 ROWS, BIAS = torch.tensor([[1.0, 2.0], [-2.0, -4.0], [1.0, 2.0]]), torch.tensor([1.0, -2.0, 1.0])
 BAD: list[tuple[Any, str]] = [
-    (lambda: linear_input(ROWS, BIAS[:2]), r"weight_gradient \[O, D\] and bias_gradient \[O\] must be of one layer"),
-    (lambda: linear_input(ROWS, 0 * BIAS), "bias_gradient must not be all 0"),
-    (lambda: linear_inputs(ROWS, 0 * BIAS), "bias_gradient must not be all 0"),
-    (lambda: linear_input(ROWS, BIAS / 0), "bias_gradient must be finite"),
-    (lambda: linear_input(ROWS[None], BIAS), "weight_gradient must have two dimensions"),
-    (lambda: linear_input(ROWS, BIAS.int()), "bias_gradient must be a floating tensor .*int32"),
-    (lambda: label_of_one(ROWS[:2]), r"at least 3 classes.*class_counts\(bias_gradient, 1\)"),
-    (lambda: label_of_one(0 * ROWS), "exactly one row .* got 0"),
-    (lambda: label_of_one(ROWS.abs()), r"got 0; for a batch or a noisy gradient call class_counts"),
-    (lambda: label_of_one(torch.eye(3)), "exactly one row .* got 3"),
+    (lambda: invert_linear(ROWS, BIAS[:2]), r"weight_gradient \[O, D\] and bias_gradient \[O\] must be of one layer"),
+    (lambda: invert_linear(ROWS, 0 * BIAS), "bias_gradient must not be all 0"),
+    (lambda: invert_linear_batch(ROWS, 0 * BIAS), "bias_gradient must not be all 0"),
+    (lambda: invert_linear(ROWS, BIAS / 0), "bias_gradient must be finite"),
+    (lambda: invert_linear(ROWS[None], BIAS), "weight_gradient must have two dimensions"),
+    (lambda: invert_linear(ROWS, BIAS.int()), "bias_gradient must be a floating tensor .*int32"),
+    (lambda: infer_label(ROWS[:2]), r"at least 3 classes.*class_counts\(bias_gradient, 1\)"),
+    (lambda: infer_label(0 * ROWS), "exactly one row .* got 0"),
+    (lambda: infer_label(ROWS.abs()), r"got 0; for a batch or a noisy gradient call class_counts"),
+    (lambda: infer_label(torch.eye(3)), "exactly one row .* got 3"),
     (lambda: class_counts(BIAS[:1], 2), "bias_gradient must be .* at least 2"),
     (lambda: class_counts(BIAS, 0), "count must be at least 1"),
     (lambda: class_counts(BIAS, 2, torch.zeros(4, 3)), r"probabilities .* logits.softmax\(1\)"),

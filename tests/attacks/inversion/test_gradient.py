@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from attacks import align, match, psnr
 from attacks.inversion import invert_gradient
 from attacks.inversion._search import signed_adam
-from attacks.inversion.message import _shown
+from attacks.inversion.reconstruction import _shown
 from distillkit import Normalization
 from distillkit.losses import gradient_distance
 from distillkit.networks import ConvNet, build

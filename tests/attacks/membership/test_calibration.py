@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attacks import roc
-from attacks.membership import ATTACKS, Shadows, halves, leave_one_out, lira
+from attacks.membership import ATTACKS, ShadowScores, halves, leave_one_out, lira
 from distillkit.rng import derive
 from tests.scripts import load_script
 
@@ -18,9 +18,9 @@ def test_attacks_computed_together_are_those_of_leave_one_out(attack: str) -> No
     found, _ = BENCH.rates_and_truths(attack, 1.0, range(5, 7), 12, 40)
     for number, seed in enumerate((5, 6)):
         inside, scores = BENCH.design(1.0, seed, 12, 40)[:2]
-        one = leave_one_out(Shadows(inside, {"model": scores}), {"a": ATTACKS[attack]}, fpr=BENCH.FPR, progress=False)[
-            "a"
-        ]
+        one = leave_one_out(
+            ShadowScores(inside, {"model": scores}), {"a": ATTACKS[attack]}, fpr=BENCH.FPR, progress=False
+        )["a"]
         assert [p.tpr.value for p in one.points] == pytest.approx(found[number, :, 1].tolist())
         assert [p.fpr.value for p in one.points] == pytest.approx(found[number, :, 2].tolist())
         for wanted, ours in zip((one.auc, one.tpr, one.fpr), BENCH.intervals(found[number], 40)):
@@ -31,7 +31,7 @@ def test_the_truth_of_simulated_targets_is_what_more_models_give() -> None:
     """The closed form, against 400 more models attacked with the shadows and the threshold of one target."""
     truth = BENCH.rates_and_truths("LiRA offline", 1.0, range(5, 6), 12, 40)[1][0, 3]
     inside, scores, own, added = BENCH.design(1.0, 5, 12, 40)
-    one = Shadows(inside, {"model": scores})
+    one = ShadowScores(inside, {"model": scores})
     point = leave_one_out(one, {"a": ATTACKS["LiRA offline"]}, fpr=BENCH.FPR, progress=False)["a"].points[3]
     g, rest = derive(1), one.without(3)
     member = halves(400, 40, 99)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from attacks import roc
 from attacks.membership import (
-    Shadows,
+    ShadowScores,
     gradient_kde,
     gradient_norm,
     halves,
@@ -132,11 +132,11 @@ def test_a_shadow_classifier_is_a_logistic_regression_for_each_class() -> None:
 
 def test_it_finds_nothing_where_nothing_is_and_is_one_of_the_attacks() -> None:
     inside, g = halves(6, 60, 0), derive(3)
-    free = Shadows(inside, {"model": torch.randn(6, 60, 2, generator=g)}, labels=torch.arange(60) % 2)
+    free = ShadowScores(inside, {"model": torch.randn(6, 60, 2, generator=g)}, labels=torch.arange(60) % 2)
     attack = {"classifier": lambda t: shadow_classifier(t.scores, t.inside, t.shadows, t.labels)}
     found = leave_one_out(free, attack, fpr=0.1, progress=False)["classifier"]
     assert found.auc.low < 0.5 < found.auc.high
-    taught = Shadows(inside, {"model": free.scores["model"] + inside[:, :, None]}, labels=free.labels)
+    taught = ShadowScores(inside, {"model": free.scores["model"] + inside[:, :, None]}, labels=free.labels)
     assert leave_one_out(taught, attack, fpr=0.1, progress=False)["classifier"].auc.low > 0.6
 
 

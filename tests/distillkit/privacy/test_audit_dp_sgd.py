@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attacks.audit import refutes
+from attacks.audit import audit_claim
 from distillkit.networks import build
 from distillkit.privacy import ExampleGradients, Ledger, gaussian_delta, gaussian_epsilon, train_private
 from distillkit.privacy.gradients import per_example
@@ -73,7 +73,7 @@ def test_dp_sgd_costs_what_it_claims() -> None:
     released(DATA, ledger)
     assert ledger.epsilon() == pytest.approx(gaussian_epsilon(SIGMA, DELTA), rel=1e-6)
     inside, outside = worlds()
-    assert not refutes(inside, outside, PROFILE, confidence=1 - 1e-5).refuted
+    assert not audit_claim(inside, outside, PROFILE, confidence=1 - 1e-5).refuted
     distance = float(inside.mean() - outside.mean())
     noise = math.sqrt(float(inside.var() + outside.var()) / 2)
     assert distance == pytest.approx(1.0, abs=4.5 * math.sqrt(2 / RUNS))
@@ -97,4 +97,4 @@ def test_a_row_for_each_patch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ExampleGradients, "__call__", by_patch)
     inside, outside = worlds()
     assert float(inside.mean() - outside.mean()) == pytest.approx(16.0, abs=1.0)
-    assert refutes(inside, outside, PROFILE, confidence=1 - 1e-5).refuted
+    assert audit_claim(inside, outside, PROFILE, confidence=1 - 1e-5).refuted

@@ -19,13 +19,13 @@ from attacks.inversion import (
     ClassMeans,
     FedAvgUpdate,
     Gradient,
-    Replayed,
+    ReplayableMessage,
     batch_norm_prior,
     invert_gradient,
     invert_message,
 )
 from attacks.inversion._search import lbfgs, signed_adam
-from attacks.inversion.priors import consensus
+from attacks.inversion.priors import group_mean
 from distillkit.losses import BatchNormPrior
 from distillkit.networks import ConvNet, build
 from distillkit.normalization import IDENTITY
@@ -73,7 +73,7 @@ def test_a_replayed_update_is_torchs_sgd(
     known = FedAvgUpdate(net, change, order=order, **alike).replay(images, labels)  # type: ignore[arg-type]
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(known, change))
     sent = FedAvgUpdate.of(net, images, labels, epochs=epochs, batch=batch, order=order, **alike)  # type: ignore[arg-type]
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(sent.seen, change))
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(sent.observed, change))
     assert sent.order is None  # the attacker does not know it
 
 
@@ -98,8 +98,8 @@ def test_what_a_function_replays_is_inverted_as_the_victim_that_it_is() -> None:
     net, images, labels = network("relu"), pictures(1), torch.tensor([2])
     sent = Gradient.of(net, images, labels)
     a = invert_message(sent, SHAPE, steps=5)
-    b = invert_message(Replayed(sent.seen, sent.replay, 5), SHAPE, labels=labels, steps=5)
-    c = invert_gradient(net, sent.seen, SHAPE, steps=5)
+    b = invert_message(ReplayableMessage(sent.observed, sent.replay, 5), SHAPE, labels=labels, steps=5)
+    c = invert_gradient(net, sent.observed, SHAPE, steps=5)
     assert a.losses == b.losses == c.losses
     assert torch.equal(a.images, b.images)
     assert torch.equal(a.images, c.images)
@@ -122,14 +122,14 @@ def test_a_class_of_one_record_sends_the_record_and_noise_hides_it() -> None:
     net, truth, labels = network("relu", width=16), pictures(2), torch.tensor([0, 3])
     embed: Callable[[Tensor], Tensor] = net.features  # type: ignore[assignment]
     sent = ClassMeans.of([embed], truth, labels, 5)
-    assert [list(m.shape) for m in sent.seen] == [[2, 256]]
+    assert [list(m.shape) for m in sent.observed] == [[2, 256]]
     found = invert_message(sent, SHAPE, 2, method="dlg", steps=8)
     assert found.labels.tolist() == [0, 3]
     assert float(psnr(found.images, truth).min()) > 40
     before = 100.0
     for std in (0.01, 0.1, 1.0):
         rows = torch.zeros(5, 256)
-        rows[labels] = sent.seen[0] + std * torch.randn(2, 256, generator=derive(1))
+        rows[labels] = sent.observed[0] + std * torch.randn(2, 256, generator=derive(1))
         noised = invert_message(ClassMeans([embed], [rows]), SHAPE, 2, method="dlg", steps=8)
         now = float(psnr(noised.images, truth).mean())
         assert now < before - 3
@@ -138,11 +138,11 @@ def test_a_class_of_one_record_sends_the_record_and_noise_hides_it() -> None:
 
 def test_counts_of_records_say_the_labels() -> None:
     means = torch.tensor([[1.0, 2.0], [0.0, 0.0], [torch.nan, torch.nan], [0.5, 0.0]])
-    victim = ClassMeans([lambda x: x.flatten(1)[:, :2]], [means], counts=torch.tensor([2, 0, 0, 1]))
-    assert victim.present.tolist() == [True, False, False, True]
-    assert victim.read_labels(3, means).tolist() == [0, 0, 3]
+    message = ClassMeans([lambda x: x.flatten(1)[:, :2]], [means], counts=torch.tensor([2, 0, 0, 1]))
+    assert message.present.tolist() == [True, False, False, True]
+    assert message.read_labels(3, means).tolist() == [0, 0, 3]
     x = torch.tensor([[1.0, 1], [1, 3], [0.5, 0]]).view(3, 1, 1, 2)
-    assert torch.equal(victim.replay(x, torch.tensor([0, 0, 3]))[0], victim.seen[0])
+    assert torch.equal(message.replay(x, torch.tensor([0, 0, 3]))[0], message.observed[0])
 
 
 # Priors.
@@ -173,7 +173,7 @@ def test_priors_count_with_their_weight_in_the_loss() -> None:
     net, truth, label = with_statistics().eval(), pictures(1), torch.tensor([2])
     sent, prior = Gradient.of(net, truth, label), batch_norm_prior(net)
     found = invert_message(sent, SHAPE, steps=3, total_variation=0, priors=[(0.1, prior), (2.0, torch.mean)])
-    a, b = (torch.cat([g.flatten() for g in side]) for side in (sent.replay(found.images, label), sent.seen))
+    a, b = (torch.cat([g.flatten() for g in side]) for side in (sent.replay(found.images, label), sent.observed))
     expected = 1 - F.cosine_similarity(a, b, dim=0) + 0.1 * prior(found.images) + 2 * found.images.mean()
     assert found.losses[0] == pytest.approx(float(expected.detach()), rel=1e-4)
 
@@ -182,10 +182,10 @@ def test_the_consensus_pairs_images_of_one_class_worked_by_hand() -> None:
     """Two restarts hold the same three images but for 0.2, dealt in other orders: each sees the mean in its own."""
     values = torch.tensor([0.0, 5.0, 9.0]).view(3, 1, 1, 1)
     first, second = values, values[[2, 1, 0]] + 0.2
-    means = consensus({0: first, 1: second}, {0: torch.tensor([1, 1, 0]), 1: torch.tensor([0, 1, 1])})
+    means = group_mean({0: first, 1: second}, {0: torch.tensor([1, 1, 0]), 1: torch.tensor([0, 1, 1])})
     assert means[0].flatten().tolist() == pytest.approx([0.1, 5.1, 9.1])
     assert means[1].flatten().tolist() == pytest.approx([9.1, 5.1, 0.1])
-    apart = consensus({0: first, 1: second}, {0: torch.tensor([1, 1, 0]), 1: torch.tensor([1, 1, 0])})
+    apart = group_mean({0: first, 1: second}, {0: torch.tensor([1, 1, 0]), 1: torch.tensor([1, 1, 0])})
     assert apart[0].flatten().tolist() == pytest.approx([(0 + 5.2) / 2, (5 + 9.2) / 2, (9 + 0.2) / 2])
 
 
@@ -200,8 +200,8 @@ def test_a_group_comes_together_and_its_losses_are_without_it() -> None:
             tried.append(x.detach().clone())
             return sent.replay(x, y)
 
-        victim = Replayed(sent.seen, replay, 5)
-        found = invert_message(victim, SHAPE, 2, labels=labels, steps=40, restarts=3, group=group)
+        message = ReplayableMessage(sent.observed, replay, 5)
+        found = invert_message(message, SHAPE, 2, labels=labels, steps=40, restarts=3, group=group)
         ends = tried[-3:] if group else [tried[41], tried[82], tried[123]]
         ends = [x[match(x, ends[0])] for x in ends]
         spread.append(float(torch.stack(ends).std(0).mean()))
@@ -270,18 +270,20 @@ BAD: list[tuple[Any, str]] = [
     (lambda: invert_message(SENT, SHAPE, method="dlg", restarts=2, group=0.1), "group needs method='geiping'"),
     (lambda: invert_message(SENT, SHAPE, priors=[torch.mean]), "priors must be a list of pairs"),
     (lambda: invert_message(SENT, SHAPE, priors=[(-1.0, torch.mean)]), "priors must be .*at least 0"),
-    (lambda: invert_message(NET, SHAPE), "victim must be a Victim"),  # type: ignore[arg-type]
-    (lambda: invert_message(Replayed(SENT.seen, SENT.replay, 5), SHAPE), "labels must be given"),
+    (lambda: invert_message(NET, SHAPE), "message must be a ObservedMessage"),  # type: ignore[arg-type]
+    (lambda: invert_message(ReplayableMessage(SENT.observed, SENT.replay, 5), SHAPE), "labels must be given"),
     (
-        lambda: invert_message(Replayed(SENT.seen[:1], SENT.replay, 5), SHAPE, labels=torch.tensor([0])),
-        "victim must replay tensors of the shapes that were seen",
+        lambda: invert_message(ReplayableMessage(SENT.observed[:1], SENT.replay, 5), SHAPE, labels=torch.tensor([0])),
+        "message must replay tensors of the shapes that were seen",
     ),
     (
-        lambda: invert_message(Replayed(SENT.seen, lambda x, y: SENT.seen, 5), SHAPE, labels=torch.tensor([0])),
-        "victim must replay with a graph to the images",
+        lambda: invert_message(
+            ReplayableMessage(SENT.observed, lambda x, y: SENT.observed, 5), SHAPE, labels=torch.tensor([0])
+        ),
+        "message must replay with a graph to the images",
     ),
-    (lambda: Replayed([], SENT.replay, 5), "seen must not be empty or all 0"),
-    (lambda: Replayed([torch.ones(2) / 0], SENT.replay, 5), "seen must be finite"),
+    (lambda: ReplayableMessage([], SENT.replay, 5), "observed must not be empty or all 0"),
+    (lambda: ReplayableMessage([torch.ones(2) / 0], SENT.replay, 5), "observed must be finite"),
     (lambda: FedAvgUpdate(NET, [0 * p for p in ONES], lr=0.1), "update must not all be 0"),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, epochs=2, order=[torch.tensor([0])]), "order must come without epochs"),
     (

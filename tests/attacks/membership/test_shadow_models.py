@@ -1,4 +1,4 @@
-"""Shadows: their design, their folder, the same with any number of workers; and attacks judged on each in turn."""
+"""ShadowScores: their design, their folder, the same with any number of workers; and attacks judged on each in turn."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from attacks.membership import (
     ATTACKS,
     Cost,
     Pipeline,
-    Shadows,
+    ShadowScores,
     Target,
-    estimate,
+    estimate_cost,
     halves,
     leave_one_out,
     lira,
     model_scorer,
     rmia,
-    shadows,
+    run_shadows,
 )
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
@@ -45,15 +45,15 @@ def pipeline(run: Any = fit, **changes: Any) -> Pipeline:
     return Pipeline(run, IMAGES, LABELS, **{"population": POPULATION, "tag": "mean", **changes})
 
 
-def drawn(seed: int, count: int = 12, records: int = 60, effect: float = 1.0) -> Shadows:
+def drawn(seed: int, count: int = 12, records: int = 60, effect: float = 1.0) -> ShadowScores:
     """Scores of shadows without any training: records with their own means, models with their own shift."""
     inside, g = halves(count, records, seed), derive(seed, "scores")
     own = torch.randn(records, generator=derive(3), dtype=torch.float64)
     scores = own + torch.randn(count, records, generator=g, dtype=torch.float64) + effect * inside
-    return Shadows(inside, {"model": scores}, {"model": torch.randn(count, 30, generator=g, dtype=torch.float64)})
+    return ShadowScores(inside, {"model": scores}, {"model": torch.randn(count, 30, generator=g, dtype=torch.float64)})
 
 
-def same(a: Shadows, b: Shadows) -> bool:
+def same(a: ShadowScores, b: ShadowScores) -> bool:
     kinds = ((a.scores, b.scores), (a.population, b.population))
     return torch.equal(a.inside, b.inside) and all(torch.equal(x[n], y[n]) for x, y in kinds for n in x)
 
@@ -69,7 +69,7 @@ def test_halves_are_balanced_and_say_nothing_of_a_target_in_the_rest(pairs: int,
     assert torch.equal(inside[::2], ~inside[1::2])
     assert torch.equal(halves(2 * pairs + 4, records, seed)[: 2 * pairs], inside)
     if pairs > 2 and len({tuple(row.tolist()) for row in inside}) == len(inside):
-        rest = Shadows(inside, {"s": torch.zeros(inside.shape)}).without(1)
+        rest = ShadowScores(inside, {"s": torch.zeros(inside.shape)}).without(1)
         assert rest.inside.sum(0).tolist() == [pairs - 1] * records
 
 
@@ -89,9 +89,9 @@ def test_a_balance_that_tells_the_target_is_refused() -> None:
     rest = keep[1:].sum(0)
     assert roc(-rest.double(), keep[0]).auc == 1.0
     with pytest.raises(ValueError, match="tells them apart; draw the halves independently"):
-        Shadows(keep, scores).target(0, "s")
+        ShadowScores(keep, scores).target(0, "s")
     free = torch.rand(8, 40, generator=derive(7)) < 0.5
-    assert len(Shadows(free, scores).target(0, "s").inside) == 7
+    assert len(ShadowScores(free, scores).target(0, "s").inside) == 7
     counting = leave_one_out(drawn(0), {"counting": lambda t: -t.inside.sum(0).double()}, fpr=0.1, progress=False)
     assert (counting["counting"].auc.value, counting["counting"].auc.high) == (0.5, 0.5)
 
@@ -100,14 +100,14 @@ def test_a_balance_that_tells_the_target_is_refused() -> None:
 
 
 def test_shadows_are_what_the_pipeline_gives() -> None:
-    found = shadows(pipeline(), 4, seed=3, progress=False)
+    found = run_shadows(pipeline(), 4, seed=3, progress=False)
     seeds: list[int] = []
 
     def spy(indices: Tensor, seed: int) -> Any:
         seeds.append(seed)
         return fit(indices, seed)
 
-    again = shadows(pipeline(spy), 4, seed=3, progress=False)
+    again = run_shadows(pipeline(spy), 4, seed=3, progress=False)
     assert same(found, again)
     assert len(set(seeds)) == 4
     assert all(0 <= s < 2**31 for s in seeds)
@@ -116,7 +116,7 @@ def test_shadows_are_what_the_pipeline_gives() -> None:
         assert torch.equal(found.scores["model"][number], scorers["model"](IMAGES, LABELS).double())
         assert torch.equal(found.population["both"][number], scorers["both"](*POPULATION).double())
     assert torch.equal(found.labels if found.labels is not None else LABELS - 1, LABELS)
-    assert not same(found, shadows(pipeline(), 4, seed=4, progress=False))
+    assert not same(found, run_shadows(pipeline(), 4, seed=4, progress=False))
 
 
 @pytest.mark.parametrize(("workers", "where"), [(3, "threads"), (1, "processes")])
@@ -128,7 +128,9 @@ def test_workers_change_nothing(workers: int, where: Any) -> None:
         return fit(indices, seed)
 
     run = fit if where == "processes" else closure
-    assert same(shadows(pipeline(), 4, progress=False), shadows(pipeline(run), 4, workers=workers, where=where))
+    assert same(
+        run_shadows(pipeline(), 4, progress=False), run_shadows(pipeline(run), 4, workers=workers, backend=where)
+    )
     assert where == "processes" or all(name.startswith("shadow") for name in there)
 
 
@@ -142,20 +144,22 @@ def test_a_stopped_run_goes_on_and_more_shadows_can_follow(tmp_path: Path) -> No
         return fit(indices, seed)
 
     with pytest.raises(RuntimeError, match="power cut") as caught:
-        shadows(pipeline(fragile), 6, out=tmp_path, progress=False)
+        run_shadows(pipeline(fragile), 6, out=tmp_path, progress=False)
     assert caught.value.__notes__ == ["raised in shadow 3"]
     kept = sorted(p.name for p in tmp_path.glob("shadow-*"))
     assert kept == [f"shadow-0000{i}.safetensors" for i in range(3)] or len(kept) >= 3
     calls.clear()
-    found = shadows(pipeline(fragile), 6, out=tmp_path, progress=False)
+    found = run_shadows(pipeline(fragile), 6, out=tmp_path, progress=False)
     assert len(calls) == 6 - len(kept)
-    assert same(found, shadows(pipeline(), 6, progress=False))
+    assert same(found, run_shadows(pipeline(), 6, progress=False))
     calls.clear()
     calls += [0] * 10
-    more = shadows(pipeline(fragile), 8, out=tmp_path, progress=False)
+    more = run_shadows(pipeline(fragile), 8, out=tmp_path, progress=False)
     assert len(calls) == 12
     assert torch.equal(more.scores["model"][:6], found.scores["model"])
-    assert same(shadows(pipeline(fragile), 4, out=tmp_path, progress=False), shadows(pipeline(), 4, progress=False))
+    assert same(
+        run_shadows(pipeline(fragile), 4, out=tmp_path, progress=False), run_shadows(pipeline(), 4, progress=False)
+    )
     assert len(calls) == 12
 
 
@@ -164,7 +168,7 @@ def test_what_was_under_way_when_another_failed_is_kept(tmp_path: Path) -> None:
         raise RuntimeError("no data")
 
     with pytest.raises(RuntimeError, match="no data") as caught:
-        shadows(pipeline(at_once), 4, progress=False)
+        run_shadows(pipeline(at_once), 4, progress=False)
     assert caught.value.__notes__ == ["raised in shadow 0"]
     raised = threading.Event()
 
@@ -177,16 +181,16 @@ def test_what_was_under_way_when_another_failed_is_kept(tmp_path: Path) -> None:
         return fit(indices, seed)
 
     seeds: list[int] = []
-    shadows(pipeline(lambda indices, seed: (seeds.append(seed), fit(indices, seed))[1]), 4, progress=False)
+    run_shadows(pipeline(lambda indices, seed: (seeds.append(seed), fit(indices, seed))[1]), 4, progress=False)
     bad, slow = seeds[2], seeds[1]
     with pytest.raises(RuntimeError, match="out of memory"):
-        shadows(pipeline(one_fails), 4, out=tmp_path, workers=2, progress=False)
+        run_shadows(pipeline(one_fails), 4, out=tmp_path, workers=2, progress=False)
     assert (tmp_path / "shadow-00001.safetensors").exists()
     assert not (tmp_path / "shadow-00002.safetensors").exists()
 
 
 def test_a_folder_of_another_design_is_refused(tmp_path: Path) -> None:
-    shadows(pipeline(), 4, out=tmp_path, progress=False)
+    run_shadows(pipeline(), 4, out=tmp_path, progress=False)
     other = IMAGES.clone()
     other[0, 0, 0, 0] += 1
     changed = [
@@ -198,24 +202,24 @@ def test_a_folder_of_another_design_is_refused(tmp_path: Path) -> None:
     ]
     for one, seed, said in changed:
         for call in (
-            lambda p, s: shadows(p, 4, out=tmp_path, seed=s),
-            lambda p, s: estimate(p, 4, out=tmp_path, seed=s),
+            lambda p, s: run_shadows(p, 4, out=tmp_path, seed=s),
+            lambda p, s: estimate_cost(p, 4, out=tmp_path, seed=s),
         ):
             with pytest.raises(ValueError, match=f"of another design .*{said}.*give another folder"):
                 call(one, seed)
     (tmp_path / "design.json").unlink()
     with pytest.raises(ValueError, match=r"holds shadows but no design\.json"):
-        shadows(pipeline(), 4, out=tmp_path)
+        run_shadows(pipeline(), 4, out=tmp_path)
     (tmp_path / "design.json").write_text("{half")
     with pytest.raises(ValueError, match=r"has a damaged design\.json"):
-        shadows(pipeline(), 4, out=tmp_path)
+        run_shadows(pipeline(), 4, out=tmp_path)
 
 
 def test_a_damaged_shadow_is_named(tmp_path: Path) -> None:
-    shadows(pipeline(), 4, out=tmp_path, progress=False)
+    run_shadows(pipeline(), 4, out=tmp_path, progress=False)
     (tmp_path / "shadow-00002.safetensors").write_bytes(b"half")
     with pytest.raises(ValueError, match=r"shadow-00002\.safetensors is damaged"):
-        shadows(pipeline(), 4, out=tmp_path)
+        run_shadows(pipeline(), 4, out=tmp_path)
 
 
 def test_an_estimate_costs_one_shadow_and_keeps_it(tmp_path: Path) -> None:
@@ -225,12 +229,12 @@ def test_an_estimate_costs_one_shadow_and_keeps_it(tmp_path: Path) -> None:
         calls.append(seed)
         return fit(indices, seed)
 
-    cost = estimate(pipeline(counted), 6, out=tmp_path, workers=2)
+    cost = estimate_cost(pipeline(counted), 6, out=tmp_path, workers=2)
     assert (cost.missing, cost.workers, len(calls)) == (5, 2, 1)
     assert cost.seconds == pytest.approx(3 * cost.each)
-    shadows(pipeline(counted), 6, out=tmp_path, progress=False)
+    run_shadows(pipeline(counted), 6, out=tmp_path, progress=False)
     assert len(calls) == 6
-    done = estimate(pipeline(counted), 6, out=tmp_path)
+    done = estimate_cost(pipeline(counted), 6, out=tmp_path)
     assert (done.seconds, done.each, len(calls)) == (0, cost.each, 6)
     assert str(Cost(3.1, 65, 2)) == "3.1 s a shadow: 65 more take at least 102 s with 2 at a time"
     facts = json.loads((tmp_path / "design.json").read_text())
@@ -245,12 +249,12 @@ def test_a_fit_that_draws_globally_is_seeded_or_warned_of() -> None:
     before = torch.get_rng_state()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        once, again = (shadows(pipeline(careless), 4, progress=False) for _ in range(2))
-        shadows(pipeline(), 4, workers=2, progress=False)
+        once, again = (run_shadows(pipeline(careless), 4, progress=False) for _ in range(2))
+        run_shadows(pipeline(), 4, workers=2, progress=False)
     assert same(once, again)
     assert len(once.scores["model"][:, 0].unique()) == 4
-    with pytest.warns(UserWarning, match=r"global generator.*where='processes', or workers=1"):
-        shadows(pipeline(careless), 4, workers=2, progress=False)
+    with pytest.warns(UserWarning, match=r"global generator.*backend='processes', or workers=1"):
+        run_shadows(pipeline(careless), 4, workers=2, progress=False)
     torch.set_rng_state(before)
 
 
@@ -276,7 +280,7 @@ def test_a_threshold_never_saw_its_target() -> None:
     first = leave_one_out(one, attacks, fpr=0.1, progress=False)
     scores, z = one.scores["model"].clone(), one.population["model"].clone()
     scores[4:6], z[4:6] = 7 * scores[4:6] + 3, z[4:6] - 1
-    second = leave_one_out(Shadows(one.inside, {"model": scores}, {"model": z}), attacks, fpr=0.1, progress=False)
+    second = leave_one_out(ShadowScores(one.inside, {"model": scores}, {"model": z}), attacks, fpr=0.1, progress=False)
     for name in attacks:
         assert [first[name].points[i].threshold for i in (4, 5)] == [second[name].points[i].threshold for i in (4, 5)]
         assert first[name].points[0].threshold != second[name].points[0].threshold
@@ -327,11 +331,11 @@ def test_few_hits_have_an_interval_at_least_as_wide_as_that_of_a_count() -> None
 
 
 def test_halves_drawn_one_by_one_are_targets_too() -> None:
-    """Rows without complements, as `Shadows` takes them: each is its own unit, and left out alone."""
+    """Rows without complements, as `ShadowScores` takes them: each is its own unit, and left out alone."""
     g, n = derive(11), 14
     inside = torch.rand(n, 40, generator=g) < 0.5
     scores = torch.randn(n, 40, generator=g, dtype=torch.float64) + 1.5 * inside
-    one = Shadows(inside, {"model": scores})
+    one = ShadowScores(inside, {"model": scores})
     found = leave_one_out(one, {"LiRA": ATTACKS["LiRA offline"]}, fpr=0.1, progress=False)["LiRA"]
     assert len(found.points) == n
     rests = [torch.arange(n) != t for t in range(n)]
@@ -350,15 +354,15 @@ def test_more_attacks_make_wider_intervals() -> None:
     assert several["threshold"].auc.value == alone.auc.value
     also = leave_one_out(one, {"a": ATTACKS["threshold"]}, fpr=0.1, also_tried=4, progress=False)["a"]
     assert also.tpr == several["threshold"].tpr
-    bare = Shadows(one.inside, one.scores)
+    bare = ShadowScores(one.inside, one.scores)
     assert set(leave_one_out(bare, fpr=0.1, progress=False)) == {"threshold", "LiRA offline", "LiRA online"}
-    distances = Shadows(one.inside, {"set": one.scores["model"]}, {"set": one.population["model"]})
-    assert "RMIA offline" not in leave_one_out(distances, name="set", fpr=0.1, progress=False)
+    distances = ShadowScores(one.inside, {"set": one.scores["model"]}, {"set": one.population["model"]})
+    assert "RMIA offline" not in leave_one_out(distances, scorer="set", fpr=0.1, progress=False)
     assert alone.ppv(0.01).value < alone.ppv(0.5).value
     assert torch.equal(ATTACKS["RMIA online"](one.target(0, "model")), rmia(*rmia_of(one), online=True))
 
 
-def rmia_of(one: Shadows) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def rmia_of(one: ShadowScores) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     s, z = one.scores["model"], one.population["model"]
     return s[0], one.inside[2:], s[2:], z[0], z[2:]
 
@@ -383,36 +387,48 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: Pipeline(fit, IMAGES, LABELS, IMAGES), "population must be 2 tensors, images and labels, got 20"),
     (lambda: Pipeline(fit, IMAGES, LABELS, tag=3), "tag must be a string"),  # type: ignore[arg-type]
     (lambda: halves(5, 10, 0), "count must be even, as shadows come in pairs of complements, got 5"),
-    (lambda: shadows(pipeline(), 2), "count must be at least 4"),
-    (lambda: shadows(fit, 4), "pipeline must be a Pipeline"),  # type: ignore[arg-type]
-    (lambda: shadows(pipeline(), 4, where="cluster"), "where must be one of 'threads', 'processes'"),  # type: ignore[arg-type]
-    (lambda: shadows(pipeline(lambda i, s: fit(i, s)), 4, where="processes"), "give where='threads' for closures"),
-    (lambda: shadows(pipeline(lambda i, s: None), 4), "fit must return scorers by name.* got NoneType"),
-    (lambda: shadows(pipeline(lambda i, s: {}), 4), "got an empty mapping"),
-    (lambda: shadows(pipeline(lambda i, s: {"a": 3}), 4), "fit must map names to functions"),
-    (lambda: shadows(pipeline(scorers(lambda x: x[:3, 0, 0, 0])), 4), r"one row a record, \[20\] or \[20, d\]"),
-    (lambda: shadows(pipeline(scorers(lambda x: x.flatten(1).sum(1).int())), 4), "must give a floating tensor"),
-    (lambda: shadows(pipeline(scorers(lambda x: x.flatten(1).sum(1) / 0)), 4), "must give finite scores, but 20 of 20"),
+    (lambda: run_shadows(pipeline(), 2), "count must be at least 4"),
+    (lambda: run_shadows(fit, 4), "pipeline must be a Pipeline"),  # type: ignore[arg-type]
+    (lambda: run_shadows(pipeline(), 4, backend="cluster"), "backend must be one of 'threads', 'processes'"),  # type: ignore[arg-type]
     (
-        lambda: shadows(pipeline(lambda i, s: {f"a{s}": lambda x, y: x.flatten(1).sum(1)}), 4),
+        lambda: run_shadows(pipeline(lambda i, s: fit(i, s)), 4, backend="processes"),
+        "give backend='threads' for closures",
+    ),
+    (lambda: run_shadows(pipeline(lambda i, s: None), 4), "fit must return scorers by name.* got NoneType"),
+    (lambda: run_shadows(pipeline(lambda i, s: {}), 4), "got an empty mapping"),
+    (lambda: run_shadows(pipeline(lambda i, s: {"a": 3}), 4), "fit must map names to functions"),
+    (lambda: run_shadows(pipeline(scorers(lambda x: x[:3, 0, 0, 0])), 4), r"one row a record, \[20\] or \[20, d\]"),
+    (lambda: run_shadows(pipeline(scorers(lambda x: x.flatten(1).sum(1).int())), 4), "must give a floating tensor"),
+    (
+        lambda: run_shadows(pipeline(scorers(lambda x: x.flatten(1).sum(1) / 0)), 4),
+        "must give finite scores, but 20 of 20",
+    ),
+    (
+        lambda: run_shadows(pipeline(lambda i, s: {f"a{s}": lambda x, y: x.flatten(1).sum(1)}), 4),
         "fit must return the same scorers every time",
     ),
     (lambda: model_scorer(fit), "network must be an nn.Module"),  # type: ignore[arg-type]
-    (lambda: Shadows(torch.ones(2, 3), {}), "inside must be a bool tensor"),
-    (lambda: Shadows(halves(4, 6, 0), {}), "scores must hold at least one"),
-    (lambda: Shadows(halves(4, 6, 0), {"a": torch.zeros(4, 5)}), r"scores\['a'\] must be \[4, 6\]"),
-    (lambda: Shadows(halves(4, 6, 0), {"a": torch.zeros(4, 6)}, {"b": torch.zeros(4, 2)}), "population must be by"),
-    (lambda: Shadows(halves(2, 6, 0), {"a": torch.zeros(2, 6)}).target(0, "a"), "must hold shadows beside number 0"),
+    (lambda: ShadowScores(torch.ones(2, 3), {}), "inside must be a bool tensor"),
+    (lambda: ShadowScores(halves(4, 6, 0), {}), "scores must hold at least one"),
+    (lambda: ShadowScores(halves(4, 6, 0), {"a": torch.zeros(4, 5)}), r"scores\['a'\] must be \[4, 6\]"),
+    (
+        lambda: ShadowScores(halves(4, 6, 0), {"a": torch.zeros(4, 6)}, {"b": torch.zeros(4, 2)}),
+        "population must be by",
+    ),
+    (
+        lambda: ShadowScores(halves(2, 6, 0), {"a": torch.zeros(2, 6)}).target(0, "a"),
+        "must hold shadows beside number 0",
+    ),
     (lambda: drawn(0).target(12, "model"), "number must be at most 11, got 12"),
-    (lambda: drawn(0).target(0, "set"), "name must be one of 'model', got 'set'"),
+    (lambda: drawn(0).target(0, "set"), "scorer must be one of 'model', got 'set'"),
     (lambda: leave_one_out(drawn(0), fpr=0.01), "fpr must be at least 1/30, one false positive among a target's"),
     (lambda: leave_one_out(drawn(0, count=4), fpr=0.1), "shadows must be at least three pairs, .* got 4"),
-    (lambda: shadows(pipeline(), 4, out=3), "out must be a folder's path, got int"),  # type: ignore[arg-type]
+    (lambda: run_shadows(pipeline(), 4, out=3), "out must be a folder's path, got int"),  # type: ignore[arg-type]
     (lambda: leave_one_out(drawn(0), {}, fpr=0.1), "attacks must hold at least one attack"),
     (lambda: leave_one_out(drawn(0), {"a": lambda: None}, fpr=0.1), r"attacks\['a'\] is called as"),
     (lambda: leave_one_out(drawn(0), {"a": lambda t: t.scores[:3]}, fpr=0.1), r"one score a record, \[60\], got \[3\]"),
     (
-        lambda: leave_one_out(Shadows(drawn(0).inside, drawn(0).scores), {"r": ATTACKS["RMIA online"]}, fpr=0.1),
+        lambda: leave_one_out(ShadowScores(drawn(0).inside, drawn(0).scores), {"r": ATTACKS["RMIA online"]}, fpr=0.1),
         "population must be given to the pipeline for RMIA",
     ),
 ]

@@ -8,18 +8,20 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from attacks.membership.pipeline import Fitted
+from attacks.membership.pipeline import RunScores
 from distillkit._utils.files import read_tensors, write_atomically, write_tensors
 from distillkit.locking import locked
 
-__all__ = ["FORMAT", "keep", "kept"]
+__all__ = ["FORMAT", "open_shadow_folder", "write_shadow"]
 
 FORMAT = "distillkit shadow 1"
 """The format that files and the design name."""
 
 
 @contextlib.contextmanager
-def kept(out: str | os.PathLike[str] | None, design: Mapping[str, object], count: int) -> Iterator[dict[int, Fitted]]:
+def open_shadow_folder(
+    out: str | os.PathLike[str] | None, design: Mapping[str, object], count: int
+) -> Iterator[dict[int, RunScores]]:
     """Own the folder for the length of a `with` block, and give what it holds of this design, by number.
 
     Args:
@@ -43,7 +45,7 @@ def kept(out: str | os.PathLike[str] | None, design: Mapping[str, object], count
         yield {number: _read(path) for number, path in paths.items() if path.exists()}
 
 
-def keep(out: str | os.PathLike[str] | None, number: int, one: Fitted) -> None:
+def write_shadow(out: str | os.PathLike[str] | None, number: int, one: RunScores) -> None:
     """Write a shadow's scores as a whole.
 
     Args:
@@ -61,9 +63,9 @@ def _path(out: str | os.PathLike[str], number: int) -> Path:
     return Path(out) / f"shadow-{number:05d}.safetensors"
 
 
-def _read(path: Path) -> Fitted:
+def _read(path: Path) -> RunScores:
     tensors, facts = read_tensors(path, kind=FORMAT, what="a shadow's scores")
-    return Fitted(
+    return RunScores(
         {n.removeprefix("scores."): t for n, t in tensors.items() if n.startswith("scores.")},
         {n.removeprefix("population."): t for n, t in tensors.items() if n.startswith("population.")},
         float(facts["seconds"]),

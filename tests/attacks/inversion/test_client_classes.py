@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from attacks.inversion import Held, held_classes
+from attacks.inversion import ClassBounds, class_bounds
 from distillkit.rng import derive
 
 LABELS = st.lists(st.integers(0, 5), min_size=1, max_size=12)
@@ -35,7 +35,7 @@ def gradients(seed: int, labels: Tensor) -> tuple[Tensor, Tensor]:
     return weight, bias
 
 
-def true(held: Held, labels: Tensor) -> bool:
+def true(held: ClassBounds, labels: Tensor) -> bool:
     counts = labels.bincount(minlength=6)
     return bool(((held.at_least <= counts) & (counts <= held.at_most)).all())
 
@@ -45,9 +45,9 @@ def test_a_gradient_says_only_what_is_so(chosen: list[int], seed: int, clipped: 
     labels = torch.tensor(chosen)
     weight, bias = (clipped * g for g in gradients(seed, labels))
     for held in (
-        held_classes(6, bias_gradient=bias),
-        held_classes(6, weight_gradient=weight),
-        held_classes(6, bias_gradient=bias, weight_gradient=weight, size=len(labels)),
+        class_bounds(6, bias_gradient=bias),
+        class_bounds(6, weight_gradient=weight),
+        class_bounds(6, bias_gradient=bias, weight_gradient=weight, size=len(labels)),
     ):
         assert true(held, labels)
         assert bool(held.present.any())  # entries sum to 0, so one is negative
@@ -62,7 +62,7 @@ def test_an_untrained_network_gives_every_class_of_a_batch_away() -> None:
     layer = head(0, 0.0)
     layer.bias.data.zero_()
     bias = torch.autograd.grad(nn.functional.cross_entropy(layer(features(0, 5)), labels), layer.bias)[0]
-    held = held_classes(6, bias_gradient=bias, size=5)
+    held = class_bounds(6, bias_gradient=bias, size=5)
     assert held.at_least.tolist() == held.at_most.tolist() == [3, 1, 0, 1, 0, 0]
     assert bool(held.exact.all())
 
@@ -80,7 +80,7 @@ def test_sgd_moves_a_bias_up_only_for_classes_that_are_there(
         optimizer.zero_grad()
         nn.functional.cross_entropy(layer(x[part]), labels[part]).backward()
         optimizer.step()
-    held = held_classes(6, bias_change=layer.bias.detach() - before)
+    held = class_bounds(6, bias_change=layer.bias.detach() - before)
     assert true(held, labels)
     assert bool(held.present.any())
 
@@ -103,7 +103,7 @@ def test_what_leaves_nothing_certain_is_refused(optimizer: str) -> None:
     if optimizer == "noise":
         change = change + 0.01 * torch.randn(6, generator=derive(9))
     with pytest.raises(ValueError, match="bias_change must sum to 0 over the classes.*call class_counts"):
-        held_classes(6, bias_change=change)
+        class_bounds(6, bias_change=change)
 
 
 @given(st.lists(st.integers(0, 4), min_size=6, max_size=6).filter(any), st.booleans())
@@ -113,30 +113,30 @@ def test_rows_and_sets_say_which_classes_are_there(counts: list[int], noised: bo
     x = features(1, len(labels)) + 0.1
     means = torch.stack([x[labels == k].sum(0) / max(1, counts[k]) for k in range(6)])
     sent = means + 0.5 * torch.randn(6, 8, generator=derive(2)) * (truth > 0)[:, None] if noised else means
-    held = held_classes(6, class_rows=sent, noised=noised)
+    held = class_bounds(6, class_rows=sent, noised=noised)
     assert true(held, labels)
     if not noised or 0 in counts:
         assert torch.equal(held.present, truth > 0)
         assert torch.equal(held.absent, truth == 0)
-    everywhere = held_classes(6, class_rows=means + torch.randn(6, 8, generator=derive(3)), noised=True)
+    everywhere = class_bounds(6, class_rows=means + torch.randn(6, 8, generator=derive(3)), noised=True)
     assert not bool(everywhere.present.any() | everywhere.absent.any())
     missing = torch.where((truth > 0)[:, None], means, torch.nan)
-    assert torch.equal(held_classes(6, class_rows=missing).absent, truth == 0)
+    assert torch.equal(class_bounds(6, class_rows=missing).absent, truth == 0)
     ipc = 3
     made = torch.arange(6).repeat_interleave(truth.clamp(max=ipc))
-    by_label = held_classes(6, labels=made, ipc=ipc)
+    by_label = class_bounds(6, labels=made, ipc=ipc)
     assert true(by_label, labels)
     assert torch.equal(by_label.exact, truth < ipc)
-    with_size = held_classes(6, labels=made, ipc=ipc, size=len(labels))
+    with_size = class_bounds(6, labels=made, ipc=ipc, size=len(labels))
     assert true(with_size, labels)
     assert bool(with_size.exact.all()) or int((truth >= ipc).sum()) > 1
-    assert torch.equal(held_classes(6, labels=made).present, truth > 0)
+    assert torch.equal(class_bounds(6, labels=made).present, truth > 0)
 
 
 def test_several_messages_are_put_together_and_it_is_a_statement() -> None:
     labels = torch.tensor([0, 0, 2, 5])
     weight, _ = gradients(4, labels)
-    held = held_classes(6, weight_gradient=weight, labels=torch.tensor([0, 2, 5]), ipc=1, size=4)
+    held = class_bounds(6, weight_gradient=weight, labels=torch.tensor([0, 2, 5]), ipc=1, size=4)
     assert held.at_least.tolist() == [1, 0, 1, 0, 0, 1]
     assert held.at_most.tolist() == [2, 0, 2, 0, 0, 2]
     assert str(held) == (
@@ -144,28 +144,28 @@ def test_several_messages_are_put_together_and_it_is_a_statement() -> None:
         "Given: a weight's gradient of cross-entropy with hard labels, behind features that are never negative; images "
         "started from up to 1 different records a class; 4 records in all."
     )
-    nothing = held_classes(2, class_rows=torch.ones(2, 3), noised=True)
+    nothing = class_bounds(2, class_rows=torch.ones(2, 3), noised=True)
     assert "nothing certain of 2 classes, which is no protection" in str(nothing)
     assert nothing.at_most.tolist() == [MANY, MANY]
 
 
 BIAS = torch.tensor([-0.5, 0.25, 0.25])
 REFUSALS: list[tuple[Callable[[], object], str]] = [
-    (lambda: held_classes(3), "must be given at least one message"),
-    (lambda: held_classes(1, labels=torch.tensor([0])), "num_classes must be at least 2"),
-    (lambda: held_classes(4, bias_gradient=BIAS), "bias_gradient must have one row or entry for each of 4 classes"),
-    (lambda: held_classes(3, bias_gradient=BIAS + 0.1), "bias_gradient must sum to 0 over the classes"),
-    (lambda: held_classes(3, weight_gradient=torch.ones(3, 2)), "weight_gradient must sum to 0"),
-    (lambda: held_classes(3, bias_change=torch.tensor([1, 2, 3])), "bias_change must be a floating tensor"),
-    (lambda: held_classes(3, bias_change=BIAS / 0), "bias_change must be finite"),
-    (lambda: held_classes(3, class_rows=torch.zeros(2, 2)), r"one row a class, \[3, F\], got \[2, 2\]"),
-    (lambda: held_classes(3, class_rows=torch.zeros(3, 2).long()), "class_rows must be a floating tensor"),
-    (lambda: held_classes(2, class_rows=torch.tensor([[1.0, torch.nan], [0, 0]])), "class_rows must be finite, but"),
-    (lambda: held_classes(3, labels=torch.tensor([3])), "labels must be below"),
-    (lambda: held_classes(3, labels=torch.tensor([0, 0]), ipc=1), "ipc must be at least the images of every class"),
-    (lambda: held_classes(3, bias_gradient=BIAS, ipc=1), "ipc must come with labels"),
-    (lambda: held_classes(3, bias_gradient=BIAS, labels=torch.tensor([1])), "contradict each other"),
-    (lambda: held_classes(3, labels=torch.tensor([0, 1, 2]), size=2), "contradict each other"),
+    (lambda: class_bounds(3), "must be given at least one message"),
+    (lambda: class_bounds(1, labels=torch.tensor([0])), "num_classes must be at least 2"),
+    (lambda: class_bounds(4, bias_gradient=BIAS), "bias_gradient must have one row or entry for each of 4 classes"),
+    (lambda: class_bounds(3, bias_gradient=BIAS + 0.1), "bias_gradient must sum to 0 over the classes"),
+    (lambda: class_bounds(3, weight_gradient=torch.ones(3, 2)), "weight_gradient must sum to 0"),
+    (lambda: class_bounds(3, bias_change=torch.tensor([1, 2, 3])), "bias_change must be a floating tensor"),
+    (lambda: class_bounds(3, bias_change=BIAS / 0), "bias_change must be finite"),
+    (lambda: class_bounds(3, class_rows=torch.zeros(2, 2)), r"one row a class, \[3, F\], got \[2, 2\]"),
+    (lambda: class_bounds(3, class_rows=torch.zeros(3, 2).long()), "class_rows must be a floating tensor"),
+    (lambda: class_bounds(2, class_rows=torch.tensor([[1.0, torch.nan], [0, 0]])), "class_rows must be finite, but"),
+    (lambda: class_bounds(3, labels=torch.tensor([3])), "labels must be below"),
+    (lambda: class_bounds(3, labels=torch.tensor([0, 0]), ipc=1), "ipc must be at least the images of every class"),
+    (lambda: class_bounds(3, bias_gradient=BIAS, ipc=1), "ipc must come with labels"),
+    (lambda: class_bounds(3, bias_gradient=BIAS, labels=torch.tensor([1])), "contradict each other"),
+    (lambda: class_bounds(3, labels=torch.tensor([0, 1, 2]), size=2), "contradict each other"),
 ]
 
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attacks.membership._folder import FORMAT, keep, kept
-from attacks.membership._running import PLACES, Job, Place, alone, fitted, require_sendable
-from attacks.membership.pipeline import Fitted, Pipeline
-from attacks.membership.target import Shadows
+from attacks.membership._shadow_folder import FORMAT, open_shadow_folder, write_shadow
+from attacks.membership._workers import BACKENDS, Backend, Job, fit_first, fit_shadows, require_sendable
+from attacks.membership.pipeline import Pipeline, RunScores
+from attacks.membership.shadow_scores import ShadowScores
 from distillkit._utils import check
 from distillkit._utils.progress import bar
 from distillkit.rng import derive
 
-__all__ = ["PLACES", "Cost", "estimate", "halves", "shadows"]
+__all__ = ["BACKENDS", "Cost", "estimate_cost", "halves", "run_shadows"]
 
 
 def halves(count: int, records: int, seed: int) -> Tensor:
@@ -57,7 +57,7 @@ def halves(count: int, records: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Cost:
-    """What shadows will take, from one that was timed. Made by `estimate`; printed, it is a sentence.
+    """What shadows will take, from one that was timed. Made by `estimate_cost`; printed, it is a sentence.
 
     Attributes:
         each: seconds of the one that was fitted.
@@ -81,7 +81,7 @@ class Cost:
         )
 
 
-def estimate(
+def estimate_cost(
     pipeline: Pipeline,
     count: int,
     *,
@@ -92,36 +92,36 @@ def estimate(
     """Fit one shadow, to know what all of them will take before anything long starts.
 
     Args:
-        pipeline, count, workers, out, seed: as `shadows` will be given them. With `out` the shadow is kept there, so
+        pipeline, count, workers, out, seed: as `run_shadows` will be given them. With `out` the shadow is kept there, so
             that the estimate costs nothing.
 
     Returns:
         The `Cost` of those still missing; where all are there, of none, at the time of the first.
 
     Raises:
-        TypeError, ValueError, InUse: as `shadows`.
+        TypeError, ValueError, InUse: as `run_shadows`.
     """
     workers = check.positive_int(workers, "workers")
     design = _Design(pipeline, count, seed)
-    with kept(out, design.facts(), count) as done:
+    with open_shadow_folder(out, design.facts(), count) as done:
         missing = [number for number in range(count) if number not in done]
         if not missing:
             return Cost(done[0].seconds, 0, workers)
-        first, _ = alone(pipeline, design.job(missing[0]))
-        keep(out, missing[0], first)
+        first, _ = fit_first(pipeline, design.job(missing[0]))
+        write_shadow(out, missing[0], first)
     return Cost(first.seconds, len(missing) - 1, workers)
 
 
-def shadows(
+def run_shadows(
     pipeline: Pipeline,
     count: int,
     *,
     out: str | os.PathLike[str] | None = None,
     seed: int = 0,
     workers: int = 1,
-    where: Place = "threads",
+    backend: Backend = "threads",
     progress: bool = True,
-) -> Shadows:
+) -> ShadowScores:
     """Run a pipeline on `count` random halves of its records, and keep what each outcome says of every record.
 
     What the attacks with shadow models need (`leave_one_out` runs them): Shokri et al., "Membership inference attacks
@@ -140,7 +140,7 @@ def shadows(
         progress: whether a bar shows how far it is, and what one takes.
 
     Returns:
-        The `Shadows`. The same with any number of workers, if `fit` draws from its seed alone. A `fit` that draws from
+        The `ShadowScores`. The same with any number of workers, if `fit` draws from its seed alone. A `fit` that draws from
         torch's global generator finds it seeded, unless several threads share it: then there is a warning.
 
     Raises:
@@ -149,19 +149,19 @@ def shadows(
         InUse: another process works in `out`.
     """
     workers = check.positive_int(workers, "workers")
-    check.one_of(where, "where", PLACES)
+    check.one_of(backend, "backend", BACKENDS)
     check.boolean(progress, "progress")
     design = _Design(pipeline, count, seed)
-    if where == "processes":
+    if backend == "processes":
         require_sendable(pipeline)
     with (
-        kept(out, design.facts(), count) as done,
+        open_shadow_folder(out, design.facts(), count) as done,
         bar(count, "shadows", unit="shadow", progress=progress, done=len(done)) as shown,
     ):
         missing = [design.job(number) for number in range(count) if number not in done]
-        for number, one in fitted(pipeline, missing, workers, where):
+        for number, one in fit_shadows(pipeline, missing, workers, backend):
             done[number] = one
-            keep(out, number, one)
+            write_shadow(out, number, one)
             shown.update()
             shown.set_postfix_str(f"{one.seconds:.3g} s each")
     return _gathered(design, done)
@@ -194,7 +194,7 @@ class _Design:
         }  # fmt: skip
 
 
-def _gathered(design: _Design, done: Mapping[int, Fitted]) -> Shadows:
+def _gathered(design: _Design, done: Mapping[int, RunScores]) -> ShadowScores:
     ordered = [done[number] for number in range(design.count)]
     names = {n: tuple(t.shape) for n, t in ordered[0].scores.items()}
     for number, one in enumerate(ordered):
@@ -203,7 +203,7 @@ def _gathered(design: _Design, done: Mapping[int, Fitted]) -> Shadows:
             raise ValueError(
                 f"fit must return the same scorers every time, got {names} in shadow 0 and {other} in shadow {number}"
             )
-    return Shadows(
+    return ShadowScores(
         design.inside,
         {n: torch.stack([one.scores[n] for one in ordered]) for n in names},
         {n: torch.stack([one.population[n] for one in ordered]) for n in ordered[0].population},

@@ -12,15 +12,15 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from attacks.membership.pipeline import Fitted, Pipeline, fit_once
+from attacks.membership.pipeline import Pipeline, RunScores, score_run
 from distillkit._utils.threads import create_thread_pool
 from distillkit.locking import exit_with_parent
 
-__all__ = ["PLACES", "Job", "Place", "alone", "fitted", "require_sendable"]
+__all__ = ["BACKENDS", "Backend", "Job", "fit_first", "fit_shadows", "require_sendable"]
 
-Place = Literal["threads", "processes"]
-PLACES = get_args(Place)
-"""Where shadows are fitted; see `shadows`."""
+Backend = Literal["threads", "processes"]
+BACKENDS = get_args(Backend)
+"""Where shadows are fitted; see `run_shadows`."""
 
 
 class Job(NamedTuple):
@@ -31,7 +31,9 @@ class Job(NamedTuple):
     seed: int
 
 
-def fitted(pipeline: Pipeline, jobs: Sequence[Job], workers: int, where: Place) -> Iterator[tuple[int, Fitted]]:
+def fit_shadows(
+    pipeline: Pipeline, jobs: Sequence[Job], workers: int, backend: Backend
+) -> Iterator[tuple[int, RunScores]]:
     """Fit shadows and give them, by number, as they come.
 
     After one that fails, those under way still come, and then its error.
@@ -40,24 +42,24 @@ def fitted(pipeline: Pipeline, jobs: Sequence[Job], workers: int, where: Place) 
         pipeline: what is run.
         jobs: the shadows.
         workers: how many at a time.
-        where: see `shadows`.
+        where: see `run_shadows`.
     """
-    if jobs and where == "threads":
+    if jobs and backend == "threads":
         first, *jobs = jobs
-        found, drew = alone(pipeline, first)
+        found, drew = fit_first(pipeline, first)
         yield first.number, found
         if drew and workers > 1 and jobs:
             warnings.warn(
                 "fit draws from torch's global generator, which several threads share: the shadows are sound, but not "
-                "the same when they are made again. Draw from seed, or give where='processes', or workers=1",
+                "the same when they are made again. Draw from seed, or give backend='processes', or workers=1",
                 UserWarning,
                 stacklevel=3,
             )
     if not jobs:
         return
     failed: BaseException | None = None
-    with _pool(pipeline, workers, where) as pool:
-        running = {_submitted(pool, pipeline, job, workers, where): job.number for job in jobs}
+    with _pool(pipeline, workers, backend) as pool:
+        running = {_submitted(pool, pipeline, job, workers, backend): job.number for job in jobs}
         try:
             for done in as_completed(running):
                 error = None if done.cancelled() else done.exception()
@@ -73,7 +75,7 @@ def fitted(pipeline: Pipeline, jobs: Sequence[Job], workers: int, where: Place) 
         raise failed
 
 
-def alone(pipeline: Pipeline, job: Job) -> tuple[Fitted, bool]:
+def fit_first(pipeline: Pipeline, job: Job) -> tuple[RunScores, bool]:
     """Fit one shadow in a thread as the others will have, and see whether it drew from the global generator.
 
     Args:
@@ -93,27 +95,27 @@ def _noted(error: BaseException, number: int) -> BaseException:
     return error
 
 
-def _submitted(pool: Executor, pipeline: Pipeline, job: Job, workers: int, where: Place) -> Future[Fitted]:
-    if where == "processes":
+def _submitted(pool: Executor, pipeline: Pipeline, job: Job, workers: int, backend: Backend) -> Future[RunScores]:
+    if backend == "processes":
         return pool.submit(_there, job.inside.numpy(), job.seed)
     # torch's global generator can be lent to one thread at a time alone
-    return pool.submit(_seeded if workers == 1 else fit_once, pipeline, job.inside, job.seed)
+    return pool.submit(_seeded if workers == 1 else score_run, pipeline, job.inside, job.seed)
 
 
-def _pool(pipeline: Pipeline, workers: int, where: Place) -> Executor:
-    if where == "processes":
+def _pool(pipeline: Pipeline, workers: int, backend: Backend) -> Executor:
+    if backend == "processes":
         return ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(pipeline,))
     return create_thread_pool(workers, "shadow")
 
 
-def _watched(pipeline: Pipeline, inside: Tensor, seed: int) -> tuple[Fitted, bool]:
+def _watched(pipeline: Pipeline, inside: Tensor, seed: int) -> tuple[RunScores, bool]:
     with torch.random.fork_rng(devices=[]):
         before = torch.default_generator.manual_seed(seed).get_state()
-        found = fit_once(pipeline, inside, seed)
+        found = score_run(pipeline, inside, seed)
         return found, not torch.equal(before, torch.default_generator.get_state())
 
 
-def _seeded(pipeline: Pipeline, inside: Tensor, seed: int) -> Fitted:
+def _seeded(pipeline: Pipeline, inside: Tensor, seed: int) -> RunScores:
     return _watched(pipeline, inside, seed)[0]
 
 
@@ -126,7 +128,7 @@ def _begin(pipeline: Pipeline) -> None:
     _theirs[:] = [pipeline]
 
 
-def _there(inside: object, seed: int) -> Fitted:
+def _there(inside: object, seed: int) -> RunScores:
     return _seeded(_theirs[0], torch.as_tensor(inside), seed)
 
 
@@ -140,6 +142,6 @@ def require_sendable(pipeline: Pipeline) -> None:
         pickle.dumps(pipeline.fit)
     except Exception as error:
         raise ValueError(
-            "where='processes' needs a fit that can be sent there, a function of a module or an object of such a class "
-            f"({str(error).splitlines()[0]}); give where='threads' for closures and notebooks"
+            "backend='processes' needs a fit that can be sent there, a function of a module or an object of such a class "
+            f"({str(error).splitlines()[0]}); give backend='threads' for closures and notebooks"
         ) from error

@@ -1,4 +1,4 @@
-"""Shadows' scores, and one of them put in the target's place with what an attacker may know of the others."""
+"""ShadowScores' scores, and one of them put in the target's place with what an attacker may know of the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attacks.membership._inputs import finite_scores
 from distillkit._utils import check
 from distillkit._utils.display import short_repr
 
-__all__ = ["Shadows", "Target"]
+__all__ = ["ShadowScores", "Target"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +40,8 @@ class Target:
 
 
 @dataclass(frozen=True, eq=False)
-class Shadows:
-    """What many runs of one pipeline, each on some of the records, say of all records. Made by `shadows`.
+class ShadowScores:
+    """What many runs of one pipeline, each on some of the records, say of all records. Made by `run_shadows`.
 
     Make it yourself of scores that you have. Rows of `inside` must be drawn independently of each other, or be pairs of
     complements.
@@ -92,7 +92,7 @@ class Shadows:
     def __len__(self) -> int:
         return len(self.inside)
 
-    def without(self, number: int) -> Shadows:
+    def without(self, number: int) -> ShadowScores:
         """The shadows that say nothing of who shadow `number` was trained on: all but itself and its complement.
 
         Raises:
@@ -116,7 +116,7 @@ class Shadows:
             )
         return self.only(rest)
 
-    def only(self, kept: Tensor) -> Shadows:
+    def only(self, kept: Tensor) -> ShadowScores:
         """Some of the shadows.
 
         Args:
@@ -128,29 +128,29 @@ class Shadows:
         object.__setattr__(found, "population", {n: s[kept] for n, s in self.population.items()})
         return found
 
-    def target(self, number: int, name: str) -> Target:
+    def target(self, number: int, scorer: str) -> Target:
         """Shadow `number` as the target of an attack that knows the shadows of `without(number)`.
 
         Args:
             number: which, from 0.
-            name: by which scorer.
+            scorer: by which scorer.
 
         Raises:
             TypeError, ValueError: no such shadow or scorer, or no shadow is left beside it.
         """
-        check.one_of(name, "name", tuple(self.scores))
+        check.one_of(scorer, "scorer", tuple(self.scores))
         rest = self.without(number)
-        z, z_rest = self.population.get(name), rest.population.get(name)
+        z, z_rest = self.population.get(scorer), rest.population.get(scorer)
         return Target(
-            self.scores[name][number], rest.inside, rest.scores[name], None if z is None else z[number], z_rest,
+            self.scores[scorer][number], rest.inside, rest.scores[scorer], None if z is None else z[number], z_rest,
             self.labels,
         )  # fmt: skip
 
-    def targets(self, name: str) -> Iterator[tuple[Target, Tensor]]:
+    def targets(self, scorer: str) -> Iterator[tuple[Target, Tensor]]:
         """Every shadow in turn as a target, and the truth, bool [N], that only whoever judges the attack may see.
 
         Args:
-            name: by which scorer.
+            scorer: by which scorer.
         """
         for number in range(len(self)):
-            yield self.target(number, name), self.inside[number]
+            yield self.target(number, scorer), self.inside[number]

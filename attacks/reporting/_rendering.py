@@ -1,4 +1,4 @@
-"""A report as one HTML file that opens alone, and as Markdown: text, tables and pictures in sections."""
+"""Rendering of a report as a self-contained HTML file and as Markdown: text, lists, tables and figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from distillkit._utils.display import as_png
 
-__all__ = ["Listed", "Picture", "Section", "Table", "as_markdown", "as_page", "histogram", "sheet_of"]
+__all__ = ["BulletList", "Figure", "Section", "Table", "histogram", "image_grid", "render_html", "render_markdown"]
 
 _STYLE = """
 :root{color-scheme:light}*{box-sizing:border-box}
@@ -35,11 +35,11 @@ p.title{font-weight:600;margin:1.2rem 0 .2rem}ul{margin:.2rem 0 1rem;padding-lef
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a header, all text.
+    """Table of text.
 
     Attributes:
-        header: the columns' names.
-        rows: as many cells each.
+        header: names of the columns.
+        rows: cells, one per column.
     """
 
     header: Sequence[str]
@@ -47,12 +47,12 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Listed:
-    """Points of a list under a few words.
+class BulletList:
+    """Bulleted list with a title.
 
     Attributes:
-        title: the words; "" for none.
-        items: plain text each.
+        title: plain text; "" for none.
+        items: plain text.
     """
 
     title: str
@@ -60,12 +60,12 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture with what it shows.
+class Figure:
+    """Image with a caption.
 
     Attributes:
-        data: a PNG file's bytes, or an SVG's text.
-        caption: below it; also what is read out in its place.
+        data: bytes of a PNG file, or text of an SVG.
+        caption: shown below the image, and used as its alternative text.
     """
 
     data: bytes | str
@@ -74,27 +74,27 @@ class Picture:
 
 @dataclass
 class Section:
-    """A titled part of the report.
+    """Section of a report.
 
     Attributes:
         title: its heading.
-        parts: texts, lists, tables and pictures, in their order.
+        parts: texts, lists, tables and figures in order.
     """
 
     title: str
     parts: list[Part] = field(default_factory=list)
 
 
-Part: TypeAlias = "str | Listed | Table | Picture"
+Part: TypeAlias = "str | BulletList | Table | Figure"
 
 
-def as_page(title: str, verdict: str, lists: Sequence[Listed], sections: Sequence[Section], footer: str) -> str:
-    """One HTML file: no scripts, nothing from the network, pictures inside.
+def render_html(title: str, verdict: str, lists: Sequence[BulletList], sections: Sequence[Section], footer: str) -> str:
+    """Return one HTML file without scripts or external resources.
 
     Args:
         title, verdict, footer: plain text.
-        lists: below the verdict.
-        sections: in their order.
+        lists: shown below the verdict.
+        sections: in order.
     """
     body = [f"<h1>{html.escape(title)}</h1>", f'<p class="verdict">{_text(verdict)}</p>', *map(_html, lists)]
     for section in sections:
@@ -112,7 +112,7 @@ def as_page(title: str, verdict: str, lists: Sequence[Listed], sections: Sequenc
 def _html(part: Part) -> str:
     if isinstance(part, str):
         return f"<p>{_text(part)}</p>"
-    if isinstance(part, Listed):
+    if isinstance(part, BulletList):
         title = f'<p class="title">{_text(part.title)}</p>' if part.title else ""
         return f"{title}<ul>{''.join(f'<li>{_text(item)}</li>' for item in part.items)}</ul>"
     if isinstance(part, Table):
@@ -137,11 +137,13 @@ def _cell(text: str) -> str:
     return f"<td{kind}>{_text(text)}</td>"
 
 
-def as_markdown(title: str, verdict: str, lists: Sequence[Listed], sections: Sequence[Section], footer: str) -> str:
-    """The same as Markdown; of pictures only what they show.
+def render_markdown(
+    title: str, verdict: str, lists: Sequence[BulletList], sections: Sequence[Section], footer: str
+) -> str:
+    """Return the report as Markdown; figures are replaced by their captions.
 
     Args:
-        title, verdict, lists, sections, footer: as for `as_page`.
+        title, verdict, lists, sections, footer: as in `render_html`.
     """
     lines = [f"# {title}", f"**{verdict}**", *map(_markdown, lists)]
     for section in sections:
@@ -153,36 +155,36 @@ def as_markdown(title: str, verdict: str, lists: Sequence[Listed], sections: Seq
 def _markdown(part: Part) -> str:
     if isinstance(part, str):
         return part
-    if isinstance(part, Listed):
+    if isinstance(part, BulletList):
         return f"{part.title}\n\n".lstrip() + "\n".join(f"- {item}" for item in part.items)
-    if isinstance(part, Picture):
-        return f"*Picture, in the HTML file: {part.caption}*"
+    if isinstance(part, Figure):
+        return f"*Figure (in the HTML file): {part.caption}*"
     rows = [part.header, ["---"] * len(part.header), *part.rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
 
 
-def sheet_of(rows: Sequence[Tensor], caption: str) -> Picture:
-    """Images in rows, each below its counterpart.
+def image_grid(rows: Sequence[Tensor], caption: str) -> Figure:
+    """Return a figure of image rows, with corresponding images below each other.
 
     Args:
         rows: pixels [n, C, H, W] in [0, 1], at least one.
-        caption: what the rows are.
+        caption: describes the rows.
     """
-    return Picture(as_png([row.clamp(0, 1) for row in rows]), caption)
+    return Figure(as_png([row.clamp(0, 1) for row in rows]), caption)
 
 
 _COLOURS = ("#c7761a", "#2f6db3", "#6a7480")
 _LEFT, _BOTTOM, _WIDTH, _HEIGHT = 44, 38, 480, 250
 
 
-def histogram(series: Mapping[str, Tensor], caption: str, unit: str, marks: Sequence[int]) -> Picture:
-    """Shares of numbers by their size, a stepped line for each series.
+def histogram(series: Mapping[str, Tensor], caption: str, unit: str, marks: Sequence[int]) -> Figure:
+    """Return a histogram with one stepped line per series.
 
     Args:
-        series: at most three, by name; infinities count into the last bin.
-        caption: what is shown.
-        unit: of the abscissa.
-        marks: numbers to draw a thin line at.
+        series: at most three, by name; infinities count in the last bin.
+        caption: describes the figure.
+        unit: label of the horizontal axis.
+        marks: values at which to draw a thin vertical line.
     """
     finite = torch.cat([v[v.isfinite()] for v in series.values()] + [torch.tensor([10.0, 40.0])])
     low, high = 2 * int(finite.min() // 2), 2 * int(finite.clamp(max=48).max() // 2) + 2
@@ -220,4 +222,4 @@ def histogram(series: Mapping[str, Tensor], caption: str, unit: str, marks: Sequ
         f'font-size="13" fill="#1b1f24">{"".join(drawn)}'
         f'<line x1="{_LEFT}" x2="{_WIDTH - 8}" y1="{y(0):.1f}" y2="{y(0):.1f}" stroke="#1b1f24"/></svg>'
     )
-    return Picture(svg, caption)
+    return Figure(svg, caption)

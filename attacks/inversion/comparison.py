@@ -8,18 +8,18 @@ from typing import Any
 
 from torch import Tensor
 
-from attacks.inversion.message import invert_message
-from attacks.inversion.observation import Victim, require_victim
+from attacks.inversion.observation import ObservedMessage, require_message
+from attacks.inversion.reconstruction import invert_message
 from attacks.matching import align, match
 from attacks.metrics import psnr
 from distillkit._utils import check
 from distillkit.normalization import IDENTITY, Normalization
 
-__all__ = ["Found", "Sweep", "sweep"]
+__all__ = ["MessageComparison", "MessageResult", "compare_messages"]
 
 
 @dataclass(frozen=True)
-class Found:
+class MessageResult:
     """What the attack found in one message.
 
     Attributes:
@@ -38,7 +38,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class MessageComparison:
     """A row a message; printed, a table in Markdown, means over the images and the greatest in brackets.
 
     Attributes:
@@ -47,7 +47,7 @@ class Sweep:
             that found nothing.
     """
 
-    rows: tuple[Found, ...]
+    rows: tuple[MessageResult, ...]
     guess: float
 
     def __str__(self) -> str:
@@ -60,21 +60,21 @@ class Sweep:
     __repr__ = __str__
 
 
-def sweep(
-    victims: Mapping[str, Victim],
+def compare_messages(
+    messages: Mapping[str, ObservedMessage],
     images: Tensor,
     labels: Tensor,
     *,
     normalization: Normalization = IDENTITY,
     **options: Any,
-) -> Sweep:
+) -> MessageComparison:
     """Attack each message in the same way, and score what comes back against the private images.
 
     The truth scores; it picks nothing: restarts are chosen by the attack's own loss, and labels are read off the
     messages. One attack that fails is no protection: sweep with other methods, steps, restarts and priors too.
 
     Args:
-        victims: messages by name, of as many images each: `{"none": sent, "clipped": Defended(sent, Clip(1.0)), "five
+        messages: messages by name, of as many images each: `{"none": sent, "clipped": DefendedMessage(sent, Clip(1.0)), "five
             steps": FedAvgUpdate.of(network, images, labels, lr=0.1, epochs=5)}`. Distilled data instead of the private
             images is a message of its own, of as many distilled images.
         images: the private ones, float [N, C, H, W], in the space of the networks.
@@ -83,17 +83,17 @@ def sweep(
         **options: of `invert_message`, but shape, count and labels.
 
     Returns:
-        A `Sweep`.
+        A `MessageComparison`.
 
     Raises:
-        TypeError, ValueError: no victims, images or labels that do not fit, and as `invert_message`; the message's name
+        TypeError, ValueError: no messages, images or labels that do not fit, and as `invert_message`; the message's name
             is in the note of the error.
     """
-    check.mapping(victims, "victims")
-    if not victims:
-        raise ValueError("victims must hold at least one message, got none")
-    for name, victim in victims.items():
-        require_victim(victim, f"victims[{name!r}]")
+    check.mapping(messages, "messages")
+    if not messages:
+        raise ValueError("messages must hold at least one message, got none")
+    for name, message in messages.items():
+        require_message(message, f"messages[{name!r}]")
     check.batch_of_images(images)
     if not isinstance(normalization, Normalization):
         raise TypeError(f"normalization must be a Normalization, got {type(normalization).__name__}")
@@ -102,9 +102,9 @@ def sweep(
         raise TypeError(f"options must leave out {', '.join(fixed)}: the images say them")
     truth = normalization.decode(images.detach()).clamp(0, 1)
     rows = []
-    for name, victim in victims.items():
+    for name, message in messages.items():
         try:
-            tried = invert_message(victim, images.shape[1:], len(images), normalization=normalization, **options)
+            tried = invert_message(message, images.shape[1:], len(images), normalization=normalization, **options)
         except (TypeError, ValueError) as error:
             error.add_note(f"in the message {name!r}")
             raise
@@ -113,6 +113,6 @@ def sweep(
         counts = [y.cpu().bincount(minlength=size) for y in (labels, tried.labels)]
         scores = [tuple(psnr(x, truth).tolist()) for x in (found, align(found, truth))]
         share = int(counts[0].minimum(counts[1]).sum()) / len(labels)
-        rows.append(Found(name, scores[0], scores[1], share, min(tried.losses)))
+        rows.append(MessageResult(name, scores[0], scores[1], share, min(tried.losses)))
     plain = truth.flatten(1).mean(1).view(-1, 1, 1, 1).expand_as(truth)
-    return Sweep(tuple(rows), float(psnr(plain, truth).mean()))
+    return MessageComparison(tuple(rows), float(psnr(plain, truth).mean()))

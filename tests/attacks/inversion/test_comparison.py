@@ -16,14 +16,14 @@ from torch.nn import functional as F
 from attacks import psnr
 from attacks.inversion import (
     Clip,
-    Defended,
+    DefendedMessage,
     FedAvgUpdate,
     Gradient,
     Noise,
-    Replayed,
+    ReplayableMessage,
     Sparsify,
+    compare_messages,
     invert_message,
-    sweep,
 )
 from distillkit import Normalization
 from distillkit.networks import ConvNet, build
@@ -84,22 +84,22 @@ def test_noise_has_its_standard_deviation_and_repeats() -> None:
 @pytest.mark.parametrize("defences", [(Clip(0.1),), (Sparsify(0.2),), (Clip(0.1), Sparsify(0.5)), ()], ids=str)
 def test_the_truth_replays_what_was_sent(defences: Any) -> None:
     """So that an attacker who knows the defence finds a loss of 0 at the private images."""
-    victim = Defended(Gradient.of(NET, pictures(), LABELS), *defences)
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(victim.replay(pictures(), LABELS), victim.seen))
+    message = DefendedMessage(Gradient.of(NET, pictures(), LABELS), *defences)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(message.replay(pictures(), LABELS), message.observed))
 
 
 def test_an_attack_that_knows_which_entries_are_missing_finds_the_image() -> None:
     clean, defence = Gradient.of(NET, pictures(1), LABELS[:1]), Sparsify(0.3)
-    blind = Replayed(defence(clean.seen), clean.replay, 5)
-    victims = {"blind": blind, "knowing": Defended(clean, defence)}
-    found = {k: invert_message(v, SHAPE, labels=LABELS[:1], method="dlg", steps=8) for k, v in victims.items()}
+    blind = ReplayableMessage(defence(clean.observed), clean.replay, 5)
+    messages = {"blind": blind, "knowing": DefendedMessage(clean, defence)}
+    found = {k: invert_message(v, SHAPE, labels=LABELS[:1], method="dlg", steps=8) for k, v in messages.items()}
     scores = {k: float(psnr(one.images, pictures(1))) for k, one in found.items()}
     assert scores["blind"] < 15 < 40 < scores["knowing"]
 
 
 def test_a_clip_stops_no_attack_that_looks_at_directions() -> None:
     clean = Gradient.of(NET, pictures(1), LABELS[:1])
-    found = invert_message(Defended(clean, Clip(0.05)), SHAPE, steps=100, total_variation=0.001)
+    found = invert_message(DefendedMessage(clean, Clip(0.05)), SHAPE, steps=100, total_variation=0.001)
     assert found.labels.tolist() == [1]
     assert float(psnr(found.images, pictures(1))) > 25
 
@@ -108,14 +108,14 @@ def test_a_sweep_scores_each_message_in_a_table() -> None:
     space = Normalization((0.4,), (0.3,))
     images = space.encode(pictures())
     sent = Gradient.of(NET, images, LABELS)
-    victims = {
+    messages = {
         "none": sent,
-        "noise": Defended(sent, Noise(1.0)),
+        "noise": DefendedMessage(sent, Noise(1.0)),
         "two steps": FedAvgUpdate.of(NET, images, LABELS, lr=0.02, epochs=2),
     }
-    table = sweep(victims, images, LABELS, normalization=space, method="dlg", steps=6)
+    table = compare_messages(messages, images, LABELS, normalization=space, method="dlg", steps=6)
     none, noise, steps = table.rows
-    assert [row.name for row in table.rows] == list(victims)
+    assert [row.name for row in table.rows] == list(messages)
     assert min(none.psnr) > 35 > 15 > max(noise.psnr)
     assert min(steps.psnr) > 35
     assert none.labels == steps.labels == 1.0
@@ -143,24 +143,27 @@ def test_recovered_labels_are_counted_by_class() -> None:
             return torch.tensor([0, 0, 1, 2])
 
     images, labels = pictures(4), torch.tensor([0, 1, 1, 3])
-    table = sweep({"wrong": Wrong(net, Gradient.of(net, images, labels).seen)}, images, labels, steps=1)
+    table = compare_messages({"wrong": Wrong(net, Gradient.of(net, images, labels).observed)}, images, labels, steps=1)
     assert table.rows[0].labels == 0.5
 
 
 SENT = Gradient.of(NET, pictures(), LABELS)
-HALF: Any = SimpleNamespace(seen=SENT.seen, replay=SENT.replay)
+HALF: Any = SimpleNamespace(observed=SENT.observed, replay=SENT.replay)
 BAD: list[tuple[Any, str]] = [
     (lambda: Clip(0), "max_norm must be"),
     (lambda: Noise(-1.0), "std must be"),
     (lambda: Sparsify(0.0), "share must be"),
-    (lambda: Defended(NET), "victim must be a Victim"),  # type: ignore[arg-type]
-    (lambda: Defended(HALF, Clip(1.0)), "got SimpleNamespace, which has no ordered, classes, read_labels"),
-    (lambda: sweep({"a": HALF}, pictures(), LABELS), r"victims\['a'\] must be a Victim"),
-    (lambda: Defended(Gradient, Clip(1.0)), "got the class Gradient"),  # type: ignore[arg-type]
-    (lambda: Defended(SENT, Clip), "defences must be Defences"),  # type: ignore[arg-type]
-    (lambda: sweep({}, pictures(), LABELS), "victims must hold at least one message"),
-    (lambda: sweep({"a": SENT}, pictures(), LABELS, count=2), "options must leave out count"),
-    (lambda: sweep({"a": SENT}, pictures(), LABELS[:1]), "labels must have one entry an image"),
+    (lambda: DefendedMessage(NET), "message must be a ObservedMessage"),  # type: ignore[arg-type]
+    (
+        lambda: DefendedMessage(HALF, Clip(1.0)),
+        "got SimpleNamespace, which has no ordered, count_classes, read_labels",
+    ),
+    (lambda: compare_messages({"a": HALF}, pictures(), LABELS), r"messages\['a'\] must be a ObservedMessage"),
+    (lambda: DefendedMessage(Gradient, Clip(1.0)), "got the class Gradient"),  # type: ignore[arg-type]
+    (lambda: DefendedMessage(SENT, Clip), "defences must be Defences"),  # type: ignore[arg-type]
+    (lambda: compare_messages({}, pictures(), LABELS), "messages must hold at least one message"),
+    (lambda: compare_messages({"a": SENT}, pictures(), LABELS, count=2), "options must leave out count"),
+    (lambda: compare_messages({"a": SENT}, pictures(), LABELS[:1]), "labels must have one entry an image"),
 ]
 
 
@@ -172,5 +175,5 @@ def test_bad_arguments_are_named(call: Any, said: str) -> None:
 
 def test_an_error_says_in_which_message() -> None:
     with pytest.raises(ValueError, match="labels must be given") as error:
-        sweep({"odd": Replayed(SENT.seen, SENT.replay, 5)}, pictures(), LABELS)
+        compare_messages({"odd": ReplayableMessage(SENT.observed, SENT.replay, 5)}, pictures(), LABELS)
     assert error.value.__notes__ == ["in the message 'odd'"]

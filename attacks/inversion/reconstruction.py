@@ -10,22 +10,22 @@ import torch
 from torch import Tensor
 
 from attacks.inversion._search import lbfgs, signed_adam
-from attacks.inversion.observation import Victim, require_victim
-from attacks.inversion.priors import Prior, consensus
+from attacks.inversion.observation import ObservedMessage, require_message
+from attacks.inversion.priors import Prior, group_mean
 from distillkit._utils import check
 from distillkit._utils.display import short_repr
 from distillkit.losses import gradient_distance
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.rng import derive
 
-__all__ = ["METHODS", "Attempt", "invert_message"]
+__all__ = ["METHODS", "Reconstruction", "invert_message"]
 
 METHODS = ("geiping", "dlg")
 """The attacks of `invert_message` and `invert_gradient`."""
 
 
 @dataclass(frozen=True)
-class Attempt:
+class Reconstruction:
     """What an inversion came back with.
 
     Attributes:
@@ -42,7 +42,7 @@ class Attempt:
 
 
 def invert_message(
-    victim: Victim,
+    message: ObservedMessage,
     shape: Sequence[int],
     count: int = 1,
     *,
@@ -56,7 +56,7 @@ def invert_message(
     restarts: int = 1,
     normalization: Normalization = IDENTITY,
     seed: int = 0,
-) -> Attempt:
+) -> Reconstruction:
     """Rebuild the images behind a message: the attack of a server, or of whoever reads a client's messages.
 
     - "dlg": L-BFGS (step 1) on the squared l2 distance of the messages, as a share of the sent one's.
@@ -68,11 +68,11 @@ def invert_message(
     "dlg" finds outside the box of pixels is clipped, or scaled into it where that changes the message less.
 
     Args:
-        victim: what was seen and how it is replayed: `Gradient`, `FedAvgUpdate`, `ClassMeans`, `Replayed`, or one of
+        message: what was seen and how it is replayed: `Gradient`, `FedAvgUpdate`, `ClassMeans`, `ReplayableMessage`, or one of
             your own.
         shape: (C, H, W) of an image.
         count: how many images stand behind the message.
-        labels: class indices int [count]; None, the default, reads them off the message (`victim.read_labels`).
+        labels: class indices int [count]; None, the default, reads them off the message (`message.read_labels`).
         method: "geiping" or "dlg".
         steps: at most; None for the papers' 4,800 ("geiping") and 300 ("dlg", of up to 20 evaluations each).
         lr: of "geiping", how far a pixel goes in one of the first steps, in units of the network's space; None for the
@@ -88,10 +88,10 @@ def invert_message(
         seed: of the starts.
 
     Returns:
-        An `Attempt`. Its images stand in any order within a class: pair them with `attacks.match` before scoring.
+        An `Reconstruction`. Its images stand in any order within a class: pair them with `attacks.match` before scoring.
 
     Raises:
-        TypeError, ValueError: a victim whose replay does not fit what it has seen, labels that cannot be read off,
+        TypeError, ValueError: a message whose replay does not fit what it has seen, labels that cannot be read off,
             options out of range.
 
     Papers: Zhu, Liu and Han, "Deep Leakage from Gradients" (NeurIPS 2019); Geiping et al., "Inverting Gradients"
@@ -120,21 +120,21 @@ def invert_message(
         raise TypeError(f"normalization must be a Normalization, got {type(normalization).__name__}")
     if len(normalization.mean) not in (1, dims[0]):
         raise ValueError(f"normalization must have one value a channel of {dims}, got {len(normalization.mean)}")
-    require_victim(victim, "victim")
-    target = victim.seen
+    require_message(message, "message")
+    target = message.observed
     starts = [_noise((count, *dims), target[0], seed, restart) for restart in range(restarts)]
-    num_classes = victim.classes(starts[0])
+    num_classes = message.count_classes(starts[0])
     known = labels is not None
     if labels is None:
-        labels = victim.read_labels(count, _noise((64, *dims), target[0], seed, -1))
+        labels = message.read_labels(count, _noise((64, *dims), target[0], seed, -1))
     truth = check.class_labels(labels, count, num_classes).to(starts[0].device)
-    dealt = [truth if known or not victim.ordered else truth[_deal(count, seed, r)] for r in range(restarts)]
-    _try(victim, starts[0], dealt[0])
+    dealt = [truth if known or not message.ordered else truth[_deal(count, seed, r)] for r in range(restarts)]
+    _try(message, starts[0], dealt[0])
     scale = 1.0 if geiping else sum(float(g.double().square().sum()) for g in target)
 
     def loss_with(own: Tensor) -> Callable[[Tensor], Tensor]:
         def loss(x: Tensor) -> Tensor:
-            sent = victim.replay(x, own)
+            sent = message.replay(x, own)
             value = gradient_distance(sent, target, metric="cos" if geiping else "mse", eps=0.0) / scale
             if variation:
                 value = value + variation * _variation(x)
@@ -155,7 +155,7 @@ def invert_message(
     chosen = min(range(restarts), key=lambda r: found[r][1])
     rows = torch.arange(count, device=truth.device) if known else dealt[chosen].argsort(stable=True)
     images = _shown(found[chosen][0], losses[chosen], normalization)[rows]
-    return Attempt(images, dealt[chosen][rows], tuple(value for _, value in found))
+    return Reconstruction(images, dealt[chosen][rows], tuple(value for _, value in found))
 
 
 def _shown(x: Tensor, loss: Callable[[Tensor], Tensor], normalization: Normalization) -> Tensor:
@@ -192,24 +192,24 @@ def _priors(priors: Sequence[tuple[float, Prior]]) -> list[tuple[float, Prior]]:
 
 def _pull(images: dict[int, Tensor], labels: dict[int, Tensor], weight: float) -> dict[int, Tensor]:
     """The gradient of weight * ||x - mean||_2 for each restart, the mean held fixed."""
-    away = {r: images[r] - mean for r, mean in consensus(images, labels).items()}
+    away = {r: images[r] - mean for r, mean in group_mean(images, labels).items()}
     return {r: weight * gap / gap.norm().clamp(min=torch.finfo(gap.dtype).tiny) for r, gap in away.items()}
 
 
-def _try(victim: Victim, images: Tensor, labels: Tensor) -> None:
+def _try(message: ObservedMessage, images: Tensor, labels: Tensor) -> None:
     images = images.clone().requires_grad_()
     try:
-        sent = victim.replay(images, labels)
+        sent = message.replay(images, labels)
     except (TypeError, RuntimeError, IndexError) as error:
         first = str(error).split("\n")[0]
         raise ValueError(
-            f"victim must replay images {list(images.shape)} and labels {list(labels.shape)}: {first}"
+            f"message must replay images {list(images.shape)} and labels {list(labels.shape)}: {first}"
         ) from error
-    shapes = [[list(t.shape) for t in side] for side in (sent, victim.seen)]
+    shapes = [[list(t.shape) for t in side] for side in (sent, message.observed)]
     if shapes[0] != shapes[1]:
-        raise ValueError(f"victim must replay tensors of the shapes that were seen, {shapes[1]}, got {shapes[0]}")
+        raise ValueError(f"message must replay tensors of the shapes that were seen, {shapes[1]}, got {shapes[0]}")
     if not any(t.requires_grad for t in sent):
-        raise ValueError("victim must replay with a graph to the images: leave out no_grad, detach and rounding")
+        raise ValueError("message must replay with a graph to the images: leave out no_grad, detach and rounding")
 
 
 def _variation(x: Tensor) -> Tensor:

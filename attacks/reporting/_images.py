@@ -1,0 +1,201 @@
+"""Sections on sent images: the nearest records, the share of records recovered, and membership inference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attacks.reporting._findings import Findings, evaluate_scores, format_percent, is_significant
+from attacks.reporting._messages import ObservedData
+from attacks.reporting._rendering import Section, Table, histogram, image_grid
+from attacks.reporting.similarity import PSNR_LEVELS, closest_images, random_baseline, record_scores
+from attacks.statistics import OperatingPoint, Rate, clopper_pearson
+from distillkit.rng import derive
+from distillkit.sets import LabeledImages
+
+__all__ = ["Records", "membership_section", "nearest_section", "recovery_section"]
+
+_SHOWN, _EQUAL = 10, 60.0
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """Records given by the caller, members or non-members.
+
+    Attributes:
+        pixels: of all records, float [N, C, H, W] in [0, 1].
+        index: indices of the attacked ones, int64 [n].
+        data: the set as given; None for bare pixels.
+    """
+
+    pixels: Tensor
+    index: Tensor
+    data: LabeledImages | None
+
+    @property
+    def selected(self) -> Tensor:
+        """Pixels of the attacked records."""
+        return self.pixels[self.index]
+
+
+def nearest_section(observed: ObservedData, inside: Records | None, outside: Records | None) -> Section:
+    """Return the section that shows sent images above the nearest private record and the nearest held-out image.
+
+    Args:
+        observed: the sent images.
+        inside, outside: members and non-members; without members only the sent images are shown.
+    """
+    images = torch.cat(observed.rounds)
+    chance = torch.randperm(len(images), generator=derive(0, "shown"))[:_SHOWN]
+    count = f"{len(images)} images were sent in {len(observed.rounds)} round(s)."
+    if inside is None:
+        return Section("Sent images", [image_grid([images[chance]], "Sent images, chosen at random."), count])
+    level, which = closest_images(inside.selected, images)
+    section = Section("Sent images and the nearest records")
+    first: dict[int, int] = {}
+    for image in level.argsort(descending=True, stable=True).tolist():
+        first.setdefault(int(which[image]), image)
+    order = torch.tensor(list(first.values()))
+    below = " and the nearest held-out image" if outside is not None else ""
+    for chosen, words in ((chance, "at random"), (order[:_SHOWN], "the closest")):
+        rows = [images[chosen], inside.selected[which[chosen]]]
+        if outside is not None:
+            rows.append(outside.selected[closest_images(outside.selected, images[chosen])[1]])
+        decibels = ", ".join("equal" if v > _EQUAL else f"{v:.0f}" for v in level[chosen].tolist())
+        section.parts.append(
+            image_grid(
+                rows,
+                f"Sent images ({words}), and below each the nearest private record{below}. PSNR to the record: "
+                f"{decibels} dB.",
+            )
+        )
+    section.parts.append(count)
+    return section
+
+
+def recovery_section(observed: ObservedData, inside: Records, outside: Records | None, findings: Findings) -> Section:
+    """Return the section on the share of records with a close image, next to held-out images and random real ones.
+
+    Args:
+        observed: the sent images.
+        inside, outside: members and non-members.
+        findings: receives the shares.
+    """
+    images, groups = torch.cat(observed.rounds), {"private records": inside.selected}
+    if outside is not None:
+        groups["held-out images"] = outside.selected
+    levels = {name: closest_images(images, records)[0] for name, records in groups.items()}
+    baseline = closest_images(torch.cat(random_baseline(observed.rounds, inside.pixels)), inside.selected)[0]
+    rows = {**levels, "baseline: random real images": baseline}
+    table = Table(
+        ["group", "number", *(f"at least {d} dB" for d in PSNR_LEVELS)],
+        [[name, str(len(v)), *(str(_share(v >= d)) for d in PSNR_LEVELS)] for name, v in rows.items()],
+    )
+    shares = {name: format_percent(float((v >= PSNR_LEVELS[1]).float().mean())) for name, v in levels.items()}
+    findings.recovered = f"{shares['private records']} of all records are recovered above {PSNR_LEVELS[1]} dB"
+    if outside is not None:
+        findings.recovered += f" (of held-out images {shares['held-out images']})"
+    return Section(
+        "How many records are recovered",
+        [
+            "For each record, the PSNR (in pixel space; higher is closer) of the nearest image sent in any round. "
+            "Held-out images show how close unrelated images come. The baseline sends as many random real images per "
+            "round; a method whose images are safer than the data must stay far below it.",
+            table,
+            histogram(levels, "Shares of records by the PSNR of the nearest sent image.", "PSNR in dB", PSNR_LEVELS),
+        ],
+    )
+
+
+def membership_section(
+    observed: ObservedData, inside: Records, outside: Records, started_from: Tensor | None, findings: Findings
+) -> Section:
+    """Return the section on membership inference from the images alone.
+
+    Args:
+        observed: the sent images.
+        inside, outside: members and non-members.
+        started_from: indices of members that images were initialised from; None if unknown.
+        findings: receives the result.
+    """
+    scores = [record_scores(observed.rounds, records.selected) for records in (inside, outside)]
+    real = random_baseline(observed.rounds, inside.pixels)
+    baseline = [record_scores(real, records.selected) for records in (inside, outside)]
+    rows, points = [], {}
+    for name in scores[0]:
+        points[name], row = _row(name, scores[0][name], scores[1][name], len(scores[0]))
+        rows += [row, _row(f"{name}, baseline", baseline[0][name], baseline[1][name], len(scores[0]))[1]]
+    best = max(points.values(), key=lambda p: p.tpr.low - p.fpr.high)
+    sizes = f"{len(inside.index)} members and {len(outside.index)} non-members"
+    if is_significant(best):
+        findings.add_leak(
+            "images",
+            f"its images identify {format_percent(best.tpr.value)} of the records as members, with {best.fpr.hits} "
+            f"false positives among {best.fpr.trials} ({sizes})",
+        )
+    else:
+        upper = max(p.tpr.high for p in points.values())
+        findings.add_negative(
+            "images",
+            f"the sent images identify at most {format_percent(upper)} of the records as members, not significantly "
+            f"more than of non-members ({sizes})",
+        )
+    section = Section(
+        "Membership inference from the images",
+        [
+            "An adversary with the images scores a candidate by its distance to the nearest image, or by how much "
+            "closer that image is than the second nearest. No model or shadow model is needed. Thresholds for 1 % "
+            "false positives come from one half of the held-out images; rates are counted on the other half. Guessing "
+            "has equal true- and false-positive rates.",
+            Table(["attack", "AUC", "true positives", "false positives"], rows),
+        ],
+    )
+    section.parts += _groups(inside, scores[0], points, started_from, findings)
+    return section
+
+
+def _row(name: str, inside: Tensor, outside: Tensor, tried: int) -> tuple[OperatingPoint, list[str]]:
+    area, point = evaluate_scores(inside, outside, tried)
+    return point, [name, f"{area:.3f}", str(point.tpr), str(point.fpr)]
+
+
+def _groups(
+    inside: Records,
+    scores: Mapping[str, Tensor],
+    points: Mapping[str, OperatingPoint],
+    started_from: Tensor | None,
+    findings: Findings,
+) -> list[str | Table]:
+    if started_from is None:
+        findings.missing.append("rates for records that images started from, and for the rest: give started_from=")
+        return []
+    if not isinstance(started_from, Tensor) or started_from.is_floating_point() or started_from.dtype == torch.bool:
+        raise TypeError(
+            "started_from must be an int tensor [S] of indices of members, got "
+            f"{getattr(started_from, 'dtype', started_from)}"
+        )
+    if (
+        started_from.ndim != 1
+        or not len(started_from)
+        or int(started_from.min()) < 0
+        or int(started_from.max()) >= len(inside.pixels)
+    ):
+        raise ValueError(f"started_from must hold at least one index of a member, 0 to {len(inside.pixels) - 1}, [S]")
+    first = torch.isin(inside.index, started_from.cpu())
+    rows = []
+    for name, values in scores.items():
+        called = values >= points[name].threshold
+        both = (called[first], called[~first])
+        rows.append([name, *(str(_share(c)) if len(c) else "none attacked" for c in both)])
+    return [
+        f"By group, at the same thresholds: images started from {int(first.sum())} of {len(first)} members.",
+        Table(["attack", "records that images started from", "the rest"], rows),
+    ]
+
+
+def _share(hits: Tensor) -> Rate:
+    count, total = int(hits.sum()), len(hits)
+    return Rate(count, total, *clopper_pearson(count, total), 0.95)

@@ -1,0 +1,204 @@
+"""Files of a finished run, read without importing the federated package."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attacks.transcript import NoTranscript, TranscriptMessage, read_transcript
+from distillkit._utils.provenance import RUN_FORMAT
+from distillkit.sets import LabeledImages
+
+__all__ = ["DamagedRun", "NoRun", "RunFolder", "open_run"]
+
+
+class NoRun(FileNotFoundError):
+    """The folder holds no run."""
+
+
+class DamagedRun(ValueError):
+    """A file of the run's folder cannot be read, or contradicts another file."""
+
+
+@dataclass(frozen=True, eq=False)
+class RunFolder:
+    """A finished run, read from its folder by `open_run`.
+
+    Attributes:
+        path: the folder.
+        config: options of the run.
+        history: one dictionary per round.
+        ledger: lines of the privacy ledger; None without a ledger.
+        published_set: the set that the run made, `set.safetensors`; None without one.
+        models: files of the last global models by name ("" if there is one).
+        transcript: whether messages were kept.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    history: list[dict[str, Any]]
+    ledger: list[dict[str, Any]] | None
+    published_set: LabeledImages | None
+    models: dict[str, Path]
+    transcript: bool
+
+    @property
+    def transcript_hint(self) -> str:
+        """Advice on how to repeat the run with a transcript."""
+        notes = self.config.get("notes")
+        if isinstance(notes, dict) and "way" in notes:
+            return "run the study again in another folder, with Federated(..., transcript=True)"
+        return "run again with simulate(..., transcript=True)"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Options of the method, as recorded in the config."""
+        recipe = self.config.get("recipe")
+        return dict(recipe.get("with") or {}) if isinstance(recipe, dict) else {}
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Channels, height and width of the run's images; None if not recorded."""
+        if self.published_set is not None:
+            return self.published_set.shape
+        shape = self._images().get("shape")
+        return tuple(shape["tuple"]) if isinstance(shape, dict) and "tuple" in shape else None
+
+    @property
+    def normalization(self) -> list[list[float]] | None:
+        """Mean and standard deviation of the run's normalization; None if not recorded."""
+        recorded = self._images().get("normalization")
+        parts = recorded.get("with") if isinstance(recorded, dict) else None
+        if not isinstance(parts, dict) or parts.get("zca") is not None:
+            return None
+        return [[round(v, 6) for v in parts[name]["tuple"]] for name in ("mean", "std")]
+
+    @property
+    def sends_sets(self) -> bool:
+        """Whether clients sent sets of images, according to the byte counts of the history."""
+        return any(key.endswith(":labels") for row in self.history for key in row.get("up", {}))
+
+    def _images(self) -> dict[str, Any]:
+        images = self.config.get("images")
+        return dict(images.get("dict") or []) if isinstance(images, dict) else {}
+
+    @property
+    def starts_from_real(self) -> bool:
+        """Whether sent or published sets were initialised from real images, according to the config."""
+        real = re.search(r"\binit='real'|\bReal\(", str(self.config.get("method", "")))
+        info = self.published_set.info if self.published_set is not None else {}
+        return real is not None or info.get("init") == "real"
+
+    def messages(self) -> Iterator[TranscriptMessage]:
+        """Yield the messages of the transcript.
+
+        Raises:
+            attacks.transcript.DamagedTranscript: a message is damaged.
+            DamagedRun: a message that the history counts is missing.
+        """
+        if not self.transcript:
+            return
+        seen: set[tuple[int, int]] = set()
+        rounds: set[int] = set()
+        for message in read_transcript(self.path):
+            rounds.add(message.round)
+            if message.direction == "up":
+                seen.add((message.round, message.client))
+            yield message
+        for row in self.history:
+            came = {int(c) for c, (up, _) in (row.get("bytes_by_client") or {}).items() if up}
+            lost = sorted(c for c in came if (row["round"], c) not in seen) if row["round"] in rounds else []
+            if lost:
+                raise DamagedRun(
+                    f"{self.path / 'transcript' / str(row['round'])} lacks the messages of clients {lost}, which the "
+                    "server received according to history.jsonl: restore the folder from a backup, or run again"
+                )
+
+
+def open_run(folder: str | os.PathLike[str]) -> RunFolder:
+    """Read a run's folder, except for its messages.
+
+    Args:
+        folder: of `fl.simulate(..., out=folder)`, of a run of a study, or of a candidate that makes a set.
+
+    Raises:
+        TypeError: `folder` is not a path.
+        NoRun: the folder holds no run.
+        DamagedRun: a file cannot be read.
+    """
+    if not isinstance(folder, str | os.PathLike):
+        raise TypeError(f"folder must be the path of a run's folder, got {type(folder).__name__}")
+    path = Path(folder)
+    if not (path / "config.json").is_file():
+        raise NoRun(f"{path} holds no run (no config.json): give the out= folder of simulate, or of one run of a study")
+    config = _json(path / "config.json", _text(path / "config.json"))
+    if config.get("format", "distillkit.run/1") not in ("distillkit.run/1", RUN_FORMAT):
+        raise DamagedRun(
+            f"{path / 'config.json'} has the format {config['format']!r}, but this version supports "
+            f"{RUN_FORMAT!r}: use the version of distillkit that wrote it"
+        )
+    return RunFolder(
+        path,
+        config,
+        _lines(path / "history.jsonl") or [],
+        _lines(path / "ledger.jsonl"),
+        _published_set(path / "set.safetensors"),
+        {
+            p.stem.removeprefix("model").removeprefix("-"): p
+            for p in sorted((path / "checkpoint").glob("model*.safetensors"))
+        },
+        _has_transcript(path),
+    )
+
+
+def _has_transcript(path: Path) -> bool:
+    try:
+        read_transcript(path)
+    except NoTranscript:
+        return False
+    return True
+
+
+def _published_set(path: Path) -> LabeledImages | None:
+    if not path.exists():
+        return None
+    try:
+        return LabeledImages.load(path)
+    except ValueError as error:
+        raise DamagedRun(f"{path} cannot be read ({error}): restore it from a backup, or make the set again") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except ValueError as error:
+        raise DamagedRun(f"{path} cannot be read ({error}): restore it from a backup, or run again") from error
+
+
+def _json(path: Path, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise DamagedRun(f"{path} cannot be read ({error}): restore it from a backup, or run again") from error
+    if not isinstance(found, Mapping):
+        raise DamagedRun(
+            f"{path} holds {type(found).__name__}, expected an object: restore it from a backup, or run again"
+        )
+    return dict(found)
+
+
+def _lines(path: Path) -> list[dict[str, Any]] | None:
+    """Return the lines of a JSON-lines file, or None if it is missing.
+
+    A line that was only partly written is skipped; the line after it marks it as torn.
+    """
+    if not path.exists():
+        return None
+    lines = _text(path).splitlines()
+    torn = {i for i, line in enumerate(lines[1:]) if line.replace(" ", "") == '{"torn":true}'}
+    return [_json(path, line) for i, line in enumerate(lines) if i not in torn]

@@ -1,0 +1,404 @@
+"""Section on one client's update: the images an inversion recovers, compared with records and held-out images."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attacks.inversion import FedAvgUpdate, ObservedMessage, invert_message
+from attacks.matching import align, match
+from attacks.metrics import psnr
+from attacks.reporting._findings import Findings
+from attacks.reporting._images import Records
+from attacks.reporting._rendering import Section, Table, image_grid
+from attacks.reporting._run_folder import RunFolder
+from attacks.reporting.similarity import PSNR_LEVELS
+from attacks.transcript import TranscriptMessage
+from distillkit._utils import check
+from distillkit.normalization import IDENTITY, Normalization
+from distillkit.rng import derive
+
+__all__ = ["Inversion"]
+
+_DRAWS, _SHOWN = 99, 8
+
+
+@dataclass(frozen=True, eq=False)
+class Inversion:
+    """Choice of the message that a report inverts, and the limits of the attack. For `report(invert=...)`.
+
+    One message of one client is inverted: by default the one with the fewest records, which is the easiest target.
+
+    Args:
+        owners: for each client the indices of its records among `members`, int64 [n_k], as
+            `fl.study.load(folder).assign().owners` returns them. They are needed to tell whether recovered images are the
+            client's. The attack does not use them.
+        build_message: `build_message(down, up)` returns the observed message and its replay, from what the client
+            received and sent in a round's training (`attacks.transcript.TranscriptMessage`). None: an update of plain
+            FedAvg, replayed with the options in the folder and with `network`.
+        client: whose message; None for the client with the fewest records.
+        round: of which round; None for the first one that the client answered.
+        max_records: messages of more records are not inverted, because hardly anything is recovered from them.
+        steps, restarts: of `invert_message`.
+        known_labels: whether the attack gets the true labels of the client's records, from `members`, instead of
+            inferring them from the message. The result is then an upper bound, for an adversary who knows the labels.
+        total_variation: of `invert_message`; 0.01 suits small images of figures, the paper's 0.1 photographs.
+        seconds: a search that would take longer, estimated from its first steps, is skipped and its duration reported.
+
+    Raises:
+        TypeError, ValueError: options of the wrong type or out of range.
+    """
+
+    owners: Sequence[Tensor] | None = None
+    build_message: Callable[[TranscriptMessage, TranscriptMessage], ObservedMessage] | None = None
+    client: int | None = None
+    round: int | None = None
+    max_records: int = 16
+    steps: int = 300
+    restarts: int = 1
+    known_labels: bool = False
+    total_variation: float = 0.01
+    seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.owners is not None:
+            for own in check.sequence(self.owners, "owners", "index tensors, one per client"):
+                if not isinstance(own, Tensor) or own.ndim != 1 or own.is_floating_point() or own.dtype == torch.bool:
+                    raise TypeError(
+                        f"owners must be int tensors of indices of members, one per client, got {own!r:.60}"
+                    )
+        if self.build_message is not None:
+            check.callable_with(
+                self.build_message,
+                "build_message",
+                ("down", "up"),
+                "a function of both messages that returns an ObservedMessage",
+            )
+        for name in ("max_records", "steps", "restarts"):
+            check.positive_int(getattr(self, name), name)
+        for name, least in (("client", 0), ("round", 1)):
+            if getattr(self, name) is not None:
+                check.positive_int(getattr(self, name), name, least=least)
+        if check.boolean(self.known_labels, "known_labels") and self.owners is None:
+            raise ValueError("known_labels needs the client's records: give owners too")
+        check.real_number(self.total_variation, "total_variation", least=0)
+        check.real_number(self.seconds, "seconds", above=0)
+
+
+def record_counts(run: RunFolder, invert: Inversion) -> dict[int, int]:
+    """Return the number of records behind each client's message; empty if unknown.
+
+    Args:
+        run: folder with a transcript.
+        invert: its `owners` take precedence over the weights of plain averaging.
+    """
+    answered, counts = set(), {}
+    for message in run.messages():
+        if message.direction == "up" and message.exchange == "local" and invert.round in (None, message.round):
+            answered.add(message.client)
+            weight = next((v for k, v in message.values.items() if k.endswith(".samples")), None)
+            if isinstance(weight, float | int) and run.settings.get("weights") == "samples":
+                counts[message.client] = int(weight)
+    if invert.owners is not None:
+        counts = {c: len(own) for c, own in enumerate(invert.owners) if len(own)}
+    return {c: n for c, n in counts.items() if c in answered and n}
+
+
+def message_pair(run: RunFolder, client: int, number: int | None) -> tuple[TranscriptMessage, TranscriptMessage]:
+    """Return the messages that a client received and sent in the training of a round.
+
+    Args:
+        run: folder of the run.
+        client: number of the client.
+        number: of the round; None for the first one that the client answered.
+
+    Raises:
+        ValueError: the client answered in no such round.
+    """
+    down = None
+    for message in run.messages():
+        if message.client == client and message.exchange == "local" and number in (None, message.round):
+            if message.direction == "down":
+                down = message
+            elif down is not None and down.round == message.round:
+                return down, message
+    raise ValueError(f"round must be one that client {client} answered, got {number}")
+
+
+def replay_obstacle(run: RunFolder) -> str:
+    """Return why the folder alone does not allow a replay; "" for plain FedAvg by SGD.
+
+    Args:
+        run: folder of the run.
+    """
+    recipe, options = run.config.get("recipe"), run.settings
+    if not isinstance(recipe, dict) or recipe.get("object") != "fl:FedAvg" or set(recipe) != {"object", "with"}:
+        return "the folder does not record how its messages are replayed (the method is not plain FedAvg)"
+    odd = [n for n in ("augment", "objective", "phases", "assign") if options.get(n) is not None]
+    odd += ["optimizer"] if options.get("optimizer") != "sgd" else []
+    odd += ["personal"] if (options.get("personal") or {}).get("tuple") else []
+    odd += ["optimizer_state"] if options.get("optimizer_state") == "client" else []
+    if odd:
+        return f"the run's {', '.join(odd)} cannot be replayed from the folder"
+    return "" if str(run.config.get("task", "")).startswith("Classification(") else "its labels are not classes"
+
+
+def fedavg_update(
+    run: RunFolder, network: nn.Module, down: TranscriptMessage, up: TranscriptMessage, count: int
+) -> FedAvgUpdate:
+    """Return an update of plain FedAvg with its replay, by the options recorded in the folder.
+
+    Args:
+        run: folder of the run.
+        network: of the run's architecture.
+        down, up: messages that the client received and sent.
+        count: number of the client's records.
+
+    Raises:
+        ValueError: the network's weights have other names or shapes.
+    """
+    weights, update = down.values["FedAvg.model"], up.values["FedAvg.update"]
+    assert isinstance(weights, dict)
+    assert isinstance(update, dict)
+    model = copy.deepcopy(network).cpu().train()
+    own = model.state_dict()
+    if set(own) != set(weights) or any(own[n].shape != t.shape for n, t in weights.items()):
+        raise ValueError(
+            f"network must have the run's architecture: names or shapes of its weights differ from those sent to "
+            f"client {down.client} in round {down.round}; build it as the run did"
+        )
+    model.load_state_dict(weights)
+    options = run.settings
+    batch = min(int(options["batch"]), count)
+    passes = torch.arange(count).split(batch)
+    batches: dict[str, Any] = {"epochs": options.get("epochs") or 1, "batch": batch if batch < count else None}
+    if options.get("steps") is not None:
+        batches = {"order": [passes[step % len(passes)] for step in range(options["steps"])]}
+    return FedAvgUpdate(
+        model,
+        [update[name] for name, _ in model.named_parameters()],
+        lr=options["lr"] * (options.get("lr_decay") or 1.0) ** (up.round - 1),
+        momentum=options.get("momentum") or 0.0,
+        weight_decay=options.get("weight_decay") or 0.0,
+        **batches,
+    )
+
+
+def inversion_section(
+    run: RunFolder, invert: Inversion, network: nn.Module | None, inside: Records, outside: Records | None,
+    findings: Findings,
+) -> Section:  # fmt: skip
+    """Return the section on the inversion of one client's message.
+
+    Args:
+        run: folder of the run.
+        invert: which message, and how.
+        network: of the run's architecture; its weights are taken from the message.
+        inside, outside: members and non-members.
+        findings: receives the result.
+    """
+    section = Section("Inversion of an update")
+
+    def skipped(why: str, remedy: str) -> Section:
+        section.parts.append(f"Skipped: {why}.")
+        findings.missing.append(f"what the update of a single client shows: {why}; {remedy}")
+        return section
+
+    if not run.transcript:
+        return skipped("the run kept no transcript", run.transcript_hint)
+    if invert.build_message is None and (why := replay_obstacle(run)):
+        return skipped(why, "give invert=Inversion(build_message=...), which replays its messages")
+    if invert.build_message is None and network is None:
+        return skipped("a replay needs the network", "give network=, of the run's architecture")
+    rounds = sorted({message.round for message in run.messages() if message.exchange == "local"})
+    if invert.round is not None and invert.round not in rounds:
+        raise ValueError(f"round must be one in which a client answered, {rounds}, got {invert.round}")
+    found = record_counts(run, invert)
+    if not found:
+        return skipped("the messages do not state their number of records", "give invert=Inversion(owners=...)")
+    client = min(found, key=lambda c: (found[c], c)) if invert.client is None else invert.client
+    if client not in found:
+        raise ValueError(f"client must be one that holds records and answered, {sorted(found)}, got {client}")
+    count = found[client]
+    who = f"client {client}" if invert.client is not None else f"client {client} (the fewest records)"
+    if count > invert.max_records:
+        return skipped(
+            f"the message of {who} covers {count} records; from more than {invert.max_records} this attack recovers "
+            "hardly anything, which says nothing of stronger attacks",
+            f"give invert=Inversion(max_records={count}) to try",
+        )
+    own = _own(invert, client, inside)
+    down, up = message_pair(run, client, invert.round)
+    message: ObservedMessage
+    if invert.build_message is not None:
+        message = invert.build_message(down, up)
+    else:
+        assert network is not None
+        message = fedavg_update(run, network, down, up, count)
+    normalization = (
+        Normalization(mean=run.normalization[0], std=run.normalization[1])
+        if run.normalization is not None
+        else IDENTITY
+    )
+    shape, labels = tuple(inside.pixels.shape[1:]), None
+    if invert.known_labels and own is not None:
+        if inside.data is None:
+            raise ValueError("members must be LabeledImages if known_labels is set, to provide the labels")
+        labels = inside.data.labels[own]
+    elif not message.ordered and outside is not None:
+        labels = message.read_labels(count, normalization.encode(outside.selected[:64]))
+
+    def search(steps: int, restarts: int) -> tuple[Tensor, float]:
+        began = time.process_time()
+        found = invert_message(
+            message, shape, count, labels=labels, steps=steps, restarts=restarts, normalization=normalization,
+            total_variation=invert.total_variation,
+        )  # fmt: skip
+        return found.images.cpu().float(), time.process_time() - began
+
+    search(1, 1)  # warm-up
+    estimate = search(5, 1)[1] / 6 * invert.steps * invert.restarts
+    if estimate > invert.seconds:
+        return skipped(
+            f"the search would take about {estimate:.0f} s, more than the {invert.seconds:g} s allowed",
+            f"give invert=Inversion(seconds={2 * estimate:.0f})",
+        )
+    images, seconds = search(invert.steps, invert.restarts)
+    labels_from = "labels known" if invert.known_labels else "labels inferred from the message"
+    section.parts.append(
+        f"The message of {who} in round {up.round}, computed from {count} records, inverted as the server could do it: "
+        f"by a search for images that would have caused it ({invert.steps} steps, {invert.restarts} start(s), "
+        f"{seconds:.0f} s; {labels_from}). Only one message and one attack were tried, so a failure is no protection. "
+        "Aligned: after the best change of brightness and contrast, which norm layers hide."
+    )
+    if own is None:
+        return _compare_nearest(section, images, inside, outside, findings)
+    return _compare_own(section, images, own, inside, outside, f"{who} in round {up.round}", findings)
+
+
+def _compare_own(
+    section: Section,
+    images: Tensor,
+    own: Tensor,
+    inside: Records,
+    outside: Records | None,
+    who: str,
+    findings: Findings,
+) -> Section:
+    """Compare images with the client's own records, and with held-out images of the same classes."""
+    truth = inside.pixels[own]
+    found, plain, aligned = _scored(images, truth)
+    order = aligned.argsort(descending=True)[:_SHOWN]
+    section.parts.append(
+        image_grid(
+            [found[order], align(found, truth)[order], truth[order]],
+            f"Recovered images, the same aligned, and the client's records, the closest first. PSNR aligned: "
+            f"{', '.join(f'{v:.0f}' for v in aligned[order].tolist())} dB.",
+        )
+    )
+    rows = [["the client's records", *(f"{float(v.mean()):.1f} (best {float(v.max()):.1f})" for v in (plain, aligned))]]
+    header = ["images compared with", "PSNR in dB", "aligned"]
+    if outside is None:
+        findings.missing.append("whether the inverted images are more than similar to the records: give non_members=")
+        section.parts.append(Table(header, rows))
+        return section
+    draws = [_scored(images, outside.selected[index])[1:] for index in _draw_held_out(inside, own, outside)]
+    rates = [torch.stack([draw[k].mean() for draw in draws]) for k in (0, 1)]
+    rows.append(
+        ["the same number of held-out images", *(f"{float(r.mean()):.1f} (best {float(r.max()):.1f})" for r in rates)]
+    )
+    beaten = int((rates[1] >= aligned.mean()).sum())
+    section.parts += [
+        Table(header, rows),
+        f"Means over {len(own)} images, each paired with one record. Held-out images of the same classes were drawn "
+        f"{_DRAWS} times, and were as close {beaten} times.",
+    ]
+    recovered = int((aligned >= PSNR_LEVELS[0]).sum())
+    means = f"{float(aligned.mean()):.1f} dB aligned, held-out images of its classes {float(rates[1].mean()):.1f}"
+    if beaten:
+        findings.add_negative(
+            "inversion",
+            f"inverting the update of {who} recovers images no closer to its records than to others ({means})",
+        )
+    elif recovered:
+        findings.add_leak(
+            "inversion",
+            f"inverting the update of {who} recovers {recovered} of its {len(own)} records above {PSNR_LEVELS[0]} dB "
+            f"(mean {means})",
+        )
+    else:
+        findings.add_leak(
+            "inversion",
+            f"inverting the update of {who} recovers images closer to its records than to others ({means})",
+        )
+    return section
+
+
+def _compare_nearest(
+    section: Section, images: Tensor, inside: Records, outside: Records | None, findings: Findings
+) -> Section:
+    findings.missing.append("whether inverted images show the client's records: give invert=Inversion(owners=...)")
+    rows, drawn = [], [images]
+    for name, records in (("private record", inside), ("held-out image", outside)):
+        if records is not None:
+            near = torch.stack([_nearest(one, records.selected) for one in images])
+            drawn.append(near)
+            plain, aligned = psnr(images, near), psnr(align(images, near), near)
+            means = [f"{float(v.mean()):.1f} (best {float(v.max()):.1f})" for v in (plain, aligned)]
+            rows.append([f"the nearest {name} of {len(records.selected)}", *means])
+    words = "Recovered images, and below each the nearest private record" + (" and held-out image." if outside else ".")
+    section.parts += [
+        image_grid([one[:_SHOWN] for one in drawn], words),
+        Table(["images compared with", "PSNR in dB", "aligned"], rows),
+        "In a larger set the nearest image is closer by chance alone, so this does not show whose records these are.",
+    ]
+    return section
+
+
+def _scored(images: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the images paired with the truth, and their PSNR to it, plain and aligned."""
+    found = images[match(images, truth)]
+    return found, psnr(found, truth), psnr(align(found, truth), truth)
+
+
+def _nearest(image: Tensor, candidates: Tensor) -> Tensor:
+    return candidates[psnr(align(image.expand_as(candidates), candidates), candidates).argmax()]
+
+
+def _draw_held_out(inside: Records, own: Tensor, outside: Records) -> list[Tensor]:
+    """Draw held-out images in place of a client's records, of the same classes if enough are available."""
+    everyone = torch.arange(len(outside.index))
+    groups = [(len(own), everyone)]
+    if inside.data is not None and outside.data is not None and inside.data.labels.ndim == 1:
+        theirs, ours = outside.data.labels[outside.index].cpu(), inside.data.labels[own].cpu()
+        wanted = ours.unique(return_counts=True)
+        groups = [(int(n), everyone[theirs == k]) for k, n in zip(*wanted)]
+        if any(len(group) < n for n, group in groups):
+            groups = [(len(own), everyone)]
+    if any(len(group) < n for n, group in groups):
+        raise ValueError(
+            f"non_members must be at least {len(own)}, the number of inverted records, got {len(everyone)}"
+        )
+    return [
+        torch.cat([group[torch.randperm(len(group), generator=derive(0, "strangers", k, i))[:n]]
+                   for i, (n, group) in enumerate(groups)])
+        for k in range(_DRAWS)
+    ]  # fmt: skip
+
+
+def _own(invert: Inversion, client: int, inside: Records) -> Tensor | None:
+    if invert.owners is None:
+        return None
+    own = invert.owners[client].cpu()
+    if int(own.min()) < 0 or int(own.max()) >= len(inside.pixels):
+        raise ValueError(
+            f"owners must be indices of members, 0 to {len(inside.pixels) - 1}, got {int(own.min())} to "
+            f"{int(own.max())}: give members= all clients' records, in the order that owners refer to"
+        )
+    return own

@@ -1,0 +1,185 @@
+"""Section on a privacy claim: charges in the ledger, replies sent for them, and an audit of the claim."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from attacks.audit import ClaimTest, NoiseAudit, audit_claim, epsilon_lower_bound, max_lower_bound
+from attacks.reporting._findings import Findings
+from attacks.reporting._messages import ObservedData
+from attacks.reporting._rendering import Section, Table
+from attacks.reporting._run_folder import RunFolder
+
+__all__ = ["Audit"]
+
+_NONE = "No epsilon is claimed: there is no ledger. A failed attack does not replace a guarantee."
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """Outcomes of many runs of a mechanism, a count of its noise, or both, to test its privacy claim.
+
+    For `report(audit=...)`.
+
+    Args:
+        inside, outside: scores of the runs with a record and without it, [n] and [m] or [n, d] and [m, d], higher if
+            the record seems present. Every run draws all randomness afresh. See `attacks.audit.audit_claim`.
+        claim: (epsilon, delta) pairs that the mechanism claims, preferably its whole privacy profile.
+        noise: result of `attacks.audit.audit_noise`, which compares the noise drawn with the noise charged.
+        of: description of what was run: the run itself, or a part of it.
+        confidence: of the test, in (0, 1).
+
+    Raises:
+        TypeError, ValueError: as `attacks.audit.audit_claim`; neither outcomes nor a count were given.
+    """
+
+    inside: Tensor | None = None
+    outside: Tensor | None = None
+    claim: Sequence[tuple[float, float]] = ()
+    noise: NoiseAudit | None = None
+    of: str = "the run"
+    confidence: float = 0.99
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.of, str) or not self.of.strip():
+            raise TypeError(f"of must describe what was run, got {self.of!r}")
+        if self.noise is not None and not isinstance(self.noise, NoiseAudit):
+            raise TypeError(f"noise must be the result of audit_noise, got {type(self.noise).__name__}")
+        self.verdict()
+
+    def verdict(self) -> ClaimTest | None:
+        """Return the result of `audit_claim` on the outcomes; None without outcomes.
+
+        Raises:
+            TypeError, ValueError: see the class.
+        """
+        if self.inside is None and self.outside is None and self.noise is not None:
+            return None
+        if self.inside is None or self.outside is None:
+            raise ValueError("inside and outside must both be given: scores of runs with one record and without it")
+        return audit_claim(self.inside, self.outside, self.claim, confidence=self.confidence)
+
+
+def claim_section(run: RunFolder, observed: ObservedData, audit: Audit | None, findings: Findings) -> Section:
+    """Return the section on the charges in the ledger, the claimed epsilon, and its audit.
+
+    Args:
+        run: folder of the run.
+        observed: replies of the clients.
+        audit: outcomes of many runs; None without an audit.
+        findings: receives a refuted claim, and what is missing.
+    """
+    section = Section("The claimed epsilon")
+    claim = run.history[-1].get("privacy") if run.history else None
+    if claim is None and run.published_set is not None and "epsilon" in run.published_set.info:
+        claim = {k: v for k, v in run.published_set.info.items() if k in ("epsilon", "delta", "relation", "reason")}
+    if claim is None and run.ledger is None:
+        section.parts.append(_NONE)
+    else:
+        section.parts += _claimed(claim or {})
+        if run.ledger is None:
+            findings.missing.append("the charges: the ledger is not in the folder")
+        else:
+            section.parts += _ledger(run.ledger, observed, findings)
+    if audit is not None:
+        section.parts += _audited(audit, claim or {}, findings)
+    elif section.parts[0] != _NONE:
+        section.parts.append(
+            "The claim was not audited. It may be false without any trace in this folder: noise that is charged but "
+            "not drawn or too small, a clip that has no effect, a record that is counted twice."
+        )
+        findings.missing.append(
+            "whether the claimed epsilon holds: give audit=Audit(inside, outside, claim), outcomes of a few hundred "
+            "fresh runs with and without one record, and noise=audit_noise(...), a count of its noise"
+        )
+    return section
+
+
+def _claimed(claim: dict[str, Any]) -> list[str | Table]:
+    parts: list[str | Table] = []
+    if claim.get("epsilon") is not None:
+        parts.append(
+            f"Claimed: epsilon {claim['epsilon']:.4g} at delta {claim.get('delta', float('nan')):g} "
+            f"({claim.get('relation', '')}), as the run recorded it."
+        )
+    elif claim:
+        parts.append(f"No guarantee holds: {claim.get('reason') or 'the run records no reason'}.")
+        if claim.get("nominal_epsilon") is not None:
+            parts.append(f"With secret noise it would be epsilon {claim['nominal_epsilon']:.4g}.")
+    parts += [f"Remark: {remark}" for remark in claim.get("remarks", [])]
+    for entry, facts in claim.get("assumed_public", {}).items():
+        parts.append(f"Assumed public by {entry}: {', '.join(map(str, facts))}.")
+    return parts
+
+
+def _ledger(lines: list[dict[str, Any]], observed: ObservedData, findings: Findings) -> list[str | Table]:
+    """Summarise the charges, and check that each client was charged for every reply."""
+    parts: list[str | Table] = [f"Void: {line['void']}" for line in lines if "void" in line]
+    totals: dict[tuple[str, ...], tuple[int, set[str]]] = {}
+    paid: Counter[str] = Counter()
+    for line in lines:
+        event = line.get("event")
+        if isinstance(event, dict):
+            sizes = [f"{float(event.get(name, math.nan)):.4g}" for name in ("sigma", "rate")]
+            key = (str(event.get("mechanism", "")), *sizes, str(event.get("relation", "")))
+            number, who = totals.get(key, (0, set()))
+            client, count = str(event.get("client", "*")), int(event.get("count", 1))
+            totals[key] = (number + count, who | {client})
+            paid[client] += count
+    rows = [[*key, str(releases), str(len(who))] for key, (releases, who) in totals.items()]
+    parts.append(Table(["mechanism", "sigma", "rate", "neighbours", "releases", "clients"], rows))
+    uncharged = {c: (n, paid[str(c)] + paid["*"]) for c, n in observed.replies.items() if n > paid[str(c)] + paid["*"]}
+    if uncharged:
+        client, (replies, charges) = max(uncharged.items(), key=lambda one: one[1][0] - one[1][1])
+        words = f"client {client} sent {replies} replies and was charged for {charges} releases"
+        parts.append(f"Replies without a charge: {words} ({len(uncharged)} clients in total have such replies).")
+        findings.add_leak(
+            "claim",
+            f"its ledger is incomplete: {words}, so the claimed epsilon does not cover everything that was sent",
+        )
+    elif observed.replies:
+        least = min(paid[str(c)] + paid["*"] - n for c, n in observed.replies.items())
+        parts.append(
+            f"Each of {len(observed.replies)} clients was charged for at least as many releases as it sent replies "
+            f"(the smallest surplus is {least}). The folder does not show whether each release was noised with as many "
+            "draws as were charged: see attacks.audit."
+        )
+    return parts
+
+
+def _audited(audit: Audit, claim: dict[str, Any], findings: Findings) -> list[str | Table]:
+    """Return the count of noise, the test of the claimed profile, and the lower bound on epsilon."""
+    parts: list[str | Table] = []
+    if audit.noise is not None:
+        parts.append(f"Noise of {audit.of}, drawn compared with charged: {audit.noise}.")
+        if not audit.noise.holds:
+            findings.add_leak("claim", f"the noise of {audit.of} differs from what was charged: {audit.noise}")
+    verdict = audit.verdict()
+    if verdict is None or audit.inside is None or audit.outside is None:
+        findings.missing.append("whether the drawn noise hides a record: give outcomes to Audit too")
+        return parts
+    epsilon, delta = max(audit.claim)
+    bound = epsilon_lower_bound(audit.inside, audit.outside, delta, confidence=audit.confidence)
+    most = max_lower_bound(min(len(audit.inside), len(audit.outside)), confidence=audit.confidence)
+    runs = f"{len(audit.inside)} runs of {audit.of} with a record and {len(audit.outside)} without"
+    parts += [
+        f"Audited with {runs}: the claim is {verdict}.",
+        f"These runs show epsilon at least {bound:.3g} at delta {delta:g}; claimed is at most {epsilon:.3g}. The "
+        f"largest bound that so many runs can show is {most:.3g}.",
+    ]
+    own = claim.get("epsilon")
+    if own is not None and not any(math.isclose(own, e, rel_tol=1e-3) for e, _ in audit.claim):
+        parts.append(f"The epsilon of this run, {own:.4g}, is not among the audited claims.")
+        findings.missing.append(f"whether the run's own epsilon {own:.4g} holds: a different claim was audited")
+    words = f"epsilon {verdict.epsilon:.3g} (delta {verdict.delta:.2g})"
+    if verdict.refuted:
+        findings.add_leak("claim", f"the claimed {words} of {audit.of} is {verdict}")
+    else:
+        findings.add_negative("claim", f"the claimed {words} of {audit.of} is {verdict} ({runs})")
+    return parts

@@ -1,0 +1,67 @@
+"""Similarity of sent images to records: PSNR of the nearest image, membership scores, and a random baseline."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attacks.membership import nearest
+from attacks.metrics import psnr
+from distillkit.rng import derive
+
+__all__ = ["PSNR_LEVELS", "closest_images", "random_baseline"]
+
+PSNR_LEVELS = (20, 25, 30)
+"""PSNR in decibels from which a record counts as recovered: recognisable, close, nearly identical."""
+
+_ELEMENTS = 2**24
+
+
+def closest_images(images: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the nearest image of each candidate: its PSNR and its index.
+
+    Args:
+        images: pixels [M, C, H, W] in [0, 1].
+        candidates: pixels [n, C, H, W] in [0, 1].
+
+    Returns:
+        PSNR in decibels, float [n], infinite for equal images; and indices into `images`, int64 [n].
+    """
+    flat, others = images.double().flatten(1), candidates.double().flatten(1)
+    squares, found = flat.square().sum(1), []
+    for part in others.split(max(1, _ELEMENTS // len(flat))):
+        found.append((squares - 2 * part @ flat.T).argmin(1))
+    index = torch.cat(found)
+    return psnr(images[index].double(), candidates.double()), index
+
+
+def record_scores(rounds: list[Tensor], candidates: Tensor) -> dict[str, Tensor]:
+    """Return the membership scores of two attacks on images alone.
+
+    Args:
+        rounds: pixels of the images sent in each round [M, C, H, W].
+        candidates: pixels [n, C, H, W].
+
+    Returns:
+        "distance": PSNR of the nearest image of all rounds. "nearest": the largest score of
+        `attacks.membership.nearest` over the rounds, if some round has two different images. Rounds are scored
+        separately because images of several rounds that started from the same record would hide each other.
+    """
+    found = {"distance": closest_images(torch.cat(rounds), candidates)[0].double()}
+    several = [one for one in rounds if len(one.unique(dim=0)) > 1]
+    if several:
+        found["nearest"] = torch.stack([nearest(one, candidates) for one in several]).amax(0).cpu()
+    return found
+
+
+def random_baseline(rounds: list[Tensor], records: Tensor) -> list[Tensor]:
+    """Return as many random records for every round as images were sent in it, without repetition within a round.
+
+    Args:
+        rounds: pixels of the images sent in each round [M, C, H, W].
+        records: pixels of all private records [N, C, H, W].
+    """
+    return [
+        records[torch.randperm(len(records), generator=derive(0, "baseline", number))[: len(one)]]
+        for number, one in enumerate(rounds)
+    ]
