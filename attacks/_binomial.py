@@ -1,4 +1,4 @@
-"""The ends of Clopper and Pearson's interval for many counts at once; `stats.clopper_pearson` is the public one."""
+"""Ends of Clopper-Pearson intervals for arrays of counts; `statistics.clopper_pearson` is the public function."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ __all__ = ["lower", "upper"]
 
 
 def lower(hits: Any, trials: int, error: float) -> Any:
-    """Below which the true share lies with probability `error` at most; 0 where nothing was hit.
+    """Return the lower end: the true share is below it with probability at most `error`; 0 without hits.
 
     Args:
         hits: counts, a NumPy array or a number.
-        trials: of how many.
+        trials: number of trials.
         error: of this end alone.
     """
     import numpy as np
@@ -22,9 +22,9 @@ def lower(hits: Any, trials: int, error: float) -> Any:
 
 
 def upper(hits: Any, trials: int, error: float) -> Any:
-    """Above which the true share lies with probability `error` at most; 1 where all were hit.
+    """Return the upper end: the true share is above it with probability at most `error`; 1 if all trials hit.
 
     Args:
-        hits, trials, error: as for `lower`.
+        hits, trials, error: as in `lower`.
     """
     return 1 - lower(trials - hits, trials, error)

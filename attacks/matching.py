@@ -1,4 +1,4 @@
-"""Which image of an attack belongs to which true one, and how close they are but for brightness and contrast."""
+"""Pairing of reconstructed images with true ones, and alignment of their brightness and contrast."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ __all__ = ["align", "match"]
 def align(images: Tensor, references: Tensor) -> Tensor:
     """Give each image the brightness and contrast that fit its reference best: a x + b by least squares, a >= 0.
 
-    Networks with instance or batch norm hide brightness and contrast from who inverts their gradients, but not the
-    picture: a low `psnr` is then no protection. Report `psnr` plain and of the aligned images. This uses the truth, so
-    it scores an attack and is no part of one; a constant image is given the reference's mean, so compare with that of
-    a guess that knows nothing.
+    Networks with instance or batch norm hide brightness and contrast from gradient inversion, but not the image
+    content. A low `psnr` is then no protection, so report `psnr` both plain and after alignment. Alignment uses the
+    truth: use it to score an attack, not as part of one. A constant image receives the reference's mean, so compare
+    with the score of a constant guess.
 
     Args:
-        images: what the attack returned, float [N, C, H, W]; any range.
-        references: the true image of each, in [0, 1], the same shape.
+        images: result of the attack, float [N, C, H, W]; any range.
+        references: true image of each, in [0, 1], of the same shape.
 
     Returns:
-        Float [N, C, H, W] in [0, 1]: one a and one b an image, over all its channels, then clamped.
+        Float [N, C, H, W] in [0, 1]: one a and one b per image, over all channels, then clamped.
 
     Raises:
-        TypeError, ValueError: no batches of images, or shapes that differ.
+        TypeError, ValueError: not batches of images, or shapes that differ.
     """
     x, target = (one.double().flatten(1) for one in _pair(images, references))
     centred = x - x.mean(1, keepdim=True)
@@ -37,20 +37,20 @@ def align(images: Tensor, references: Tensor) -> Tensor:
 
 
 def match(images: Tensor, references: Tensor) -> Tensor:
-    """Pair each true image with one of an attack's, by the assignment with the least total squared distance.
+    """Pair each true image with one of the attack's, by the assignment with the smallest total squared distance.
 
-    A gradient of a batch says nothing of the order of its images, so an attack returns them in any. Every image is used
-    once; taking the nearest for each reference instead would count one good reconstruction several times.
+    A batch's gradient does not contain the order of its images, so an attack returns them in arbitrary order. Every
+    image is used once; taking the nearest for each reference would count one good reconstruction several times.
 
     Args:
-        images: what the attack returned, float [N, C, H, W].
-        references: the true images, the same shape, in the same space.
+        images: result of the attack, float [N, C, H, W].
+        references: true images, of the same shape and in the same space.
 
     Returns:
-        int64 [N]: `images[match(images, references)]` stand in the order of `references`.
+        int64 [N]: `images[match(images, references)]` is in the order of `references`.
 
     Raises:
-        TypeError, ValueError: no batches of images, or shapes that differ.
+        TypeError, ValueError: not batches of images, or shapes that differ.
     """
     x, target = (one.detach().double().flatten(1) for one in _pair(images, references))
     from scipy.optimize import linear_sum_assignment

@@ -1,7 +1,7 @@
-"""How close two images are: PSNR, SSIM and LPIPS, one number a pair, on pixels in [0, 1].
+"""Image similarity metrics: PSNR, SSIM and LPIPS, one number per pair, on pixels in [0, 1].
 
-For privacy, closer is worse: a *higher* PSNR or SSIM and a *lower* LPIPS mean that more of the reference leaked.
-Pairs are compared in the order given; images that an attack returns in another order are matched first.
+For privacy, closer is worse: a *higher* PSNR or SSIM and a *lower* LPIPS mean that more of the reference leaked. Pairs
+are compared in the order given; match images that an attack returns in another order first.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from distillkit._utils import check
 __all__ = ["MissingWeights", "lpips", "psnr", "ssim"]
 
 _TRUNKS = {"alex": ("alexnet", 31), "vgg": ("vgg16", 16), "squeeze": ("squeezenet1_1", 17)}
-"""For each LPIPS network, torchvision's name of its trunk and the smallest image that passes through it."""
+"""For each LPIPS network, torchvision's name of its trunk and the smallest image size that it accepts."""
 
 
 class MissingWeights(FileNotFoundError):
-    """The pretrained weights of a metric are not on this machine, and it was not allowed to fetch them.
+    """Pretrained weights of a metric are not on this machine, and downloading them was not allowed.
 
-    The message says how to get them. Raised by `lpips`.
+    Raised by `lpips`; the message explains how to get them.
 
     Args:
         net: the network whose weights are missing, as `lpips` takes it.
@@ -35,13 +35,13 @@ class MissingWeights(FileNotFoundError):
 
     Attributes:
         net: as given.
-        file: where they are looked for.
-        url: where they come from.
+        file: expected path of the weights.
+        url: address of the weights.
     """
 
     def __init__(self, net: str, file: Path, url: str) -> None:
         super().__init__(
-            f"LPIPS ({net}) needs the weights {file.name} in {file.parent}, and they are not there. Get them with\n"
+            f"LPIPS ({net}) needs the weights {file.name} in {file.parent}, which are missing. Get them with\n"
             f"    curl --create-dirs -o {file} {url}\n"
             "or call lpips(..., download=True). The folder is torch.hub's: set TORCH_HOME to move it."
         )
@@ -52,11 +52,10 @@ class MissingWeights(FileNotFoundError):
 
 
 def psnr(images: Tensor, references: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio of each pair in decibels, 10 log10(1 / MSE); infinite where a pair is equal.
+    """Return the peak signal-to-noise ratio of each pair in decibels, 10 log10(1 / MSE); infinite for equal images.
 
-    The plainest measure of how well an attack rebuilt an image: pixel by pixel, blind to a shift of one pixel. A number
-    for each image: the mean over a batch of these numbers is not the PSNR of the pooled error, which libraries that
-    return one number a batch report.
+    The simplest measure of a reconstruction: it compares pixel by pixel, so a shift by one pixel lowers it. The mean of
+    these per-image values over a batch differs from the PSNR of the pooled error, which some libraries report.
 
     Args:
         images: float [N, C, H, W] in [0, 1].
@@ -73,12 +72,12 @@ def psnr(images: Tensor, references: Tensor) -> Tensor:
 
 
 def ssim(images: Tensor, references: Tensor, *, window: int = 11) -> Tensor:
-    """Structural similarity of each pair (Wang et al., 2004), the mean over positions and channels, by kornia.
+    """Return the structural similarity of each pair (Wang et al., 2004), averaged over positions and channels.
 
-    It compares means, contrasts and patterns in small windows, so that an image whose brightness is off still counts as
-    rebuilt where `psnr` says it is not. The paper's constants: Gaussian window with sigma 1.5, K1 = 0.01, K2 = 0.03,
-    data range 1, only positions where the window lies inside the image. Equal images give exactly 1. Colour images are
-    scored channel by channel.
+    Computed by kornia. It compares means, contrasts and patterns in small windows, so an image with wrong brightness
+    may still count as reconstructed when `psnr` is low. The paper's constants: Gaussian window with sigma 1.5, K1 =
+    0.01, K2 = 0.03, data range 1, only positions where the window lies inside the image. Equal images give exactly 1.
+    Channels are scored separately.
 
     Args:
         images: float [N, C, H, W] in [0, 1].
@@ -112,27 +111,28 @@ def lpips(
     chunk: int = 64,
     download: bool = False,
 ) -> Tensor:
-    """Learned perceptual distance of each pair (Zhang et al., CVPR 2018), version 0.1, by the authors' package.
+    """Return the learned perceptual distance of each pair (Zhang et al., CVPR 2018), by the authors' package.
 
-    How different two images look to a person, as a network trained on people's judgements says. The authors' package
-    ships the linear heads only; the trunk's ImageNet weights are torchvision's, in torch.hub's folder. They are loaded
-    from there, and fetched only if `download` asks for it. No gradient; computed in float32.
+    It approximates how different two images look to people, by a network trained on human judgements. The authors'
+    package contains only the linear heads; the trunk's ImageNet weights are torchvision's, in torch.hub's folder. They
+    are loaded from there, and downloaded only with `download`. No gradient; computed in float32.
 
     Args:
         images: float [N, C, H, W] in [0, 1], C in {1, 3}; grey is repeated. (Scaled to [-1, 1] inside.)
         references: the same shape, dtype and device.
         net: `alex` (the authors' choice for scoring, 233 MB), `vgg` (528 MB) or `squeeze` (5 MB).
-        resize: pixels; both images are first resized to this square (bilinear with antialiasing). Needed where they
-            are smaller than the trunk takes: 31, 16 and 17 pixels. Report it: it changes the values.
-        chunk: how many pairs go through the network at once; memory, not values, depends on it.
-        download: fetch missing weights from the network; otherwise nothing is fetched.
+        resize: pixels; both images are first resized to this square (bilinear with antialiasing). Needed if they are
+            smaller than the trunk accepts: 31, 16 and 17 pixels. Report it, because it changes the values.
+        chunk: number of pairs per forward pass; affects memory, not values.
+        download: whether to download missing weights.
 
     Returns:
-        Float [N]; *lower* is closer, 0 at equality.
+        Float [N]; *lower* is closer, 0 for equal images.
 
     Raises:
-        MissingWeights: the weights are absent; names file, URL, folder and the command that gets them.
-        TypeError, ValueError: as `psnr`; images too small, of other channel counts, or a damaged weights file.
+        MissingWeights: the weights are absent; names file, URL, folder and a command to get them.
+        TypeError, ValueError: as `psnr`; images that are too small or have other channel counts, or a damaged weights
+            file.
     """
     _check(images, references)
     check.positive_int(chunk, "chunk")
@@ -158,7 +158,7 @@ def _check(images: Tensor, references: Tensor) -> None:
         low, high = float(batch.detach().min()), float(batch.detach().max())
         if low < 0 or high > 1:
             raise ValueError(
-                f"{name} must be pixels in [0, 1], got {low:.4g} to {high:.4g}: these look normalised; use set.pixels()"
+                f"{name} must be pixels in [0, 1], got {low:.4g} to {high:.4g}: they seem normalized; use set.pixels()"
             )
     for what in ("shape", "dtype", "device"):
         one, other = getattr(images, what), getattr(references, what)
@@ -189,7 +189,7 @@ def _weights(net: str, download: bool) -> Path:
 
 @functools.cache
 def _network(net: str, file: Path, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-    """The network, built once a device; `file` exists, so that torchvision finds it and does not fetch it."""
+    """Return the network, built once per device; `file` exists, so torchvision finds it and does not download it."""
     import lpips as package
 
     try:
@@ -198,6 +198,6 @@ def _network(net: str, file: Path, device: torch.device) -> Callable[[Tensor, Te
             network = package.LPIPS(net=net, version="0.1", verbose=False)
     except Exception as error:
         raise ValueError(
-            f"{file} cannot be loaded ({error or type(error).__name__}); delete it and fetch it"
+            f"{file} cannot be loaded ({error or type(error).__name__}); delete it and download it again"
         ) from error
     return network.requires_grad_(False).to(device)

@@ -1,8 +1,8 @@
-"""How sure an attack may be: rates with intervals, ROC curves by steps, and what a hit is worth when members are rare.
+"""Statistics of membership attacks: rates with intervals, stepwise ROC curves, and predictive values for rare members.
 
-Every membership attack ends in a score per record, higher for "this one was trained on". The functions here turn
-scores into what may be claimed. They never interpolate, never round a rate in the attack's favour, and say how few
-errors a number rests on.
+Every membership attack returns a score per record, higher for training members. The functions here turn scores into
+results that may be reported. They never interpolate, never round a rate in the attack's favour, and flag rates that
+rest on few errors.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ __all__ = [
 ]  # fmt: skip
 
 FEW = 10
-"""A false-positive rate that rests on fewer false positives is flagged: another sample may halve or double it."""
+"""A false-positive rate that rests on fewer false positives is flagged, because it varies much between samples."""
 
 
 def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """The exact two-sided interval for a probability, after `hits` of `trials` independent tries.
+    """Return the exact two-sided interval for a probability, after `hits` of `trials` independent trials.
 
-    For every counted rate in a report: 3 hits of 10 are no 30 %, they are 7 to 65 %. Whatever the true probability is,
-    the interval contains it with at least `confidence`. The tries must have been decided on beforehand: for a threshold
-    that was picked on the very scores it is reported on see `Roc.at`.
+    Use it for every counted rate in a report: 3 hits of 10 are compatible with 7 to 65 %. Whatever the true probability
+    is, the interval contains it with at least `confidence`. The number of trials must be fixed beforehand; for a
+    threshold that was chosen on the reported scores see `Roc.at`.
 
     Paper: Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of the binomial"
     (Biometrika 1934), as quantiles of the beta distribution.
 
     Args:
-        hits: how many tries succeeded, 0 to `trials`.
-        trials: how many there were, at least 1.
-        confidence: in (0, 1), of the interval.
+        hits: number of successful trials, 0 to `trials`.
+        trials: number of trials, at least 1.
+        confidence: of the interval, in (0, 1).
 
     Returns:
-        The interval's ends (low, high), shares in [0, 1].
+        The ends of the interval (low, high), shares in [0, 1].
 
     Raises:
         TypeError, ValueError: numbers out of range.
@@ -54,14 +54,14 @@ def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[f
 
 
 def bonferroni(confidence: float, tried: int) -> float:
-    """The confidence that each of `tried` intervals needs, so that all of them hold together with `confidence`.
+    """Return the confidence that each of `tried` intervals needs so that all of them hold together with `confidence`.
 
-    Use it when the best of several attacks is quoted: the best of many has luck on its side. It is
-    1 - (1 - confidence) / tried (Bonferroni's inequality), whatever the attacks have in common.
+    Use it when you report the best of several attacks, which benefits from luck. It is 1 - (1 - confidence) / tried
+    (Bonferroni's inequality), however the attacks depend on each other.
 
     Args:
         confidence: wanted for all together, in (0, 1).
-        tried: how many attacks were tried, at least 1, the ones not shown included.
+        tried: number of attacks that were tried, at least 1, including unreported ones.
 
     Raises:
         TypeError, ValueError: numbers out of range.
@@ -72,12 +72,12 @@ def bonferroni(confidence: float, tried: int) -> float:
 
 @dataclass(frozen=True)
 class Rate:
-    """A share that was counted, `hits` of `trials`, and the interval that its true value lies in.
+    """Counted share, `hits` of `trials`, with a confidence interval.
 
     Attributes:
-        hits, trials: how many were counted, and of how many.
-        low, high: the interval's ends, shares in [0, 1].
-        confidence: with which the interval holds the true share.
+        hits, trials: the counts.
+        low, high: ends of the interval, shares in [0, 1].
+        confidence: of the interval.
     """
 
     hits: int
@@ -88,7 +88,7 @@ class Rate:
 
     @property
     def value(self) -> float:
-        """The share that was counted, hits / trials, without its interval."""
+        """The counted share, hits / trials."""
         return self.hits / self.trials
 
     def __str__(self) -> str:
@@ -97,12 +97,12 @@ class Rate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number that was measured, and the interval that its true value lies in.
+    """Measured number with a confidence interval.
 
     Attributes:
-        value: what was measured.
-        low, high: the interval's ends.
-        confidence: with which the interval holds the true value.
+        value: the measurement.
+        low, high: ends of the interval.
+        confidence: of the interval.
     """
 
     value: float
@@ -120,11 +120,11 @@ def _rate(hits: int, trials: int, confidence: float) -> Rate:
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """What an attack achieves at one threshold: a row of a report's table. Made by `Roc.at` and `at_threshold`.
+    """Rates of an attack at one threshold: a row of a report's table. Made by `Roc.at` and `at_threshold`.
 
     Attributes:
         threshold: records with a score of at least this are called members.
-        tpr, fpr: the shares of members and of non-members that are called members, with intervals.
+        tpr, fpr: shares of members and of non-members that are called members, with intervals.
         few: whether the false-positive rate rests on fewer than `FEW` false positives.
     """
 
@@ -134,15 +134,15 @@ class OperatingPoint:
     few: bool
 
     def ppv(self, prior: float) -> Estimate:
-        """What a hit at this threshold is worth where a share `prior` of the candidates are members; see `ppv`.
+        """Return the positive predictive value if a share `prior` of the candidates are members; see `attacks.ppv`.
 
-        The interval is wide where the false positives are few, which is where attacks shine.
+        The interval is wide if there are few false positives, as for the strongest attacks.
 
         Args:
-            prior: the share of the candidates that are members, in (0, 1).
+            prior: share of the candidates that are members, in (0, 1).
 
         Raises:
-            TypeError, ValueError: a prior out of range, or a threshold at which nobody is called a member.
+            TypeError, ValueError: a prior out of range, or a threshold at which no record is called a member.
         """
         return ppv_interval(self.tpr, self.fpr, prior)
 
@@ -154,34 +154,34 @@ class OperatingPoint:
 def at_threshold(
     scores: Tensor, member: Tensor, threshold: float, *, confidence: float = 0.95, chosen_elsewhere: bool = False
 ) -> OperatingPoint:
-    """What an attack finds at a threshold that was fixed without looking at these scores.
+    """Return the rates of an attack at a threshold that was fixed without looking at these scores.
 
-    Take the threshold from other shadow models (`attacks.membership.leave_one_out` does), or from theory. The intervals
-    are exact only then. A threshold that is itself one of the scores was most likely chosen on them, and is refused:
-    use `roc(...).at(...)`, whose intervals know of the choice.
+    Take the threshold from other shadow models (`attacks.membership.leave_one_out` does) or from theory. Only then are
+    the intervals exact. A threshold that equals one of the scores was most likely chosen on them and is refused: use
+    `roc(...).at(...)`, whose intervals account for the choice.
 
     Args:
-        scores: one a record, floats [n], higher for members; infinities are allowed, NaN is not.
+        scores: one per record, floats [n], higher for members; infinities are allowed, NaN is not.
         member: bool [n], the truth; at least one of each.
         threshold: records that score at least this are called members.
-        confidence: of both intervals, each by itself, in (0, 1).
-        chosen_elsewhere: say True where the threshold did come from elsewhere and is one of the scores by chance, as
-            with scores of few values (`rmia`'s are shares of a population).
+        confidence: of each of the two intervals, in (0, 1).
+        chosen_elsewhere: set this if the threshold does come from elsewhere and equals a score by coincidence, as with
+            scores of few values (`rmia`'s are shares of a population).
 
     Raises:
-        TypeError, ValueError: bad scores or truth, a threshold that is NaN, or one that is among the scores.
+        TypeError, ValueError: invalid scores or truth, a threshold that is NaN, or one that is among the scores.
     """
-    inside, outside = _halves(scores, member)
+    inside, outside = _split_by_membership(scores, member)
     check.boolean(chosen_elsewhere, "chosen_elsewhere")
     if isinstance(threshold, bool) or not isinstance(threshold, Real):
         raise TypeError(f"threshold must be a number, got {type(threshold).__name__}")
     if math.isnan(threshold):
-        raise ValueError("threshold must be a number, got nan, to which no score compares")
+        raise ValueError("threshold must be a number, got nan, which cannot be compared")
     if not chosen_elsewhere and math.isfinite(threshold) and bool((torch.cat([inside, outside]) == threshold).any()):
         raise ValueError(
-            f"threshold must not be chosen on the scores it is reported on, and {threshold:g} is one of them: its "
-            "interval would be too narrow. Take roc(scores, member).at(fpr), which corrects for that, or give "
-            "chosen_elsewhere=True if it did come from other scores"
+            f"threshold must not be chosen on the scores it is reported on, but {threshold:g} is one of them: its "
+            "interval would be too narrow. Use roc(scores, member).at(fpr), which corrects for that, or set "
+            "chosen_elsewhere=True if it comes from other scores"
         )
     hits, false = (int((side >= threshold).sum()) for side in (inside, outside))
     return OperatingPoint(
@@ -191,14 +191,14 @@ def at_threshold(
 
 @dataclass(frozen=True)
 class Roc:
-    """The ROC curve of an attack as counts: every threshold that makes a difference, from the strictest on.
+    """ROC curve of an attack as counts, with every threshold that changes them, from the strictest on.
 
-    Made by `roc`. Read it by `at` (one row of a table), `auc` (one number), or `fpr` and `tpr` (a plot).
+    Made by `roc`. Use `at` for one row of a table, `auc` for one number, and `fpr` and `tpr` for a plot.
 
     Attributes:
-        thresholds: float64 [t], falling; the first is infinite and calls nobody a member.
-        hits, false: int64 [t], members and non-members with at least that score. Equal scores come together.
-        members, others: how many there are.
+        thresholds: float64 [t], decreasing; the first is infinite and calls no record a member.
+        hits, false: int64 [t], members and non-members with at least that score. Equal scores are counted together.
+        members, others: numbers of members and of non-members.
     """
 
     thresholds: Tensor
@@ -209,20 +209,20 @@ class Roc:
 
     @property
     def tpr(self) -> Tensor:
-        """At each threshold the share of members that are called members, float64 [t]: the plot's height."""
+        """True-positive rate at each threshold, float64 [t]: the vertical axis of the plot."""
         return self.hits.double() / self.members
 
     @property
     def fpr(self) -> Tensor:
-        """At each threshold the share of non-members that are called members, float64 [t]: the plot's abscissa."""
+        """False-positive rate at each threshold, float64 [t]: the horizontal axis of the plot."""
         return self.false.double() / self.others
 
     @property
     def auc(self) -> float:
-        """The area under the curve: the chance that a random member scores above a random non-member, ties half.
+        """Area under the curve: the probability that a member scores above a non-member, with ties counting half.
 
-        0.5 is guessing. An attack that is sure of a few records only hardly moves it: quote `at` a small false-positive
-        rate beside it.
+        Guessing gives 0.5. An attack that is certain about a few records hardly changes it, so also report `at` a small
+        false-positive rate.
         """
         return float(torch.trapezoid(self.tpr, self.fpr))
 
@@ -230,24 +230,24 @@ class Roc:
         return f"Roc({self.members} members, {self.others} others; AUC {self.auc:.3f})"
 
     def at(self, fpr: float, *, confidence: float = 0.95) -> OperatingPoint:
-        """The best threshold whose false-positive rate is at most `fpr` on these scores, and what it finds.
+        """Return the rates at the loosest threshold whose false-positive rate on these scores is at most `fpr`.
 
-        The threshold is chosen on the very non-members that `fpr` counts, so the plain interval of the true-positive
-        rate would be too narrow. This one is for the true-positive rate at a *true* false-positive rate of `fpr`. Two
-        errors meet in it, that of the count of members and that of where the threshold lies: what the rate is at a
-        threshold that is surely strict enough, and at one that is surely loose enough. They are independent, so at
-        either end they are added as squares.
+        The threshold is chosen on the non-members that `fpr` counts, so the plain interval of the true-positive rate
+        would be too narrow. The interval given here is for the true-positive rate at a *true* false-positive rate of
+        `fpr`. It combines two errors, of the count of members and of the threshold's position: the latter by the rates
+        at a threshold that is certainly strict enough and at one that is certainly loose enough. The errors are
+        independent, so their squares are added at either end.
 
         Source: Zou and Donner, "Construction of confidence limits about effect measures: a general approach"
-            (Statistics in Medicine 2008), for the sum of squares.
+        (Statistics in Medicine 2008), for the sum of squares.
 
         Args:
-            fpr: the largest share of non-members that may be called members, in (0, 1].
-            confidence: of the interval of `tpr`, and of that of `fpr` by itself, in (0, 1).
+            fpr: largest share of non-members that may be called members, in (0, 1].
+            confidence: of the interval of `tpr`, and separately of that of `fpr`, in (0, 1).
 
         Raises:
-            TypeError, ValueError: numbers out of range, or `fpr` below 1 / the number of non-members, where nothing can
-                be measured.
+            TypeError, ValueError: numbers out of range, or `fpr` below 1 / the number of non-members, which cannot be
+                measured.
         """
         check.real_number(fpr, "fpr", above=0.0, most=1.0)
         if fpr * self.others < 1:
@@ -271,14 +271,14 @@ class Roc:
         )
 
     def _within(self, false: int) -> int:
-        """The loosest threshold with at most so many false positives."""
+        """Return the index of the loosest threshold with at most so many false positives."""
         return int(torch.searchsorted(self.false, false, right=True)) - 1
 
 
 def _sure_counts(fpr: float, trials: int, error: float) -> tuple[int | None, int | None]:
-    """The most false positives that show a true rate of at most `fpr`, and the fewest that show one of at least `fpr`.
+    """Return the most false positives that show a true rate of at most `fpr`, and the fewest that show at least `fpr`.
 
-    Each with probability 1 - `error`; None where no count does. A threshold just above the (k + 1)-th largest of n
+    Each holds with probability 1 - `error`; None if no count does. A threshold just above the (k + 1)-th largest of n
     scores has a true rate of at most Beta(k + 1, n - k), one at the k-th largest of at least Beta(k, n - k + 1).
     """
     from scipy.special import betainc
@@ -290,19 +290,19 @@ def _sure_counts(fpr: float, trials: int, error: float) -> tuple[int | None, int
 
 
 def roc(scores: Tensor, member: Tensor) -> Roc:
-    """The curve of true against false positives over all thresholds, as the steps it is, without smoothing or hull.
+    """Return the ROC curve over all thresholds as steps, without smoothing or convex hull.
 
-    What a membership attack's scores are turned into before anything is claimed of them. Records with equal scores
-    cannot be told apart, so they change sides together (a curve that splits ties depends on the order of the records).
+    Records with equal scores cannot be distinguished, so they are counted together; splitting ties would make the curve
+    depend on the order of the records.
 
     Args:
-        scores: one a record, floats [n], higher for members; infinities are allowed, NaN is not.
+        scores: one per record, floats [n], higher for members; infinities are allowed, NaN is not.
         member: bool [n], the truth; at least one of each.
 
     Raises:
-        TypeError, ValueError: bad scores or truth.
+        TypeError, ValueError: invalid scores or truth.
     """
-    inside, outside = _halves(scores, member)
+    inside, outside = _split_by_membership(scores, member)
     values = torch.cat([inside, outside]).unique().flip(0)
     steps = torch.cat([torch.tensor([math.inf], dtype=torch.float64), values])
 
@@ -315,47 +315,43 @@ def roc(scores: Tensor, member: Tensor) -> Roc:
 
 
 def ppv(tpr: float, fpr: float, prior: float) -> float:
-    """What a hit is worth: the chance that a record called a member is one, where few of the candidates are members.
+    """Return the positive predictive value: the probability that a record called a member is a member.
 
-    The positive predictive value, prior tpr / (prior tpr + (1 - prior) fpr). An attack with 10 % true at 1 % false
-    positives is right ten times in eleven where half of the candidates are members, and once in eleven where one in a
-    hundred is.
+    It is prior tpr / (prior tpr + (1 - prior) fpr). An attack with 10 % true and 1 % false positives is right ten times
+    in eleven if half of the candidates are members, and once in eleven if one in a hundred is.
 
     Args:
-        tpr, fpr: the attack's true- and false-positive rates, in [0, 1], as `OperatingPoint` has them.
-        prior: the share of the candidates that are members, in (0, 1).
+        tpr, fpr: true- and false-positive rates of the attack, in [0, 1].
+        prior: share of the candidates that are members, in (0, 1).
 
     Raises:
-        TypeError, ValueError: numbers out of range, or both rates zero (nobody is called a member).
+        TypeError, ValueError: numbers out of range, or both rates zero (no record is called a member).
     """
     for value, name in ((tpr, "tpr"), (fpr, "fpr")):
         check.real_number(value, name, least=0.0, most=1.0)
     check.real_number(prior, "prior", above=0.0, below=1.0)
     called = prior * tpr + (1 - prior) * fpr
     if not called:
-        raise ValueError("tpr and fpr must not both be 0: nobody is called a member; take a looser threshold")
+        raise ValueError("tpr and fpr must not both be 0: no record is called a member; use a looser threshold")
     return prior * tpr / called
 
 
 def ppv_interval(tpr: Rate | Estimate, fpr: Rate | Estimate, prior: float) -> Estimate:
-    """`ppv` of two rates with intervals, with the interval that follows from theirs.
+    """Return `ppv` of two rates with intervals, with the interval that follows from theirs.
 
-    What a hit is worth depends on the rates' ratio alone. The errors of their logarithms are independent, so at either
-    end they are added as squares. Where the interval of a rate begins at 0 it has no logarithm, and the ends are those
-    of both rates at their worst and at their best, which is wider.
+    The value depends only on the ratio of the rates. The errors of their logarithms are independent, so their squares
+    are added at either end. If the interval of a rate begins at 0, which has no logarithm, the wider interval with both
+    rates at their worst and at their best is returned.
 
     Source: Zou and Donner, "Construction of confidence limits about effect measures: a general approach" (Statistics in
-        Medicine 2008).
+    Medicine 2008).
 
     Args:
-        tpr, fpr: true- and false-positive rates, of other records each.
-        prior: the share of the candidates that are members, in (0, 1).
-
-    Returns:
-        Its confidence is that of the rates, the smaller if they differ.
+        tpr, fpr: true- and false-positive rates, counted on different records.
+        prior: share of the candidates that are members, in (0, 1).
 
     Raises:
-        TypeError, ValueError: as `ppv`.
+        TypeError, ValueError: a prior out of range, or both rates 0.
     """
     value, low, high = ppv(tpr.value, fpr.value, prior), ppv(tpr.low, fpr.high, prior), ppv(tpr.high, fpr.low, prior)
     if tpr.low > 0 and fpr.low > 0:
@@ -366,17 +362,17 @@ def ppv_interval(tpr: Rate | Estimate, fpr: Rate | Estimate, prior: float) -> Es
     return Estimate(value, low, high, min(tpr.confidence, fpr.confidence))
 
 
-def _halves(scores: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
-    """The scores of members and of the others, float64 on the CPU."""
+def _split_by_membership(scores: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the scores of members and of non-members, float64 on the CPU."""
     check.float_tensor(scores, "scores", "[n]")
     check.bool_tensor(member, "member", "[n]")
     if scores.ndim != 1 or member.shape != scores.shape:
         raise ValueError(
-            f"scores and member must be two rows of one length, got {list(scores.shape)} and {list(member.shape)}"
+            f"scores and member must be [n] of the same length, got {list(scores.shape)} and {list(member.shape)}"
         )
     if bool(scores.isnan().any()):
         raise ValueError(f"scores must not be NaN, but {int(scores.isnan().sum())} are: the attack failed there")
     scores, member = scores.detach().double().cpu(), member.cpu()
     if not bool(member.any()) or bool(member.all()):
-        raise ValueError("member must hold at least one member and one other; a rate of nothing has no meaning")
+        raise ValueError("member must have at least one member and one non-member")
     return scores[member], scores[~member]

@@ -1,11 +1,11 @@
-"""Messages that a server saw: a recorded run's transcript, read as plain tensors and sets, without the federated layer.
+"""Reader of a recorded run's transcript, as plain tensors and sets, without importing the federated package.
 
-What the other attacks start from when they are aimed at a run: `read_transcript` gives every message of the folder `transcript`,
-which a run keeps when it is asked to.
+Attacks on a run start here: `read_transcript` yields every message in the folder `transcript` of a run that was made
+with `transcript=True`.
 
-A file is `transcript/<round>/<client>-<up or down>.safetensors`, or `<client>-<exchange>-<up or down>.safetensors`
-where a method has further exchanges in a round besides the training. Its metadata say `format`, the `round` and the
-`client`, a `checksum`, and `forms`: JSON, for each entry's key how its value is put together,
+A file is `transcript/<round>/<client>-<up or down>.safetensors`, or `<client>-<exchange>-<up or down>.safetensors` if a
+method has additional exchanges in a round. Its metadata hold `format`, the `round`, the `client`, a `checksum`, and
+`forms`: JSON that describes the value of each entry,
 
 - `{"kind": "tensor"}`: the file's tensor of that key;
 - `{"kind": "group", "names": [...]}`: named tensors, each at the key, the character U+001F, and its name;
@@ -36,31 +36,31 @@ from distillkit.sets import LabeledImages
 __all__ = ["DamagedTranscript", "NoTranscript", "TranscriptMessage", "Value", "read_transcript"]
 
 Value: TypeAlias = Tensor | dict[str, Tensor] | LabeledImages | int | float | str | bool
-"""What an entry of a message holds: a tensor, named tensors (a model), a set of images, or a plain value."""
+"""Value of a message's entry: a tensor, named tensors (a model), a set of images, or a plain value."""
 
 _FORMAT = "distillkit.Message/1"
-_BETWEEN = "\x1f"
-_FILE = re.compile(r"(\d+)-(?:(\w+)-)?(down|up)\.safetensors")
+_SEPARATOR = "\x1f"
+_FILE_NAME = re.compile(r"(\d+)-(?:(\w+)-)?(down|up)\.safetensors")
 
 
 class NoTranscript(FileNotFoundError):
-    """The folder has no messages to look at; the message says how a run keeps them."""
+    """The folder has no transcript; the message explains how to record one."""
 
 
 class DamagedTranscript(ValueError):
-    """A message of a transcript is truncated, altered, or in the wrong place; the file is named."""
+    """A message of a transcript is truncated, altered or in the wrong place; the error names the file."""
 
 
 @dataclass(frozen=True, eq=False)
 class TranscriptMessage:
-    """One message that the server sent or got. Made by `read_transcript`.
+    """Message that the server sent or received. Made by `read_transcript`.
 
     Attributes:
-        round: from 1; 0 of what clients were asked before round 1, with the exchange "answer".
-        client: its number, from 0: who got it, or who sent it.
+        round: from 1; 0 for the exchange before round 1, "answer".
+        client: number of the client, from 0.
         direction: "down", from the server to the client, or "up".
         values: by the entry's key, such as "FedAvg.update".
-        exchange: in which exchange of the round, by the verb that the client was asked; "local" is the training.
+        exchange: name of the exchange in the round; "local" is the training.
     """
 
     round: int
@@ -76,51 +76,49 @@ class TranscriptMessage:
 
 
 def read_transcript(folder: str | os.PathLike[str]) -> Iterator[TranscriptMessage]:
-    """Read the messages of a recorded run one after another: by round, by client and exchange, "down" before "up".
+    """Yield the messages of a recorded run by round, client and exchange, "down" before "up".
 
-    Call it for attacks on what a server saw. The order within a round is by the clients' numbers, not that in which
-    they answered. Files that are no messages are passed over, a message that is damaged is not.
+    The order within a round is by client number, not by time of reply. Other files in the folder are ignored; a damaged
+    message raises an error.
 
     Args:
-        folder: of the run; `simulate(..., out=folder, transcript=True)` makes one.
+        folder: of the run, made by `simulate(..., out=folder, transcript=True)`.
 
     Yields:
-        Each message, tensors on the CPU. Only one is in memory at a time.
+        Each message, with tensors on the CPU. Only one is in memory at a time.
 
     Raises:
-        TypeError: the folder is no path.
-        NoTranscript: the folder is none, or no messages were kept in it. Raised by the call itself.
-        DamagedTranscript: a message that is not what was written; raised when it is reached.
+        TypeError: `folder` is not a path.
+        NoTranscript: the folder does not exist or has no messages. Raised by the call itself.
+        DamagedTranscript: a message was altered; raised when it is reached.
     """
     if not isinstance(folder, str | os.PathLike):
         raise TypeError(f"folder must be the path of a run's folder, got {type(folder).__name__}")
     at = Path(folder) / "transcript"
     if not Path(folder).is_dir():
-        raise NoTranscript(f"folder must be that of a run, but {folder} is not there")
+        raise NoTranscript(f"folder must be the folder of a run, but {folder} does not exist")
     rounds = sorted((int(p.name), p) for p in at.glob("*") if p.is_dir() and p.name.isdecimal())
     found = []
     for number, place in rounds:
-        named = [(match, path) for path in place.iterdir() if (match := _FILE.fullmatch(path.name))]
+        named = [(match, path) for path in place.iterdir() if (match := _FILE_NAME.fullmatch(path.name))]
         found += [(number, int(match[1]), match[2] or "local", match[3], path) for match, path in named]
     if not found:
-        raise NoTranscript(
-            f"{at} holds no messages: run again with simulate(..., transcript=True), which keeps what the server sees"
-        )
-    return (_seen(*one) for one in sorted(found))
+        raise NoTranscript(f"{at} holds no messages: run again with simulate(..., transcript=True) to record them")
+    return (_read_message(*one) for one in sorted(found))
 
 
-def _seen(number: int, client: int, exchange: str, direction: str, path: Path) -> TranscriptMessage:
+def _read_message(number: int, client: int, exchange: str, direction: str, path: Path) -> TranscriptMessage:
     try:
         values, facts = _decoded(path.read_bytes())
     except ValueError as error:
         raise DamagedTranscript(
-            f"{path} is damaged, {error}: take the folder from a backup, or run again; what a part of a transcript "
-            "gives away says nothing of all of it"
+            f"{path} is damaged, {error}: restore the folder from a backup, or run again. An attack on a part of "
+            "the transcript would not cover all of it"
         ) from error
     if facts.get("round") != str(number) or facts.get("client") != str(client):
         raise DamagedTranscript(
             f"{path} is the message of client {facts.get('client')} in round {facts.get('round')}: the files of the "
-            "transcript are mixed up; take the folder from a backup, or run again"
+            "transcript are mixed up; restore the folder from a backup, or run again"
         )
     return TranscriptMessage(number, client, direction, values, exchange)
 
@@ -132,16 +130,16 @@ def _decoded(data: bytes) -> tuple[dict[str, Value], dict[str, str]]:
         tensors = load(data)
         size = int.from_bytes(data[:8], "little")
         meta = dict(json.loads(data[8 : 8 + size]).get("__metadata__") or {})
-    except Exception as error:  # the parsers fail in many ways, and all of them mean the same here
-        raise ValueError(f"no safetensors file ({error})") from error
+    except Exception as error:  # the parsers raise many types, all for a damaged file
+        raise ValueError(f"not a safetensors file ({error})") from error
     if meta.get("format") != _FORMAT:
-        raise ValueError(f"no message (format {meta.get('format')!r}, want {_FORMAT!r})")
+        raise ValueError(f"not a message (format {meta.get('format')!r}, expected {_FORMAT!r})")
     if meta.pop("checksum", None) != _checksum(tensors, meta):
         raise ValueError("its content does not match its checksum")
     try:
         values = {key: _value(key, form, tensors) for key, form in json.loads(meta["forms"]).items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"its entries cannot be put together ({type(error).__name__}: {error})") from error
+        raise ValueError(f"its entries cannot be decoded ({type(error).__name__}: {error})") from error
     return values, meta
 
 
@@ -159,7 +157,7 @@ def _value(key: str, form: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> 
         return form["value"]
     if form["kind"] == "tensor":
         return tensors[key]
-    group = {name: tensors[f"{key}{_BETWEEN}{name}"] for name in form["names"]}
+    group = {name: tensors[f"{key}{_SEPARATOR}{name}"] for name in form["names"]}
     if form["kind"] == "group":
         return group
     if form["kind"] == "set":

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from _scored import Numbers, Start, convnet, published
-from attacks.membership.pipeline import Scorer
-from attacks.transcript import read
+from attacks.membership import Scorer
+from attacks.transcript import read_transcript
 from distillkit import LabeledImages
 from distillkit.data import partition
 from fl import FedDM, Method, simulate
@@ -30,7 +30,7 @@ def seen_by_server(method: Method, clients: Sequence[LabeledImages], rounds: int
     seen: dict[int, list[Tensor]] = {}
     with TemporaryDirectory() as folder:
         run = simulate(method, clients, rounds=rounds, seed=seed, out=folder, transcript=True, progress=False)
-        for message in read(folder):
+        for message in read_transcript(folder):
             seen.setdefault(message.round, []).extend(images.images for images in message.sets.values())
     return run.models[""], [torch.cat(images) for images in seen.values() if images]
 

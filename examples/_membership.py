@@ -10,8 +10,7 @@ from scipy.stats import t as student
 from torch import Tensor
 
 from attacks import clopper_pearson
-from attacks.membership import ATTACKS, AttackResult, ShadowScores, Target, leave_one_out, lira
-from attacks.membership.leave_one_out import Attack
+from attacks.membership import ATTACKS, Attack, AttackResult, ShadowScores, Target, leave_one_out, lira
 
 __all__ = ["CHOICES", "FEW", "MODEL", "Line", "lines_of", "share"]
 

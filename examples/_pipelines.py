@@ -14,8 +14,7 @@ from torch import Tensor
 
 from _federated import feddm, fedlgd
 from _scored import Numbers, Start, convnet, published, trained
-from attacks.membership import Pipeline
-from attacks.membership.pipeline import Scorer
+from attacks.membership import Pipeline, Scorer
 from distillkit import LabeledImages, Normalization
 from distillkit.condense import distribution_matching
 from distillkit.data import Split, load

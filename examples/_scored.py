@@ -8,8 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from attacks.membership import margin, model_scorer, nearest
-from attacks.membership.pipeline import Scorer
+from attacks.membership import Scorer, margin, model_scorer, nearest
 from distillkit import LabeledImages
 from distillkit.networks import ConvNet, build
 from distillkit.training import Protocol, train

@@ -23,8 +23,7 @@ from torch import Tensor
 from _data import refuse_data, refuse_unread
 from _options import command_line, number, parsed
 from attacks import Report, report
-from attacks.membership import Pipeline, model_scorer
-from attacks.membership.pipeline import Scorer
+from attacks.membership import Pipeline, Scorer, model_scorer
 from attacks.reporting import DamagedRun, IncompatibleImages, Inversion, NoRun
 from attacks.transcript import DamagedTranscript
 from distillkit.data import Split, load, partition
@@ -107,7 +106,8 @@ def reported(folder: Path, options: Any) -> Report:
         given = {"pipeline": pipeline(again), "baselines": {"model on raw data": pipeline(raw)}}
     return report(
         folder, members=split.train, non_members=split.test, network=run.models[""],
-        invert=Inversion(owners=run.assign(split).owners), shadows=options.shadows or 8, workers=options.workers, **given,
+        invert=Inversion(owners=run.assign(split).owners), shadows=options.shadows or 8, workers=options.workers,
+        **given,
     )  # fmt: skip
 
 

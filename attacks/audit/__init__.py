@@ -1,14 +1,15 @@
-"""Does a mechanism keep the (epsilon, delta) it claims? Tests of its outcomes, of its noise, and of its secret.
+"""Audits of differential-privacy claims: tests of a mechanism's outcomes, of its noise, and of the noise's secrecy.
 
-Statistics first: you run the mechanism many times, half of the runs with a record and half without it, let an attack
-give each run one score or several, and hand the two worlds to `audit_claim` (is this claim false?) or `epsilon_lower_bound` (how large
-is epsilon at least?). Where a run is too dear to repeat, `one_run_lower_bound` takes a single run with many planted records.
+For a statistical audit, run the mechanism many times, half of the runs with a record and half without it. Let an attack
+give each run one or several scores, and pass both groups to `audit_claim` (is the claim false?) or
+`epsilon_lower_bound` (how large is epsilon at least?). If the mechanism is too expensive to repeat,
+`one_run_lower_bound` uses a single run with many canaries.
 
-Two checks need no statistics, and see what no number of runs would: `audit_noise` holds the noise that was drawn
-against what was charged, to the number, and `replay_release` tells whether a release can be had again by whoever knows its
+Two checks need no statistics and detect errors that no number of runs would show. `audit_noise` compares the exact
+amounts of noise drawn and charged. `replay_release` tests whether a release can be reproduced by someone who knows its
 noise.
 
-An audit can refute a claim; it can never prove one. Every function says with which confidence it speaks.
+An audit can refute a claim but never prove one. Every function states the confidence of its result.
 """
 
 from attacks.audit.claim_test import ClaimTest, audit_claim

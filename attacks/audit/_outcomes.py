@@ -1,4 +1,4 @@
-"""What the tests of many runs share: runs split in halves, events, exact bounds."""
+"""Shared parts of audits on many runs: splitting of runs, candidate events, and exact bounds on their probabilities."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from distillkit.rng import as_generator
 
 __all__ = ["Event", "SplitRuns", "candidate_events", "check_scores", "event_bounds", "split_runs"]
 
-_MOST = 256
-"""Thresholds to choose from."""
+_MAX_THRESHOLDS = 256
+"""Largest number of candidate thresholds."""
 
 _SIDES = (("inside", "at least"), ("inside", "below"), ("outside", "at least"), ("outside", "below"))
 
 SplitRuns = dict[str, Tensor]
-"""Runs by world, "inside" and "outside", float64 [runs, statistics]."""
+"""Runs by world, "inside" (with the record) and "outside" (without it), float64 [runs, statistics]."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that may happen in a run: one of its statistics lies on one side of a threshold.
+    """Event of a run: one of its statistics lies on one side of a threshold.
 
     Attributes:
-        world: "inside" or "outside", where it seems likelier.
+        world: "inside" or "outside", where the event seems more likely.
         side: "at least" or "below".
         threshold: of the statistic.
-        column: which statistic.
-        columns: how many there are.
+        column: index of the statistic.
+        columns: number of statistics.
     """
 
     world: str
@@ -43,7 +43,7 @@ class Event:
 
     @property
     def other(self) -> str:
-        """The world where it seems less likely."""
+        """The world in which the event seems less likely."""
         return "outside" if self.world == "inside" else "inside"
 
     def __str__(self) -> str:
@@ -52,11 +52,11 @@ class Event:
 
 
 def split_runs(inside: Tensor, outside: Tensor, generator: int | torch.Generator) -> tuple[SplitRuns, SplitRuns]:
-    """Both worlds' runs, the half that chooses and the half that is counted.
+    """Split the runs of both worlds into a half that chooses the event and a half that is counted.
 
     Args:
         inside, outside: scores, [n] or [n, d].
-        generator: draws which run is in which half.
+        generator: draws the split.
     """
     rng, parts = as_generator(generator), []
     worlds = {"inside": _table(inside, "inside"), "outside": _table(outside, "outside")}
@@ -71,19 +71,19 @@ def split_runs(inside: Tensor, outside: Tensor, generator: int | torch.Generator
 
 
 def candidate_events(runs: SplitRuns) -> Iterator[tuple[list[Event], Tensor, int, Tensor, int]]:
-    """All events to choose from, a column and a side at a time: each with its counts, in its world and the other.
+    """Yield all candidate events with their counts, one column and side at a time.
 
     Args:
-        runs: the runs that choose.
+        runs: the half that chooses.
 
     Yields:
-        The events, how many of the world's runs are in each, of how many; and of the other world's, of how many.
+        The events; the number of runs of their world in each, and of all its runs; and the same for the other world.
     """
     columns = runs["inside"].shape[1]
     for column in range(columns):
         own = {world: runs[:, column].sort().values for world, runs in runs.items()}
         values = torch.cat(list(own.values())).unique()
-        places = values[torch.linspace(0, len(values) - 1, min(len(values), _MOST)).round().long()]
+        places = values[torch.linspace(0, len(values) - 1, min(len(values), _MAX_THRESHOLDS)).round().long()]
         below = {world: torch.searchsorted(runs, places) for world, runs in own.items()}
         for world, side in _SIDES:
             found = [Event(world, side, t, column, columns) for t in places.tolist()]
@@ -93,12 +93,12 @@ def candidate_events(runs: SplitRuns) -> Iterator[tuple[list[Event], Tensor, int
 
 
 def event_bounds(runs: SplitRuns, event: Event, confidence: float) -> tuple[float, float]:
-    """Lower bound of the event's probability in its world, upper bound in the other; both hold with `confidence`.
+    """Return a lower bound of the event's probability in its world and an upper bound in the other world.
 
     Args:
-        runs: the runs that are counted.
-        event: what was chosen on others.
-        confidence: that both event_bounds hold together.
+        runs: the half that is counted.
+        event: chosen on the other half.
+        confidence: that both bounds hold together.
     """
 
     def count(world: str) -> tuple[int, int]:
@@ -111,25 +111,23 @@ def event_bounds(runs: SplitRuns, event: Event, confidence: float) -> tuple[floa
 
 
 def check_scores(scores: Tensor, name: str, least: int) -> Tensor:
-    """Scores [n] in float64 on the CPU, checked.
+    """Return scores [n] as float64 on the CPU after checking them.
 
     Args:
-        scores: one a run or a canary.
+        scores: one per run or canary.
         name: of the argument, for the message.
-        least: how many there must be.
+        least: smallest number of scores.
     """
     found = _checked(scores, name)
     if found.ndim != 1 or len(found) < least:
-        raise ValueError(f"{name} must be a row of at least {least} scores, got shape {list(scores.shape)}")
+        raise ValueError(f"{name} must be at least {least} scores, [n], got shape {list(scores.shape)}")
     return found
 
 
 def _table(scores: Tensor, name: str) -> Tensor:
     found = _checked(scores, name)
     if found.ndim not in (1, 2) or len(found) < 2 or not found[0].numel():
-        raise ValueError(
-            f"{name} must be a score a run, [n], or several, [n, d], of at least 2 runs, got shape {list(scores.shape)}"
-        )
+        raise ValueError(f"{name} must be [n] or [n, d] scores of at least 2 runs, got shape {list(scores.shape)}")
     return found.reshape(len(found), -1)
 
 
@@ -137,7 +135,7 @@ def _checked(scores: Tensor, name: str) -> Tensor:
     check.float_tensor(scores, name)
     if bool(scores.isnan().any()):
         raise ValueError(
-            f"{name} must not be NaN, but {int(scores.isnan().sum())} are, of {scores.numel()}: the attack failed "
-            "there; leaving those runs out would bias the test"
+            f"{name} must not be NaN, but {int(scores.isnan().sum())} of {scores.numel()} are: the attack failed "
+            "there. Leaving those runs out would bias the test"
         )
     return scores.detach().double().cpu()

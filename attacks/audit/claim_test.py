@@ -1,4 +1,4 @@
-"""Is a claimed (epsilon, delta) false? A test of the whole profile on fresh runs with a record and without it."""
+"""Test of a claimed (epsilon, delta) privacy profile on fresh runs with a record and without it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,15 @@ __all__ = ["ClaimTest", "audit_claim"]
 
 @dataclass(frozen=True)
 class ClaimTest:
-    """What `audit_claim` found: whether the claim fell, and the one event and the two event_bounds that decided it.
-
-    Printed, it is a sentence for a report.
+    """Result of `audit_claim`. Printed, it is a sentence for a report.
 
     Attributes:
-        refuted: whether the claim is refuted, wrongly so with probability at most 1 - `confidence`.
-        epsilon, delta: the point of the claimed profile that was put to the test.
-        event: the event in words, as `"inside scores at least 1.3"`: of the runs inside, those that score so. Of
-            several scores it names the column.
-        likely, unlikely: lower bound of the event's probability in the world that makes it likelier, upper bound in the
-            other. The claim says likely <= e^epsilon * unlikely + delta.
-        confidence: with which both event_bounds hold together.
+        refuted: whether the claim is refuted; wrongly so with probability at most 1 - `confidence`.
+        epsilon, delta: the tested point of the claimed profile.
+        event: the event in words, such as `"inside scores at least 1.3"`. With several scores it names the column.
+        likely, unlikely: lower bound of the event's probability in the world where it is more likely, and upper bound
+            in the other world. The claim implies likely <= e^epsilon * unlikely + delta.
+        confidence: with which both bounds hold together.
     """
 
     refuted: bool
@@ -56,33 +53,33 @@ def audit_claim(
     confidence: float = 0.99,
     generator: int | torch.Generator = 0,
 ) -> ClaimTest:
-    """Test whether a mechanism is as private as it claims, on fresh runs with a record (`inside`) and without it.
+    """Test a mechanism's privacy claim on fresh runs with a record (`inside`) and without it (`outside`).
 
-    This is the test to run on an implementation of differential privacy: it finds bugs (noise too small, a clip that
-    does not clip) that reading the code may miss.
+    Use this test on an implementation of differential privacy. It finds bugs that code review may miss, such as too
+    little noise or a clip without effect.
 
-    Under (epsilon, delta) every event S has P(S | one world) <= e^epsilon P(S | other world) + delta. One half of the
-    runs chooses the event (scores on one side of a threshold), the direction and the point of the profile that look
-    worst; the other half tests that single inequality with exact bounds. Choosing and testing on the same runs would
-    refute true claims.
+    Under (epsilon, delta) every event S satisfies P(S | one world) <= e^epsilon P(S | other world) + delta. One half of
+    the runs chooses the event (scores on one side of a threshold), the direction and the point of the profile with the
+    largest apparent violation. The other half tests that single inequality with exact bounds. Choosing and testing on
+    the same runs would refute true claims.
 
-    Give several scores a run where you do not know where a bug would show: the release along the record's gradient, and
-    the same for each class or layer by itself. What has noise everywhere but in one class is hidden by the sum of all,
-    and plain in that class. The half that chooses chooses the score too, so more of them cost no confidence, only time.
+    Give several scores per run if you do not know where a bug would show: the release projected on the record's
+    gradient, and the same for each class or layer. Noise that is missing in one class only is hidden in the total and
+    visible in that class. The first half also chooses the score, so more scores cost time but no confidence.
 
-    Give the whole profile, many (epsilon, delta) pairs of the same mechanism, such as delta(epsilon) of a Gaussian: a
-    bug is often visible at small epsilon and large delta only, and a lower bound on epsilon at delta 1e-5 (`epsilon_lower_bound`)
-    misses it.
+    Give the whole profile: many (epsilon, delta) pairs of the same mechanism, such as delta(epsilon) of a Gaussian. A
+    bug is often visible only at small epsilon and large delta, where a lower bound on epsilon at delta 1e-5
+    (`epsilon_lower_bound`) misses it.
 
     Args:
-        inside, outside: one score a run, [n] and [m], or d of them, [n, d] and [m, d]; at least two runs each. Each run
-            draws everything afresh: resampling one pool of runs makes any claim look false.
+        inside, outside: one score per run, [n] and [m], or d of them, [n, d] and [m, d]; at least two runs each. Each
+            run must draw all randomness afresh: resampling a pool of runs makes any claim look false.
         claim: pairs of epsilon >= 0 and delta in [0, 1), all of which the mechanism claims to satisfy.
         confidence: in (0, 1); a true claim is refuted with probability at most 1 - confidence.
-        generator: a seed or a generator, which draws the runs that choose and those that test.
+        generator: a seed or a generator, which splits the runs.
 
     Returns:
-        The verdict, with the event and the event_bounds it rests on.
+        The verdict, with the event and the bounds it is based on.
 
     Raises:
         TypeError, ValueError: scores that are NaN or too few, an empty claim, numbers out of range.
@@ -103,12 +100,12 @@ def audit_claim(
 
 
 def _worst(chosen: SplitRuns, claim: Sequence[tuple[float, float]]) -> tuple[Event, tuple[float, float]]:
-    """The event and the point of the profile whose excess is largest, in standard errors."""
+    """Return the event and the point of the profile with the largest violation, in standard errors."""
     points = torch.tensor([tuple(point) for point in claim], dtype=torch.float64)
     factor, delta = points[:, :1].clamp(max=300).exp(), points[:, 1:]
     most, worst = -math.inf, (next(candidate_events(chosen))[0][0], 0)
     for found, hits, n, others, m in candidate_events(chosen):
-        # One imagined hit and one miss more: a share of 0 or 1 is not known without error.
+        # Add one hit and one miss (Laplace): a share of 0 or 1 is not known without error.
         p, q = (hits + 1) / (n + 2), (others + 1) / (m + 2)
         error = (p * (1 - p) / n + factor.square() * q * (1 - q) / m).sqrt()
         excess = (p - factor * q - delta) / error

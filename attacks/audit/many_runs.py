@@ -1,4 +1,4 @@
-"""A lower bound on epsilon from many fresh runs, and the most that so many runs can state."""
+"""Lower bound on epsilon from many fresh runs, and the largest bound that a number of runs can show."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ __all__ = ["epsilon_lower_bound", "max_lower_bound"]
 def epsilon_lower_bound(
     inside: Tensor, outside: Tensor, delta: float, *, confidence: float = 0.95, generator: int | torch.Generator = 0
 ) -> float:
-    """How large epsilon is at least, at `delta`, from fresh runs with a record (`inside`) and without it (`outside`).
+    """Return a lower bound on epsilon at `delta`, from fresh runs with a record (`inside`) and without it (`outside`).
 
-    The number to print beside a claimed epsilon, which is a bound from above: the truth lies between them. One half of
-    the runs chooses the event that gives the largest bound, the other half computes it, so the bound is above the truth
-    with probability at most 1 - confidence. Print `max_lower_bound` beside it: with so many runs nothing larger can be found,
-    whatever the mechanism does. To test a claim use `audit_claim`, which sees far more.
+    Report it next to a claimed epsilon, which is an upper bound: the true value lies between them. One half of the runs
+    chooses the event with the largest bound and the other half computes the bound, so it exceeds the true value with
+    probability at most 1 - confidence. Report `max_lower_bound` too: it is the largest result that so many runs allow,
+    whatever the mechanism does. To test a claim use `audit_claim`, which is far more sensitive.
 
     Args:
-        inside, outside: as for `audit_claim`: one score a run or several, at least two runs each.
+        inside, outside: as in `audit_claim`: one or several scores per run, at least two runs each.
         delta: at which epsilon is bounded, in [0, 1).
-        confidence: in (0, 1), with which the bound holds.
-        generator: a seed or a generator, which draws the runs that choose and those that are counted.
+        confidence: of the bound, in (0, 1).
+        generator: a seed or a generator, which splits the runs.
 
     Returns:
-        Epsilon, at least 0; 0 where nothing was found.
+        Epsilon, at least 0; 0 if no difference was found.
 
     Raises:
         TypeError, ValueError: scores that are NaN or too few, numbers out of range.
@@ -45,7 +45,7 @@ def epsilon_lower_bound(
 
 
 def _largest(chosen: SplitRuns, delta: float, confidence: float) -> Event:
-    """The event that gives the largest bound."""
+    """Return the event with the largest bound."""
     most, best, error = -math.inf, next(candidate_events(chosen))[0][0], (1 - confidence) / 2
     for found, hits, n, others, m in candidate_events(chosen):
         epsilons = _epsilon(lower(hits.numpy(), n, error), upper(others.numpy(), m, error), delta)
@@ -55,19 +55,19 @@ def _largest(chosen: SplitRuns, delta: float, confidence: float) -> Event:
 
 
 def _epsilon(likely: Any, unlikely: Any, delta: float) -> Any:
-    """What two event_bounds on an event's probabilities say of epsilon, at least 0."""
+    """Return the lower bound on epsilon, at least 0, that two bounds on an event's probabilities imply."""
     return np.log(np.maximum((np.asarray(likely) - delta) / unlikely, 1.0))
 
 
 def max_lower_bound(runs: int, *, confidence: float = 0.95) -> float:
-    """The largest epsilon that `epsilon_lower_bound` can state with `runs` runs in each world, if the worlds never overlap.
+    """Return the largest epsilon that `epsilon_lower_bound` can show with `runs` runs in each world.
 
-    Print it beside what `epsilon_lower_bound` states: 2 below a max_lower_bound of 2.1 says that the runs were too few, 2 below a max_lower_bound
-    of 6 says something about the mechanism.
+    It is reached if the scores of the two worlds never overlap. A result of 2 with a maximum of 2.1 means that there
+    were too few runs; a result of 2 with a maximum of 6 says something about the mechanism.
 
     Args:
         runs: in each of the two worlds, at least 2; half of them are counted.
-        confidence: in (0, 1), that of `epsilon_lower_bound`.
+        confidence: as in `epsilon_lower_bound`, in (0, 1).
 
     Raises:
         TypeError, ValueError: numbers out of range.

@@ -1,4 +1,4 @@
-"""Noise without statistics: was as much drawn as was charged, and can a release be had again?"""
+"""Checks of noise without statistics: comparison of noise drawn with noise charged, and reproduction of a release."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from distillkit._utils import check
 
 __all__ = ["NoiseAudit", "ReplayTest", "audit_noise", "replay_release"]
 
-_ALIKE = 1e-9
-"""Two standard deviations are one if they differ by less, relatively."""
+_RELATIVE_TOLERANCE = 1e-9
+"""Relative difference below which two standard deviations count as equal."""
 
 
 @dataclass(frozen=True)
 class NoiseAudit:
-    """What `audit_noise` found. Printed, it is a sentence for a report.
+    """Result of `audit_noise`. Printed, it is a sentence for a report.
 
     Attributes:
-        lacking: by standard deviation, how many numbers of noise were charged and not drawn: noise left out.
-        uncharged: by standard deviation, how many were drawn and not charged: releases that nobody paid for.
+        lacking: by standard deviation, how many noise values were charged but not drawn: noise that was left out.
+        uncharged: by standard deviation, how many were drawn but not charged: releases missing from the ledger.
     """
 
     lacking: dict[float, int]
@@ -30,41 +30,43 @@ class NoiseAudit:
 
     @property
     def holds(self) -> bool:
-        """Whether just what was charged was drawn."""
+        """Whether exactly the charged noise was drawn."""
         return not self.lacking and not self.uncharged
 
     def __str__(self) -> str:
         if self.holds:
             return "as much noise was drawn as was charged"
         parts = [
-            f"{count} numbers of noise of standard deviation {std:.4g} were {what}"
-            for what, found in (("charged and not drawn", self.lacking), ("drawn and not charged", self.uncharged))
+            f"{count} noise values of standard deviation {std:.4g} were {what}"
+            for what, found in (("charged but not drawn", self.lacking), ("drawn but not charged", self.uncharged))
             for std, count in found.items()
         ]
         return "refuted: " + "; ".join(parts)
 
 
 def audit_noise(drawn: Mapping[float, int], charged: Sequence[tuple[float, int]]) -> NoiseAudit:
-    """Hold the noise that a run drew against the noise that its ledger was charged for, number for number.
+    """Compare the number of noise values that a run drew with the number its ledger was charged for.
 
-    Audits of outcomes are blind to small mistakes of bookkeeping: one step too many of a hundred shows in no
-    affordable number of runs. Counting sees it in one run: a cache that is noised again at every read, a step that
-    nobody charged, a class without noise, a standard deviation other than the one that was accounted.
+    Statistical audits do not detect small accounting errors: one extra step among a hundred shows in no affordable
+    number of runs. Counting detects it in one run: a cached value that is noised again at every read, a step that was
+    not charged, a class without noise, or a standard deviation other than the accounted one.
 
-    It sees what was *drawn*, not whether it was added, nor whether the sensitivity is right: for that there is
-    `audit_claim`.
+    The count covers noise that was *drawn*. It shows neither whether the noise was added nor whether the sensitivity is
+    right; use `audit_claim` for that.
 
     Args:
-        drawn: by standard deviation, how many Gaussian numbers a run drew: `Secret.drawn` of `distillkit.privacy`, or
-            what your own source of noise counted.
-        charged: for each kind of release its noise's standard deviation (sigma times the sensitivity) and how many
-            numbers it should have drawn (releases times numbers in one). Events without noise are left out.
+        drawn: number of Gaussian values a run drew, by standard deviation: `Secret.drawn` of `distillkit.privacy`, or
+            the count of your own noise source.
+        charged: for each kind of release, the standard deviation of its noise (sigma times the sensitivity) and the
+            number of values it should have drawn (releases times values per release). Leave out events without noise.
 
     Returns:
-        What is lacking and what was not charged. Standard deviations that differ by rounding alone are one.
+        The noise that is lacking and the noise that was not charged. Standard deviations that differ only by rounding
+        count
+        as equal.
 
     Raises:
-        TypeError, ValueError: standard deviations that are not positive, counts that are no whole numbers.
+        TypeError, ValueError: standard deviations that are not positive, or counts that are not whole numbers.
     """
     if not isinstance(drawn, Mapping):
         raise TypeError(f"drawn must map standard deviations to counts, got {type(drawn).__name__}")
@@ -82,7 +84,7 @@ def audit_noise(drawn: Mapping[float, int], charged: Sequence[tuple[float, int]]
     ]
     excess: dict[float, int] = {}
     for std, count in checked:
-        own = next((s for s in excess if math.isclose(s, std, rel_tol=_ALIKE)), std)
+        own = next((s for s in excess if math.isclose(s, std, rel_tol=_RELATIVE_TOLERANCE)), std)
         excess[own] = excess.get(own, 0) + count
     return NoiseAudit(
         {std: -count for std, count in sorted(excess.items()) if count < 0},
@@ -92,12 +94,12 @@ def audit_noise(drawn: Mapping[float, int], charged: Sequence[tuple[float, int]]
 
 @dataclass(frozen=True)
 class ReplayTest:
-    """What `replay_release` found. Printed, it is a sentence for a report.
+    """Result of `replay_release`. Printed, it is a sentence for a report.
 
     Attributes:
-        distances: by world, how far its outcome lies from the release: the largest difference of two numbers, relative
-            to the largest number of the release.
-        matches: the worlds whose outcome is the release, up to `tolerance`.
+        distances: by world, the largest difference between its outcome and the release, relative to the largest
+            absolute value of the release.
+        matches: worlds whose outcome equals the release up to `tolerance`.
         tolerance: as given.
     """
 
@@ -107,43 +109,44 @@ class ReplayTest:
 
     @property
     def decided(self) -> bool:
-        """Whether the release tells the worlds apart with certainty: one made it, and the others did not."""
+        """Whether the release identifies one world with certainty: exactly one of several reproduced it."""
         return len(self.matches) == 1 < len(self.distances)
 
     def __str__(self) -> str:
         if self.decided:
-            rest = ", ".join(f"{d:.2g} away from {n!r}" for n, d in self.distances.items() if n not in self.matches)
+            rest = ", ".join(f"distance to {n!r}: {d:.2g}" for n, d in self.distances.items() if n not in self.matches)
             return (
                 f"the release is that of {self.matches[0]!r} ({rest}): its noise is known, so it hides nothing and "
                 "no epsilon holds"
             )
         if self.matches:
             names = " and ".join(map(repr, self.matches))
-            return f"the release was had again, by {names}: its noise is known, so no epsilon holds"
+            return f"the release was reproduced by {names}: its noise is known, so no epsilon holds"
         nearest = min(self.distances.values())
-        return f"the release was not had again ({nearest:.2g} away at least): its noise is not among what was replayed"
+        return f"the release was not reproduced (smallest distance {nearest:.2g}): none of the replays has its noise"
 
 
 def replay_release(
     released: Tensor, worlds: Mapping[str, Callable[[], Tensor]], *, tolerance: float = 1e-5
 ) -> ReplayTest:
-    """Run the mechanism again in each of several worlds, and see which of them made the release.
+    """Run the mechanism again in each of several worlds, and test which of them reproduces the release.
 
-    Two checks in one. *The noise's seed is known* (it stands in a run's config): replay with that seed, once with the
-    record and once without it. The adversary of differential privacy, who knows all other records, does just that, and
-    is certain: no test with an error is needed, and no noise is large enough. *The noise is said to be secret*: replay
-    the run as it was run. If the release comes again, the noise is fixed somewhere (a constant seed, one seed for all
-    clients), and no epsilon holds however large sigma is.
+    Use it for two checks. *If the seed of the noise is known* (from a run's config), replay with that seed, once with
+    the record and once without it. An adversary of differential privacy, who knows all other records, can do the same
+    and is then certain, however large the noise is. *If the noise should be secret*, replay the run as it was run. If
+    the release is reproduced, the noise is fixed somewhere (a constant seed, or one seed for all clients), and no
+    epsilon holds however large sigma is.
 
     Args:
-        released: what was published, floats of any shape.
-        worlds: by name, what makes the release again: `{"with": lambda: run(records, seed), "without": lambda:
+        released: the published values, floats of any shape.
+        worlds: functions by name that make the release again: `{"with": lambda: run(records, seed), "without": lambda:
             run(others, seed)}`. Each is called once.
-        tolerance: relative to the largest number of the release, > 0: what another machine's rounding may change. Well
-            below the noise, or nothing is told.
+        tolerance: > 0, relative to the largest absolute value of the release, for rounding on another machine. It must
+            be well below the noise.
 
     Raises:
-        TypeError, ValueError: no world, a release or outcome that is no finite floating tensor, or of another shape.
+        TypeError, ValueError: no world; a release or outcome that is not a finite floating-point tensor, or of another
+            shape.
     """
     tolerance = check.real_number(tolerance, "tolerance", above=0.0)
     wanted = _outcome(released, "released")
@@ -157,7 +160,7 @@ def replay_release(
         made = _outcome(run(), f"the outcome of worlds[{name!r}]")
         if made.shape != wanted.shape:
             raise ValueError(
-                f"worlds[{name!r}] must give what was released, {list(wanted.shape)}, got {list(made.shape)}"
+                f"worlds[{name!r}] must have the shape of released, {list(wanted.shape)}, got {list(made.shape)}"
             )
         distances[name] = float((made - wanted).abs().max()) / scale
     return ReplayTest(distances, tuple(name for name, d in distances.items() if d <= tolerance), tolerance)

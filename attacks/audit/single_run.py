@@ -1,4 +1,4 @@
-"""A lower bound on epsilon from a single run with many canaries."""
+"""Lower bound on epsilon from a single run with many canaries."""
 
 from __future__ import annotations
 
@@ -16,31 +16,30 @@ __all__ = ["one_run_lower_bound"]
 def one_run_lower_bound(
     scores: Tensor, included: Tensor, guesses: int, delta: float, *, confidence: float = 0.95
 ) -> float:
-    """How large epsilon is at least, from a *single* run with many canaries, each included by a coin of its own.
+    """Return a lower bound on epsilon from a *single* run with many canaries, each included by its own coin flip.
 
-    For mechanisms that are too dear to run twice. A canary is a record that is made for the audit; for each, a fair
-    coin decides before the run whether it is among the training records. The attacker guesses "included" for the
-    highest scores and "left out" for the lowest, `guesses` in all, and abstains on the rest. More right guesses than
-    epsilon allows bound epsilon from below.
+    Use it for mechanisms that are too expensive to run twice. A canary is a record made for the audit. A fair coin
+    decides for each, before the run, whether it is among the training records. The attacker guesses "included" for the
+    highest scores and "left out" for the lowest, `guesses` in all, and abstains on the rest. More correct guesses than
+    epsilon allows give a lower bound on epsilon.
 
-    Paper: Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run" (NeurIPS 2023), theorem 5.2 with
-        the delta term as in their appendix D.
-
-    It is far weaker than many runs: with 1,000 ideal canaries it states about .3, 1.5 and 3 for true epsilons of 1, 4
-    and 8.
+    The bound is far weaker than one from many runs.
 
     Args:
-        scores: one a canary, floats [m], higher if it seems included.
-        included: bool [m], the coins.
-        guesses: how many to guess, 1 to m, half of them (rounded up) "included"; fixed before looking at the scores.
+        scores: one per canary, floats [m], higher if it seems included.
+        included: bool [m], the coin flips.
+        guesses: number of guesses, 1 to m, half of them (rounded up) "included". Fix it before looking at the scores.
         delta: at which epsilon is bounded, in [0, 1).
-        confidence: in (0, 1), with which the bound holds.
+        confidence: of the bound, in (0, 1).
 
     Returns:
-        Epsilon, at least 0; 0 where the right guesses are as luck explains.
+        Epsilon, at least 0; 0 if chance explains the number of correct guesses.
 
     Raises:
-        TypeError, ValueError: scores that are NaN, coins that are no bool, numbers out of range.
+        TypeError, ValueError: scores that are NaN, coins that are not bool, numbers out of range.
+
+    Paper: Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run" (NeurIPS 2023), theorem 5.2 with
+    the delta term as in their appendix D.
     """
     scores = check_scores(scores, "scores", least=1)
     if check.bool_tensor(included, "included", "[m]").shape != scores.shape:
@@ -64,7 +63,7 @@ def one_run_lower_bound(
 
 
 def _chance(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """The most that the probability of so many right guesses can be under (epsilon, delta)."""
+    """Return the largest probability of so many correct guesses under (epsilon, delta)."""
     from scipy.stats import binom
 
     each = 1 / (1 + math.exp(-epsilon))

@@ -1,10 +1,11 @@
-"""What a message that someone sent gives away: the labels of its images, and the images themselves.
+"""Gradient inversion: recovery of labels and images from the messages that clients send.
 
-In order of cost: `infer_label`, `class_counts`, `invert_linear` and `invert_linear_batch` read them off a gradient by a
-formula, without the network; `invert_message` searches for images with the same message: a `Gradient` (in one call,
-`invert_gradient`), a `FedAvgUpdate` of several local steps, `ClassMeans`, or any that can be `ReplayableMessage`. All of it
-works on plain tensors, as a server or an eavesdropper holds them. `compare_messages` tries one attack on several messages, such as
-those of clients that defend themselves (`DefendedMessage`). `class_bounds` says which classes any message gives away.
+In order of cost: `infer_label`, `class_counts`, `invert_linear` and `invert_linear_batch` use closed formulas on a
+gradient and need no network. `invert_message` searches for images that would have caused the same message: a `Gradient`
+(in one call, `invert_gradient`), a `FedAvgUpdate` of several local steps, `ClassMeans`, or any `ReplayableMessage`. All
+functions work on plain tensors, as a server or an eavesdropper holds them. `compare_messages` runs one attack on
+several messages, for example to compare defences (`DefendedMessage`). `class_bounds` derives which classes a client
+certainly holds.
 """
 
 from attacks.inversion.analytic import RecoveredInput, invert_linear, invert_linear_batch

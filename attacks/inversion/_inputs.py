@@ -1,4 +1,4 @@
-"""What every attack is given, checked once: gradients of a layer, a network and what is of its parameters' shapes."""
+"""Checks of the attacks' inputs: gradients of a layer, networks, and tensors of their parameters' shapes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["check_bias", "check_layer", "check_tensors", "compute_logits", "copy
 
 
 def check_bias(bias_gradient: Tensor, least: int = 1) -> Tensor:
-    """The gradient of a bias in float64 [K]; else an error that names it."""
-    check.float_tensor(bias_gradient, "bias_gradient", "[K], one number a unit")
+    """Return the gradient of a bias as float64 [K] after checking it."""
+    check.float_tensor(bias_gradient, "bias_gradient", "[K], one number per unit")
     if bias_gradient.ndim != 1 or len(bias_gradient) < least:
         raise ValueError(f"bias_gradient must be [K] with K at least {least}, got shape {list(bias_gradient.shape)}")
     if not bool(torch.isfinite(bias_gradient).all()):
@@ -24,7 +24,7 @@ def check_bias(bias_gradient: Tensor, least: int = 1) -> Tensor:
 
 
 def check_layer(weight_gradient: Tensor, bias_gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of a linear layer in float64, [O, D] and [O]; else an error that names one."""
+    """Return the gradients of a linear layer as float64 [O, D] and [O] after checking them."""
     weight = check.matrix(weight_gradient, "weight_gradient").detach().double()
     bias = check_bias(bias_gradient)
     if len(bias) != len(weight):
@@ -36,11 +36,11 @@ def check_layer(weight_gradient: Tensor, bias_gradient: Tensor) -> tuple[Tensor,
 
 
 def check_tensors(network: nn.Module, tensors: Sequence[Tensor], name: str) -> tuple[Tensor, ...]:
-    """The tensors, if they are one a parameter of the network, finite and not all 0; else an error that names them."""
+    """Return the tensors after checking that there is one per parameter, and that they are finite and not all 0."""
     if not isinstance(network, nn.Module):
         raise TypeError(f"network must be an nn.Module, got {type(network).__name__}")
     shapes = [list(p.shape) for p in network.parameters()]
-    given = check.sequence(tensors, name, "tensors, one a parameter of the network", len(shapes))
+    given = check.sequence(tensors, name, "tensors, one per parameter of the network", len(shapes))
     for i, (one, shape) in enumerate(zip(given, shapes)):
         check.float_tensor(one, f"{name}[{i}]")
         if list(one.shape) != shape:
@@ -48,25 +48,25 @@ def check_tensors(network: nn.Module, tensors: Sequence[Tensor], name: str) -> t
         if not bool(one.isfinite().all()):
             raise ValueError(f"{name} must be finite, got NaN or Inf")
     if not any(bool(one.any()) for one in given):
-        raise ValueError(f"{name} must not all be 0: they say nothing of any image")
+        raise ValueError(f"{name} must not all be 0: such tensors reveal nothing")
     return tuple(one.detach() for one in given)
 
 
 def copy_state(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Copies of the network's parameters, which require gradients, and of its buffers, which a run may move."""
+    """Return copies of the network's parameters, which require gradients, and of its buffers."""
     parameters = {k: p.detach().clone().requires_grad_() for k, p in network.named_parameters()}
     return parameters, {k: b.detach().clone() for k, b in network.named_buffers()}
 
 
 def compute_logits(network: nn.Module, images: Tensor, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
-    """The network's logits [N, K] of the images, by other `parameters` if given; else an error about the shape."""
+    """Return the network's logits [N, K] for the images, with other `parameters` if given."""
     own_parameters, buffers = copy_state(network)
     try:
         with torch.no_grad():
             out = functional_call(network, {**own_parameters, **buffers, **(parameters or {})}, (images,))
     except Exception as error:
         first = str(error).split("\n")[0]
-        raise ValueError(f"network must take images of the shape given, {list(images.shape)}: {first}") from error
+        raise ValueError(f"network must take images of shape {list(images.shape)}: {first}") from error
     if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(images):
         raise ValueError(f"network must give logits [N, K], got {list(getattr(out, 'shape', ()))}")
     return out

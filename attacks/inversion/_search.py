@@ -1,4 +1,4 @@
-"""The two searches: Adam on signs in the box of pixels, and L-BFGS."""
+"""Optimisers of the search: Adam on gradient signs within the range of pixels, and L-BFGS."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distillkit.normalization import Normalization
 __all__ = ["lbfgs", "signed_adam"]
 
 Loss = Callable[[Tensor], Tensor]
-MessageResult = tuple[Tensor, float]
+Minimum = tuple[Tensor, float]
 
 
 def signed_adam(
@@ -23,11 +23,11 @@ def signed_adam(
     lr: float,
     normalization: Normalization,
     pull: Callable[[dict[int, Tensor]], dict[int, Tensor]] | None = None,
-) -> list[MessageResult]:
-    """The best images of each start and their loss, the starts one step at a time together.
+) -> list[Minimum]:
+    """Return the best images of each start and their loss, with all starts advanced together.
 
-    `pull` makes of the images of the starts that still go on, by their number, what is added to each one's gradient.
-    The loss that is returned, and that picks the images, is without it.
+    `pull` maps the images of the active starts, by number, to terms that are added to each start's gradient. The
+    returned loss, which also selects the images, excludes these terms.
     """
     xs = [_boxed(x, normalization).requires_grad_() for x in starts]
     best, least = [x.detach().clone() for x in xs], [math.inf] * len(xs)
@@ -59,8 +59,8 @@ def signed_adam(
     return list(zip(best, least))
 
 
-def lbfgs(loss: Loss, start: Tensor, steps: int) -> MessageResult:
-    """The best images of one start and their loss."""
+def lbfgs(loss: Loss, start: Tensor, steps: int) -> Minimum:
+    """Return the best images of one start and their loss."""
     x = start.clone().requires_grad_()
     best, least = x.detach().clone(), math.inf
     optimizer = torch.optim.LBFGS([x], lr=1.0, tolerance_grad=0.0, tolerance_change=0.0)
@@ -77,7 +77,7 @@ def lbfgs(loss: Loss, start: Tensor, steps: int) -> MessageResult:
     for _ in range(steps):
         before = x.detach().clone()
         if not math.isfinite(float(optimizer.step(closure))) or torch.equal(x, before):
-            break  # diverged, or nothing moves any more
+            break  # diverged or converged
     return best, least
 
 

@@ -1,4 +1,4 @@
-"""The input of a linear layer from the layer's gradient: a division, no optimisation."""
+"""Recovery of a linear layer's input from the layer's gradient, in closed form."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["RecoveredInput", "invert_linear", "invert_linear_batch"]
 
 @dataclass(frozen=True)
 class RecoveredInput:
-    """The input of a linear layer, and how well it explains the layer's gradient.
+    """Input of a linear layer, and how well it explains the layer's gradient.
 
     Attributes:
-        input: float [D], in the space in which the layer saw it; an image is its `view(C, H, W)`.
-        residual: share of the weight's gradient (Frobenius norms) that no single input explains, in [0, 1]: 0 up to
-            rounding when the gradient came from one input, and then `input` is that one. The attacker sees it too.
+        input: float [D], in the layer's input space; view it as (C, H, W) for an image.
+        residual: share of the weight's gradient (Frobenius norms) that no single input explains, in [0, 1]. It is 0 up
+            to rounding if the gradient came from one input; then `input` is exact. The attacker can compute it too.
     """
 
     input: Tensor
@@ -30,11 +30,12 @@ class RecoveredInput:
 
 
 def invert_linear(weight_gradient: Tensor, bias_gradient: Tensor) -> RecoveredInput:
-    """Read one record off the gradient of a first linear layer with a bias, whatever stands behind the layer.
+    """Recover one record from the gradient of a first linear layer with a bias, whatever follows the layer.
 
-    For z = W x + b of one record, dL/dW = (dL/db) x^T: every unit whose bias has a gradient gives x away by a division.
-    All units say the same, so this is their least-squares answer, sum_i b_i W_i / sum_i b_i^2, which weak units cannot
-    spoil. A clipped or scaled gradient gives the same x; noise, or a batch of several, shows in `residual`.
+    For z = W x + b of one record, dL/dW = (dL/db) x^T, so every unit with a nonzero bias gradient reveals x by a
+    division. The result is the least-squares solution over all units, sum_i b_i W_i / sum_i b_i^2, which is robust to
+    weak units. A clipped or scaled gradient gives the same x. Noise, or a batch of several records, increases
+    `residual`.
 
     Args:
         weight_gradient: float [O, D], of the layer's weight.
@@ -44,11 +45,11 @@ def invert_linear(weight_gradient: Tensor, bias_gradient: Tensor) -> RecoveredIn
         The input, in the dtype and on the device of `weight_gradient`, and the residual.
 
     Raises:
-        TypeError, ValueError: tensors that are not of one layer, values that are not finite, or a bias without any
-            gradient, from which nothing follows.
+        TypeError, ValueError: tensors that do not belong to one layer, values that are not finite, or a bias gradient
+            of zeros, from which nothing follows.
 
-    Paper: Phong et al., "Privacy-Preserving Deep Learning via Additively Homomorphic Encryption" (IEEE TIFS 2018), what
-    it says of leaks from a gradient; Geiping et al., "Inverting Gradients" (NeurIPS 2020), the proposition on fully
+    Paper: Phong et al., "Privacy-Preserving Deep Learning via Additively Homomorphic Encryption" (IEEE TIFS 2018), its
+    analysis of gradient leakage; Geiping et al., "Inverting Gradients" (NeurIPS 2020), the proposition on fully
     connected layers. Both divide the row of one unit.
     """
     weight, bias = check_layer(weight_gradient, bias_gradient)
@@ -60,23 +61,23 @@ def invert_linear(weight_gradient: Tensor, bias_gradient: Tensor) -> RecoveredIn
 
 
 def invert_linear_batch(weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
-    """Read candidates for the records of a batch off a first linear layer's gradient: one for each unit that has one.
+    """Recover candidates for the records of a batch from a first linear layer's gradient, one per unit with a gradient.
 
-    A unit's row divided by its bias is the mean of the records that it reacted to, weighted by how strongly the loss
-    pulled it (weights may be negative). Behind a ReLU many units react to one record of a small batch alone: those rows
-    are that record exactly. Which ones, the gradient does not say: look at them, or match them to what is known.
+    A unit's row divided by its bias is a mean of the records that activate it, weighted by the loss gradient (weights
+    may be negative). Behind a ReLU, many units are activated by a single record of a small batch; their rows equal that
+    record exactly. The gradient does not say which: inspect the candidates, or match them to known images.
 
     Args:
         weight_gradient: float [O, D], of the layer's weight.
         bias_gradient: float [O], of its bias.
 
     Returns:
-        Float [R, D], R <= O: the units with a bias gradient, in their order.
+        Float [R, D], R <= O: one row for each unit with a bias gradient, in order.
 
     Raises:
         TypeError, ValueError: as `invert_linear`.
 
-    Paper: as `invert_linear`; Fowl et al., "Robbing the Fed" (ICLR 2022), choose weights that part batches.
+    Paper: as `invert_linear`; Fowl et al., "Robbing the Fed" (ICLR 2022), choose weights that separate the batch.
     """
     weight, bias = check_layer(weight_gradient, bias_gradient)
     _direction(bias)
@@ -87,5 +88,5 @@ def invert_linear_batch(weight_gradient: Tensor, bias_gradient: Tensor) -> Tenso
 def _direction(bias: Tensor) -> Tensor:
     size = bias.norm()
     if float(size) == 0:
-        raise ValueError("bias_gradient must not be all 0: no unit of the layer reacted, so nothing can be divided")
+        raise ValueError("bias_gradient must not be all 0: no unit of the layer was active")
     return bias / size

@@ -1,4 +1,4 @@
-"""Which classes a client holds, and how many records of each: what follows for certain from what it sent."""
+"""Classes that a client certainly holds or lacks, and bounds on its number of records per class, from its messages."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from distillkit._utils import check
 
 __all__ = ["ClassBounds", "class_bounds"]
 
-_MANY = torch.iinfo(torch.int64).max
+_UNBOUNDED = torch.iinfo(torch.int64).max
 
 
 @dataclass(frozen=True, eq=False)
 class ClassBounds:
-    """What is certain of a client's classes. Made by `class_bounds`; printed, it is a statement for a report.
+    """Certain bounds on a client's number of records per class, made by `class_bounds`. Printed, a statement.
 
     Attributes:
-        at_least, at_most: bounds of how many records of each class the client has, int64 [K]; where there is no upper
-            one, the largest int64.
-        grounds: which messages it follows from, and what has to be so, in words.
+        at_least, at_most: bounds on the number of records of each class, int64 [K]; the largest int64 if there is no
+            upper bound.
+        grounds: the messages used and the assumptions made, in words.
     """
 
     at_least: Tensor
@@ -37,12 +37,12 @@ class ClassBounds:
 
     @property
     def absent(self) -> Tensor:
-        """Bool [K]: classes that it certainly does not hold."""
+        """Bool [K]: classes that the client certainly lacks."""
         return self.at_most == 0
 
     @property
     def exact(self) -> Tensor:
-        """Bool [K]: classes of which the number of records is certain; absent ones among them."""
+        """Bool [K]: classes with a known number of records, including absent ones."""
         return self.at_least == self.at_most
 
     def __str__(self) -> str:
@@ -50,10 +50,12 @@ class ClassBounds:
         parts = []
         for name, which in (("certainly holds", self.present), ("certainly lacks", self.absent)):
             if bool(which.any()):
-                parts.append(f"{name} {_listed(self, which)}")
+                parts.append(f"{name} {_format_classes(self, which)}")
         if unknown:
-            parts.append(f"nothing certain of {unknown} classes, which is no protection: likelihoods remain")
-        return f"The sender {'; '.join(parts)}. Given: {'; '.join(self.grounds)}."
+            parts.append(
+                f"reveals nothing certain about {unknown} classes, which is no protection: they may still be estimated"
+            )
+        return f"The sender {'; '.join(parts)}. Assuming: {'; '.join(self.grounds)}."
 
     __repr__ = __str__
 
@@ -70,46 +72,46 @@ def class_bounds(
     ipc: int | None = None,
     size: int | None = None,
 ) -> ClassBounds:
-    """Read off a client's messages which classes it certainly holds or lacks, and bounds of how many records of each.
+    """Derive from a client's messages which classes it certainly holds or lacks, with bounds on the number of records.
 
-    Nearly everything that is sent in federated learning or distillation says which classes stand behind it, often
-    without a word on images. Give whatever was seen, of one client and the same records; the bounds are put together.
-    Only what follows is said, no likelihoods: estimates of counts are `class_counts`. Noise that covers all classes
-    (differential privacy with every class in it) leaves nothing certain; noise on the classes that are there hides
-    nothing.
+    Nearly everything sent in federated learning or distillation reveals the client's classes. Give all messages that
+    were observed from one client about the same records; their bounds are combined. Only certain conclusions are drawn;
+    for estimates of counts use `class_counts`. Noise that covers all classes (differential privacy with every class in
+    the message) leaves nothing certain. Noise on the present classes only hides nothing.
 
-    - A gradient of the last layer, of softmax cross-entropy with hard labels: its bias's entry k is the mean over the
-      images of p_k - [label is k], negative only if some label is k; at least -entry N of the N are. The weight's row
-      k is that times the features, so where these are never negative (behind a ReLU) any negative number says the same.
-    - The change of that bias over any number of steps of SGD, with momentum or without: it rises only for classes
-      that were there. (By adaptive optimizers, with weight decay, a teacher, or SCAFFOLD's correction it may rise for
-      others; the last two keep the sum at 0, so you must know that there was neither.)
-    - A row for each class: means, sums or prototypes; zeros or NaN stand for a class without records.
-    - The labels of a distilled set or of prototypes, made for the classes that are there alone.
+    - A gradient of the last layer, of softmax cross-entropy with hard labels: entry k of the bias is the mean over the
+      images of p_k - [label is k]. It is negative only if some label is k, and then at least -entry N of the N labels
+      are. Row k of the weight is that factor times the features; if these are never negative (behind a ReLU), any
+      negative number gives the same conclusion.
+    - The change of that bias over any number of steps of SGD, with or without momentum: it rises only for classes that
+      were present. With adaptive optimizers, weight decay, a teacher or SCAFFOLD's correction it may rise for others;
+      the last two keep the sum at 0, so you must know that neither was used.
+    - A row per class: means, sums or prototypes; zeros or NaN mean that the class has no records.
+    - The labels of a distilled set or of prototypes made for the present classes only.
 
     Args:
         num_classes: K, at least 2.
-        bias_gradient: float [K], of the mean loss, as it is or scaled down, as by clipping.
+        bias_gradient: float [K], of the mean loss, unscaled or scaled down, as by clipping.
         bias_change: float [K], the last bias after local training minus before.
-        weight_gradient: float [K, D], of a last layer whose inputs are never negative. That they are not you must know.
+        weight_gradient: float [K, D], of a last layer whose inputs you know to be never negative.
         class_rows: float [K, F].
-        noised: whether noise was added to `class_rows`. Rows of noise look like any other, so with True they are held
-            for certain only if others are empty, which shows that noise was added where there were records alone.
-        labels: class indices int [M] of a set's images or of prototypes; classes without one are taken for absent.
-        ipc: how many records of each class the images of `labels` were started from, all different, where there were
-            as many: then fewer images than `ipc` are as many records as there are.
-        size: how many records stand behind all of this, N, such as FedAvg's weight; None where it is not known.
+        noised: whether noise was added to `class_rows`. Rows of noise look like any other, so with True they count as
+            certain only if other rows are empty, which shows that only present classes were noised.
+        labels: class indices int [M] of a set's images or of prototypes; classes without one count as absent.
+        ipc: number of different records of each class that the images of `labels` started from, if available. Fewer
+            images than `ipc` then equal the number of records.
+        size: number of records behind the messages, N, such as FedAvg's weight; None if unknown.
 
     Returns:
-        The bounds, with the grounds that they rest on.
+        The bounds, with the messages and assumptions they are based on.
 
     Raises:
         TypeError, ValueError: no message; tensors of other shapes or not finite; gradients and changes that do not sum
-            to 0 over the classes, as softmax's do (noise, weight decay, Adam or another loss: nothing certain follows);
-            messages that contradict each other.
+            to 0 over the classes as softmax's do (because of noise, weight decay, Adam or another loss, which leave
+            nothing certain); messages that contradict each other.
 
     Sources: Zhao, Mopuri and Bilen (iDLG, 2020) for the sign of one image's gradient; Yin et al., "See through
-    gradients" (CVPR 2021), who look for negative numbers in a batch's; the rest is arithmetic.
+    gradients" (CVPR 2021), who look for negative numbers in a batch's gradient; the rest is arithmetic.
     """
     num_classes = check.positive_int(num_classes, "num_classes", least=2)
     check.boolean(noised, "noised")
@@ -118,7 +120,7 @@ def class_bounds(
     if ipc is not None:
         ipc = check.positive_int(ipc, "ipc")
         if labels is None:
-            raise ValueError("ipc must come with labels, the classes of the images that were made; give them too")
+            raise ValueError("ipc needs labels, the classes of the images that were made")
     found = [
         *_of_gradients(num_classes, bias_gradient, bias_change, weight_gradient, size),
         *(_of_rows(num_classes, class_rows, noised) if class_rows is not None else ()),
@@ -138,8 +140,8 @@ def class_bounds(
     if bool((low > high).any()) or (size is not None and (int(low.sum()) > size)):
         wrong = (low > high).nonzero().flatten().tolist()
         raise ValueError(
-            f"messages must be of one client and the same records, but they contradict each other (classes {wrong}): "
-            f"{'; '.join(grounds)}; leave out those of another round, or size"
+            f"messages must be of one client and the same records, but contradict each other (classes {wrong}): "
+            f"{'; '.join(grounds)}; leave out messages of another round, or size"
         )
     return ClassBounds(low, high, grounds)
 
@@ -147,8 +149,8 @@ def class_bounds(
 Bounds = tuple[Tensor, Tensor, str]
 
 
-def _open(num_classes: int) -> tuple[Tensor, Tensor]:
-    return torch.zeros(num_classes, dtype=torch.int64), torch.full((num_classes,), _MANY)
+def _unbounded(num_classes: int) -> tuple[Tensor, Tensor]:
+    return torch.zeros(num_classes, dtype=torch.int64), torch.full((num_classes,), _UNBOUNDED)
 
 
 def _of_gradients(
@@ -156,63 +158,67 @@ def _of_gradients(
 ) -> Iterator[Bounds]:
     if bias is not None:
         row = _summing_to_zero(_sized(check_bias(bias, 2), "bias_gradient", num_classes), "bias_gradient")
-        low, high = _open(num_classes)
+        low, high = _unbounded(num_classes)
         low[row < 0] = 1
         if size is not None:
             low = torch.maximum(low, (-row * size - 1e-4 * size).ceil().long())
-        yield low, high, "a bias's gradient of cross-entropy with hard labels, not scaled up"
+        yield low, high, "the bias gradient of cross-entropy with hard labels, not scaled up"
     if change is not None:
         row = _summing_to_zero(_sized(_vector(change), "bias_change", num_classes), "bias_change")
-        low, high = _open(num_classes)
+        low, high = _unbounded(num_classes)
         low[row > 1e-5 * row.abs().max()] = 1
-        yield low, high, "a bias's change by plain SGD on cross-entropy with hard labels alone"
+        yield low, high, "the bias change by plain SGD on cross-entropy with hard labels only"
     if weight is not None:
         rows = _sized(check.matrix(weight, "weight_gradient").detach().double().cpu(), "weight_gradient", num_classes)
         _summing_to_zero(rows, "weight_gradient")
-        low, high = _open(num_classes)
+        low, high = _unbounded(num_classes)
         low[(rows < 0).any(1)] = 1
         yield (
             low,
             high,
-            "a weight's gradient of cross-entropy with hard labels, behind features that are never negative",
+            "the weight gradient of cross-entropy with hard labels, on features that are never negative",
         )
 
 
 def _of_rows(num_classes: int, rows: Tensor, noised: bool) -> Iterator[Bounds]:
     check.float_tensor(rows, "class_rows", "[K, F]")
     if rows.ndim < 2 or 0 in rows.shape or len(rows) != num_classes:
-        raise ValueError(f"class_rows must be one row a class, [{num_classes}, F], got {list(rows.shape)}")
+        raise ValueError(f"class_rows must have one row per class, [{num_classes}, F], got {list(rows.shape)}")
     flat = rows.detach().cpu().flatten(1)
     empty = (flat == 0).all(1) | flat.isnan().all(1)
     if not bool((flat.isfinite().all(1) | empty).all()):
-        raise ValueError(
-            "class_rows must be finite, but for rows of NaN alone, which stand for classes without records"
-        )
-    low, high = _open(num_classes)
+        raise ValueError("class_rows must be finite, except for rows of NaN only, which mark classes without records")
+    low, high = _unbounded(num_classes)
     high[empty] = 0
     if bool(empty.any()):
         low[~empty] = 1
-        yield low, high, "rows for some classes alone" + (", with noise on those" if noised else "")
+        yield low, high, "rows for some classes only" + (", with noise on those" if noised else "")
     elif noised:
-        yield low, high, "noised rows for all classes, which say nothing for certain"
+        yield low, high, "noised rows for all classes, from which nothing certain follows"
     else:
-        yield low + 1, high, "a row of numbers for every class, without noise"
+        yield low + 1, high, "a row for every class, without noise"
 
 
 def _of_labels(num_classes: int, labels: Tensor, ipc: int | None) -> Iterator[Bounds]:
     counts = check.class_labels(labels, None, num_classes).cpu().bincount(minlength=num_classes)
-    low, high = (counts > 0).long(), torch.full((num_classes,), _MANY)
+    low, high = (counts > 0).long(), torch.full((num_classes,), _UNBOUNDED)
     high[counts == 0] = 0
     if ipc is None:
-        yield low, high, "a set made for the classes that are there alone"
+        yield low, high, "a set made for the present classes only"
         return
     if int(counts.max()) > ipc:
-        raise ValueError(f"ipc must be at least the images of every class, got {ipc} and {int(counts.max())} of one")
-    yield counts, torch.where(counts < ipc, counts, _MANY), f"images started from up to {ipc} different records a class"
+        raise ValueError(
+            f"ipc must be at least the number of images of every class, got {ipc} but {int(counts.max())} of one"
+        )
+    yield (
+        counts,
+        torch.where(counts < ipc, counts, _UNBOUNDED),
+        f"images started from up to {ipc} different records per class",
+    )
 
 
 def _with_size(low: Tensor, high: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """What follows for each class from the bounds of the others and their sum."""
+    """Tighten the bounds of each class with those of the others and the total."""
     bounded = high.clamp(max=size)
     others_low, others_high = low.sum() - low, bounded.sum() - bounded
     return torch.maximum(low, size - others_high), torch.minimum(bounded, (size - others_low).clamp(min=0))
@@ -221,7 +227,7 @@ def _with_size(low: Tensor, high: Tensor, size: int) -> tuple[Tensor, Tensor]:
 def _vector(change: Tensor) -> Tensor:
     check.float_tensor(change, "bias_change", "[K], one number a class")
     if change.ndim != 1 or not bool(change.isfinite().all()):
-        raise ValueError(f"bias_change must be finite, [K], got shape {list(change.shape)}, or NaN or Inf in it")
+        raise ValueError(f"bias_change must be finite, [K], got shape {list(change.shape)}, NaN or Inf")
     return change.detach().double()
 
 
@@ -234,13 +240,13 @@ def _sized(rows: Tensor, name: str, num_classes: int) -> Tensor:
 def _summing_to_zero(rows: Tensor, name: str) -> Tensor:
     if bool((rows.sum(0).abs() > 1e-4 * rows.abs().sum(0).max()).any()):
         raise ValueError(
-            f"{name} must sum to 0 over the classes, as softmax's cross-entropy makes it: noise, weight decay, an "
-            "adaptive optimizer or another loss leave nothing certain; for an estimate call class_counts"
+            f"{name} must sum to 0 over the classes, as with softmax cross-entropy: noise, weight decay, an adaptive "
+            "optimizer or another loss leave nothing certain; for an estimate call class_counts"
         )
     return rows
 
 
-def _listed(held: ClassBounds, which: Tensor) -> str:
+def _format_classes(held: ClassBounds, which: Tensor) -> str:
     words = []
     for k in which.nonzero().flatten().tolist():
         low, high = int(held.at_least[k]), int(held.at_most[k])
@@ -249,5 +255,5 @@ def _listed(held: ClassBounds, which: Tensor) -> str:
         elif low == high:
             words.append(f"{k} (exactly {low})")
         else:
-            words.append(f"{k} (at least {low})" if high == _MANY else f"{k} ({low} to {high})")
+            words.append(f"{k} (at least {low})" if high == _UNBOUNDED else f"{k} ({low} to {high})")
     return "classes " + ", ".join(words)

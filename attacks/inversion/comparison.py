@@ -1,4 +1,4 @@
-"""One attack on several messages about the same images: which defence hides what."""
+"""Comparison of several messages about the same images under one attack, such as messages with different defences."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["MessageComparison", "MessageResult", "compare_messages"]
 
 @dataclass(frozen=True)
 class MessageResult:
-    """What the attack found in one message.
+    """Result of the attack on one message.
 
     Attributes:
         name: of the message.
-        psnr: of each private image and the attack's image that was matched to it, in decibels.
+        psnr: of each private image and its matched reconstruction, in decibels.
         aligned: the same after the best affine change of brightness and contrast, which norm layers hide.
-        labels: share of the private labels that were recovered, as counts of each class: in [0, 1].
-        loss: of the images returned, which is all that the attacker sees.
+        labels: share of the private labels that were recovered, compared by counts per class, in [0, 1].
+        loss: of the returned images, the only score that the attacker sees.
     """
 
     name: str
@@ -39,12 +39,12 @@ class MessageResult:
 
 @dataclass(frozen=True)
 class MessageComparison:
-    """A row a message; printed, a table in Markdown, means over the images and the greatest in brackets.
+    """Results per message. Printed, a Markdown table of means over the images, with the best value in brackets.
 
     Attributes:
         rows: in the order given.
-        guess: mean PSNR of the plain image that fits each private one best, in decibels: what `aligned` gives an attack
-            that found nothing.
+        guess: mean PSNR in decibels of the constant image closest to each private one: the value of `aligned` for an
+            attack that found nothing.
     """
 
     rows: tuple[MessageResult, ...]
@@ -68,26 +68,26 @@ def compare_messages(
     normalization: Normalization = IDENTITY,
     **options: Any,
 ) -> MessageComparison:
-    """Attack each message in the same way, and score what comes back against the private images.
+    """Run the same attack on each message, and score the reconstructions against the private images.
 
-    The truth scores; it picks nothing: restarts are chosen by the attack's own loss, and labels are read off the
-    messages. One attack that fails is no protection: sweep with other methods, steps, restarts and priors too.
+    The truth is used for scoring only: restarts are chosen by the attack's own loss, and labels are inferred from the
+    messages. A failed attack does not show protection, so compare with other methods, steps, restarts and priors too.
 
     Args:
-        messages: messages by name, of as many images each: `{"none": sent, "clipped": DefendedMessage(sent, Clip(1.0)), "five
-            steps": FedAvgUpdate.of(network, images, labels, lr=0.1, epochs=5)}`. Distilled data instead of the private
-            images is a message of its own, of as many distilled images.
-        images: the private ones, float [N, C, H, W], in the space of the networks.
-        labels: theirs, int [N].
+        messages: messages about the same number of images, by name: `{"none": sent, "clipped": DefendedMessage(sent,
+            Clip(1.0)), "five steps": FedAvgUpdate.of(network, images, labels, lr=0.1, epochs=5)}`. Distilled data in
+            place of the private images is a message of its own, with as many distilled images.
+        images: the private images, float [N, C, H, W], in the networks' space.
+        labels: of the private images, int [N].
         normalization: of that space.
-        **options: of `invert_message`, but shape, count and labels.
+        **options: of `invert_message`, except shape, count and labels.
 
     Returns:
         A `MessageComparison`.
 
     Raises:
-        TypeError, ValueError: no messages, images or labels that do not fit, and as `invert_message`; the message's name
-            is in the note of the error.
+        TypeError, ValueError: no messages, images or labels that do not fit, and as `invert_message`; a note of the
+            error names the message.
     """
     check.mapping(messages, "messages")
     if not messages:
@@ -99,7 +99,7 @@ def compare_messages(
         raise TypeError(f"normalization must be a Normalization, got {type(normalization).__name__}")
     labels = check.class_labels(labels, len(images), None)
     if fixed := sorted({"shape", "count"} & set(options)):
-        raise TypeError(f"options must leave out {', '.join(fixed)}: the images say them")
+        raise TypeError(f"options must not include {', '.join(fixed)}, which the images determine")
     truth = normalization.decode(images.detach()).clamp(0, 1)
     rows = []
     for name, message in messages.items():

@@ -1,4 +1,4 @@
-"""What a client can do to a message before it sends it, and what an attacker who knows of it does in turn."""
+"""Defences that a client applies to a message before sending it, and the replays of an attacker who knows them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["Clip", "Defence", "DefendedMessage", "Noise", "Sparsify"]
 
 
 class Defence(Protocol):
-    """A function of a message to the message that is sent instead; `Clip`, `Noise`, `Sparsify`, or one of your own.
+    """Function of a message that returns the message sent instead: `Clip`, `Noise`, `Sparsify`, or your own.
 
-    An attack that does not know of a defence flatters it, so every defence says what is known of it.
+    An attack that ignores a defence overstates the protection, so every defence also defines what an attacker expects.
     """
 
     def __call__(self, message: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """What is sent instead.
+        """Return the message that is sent instead.
 
         Args:
             message: tensors of any shapes.
@@ -33,26 +33,26 @@ class Defence(Protocol):
         ...
 
     def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """What the attacker expects to see of a message that it replays, differentiably.
+        """Return what the attacker expects to observe for a replayed message, differentiably.
 
         Args:
             message: the replay.
-            observed: what was sent.
+            observed: the message that was sent.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Clip:
-    """Scale the whole message down to a norm, if it is longer: what DP-SGD and clipped updates do before the noise.
+    """Scale the whole message down to a norm if it is longer, as DP-SGD and clipped updates do before adding noise.
 
-    The attacker clips its replays alike.
+    The attacker clips its replays in the same way.
 
     Args:
-        max_norm: the greatest l2 norm of all tensors together, > 0.
+        max_norm: largest l2 norm of all tensors together, > 0.
 
     Raises:
-        TypeError, ValueError: another norm.
+        TypeError, ValueError: invalid norm.
     """
 
     max_norm: float
@@ -61,22 +61,22 @@ class Clip:
         check.real_number(self.max_norm, "max_norm", above=0)
 
     def __call__(self, message: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The `message`, times max_norm / norm where that is below 1."""
+        """Return the `message` times max_norm / norm, if that is below 1."""
         norm = torch.stack([t.square().sum() for t in message]).sum().sqrt()
         factor = self.max_norm / norm.clamp(min=self.max_norm)
         return tuple(factor * t for t in message)
 
     def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The replayed `message`, clipped alike; `observed` is not needed."""
+        """Return the replayed `message`, clipped in the same way; `observed` is not used."""
         return self(message)
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Add Gaussian noise to every entry. Nobody can replay it.
+    """Add Gaussian noise to every entry. The attacker cannot replay it.
 
-    This measures what noise of a size hides from these attacks. It is no guarantee: that needs a bound on what a record
-    can change, as `Clip` before it gives, accounting, and a secret source (`distillkit.privacy`).
+    This measures how much noise hides from these attacks. It gives no guarantee, which needs a bound on each record's
+    influence (as by `Clip`), accounting, and a secret source of noise (`distillkit.privacy`).
 
     Args:
         std: standard deviation, at least 0.
@@ -94,24 +94,24 @@ class Noise:
         check.positive_int(self.seed, "seed", least=0)
 
     def __call__(self, message: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The `message` plus noise."""
+        """Return the `message` plus noise."""
         generator = derive(self.seed, "inversion", "noise")
         return tuple(t + self.std * torch.randn(t.shape, generator=generator).to(t) for t in message)
 
     def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The replayed `message` as it is; `observed` is not needed."""
+        """Return the replayed `message` unchanged; `observed` is not used."""
         return tuple(message)
 
 
 @dataclass(frozen=True)
 class Sparsify:
-    """Send the entries of greatest magnitude, 0 for the rest. The attacker sees which, and compares those alone.
+    """Send only the entries of largest magnitude, and 0 for the rest. The attacker compares only these entries.
 
     Args:
-        share: of the entries of all tensors together, in (0, 1], rounded up to whole ones.
+        share: of the entries of all tensors together, in (0, 1], rounded up to a whole number.
 
     Raises:
-        TypeError, ValueError: another share.
+        TypeError, ValueError: invalid share.
     """
 
     share: float
@@ -120,7 +120,7 @@ class Sparsify:
         check.real_number(self.share, "share", above=0, most=1)
 
     def __call__(self, message: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The `message` with all but its greatest entries set to 0."""
+        """Return the `message` with all but its largest entries set to 0."""
         flat = torch.cat([t.flatten() for t in message])
         kept = flat.abs().topk(math.ceil(self.share * len(flat))).indices
         sparse = torch.zeros_like(flat).index_copy(0, kept, flat[kept])
@@ -128,22 +128,22 @@ class Sparsify:
         return tuple(part.view_as(t) for part, t in zip(parts, message))
 
     def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The replayed `message` where `observed` is not 0."""
+        """Return the replayed `message` where `observed` is not 0."""
         return tuple(t * (s != 0) for t, s in zip(message, observed))
 
 
 class DefendedMessage:
-    """A message that defends its message. A `ObservedMessage`, whose replays are what an attacker who knows the defences expects.
+    """Message with defences applied, replayed as by an attacker who knows them. An `ObservedMessage`.
 
     Args:
-        message: whose message is clean.
-        *defences: applied one after the other.
+        message: the message without defences.
+        *defences: applied in order.
 
     Attributes:
-        observed: what is sent.
+        observed: the message that is sent.
 
     Raises:
-        TypeError: no message, or no defences.
+        TypeError: no message, or values that are not defences.
     """
 
     def __init__(self, message: ObservedMessage, *defences: Defence) -> None:
@@ -156,10 +156,10 @@ class DefendedMessage:
         for one in defences:
             self.observed = tuple(t.detach() for t in one(self.observed))
         self._message = copy.copy(message)
-        self._message.observed = self.observed  # labels are read off what was sent
+        self._message.observed = self.observed  # labels are inferred from the sent message
 
     def replay(self, images: Tensor, labels: Tensor) -> Sequence[Tensor]:
-        """What the attacker expects of `images` [N, C, H, W] with `labels` [N], behind the defences."""
+        """Return what the attacker expects for `images` [N, C, H, W] with `labels` [N], with the defences applied."""
         message = self._message.replay(images, labels)
         for one in self.defences:
             message = one.expected(message, self.observed)
@@ -170,5 +170,5 @@ class DefendedMessage:
         return self._message.count_classes(images)
 
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
-        """As the message without defences (of its `count` and `noise`), from what was sent."""
+        """As the message without defences (with its `count` and `noise`), from the message that was sent."""
         return self._message.read_labels(count, noise)

@@ -1,4 +1,4 @@
-"""Images from a gradient by optimisation: look for those whose gradient is the one that was sent."""
+"""Reconstruction of images from a gradient, by optimisation."""
 
 from __future__ import annotations
 
@@ -28,20 +28,22 @@ def invert_gradient(
     normalization: Normalization = IDENTITY,
     seed: int = 0,
 ) -> Reconstruction:
-    """Rebuild a batch of images from the gradient that they caused: the attack of a server on federated SGD.
+    """Reconstruct a batch of images from its gradient, as a server could in federated SGD.
 
-    `invert_message(Gradient(network, gradients), shape, count, ...)`, which says how the methods work and has priors.
+    Short for `invert_message(Gradient(network, gradients), shape, count, ...)`, which documents the methods and also
+    takes priors.
 
     Args:
         network, gradients: as in `Gradient`: the client's network, and the gradient of its mean cross-entropy.
         shape, count, labels, method, steps, lr, total_variation, restarts, normalization, seed: as in `invert_message`.
 
     Returns:
-        An `Reconstruction`. Its images stand in any order within a class: pair them with `attacks.match` before scoring.
+        A `Reconstruction`. The order of its images within a class is arbitrary: pair them with `attacks.match` before
+        scoring.
 
     Raises:
-        TypeError, ValueError: a network that cannot take the shape, gradients that are not its own, labels that cannot
-            be read off, options out of range.
+        TypeError, ValueError: a network that cannot take the shape, gradients that do not fit it, labels that cannot be
+            inferred, or options out of range.
     """
     return invert_message(
         Gradient(network, gradients),

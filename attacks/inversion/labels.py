@@ -1,4 +1,4 @@
-"""Labels from the gradient of the last layer: which class one image has, and how many of each a batch holds."""
+"""Labels from the gradient of the last layer: the class of one image, and the class counts of a batch."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ __all__ = ["class_counts", "infer_label"]
 
 
 def infer_label(weight_gradient: Tensor) -> int:
-    """The class of the one image behind a gradient, by signs alone: iDLG, exact.
+    """Return the class of the single image behind a gradient, from signs only (iDLG); exact.
 
-    With softmax cross-entropy, row c of the last weight's gradient is (p_c - y_c) a, a the features. Only the row of
+    With softmax cross-entropy, row c of the last weight's gradient is (p_c - y_c) a, with features a. Only the row of
     the true class has a negative factor, so it alone points against all others. Neither the network nor the image is
-    needed, and neither clipping nor sending the signs alone hides it. `class_counts(bias_gradient, 1)` needs the bias
-    instead and gives a best guess where there is noise; this one refuses what one image cannot have caused.
+    needed, and neither clipping nor sending only the signs hides the class. `class_counts(bias_gradient, 1)` needs the
+    bias instead and gives a best guess under noise; this function refuses gradients that one image cannot have caused.
 
     Args:
-        weight_gradient: float [K, D], of the last linear layer's weight, at least 3 classes: with two the rows are
-            opposite whatever the label is.
+        weight_gradient: float [K, D], of the last linear layer's weight, with at least 3 classes: with two, the rows
+            are opposite for either label.
 
     Returns:
-        The class, in [0, K). Several images of one class may look like one image and get their class.
+        The class, in [0, K). Several images of one class may look like one image.
 
     Raises:
-        TypeError, ValueError: no such tensor, or no row (or more than one) that points against all others: several
-            images of several classes, noise, another loss, or all probabilities but two vanished in rounding.
+        TypeError, ValueError: invalid tensor; no row or several rows that point against all others, because of several
+            images of several classes, noise, another loss, or probabilities that vanished in rounding.
 
     Paper: Zhao, Mopuri and Bilen, "iDLG: Improved Deep Leakage from Gradients" (2020). Deviation: the authors' code
-    takes the row with the smallest sum, right behind features that are never negative; we compare whole rows, and ask
-    for a single class.
+    takes the row with the smallest sum, which is right for features that are never negative; we compare whole rows, and
+    require a single class.
     """
     rows = check.matrix(weight_gradient, "weight_gradient").detach().double()
     if len(rows) < 3:
@@ -45,43 +45,45 @@ def infer_label(weight_gradient: Tensor) -> int:
     against = ((products <= 0).all(1) & rows.ne(0).any(1)).nonzero().flatten().tolist()
     if len(against) != 1:
         raise ValueError(
-            "weight_gradient must have exactly one row that points against all others, as one image with cross-entropy "
-            f"gives it, got {len(against)}; for a batch or a noisy gradient call class_counts(bias_gradient, count)"
+            "weight_gradient must have exactly one row that points against all others, as for one image with "
+            f"cross-entropy, got {len(against)}; for a batch or a noisy gradient use class_counts(bias_gradient, count)"
         )
     return int(against[0])
 
 
 def class_counts(bias_gradient: Tensor, count: int, predictions: Tensor | None = None) -> Tensor:
-    """How many images of each class a batch holds, from the gradient of the last layer's bias.
+    """Return the number of images per class in a batch, from the gradient of the last layer's bias.
 
     With softmax cross-entropy averaged over N images, entry k of that gradient is (mean probability of k) - n_k / N, so
-    n_k = N (mean probability of k - entry k). The attacker does not see the probabilities of the private images but has
-    the network: its mean prediction on any images will do early in training. The answer is the nearest counts that are
-    whole, not negative, and sum to N; it is exact while every class's mean probability is known to better than 1/(2N).
+    n_k = N (mean probability of k - entry k). The attacker does not know the probabilities of the private images but
+    has the network; early in training its mean prediction on any images is close enough. The result is the nearest
+    vector of nonnegative whole counts that sum to N. It is exact if every class's mean probability is known to better
+    than 1/(2N).
 
     Args:
         bias_gradient: float [K], at least two classes, of the mean loss of the batch, neither clipped nor scaled. With
-            count 1 and no predictions the answer is the class with the smallest entry, which scaling leaves alone.
-        count: N, how many images the batch has.
-        predictions: probabilities of the network, float [K] or [M, K] of M images of the attacker's (public ones, or
-            noise), then averaged; by default all classes alike, as an untrained network says.
+            count 1 and no predictions the result is the class with the smallest entry, which scaling does not change.
+        count: number of images in the batch, N.
+        predictions: probabilities of the network, float [K], or [M, K] of M public or random images, which are
+            averaged. By default uniform, as for an untrained network.
 
     Returns:
         int64 [K], which sums to `count`.
 
     Raises:
-        TypeError, ValueError: values that are not finite, shapes that do not fit, predictions that are no
-            probabilities (logits, say).
+        TypeError, ValueError: values that are not finite, shapes that do not fit, or predictions that are not
+            probabilities (logits, for example).
 
-    Paper: Geng et al., "Towards General Deep Leakage in Federated Learning" (2021), which also restores labels of which
-    a batch has several. Deviation: instead of rounding each class by itself, the nearest counts with the right sum.
+    Paper: Geng et al., "Towards General Deep Leakage in Federated Learning" (2021), which also restores labels that
+    occur several times in a batch. Deviation: instead of rounding each class separately, the nearest counts with the
+    right sum.
     """
     bias = check_bias(bias_gradient, 2)
     count = check.positive_int(count, "count")
     expected = torch.full_like(bias, 1 / len(bias)) if predictions is None else _mean_prediction(predictions, bias)
     wanted = count * (expected - bias)
     found = torch.zeros_like(wanted)
-    # One at a time to the class that lacks most: that is the nearest vector of whole numbers with this sum.
+    # Greedy assignment gives the nearest vector of whole numbers with this sum.
     for _ in range(count):
         found[(wanted - found).argmax()] += 1
     return found.long()
@@ -94,6 +96,6 @@ def _mean_prediction(predictions: Tensor, bias: Tensor) -> Tensor:
         raise ValueError(f"predictions must have a column for each of {len(bias)} classes, got {list(rows.shape)}")
     if float(rows.min()) < 0 or not bool(((rows.sum(1) - 1).abs() < 1e-3).all()):
         raise ValueError(
-            "predictions must be probabilities that sum to 1 for every image; logits become such by logits.softmax(1)"
+            "predictions must be probabilities that sum to 1 for every image; for logits use logits.softmax(1)"
         )
     return rows.mean(0).to(bias.device)

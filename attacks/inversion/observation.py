@@ -1,4 +1,4 @@
-"""What every message that can be inverted must say, and any message that a function replays."""
+"""Interface of messages that can be inverted, and a message that is replayed by a function."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from torch import Tensor
 
 from distillkit._utils import check
 
-__all__ = ["ObservedMessage", "ReplayableMessage", "require_message"]
+__all__ = ["ObservedMessage", "ReplayableMessage"]
 
 
 class ObservedMessage(Protocol):
-    """A message that `invert_message` searches the images of; write one for any message that you can replay.
+    """Message that `invert_message` can invert. Implement this protocol for any message that you can replay.
 
     Attributes:
         observed: the tensors of the message, as the attacker holds them.
-        ordered: whether the message depends on which image stands where, as with several local batches. The attacker
-            then tries another order of the labels in each restart.
+        ordered: whether the message depends on the order of the images, as with several local batches. The attack then
+            tries another order of the labels in each restart.
     """
 
     observed: tuple[Tensor, ...]
     ordered: bool
 
     def replay(self, images: Tensor, labels: Tensor) -> Sequence[Tensor]:
-        """The message that these images would cause, with a graph to `images`.
+        """Return the message that these images would cause, differentiable with respect to `images`.
 
         Args:
             images: float [N, C, H, W], in the space in which the client computed.
@@ -37,22 +37,22 @@ class ObservedMessage(Protocol):
         ...
 
     def count_classes(self, images: Tensor) -> int:
-        """How many classes labels may name; also refuses images of a shape that the client cannot have had.
+        """Return the number of classes, after checking that the client could have had images of this shape.
 
         Args:
-            images: noise of the shape that is searched for, float [N, C, H, W].
+            images: noise of the shape to search for, float [N, C, H, W].
         """
         ...
 
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
-        """The labels that the message gives away, int64 [count], sorted.
+        """Infer the labels from the message, int64 [count], sorted.
 
         Args:
-            count: how many images stand behind the message.
-            noise: images of the attacker's, float [M, C, H, W], for what it needs of the network's predictions.
+            count: number of images behind the message.
+            noise: images of the attacker, float [M, C, H, W], on which it may evaluate the network.
 
         Raises:
-            ValueError: the message does not say; labels must be given.
+            ValueError: the message does not reveal the labels; they must be given.
         """
         ...
 
@@ -61,33 +61,34 @@ _PARTS = ("observed", "ordered", "replay", "count_classes", "read_labels")
 
 
 def require_message(message: object, name: str) -> None:
-    """Refuse what is no `ObservedMessage`.
+    """Check that a value implements `ObservedMessage`.
 
     Args:
-        message: what was given.
-        name: what it is called in the message.
+        message: the value.
+        name: of the argument, for the error.
 
     Raises:
-        TypeError: a part of a message is missing, or it is a class.
+        TypeError: a member of the protocol is missing, or the value is a class.
     """
     missing = [part for part in _PARTS if not hasattr(message, part)]
     if missing or isinstance(message, type):
         got = f"the class {message.__name__}" if isinstance(message, type) else type(message).__name__
         lacks = f", which has no {', '.join(missing)}" if len(missing) < len(_PARTS) and missing else ""
-        raise TypeError(f"{name} must be a ObservedMessage, such as Gradient(network, gradients), got {got}{lacks}")
+        raise TypeError(f"{name} must be an ObservedMessage, such as Gradient(network, gradients), got {got}{lacks}")
 
 
 class ReplayableMessage:
-    """Any message that a function makes of images and labels, differentiably. A `ObservedMessage`.
+    """Message that a differentiable function computes from images and labels. An `ObservedMessage`.
 
     Args:
-        observed: the message, floating tensors.
-        replay: `replay(images, labels)`, the same tensors with a graph to the images.
-        num_classes: how many classes labels may name.
+        observed: the message, floating-point tensors.
+        replay: `replay(images, labels)`, returns the same tensors, differentiable with respect to the images.
+        num_classes: number of classes.
         ordered: as `ObservedMessage.ordered`.
 
     Raises:
-        TypeError, ValueError: tensors of another kind, not finite or all 0; no such function.
+        TypeError, ValueError: tensors that are not finite or all 0, or of another type; `replay` is not such a
+            function.
     """
 
     def __init__(
@@ -104,16 +105,16 @@ class ReplayableMessage:
         self.ordered = check.boolean(ordered, "ordered")
 
     def replay(self, images: Tensor, labels: Tensor) -> Sequence[Tensor]:
-        """What the function makes of `images` [N, C, H, W] and `labels` [N]."""
+        """Return the result of the function for `images` [N, C, H, W] and `labels` [N]."""
         return self._replay(images, labels)
 
     def count_classes(self, images: Tensor) -> int:
-        """`num_classes`, whatever the `images`."""
+        """Return `num_classes` for any `images`."""
         return self.num_classes
 
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
-        """Refuses, for any `count` and `noise`: nothing is known of what such a message says of labels."""
-        raise ValueError("labels must be given: a message of any kind does not say how labels are read off it")
+        """Raise an error for any `count` and `noise`: labels cannot be inferred from an arbitrary message."""
+        raise ValueError("labels must be given: they cannot be inferred from an arbitrary message")
 
 
 def _finite(observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -123,5 +124,5 @@ def _finite(observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
         if not bool(one.isfinite().all()):
             raise ValueError("observed must be finite, got NaN or Inf")
     if not any(bool(one.any()) for one in given):
-        raise ValueError("observed must not be empty or all 0: that says nothing of any image")
+        raise ValueError("observed must not be empty or all 0: such a message reveals nothing")
     return tuple(one.detach() for one in given)

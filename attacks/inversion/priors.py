@@ -1,4 +1,4 @@
-"""What an attacker knows of images beside the message: the statistics of batch norm, and what restarts agree on."""
+"""Prior knowledge of an attacker about images: batch norm statistics, and agreement between restarts."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from attacks.inversion._inputs import copy_state
 from attacks.matching import match
 from distillkit.losses import BatchNormPrior
 
-__all__ = ["Prior", "batch_norm_prior", "group_mean"]
+__all__ = ["Prior", "batch_norm_prior"]
 
 Prior = Callable[[Tensor], Tensor]
-"""A function of images [N, C, H, W], in the network's space, to a scalar: the less, the likelier the images."""
+"""Function of images [N, C, H, W], in the network's space, to a scalar; smaller for more likely images."""
 
 
 def batch_norm_prior(network: nn.Module, *, first_multiplier: float = 1.0) -> Prior:
-    """How far images are from the statistics that the batch norm of a network keeps: GradInversion's prior.
+    """Return a prior that compares images with a network's batch norm statistics: GradInversion's prior.
 
-    The statistics are means over many images, so they fit a large private batch better than one image. A client that
-    sends its own running statistics helps more: give a network that has those.
+    The statistics are means over many images, so they fit a large private batch better than one image. If a client also
+    sends its running statistics, use a network with those.
 
     Args:
-        network: with BatchNorm layers that keep running statistics. Its mode is used as it is, and nothing in it moves.
-        first_multiplier: weight of the first layer, that of the others being 1; as in `losses.BatchNormPrior`.
+        network: with BatchNorm layers that keep running statistics. Its mode is kept, and it is not changed.
+        first_multiplier: weight of the first layer, relative to 1 for the others, as in `losses.BatchNormPrior`.
 
     Returns:
         A function of images for `invert_message(priors=...)`; each call is a forward pass.
 
     Raises:
-        TypeError, ValueError: no network, none with such layers, or a multiplier below 0.
+        TypeError, ValueError: no network, no such layers, or a multiplier below 0.
 
     Paper: Yin et al., "See through Gradients: Image Batch Recovery via GradInversion" (CVPR 2021), R_BN, which is
     DeepInversion's.
@@ -49,11 +49,11 @@ def batch_norm_prior(network: nn.Module, *, first_multiplier: float = 1.0) -> Pr
 
 
 def group_mean(images: Mapping[int, Tensor], labels: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """The mean over restarts of each image, for every restart in its own order.
+    """Return the mean over restarts of each image, for every restart in its own order.
 
     Args:
         images: float [N, C, H, W] of each restart, by its number.
-        labels: int64 [N] of each, the same ones in any order.
+        labels: int64 [N] of each restart, the same labels in any order.
     """
     orders = {r: y.argsort(stable=True) for r, y in labels.items() if r in images}
     first = next(iter(orders))

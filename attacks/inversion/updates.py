@@ -1,4 +1,4 @@
-"""Messages of clients that train: the gradient of one step, and the update of several."""
+"""Messages of clients that train: the gradient of one step, and the update after several steps."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["FedAvgUpdate", "Gradient"]
 
 
 class Gradient:
-    """The gradient of one step of federated SGD: of the mean cross-entropy of a batch. A `ObservedMessage`.
+    """Gradient of one step of federated SGD, for the mean cross-entropy of a batch. An `ObservedMessage`.
 
     Args:
-        network: with the weights and in the mode in which the client computed it. It is not changed. A network with
-            dropout in training mode draws anew at each step: invert it in eval mode.
-        gradients: one tensor a parameter, in the order of `network.parameters()`.
+        network: with the weights and in the mode with which the client computed the gradient. It is not changed.
+            Dropout in training mode draws anew at each step, so invert such a network in eval mode.
+        gradients: one tensor per parameter, in the order of `network.parameters()`.
 
     Raises:
-        TypeError, ValueError: no network, or gradients that are not its own, not finite, or all 0.
+        TypeError, ValueError: no network, or gradients that do not fit it, are not finite, or are all 0.
     """
 
     ordered = False
@@ -37,60 +37,62 @@ class Gradient:
 
     @staticmethod
     def of(network: nn.Module, images: Tensor, labels: Tensor) -> Gradient:
-        """What a client with these images sends: to try an attack or a defence.
+        """Return the message that a client with these images sends, to try an attack or a defence.
 
         Args:
-            network: as for the class.
+            network: as in the class.
             images: float [N, C, H, W].
             labels: class indices int [N].
         """
         return Gradient(network, [g.detach() for g in _gradient(network, *copy_state(network), images, labels)])
 
     def replay(self, images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        """The gradient of `images` [N, C, H, W] with `labels` [N], a tensor a parameter, with a graph to the images."""
+        """Return the gradient for `images` [N, C, H, W] with `labels` [N], one differentiable tensor per parameter."""
         return _gradient(self.network, *copy_state(self.network), images, labels, graph=True)
 
     def count_classes(self, images: Tensor) -> int:
-        """How many logits the network gives for `images` [N, C, H, W]."""
+        """Return the number of logits that the network gives for `images` [N, C, H, W]."""
         return compute_logits(self.network, images).shape[1]
 
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
-        """Labels [count] off the last layer: `class_counts` of its bias, or without one, of one image, `infer_label`.
+        """Infer the labels [count] from the last layer.
+
+        Uses `class_counts` on its bias. Without a bias, and for one image, uses `infer_label` on its weight.
 
         Args:
-            count: how many images the batch has.
-            noise: images whose mean prediction stands for the batch's where count > 1.
+            count: number of images in the batch.
+            noise: images whose mean prediction approximates that of the batch, if count > 1.
         """
         predictions = compute_logits(self.network, noise).softmax(1)
         return _read_labels(self.observed[-1], predictions.shape[1], count, predictions if count > 1 else None)
 
 
 class FedAvgUpdate:
-    """What a client of FedAvg sends after several local steps: its weights minus those it was given. A `ObservedMessage`.
+    """Update of a FedAvg client after several local steps: its weights minus those it received. An `ObservedMessage`.
 
-    The replay is local SGD itself, every step differentiated. The client takes its images in batches, in an order that
-    the attacker does not know. Which image is in which batch of the first epoch makes no difference, the images being
-    what is searched for; unknown labels are dealt to the batches anew in each restart, so restart. Later epochs are
-    replayed in the order of the first, an approximation that many small steps of one small update forgive.
+    The replay differentiates through every step of local SGD. The attacker does not know the client's order of images.
+    The assignment of images to the batches of the first epoch does not matter, because the images are unknown. Unknown
+    labels are assigned to the batches anew in each restart, so use restarts. Later epochs are replayed in the order of
+    the first, an approximation that small updates of many small steps tolerate.
 
     Args:
-        network: with the weights that the client was given, in the mode in which it trained; as in `Gradient`.
-        update: one tensor a parameter, weights after minus before, in the order of `network.parameters()`.
-        lr: the client's, > 0; the attacker knows it, as a server does that has set it.
+        network: with the weights that the client received, in the mode in which it trained; see `Gradient`.
+        update: one tensor per parameter, weights after training minus before, in the order of `network.parameters()`.
+        lr: the client's learning rate, > 0, which a server that sets it knows.
         epochs: over the images.
-        batch: images a step, the last of an epoch smaller; None for all.
-        momentum, weight_decay: of SGD, as PyTorch has them.
-        order: where it is known, the batches of all epochs in their order, index tensors into the images; instead of
-            `epochs` and `batch`.
+        batch: images per step, with a smaller last batch per epoch; None for all images.
+        momentum, weight_decay: of SGD, as in PyTorch.
+        order: the batches of all epochs in order, index tensors into the images, if known; replaces `epochs` and
+            `batch`.
 
     Raises:
         TypeError, ValueError: as `Gradient`, and options out of range.
 
-    Sources: Geiping et al., "Inverting Gradients" (NeurIPS 2020), Section 6, who differentiate several local steps;
-    Dimitrov et al., "Data Leakage in Federated Averaging" (TMLR 2022), on batches and epochs in unknown order. Theirs
-    ties the images of the epochs by a prior, ours takes them to be the same and in the same order. Labels from the
-    bias's change as Geng et al. (2021): the mean of the steps' gradients, of the network's mean prediction before and
-    after.
+    Sources: Geiping et al., "Inverting Gradients" (NeurIPS 2020), Section 6, who differentiate through several local
+    steps; Dimitrov et al., "Data Leakage in Federated Averaging" (TMLR 2022), on batches and epochs in unknown order.
+    They tie the images of the epochs by a prior; we take them to be the same and in the same order. Labels from the
+    change of the bias as in Geng et al. (2021): the mean of the steps' gradients, with the network's mean prediction
+    before and after.
     """
 
     def __init__(
@@ -128,17 +130,17 @@ class FedAvgUpdate:
         weight_decay: float = 0.0,
         order: Sequence[Tensor] | None = None,
     ) -> FedAvgUpdate:
-        """What a client with these images sends: to try an attack or a defence.
+        """Return the message that a client with these images sends, to try an attack or a defence.
 
         Args:
-            network, lr, epochs, batch, momentum, weight_decay: as for the class.
+            network, lr, epochs, batch, momentum, weight_decay: as in the class.
             images: float [N, C, H, W].
             labels: class indices int [N].
-            order: the client's batches. The attacker of what is returned does not know them, and sees `epochs` and
-                `batch`, which must be given beside.
+            order: the client's batches. They are hidden from the attacker, who knows `epochs` and `batch`; give both as
+                well.
 
         Raises:
-            ValueError: another number of batches than `epochs` and `batch` make.
+            ValueError: another number of batches than `epochs` and `batch` imply.
         """
         blank = [torch.ones_like(p) for p in network.parameters()]
         made = partial(FedAvgUpdate, network, lr=lr, momentum=momentum, weight_decay=weight_decay)
@@ -166,21 +168,21 @@ class FedAvgUpdate:
         return tuple(parameters[name] - first[name] for name in first)
 
     def count_classes(self, images: Tensor) -> int:
-        """How many logits the network gives for `images` [N, C, H, W]."""
+        """Return the number of logits that the network gives for `images` [N, C, H, W]."""
         return compute_logits(self.network, images).shape[1]
 
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
-        """Labels [count] off the change of the last bias, as if it were the mean gradient of the steps.
+        """Infer the labels [count] from the change of the last bias, treated as the mean gradient of the steps.
 
         Args:
-            count: how many images the client holds.
-            noise: images whose mean prediction, before and after, stands for the client's images'.
+            count: number of images of the client.
+            noise: images whose mean prediction, before and after, approximates that of the client's images.
         """
         before = compute_logits(self.network, noise).softmax(1)
         changed = {k: p.detach() + u for (k, p), u in zip(self.network.named_parameters(), self.observed)}
         after = compute_logits(self.network, noise, changed).softmax(1)
         steps = len(self._steps(count))
-        # A gradient of step s moves the weights in every later step too, by momentum's powers.
+        # With momentum, the gradient of a step also moves the weights in every later step.
         times = sum(self.momentum**k for step in range(steps) for k in range(steps - step))
         gradient = -self.observed[-1] / (self.lr * times)
         predictions = (before + after) / 2
@@ -209,21 +211,21 @@ def _gradient(
 
 
 def _read_labels(last: Tensor, classes: int, count: int, predictions: Tensor | None) -> Tensor:
-    """Labels read off the gradient of the last parameter, sorted."""
+    """Return the labels inferred from the gradient of the last parameter, sorted."""
     if last.shape == (classes,):
         return torch.arange(classes, device=last.device).repeat_interleave(class_counts(last, count, predictions))
     if count == 1 and last.ndim == 2 and len(last) == classes > 2:
         return torch.tensor([infer_label(last)], device=last.device)
     raise ValueError(
-        "labels must be given: they are read off the last layer's bias, and the network's last parameter is "
+        "labels must be given: they are inferred from the last layer's bias, but the network's last parameter is "
         f"{list(last.shape)} for {classes} classes"
     )
 
 
 def _batches(order: Sequence[Tensor], epochs: int, batch: int | None) -> tuple[Tensor, ...]:
     if epochs != 1 or batch is not None:
-        raise ValueError("order must come without epochs and batch: it has all batches of all epochs")
-    rows = check.sequence(order, "order", "index tensors, one a step")
+        raise ValueError("order replaces epochs and batch: give either order or both of these")
+    rows = check.sequence(order, "order", "index tensors, one per step")
     if not rows:
         raise ValueError("order must hold at least one batch, got none")
     return tuple(check.class_labels(one, None, None, "order") for one in rows)

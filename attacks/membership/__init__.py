@@ -1,17 +1,18 @@
-"""Who was trained on: scores of records, and attacks that compare a target with shadow models trained without them.
+"""Membership inference: scores of records, and attacks that compare a target with shadow models.
 
-In order of cost: `nearest` needs the published images alone; `loss`, `margin`, `stable_logit` and `gradient_norm` need
-the target model; `lira`, `rmia` and `shadow_classifier` need shadow models beside it, trained as it was on random
-halves of the candidates: `run_shadows` runs the whole `Pipeline` for them. Each returns one score a record, higher for
-"this one was trained on"; `attacks.roc` turns scores into rates, and `leave_one_out` judges attacks on many targets.
+In order of cost: `nearest` needs only the published images. `loss`, `margin`, `stable_logit` and `gradient_norm` need
+the target model. `lira`, `rmia` and `shadow_classifier` also need shadow models, trained like the target on random
+halves of the candidates; `run_shadows` runs the whole `Pipeline` for them. Each attack returns one score per record,
+higher for training members. `attacks.roc` turns scores into rates, and `leave_one_out` evaluates attacks on many
+targets.
 """
 
 from attacks.membership.classifier import shadow_classifier
 from attacks.membership.gradients import gradient_kde, gradient_norm
-from attacks.membership.leave_one_out import ATTACKS, AttackResult, leave_one_out
+from attacks.membership.leave_one_out import ATTACKS, Attack, AttackResult, leave_one_out
 from attacks.membership.lira import VARIANCES, lira
 from attacks.membership.nearest import nearest
-from attacks.membership.pipeline import Pipeline, model_scorer
+from attacks.membership.pipeline import Pipeline, Scorer, model_scorer
 from attacks.membership.rmia import rmia
 from attacks.membership.scores import loss, margin, stable_logit
 from attacks.membership.shadow_models import BACKENDS, Cost, estimate_cost, halves, run_shadows
@@ -21,9 +22,11 @@ __all__ = [
     "ATTACKS",
     "BACKENDS",
     "VARIANCES",
+    "Attack",
     "AttackResult",
     "Cost",
     "Pipeline",
+    "Scorer",
     "ShadowScores",
     "Target",
     "estimate_cost",

@@ -1,4 +1,4 @@
-"""What every attack with shadow models is given, checked once."""
+"""Checks of the inputs of attacks with shadow models."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ __all__ = ["checked_scores", "finite_scores"]
 
 
 def finite_scores(scores: Tensor, name: str) -> Tensor:
-    """Scores in float64, without NaN or infinities; else an error that names them."""
+    """Return scores as float64 after checking that they are finite."""
     check.float_tensor(scores, name)
     if not bool(scores.isfinite().all()):
         raise ValueError(
-            f"{name} must be finite, but {int((~scores.isfinite()).sum())} of {scores.numel()} values are not; where "
-            "probabilities of 0 or 1 made them infinite, take stable_logit, which keeps confident scores apart"
+            f"{name} must be finite, but {int((~scores.isfinite()).sum())} of {scores.numel()} values are not; if "
+            "probabilities of 0 or 1 made them infinite, use stable_logit"
         )
     return scores.detach().double()
 
 
 def checked_scores(target: Tensor, inside: Tensor, shadows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores [n] and [S, n] in float64 and the truth [S, n], on the target's device; else an error that names one."""
+    """Return scores [n] and [S, n] as float64 and the truth [S, n], on the target's device, after checking them."""
     target, shadows = finite_scores(target, "target"), finite_scores(shadows, "shadows")
     check.bool_tensor(inside, "inside", "[S, n]")
     if target.ndim != 1 or inside.shape != shadows.shape or shadows.shape[1:] != target.shape:

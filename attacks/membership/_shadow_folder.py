@@ -1,4 +1,4 @@
-"""The folder of a set of shadows: what they were designed as, and a file of scores for each that is done."""
+"""Folder of shadows: the design, and a file of scores for each finished shadow."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from distillkit.locking import locked
 __all__ = ["FORMAT", "open_shadow_folder", "write_shadow"]
 
 FORMAT = "distillkit shadow 1"
-"""The format that files and the design name."""
+"""Format name in the files and the design."""
 
 
 @contextlib.contextmanager
 def open_shadow_folder(
     out: str | os.PathLike[str] | None, design: Mapping[str, object], count: int
 ) -> Iterator[dict[int, RunScores]]:
-    """Own the folder for the length of a `with` block, and give what it holds of this design, by number.
+    """Lock the folder for the duration of a `with` block, and yield its shadows of this design, by number.
 
     Args:
-        out: the folder, which is made; None for none.
-        design: what the shadows hang on, as JSON holds it.
-        count: how many shadows are wanted; later ones are left where they are.
+        out: the folder, which is created; None for none.
+        design: facts that determine the shadows, as JSON values.
+        count: number of wanted shadows; later ones are not read.
 
     Raises:
-        TypeError: no path.
-        ValueError: the folder is of another design, or damaged.
+        TypeError: `out` is not a path.
+        ValueError: the folder holds another design, or is damaged.
         InUse: another process works in it.
     """
     if out is None:
         yield {}
         return
     if not isinstance(out, str | os.PathLike):
-        raise TypeError(f"out must be a folder's path, got {type(out).__name__}")
+        raise TypeError(f"out must be the path of a folder, got {type(out).__name__}")
     with locked(Path(out) / "shadows.lock", f"the folder of shadows {out}"):
         _require_same(design, Path(out) / "design.json")
         paths = {number: _path(out, number) for number in range(count)}
@@ -46,12 +46,12 @@ def open_shadow_folder(
 
 
 def write_shadow(out: str | os.PathLike[str] | None, number: int, one: RunScores) -> None:
-    """Write a shadow's scores as a whole.
+    """Write a shadow's scores atomically.
 
     Args:
         out: the folder; None for none.
-        number: the shadow's.
-        one: what it came to.
+        number: of the shadow.
+        one: its scores.
     """
     if out is not None:
         tensors = {f"scores.{n}": t for n, t in one.scores.items()}
@@ -75,16 +75,16 @@ def _read(path: Path) -> RunScores:
 def _require_same(design: Mapping[str, object], path: Path) -> None:
     if not path.exists():
         if any(path.parent.glob("shadow-*.safetensors")):
-            raise ValueError(f"out, {path.parent}, holds shadows but no design.json; give an empty folder")
+            raise ValueError(f"out, {path.parent}, holds shadows but no design.json; use an empty folder")
         write_atomically(path, json.dumps(design, indent=1) + "\n")
         return
     try:
         there = dict(json.loads(path.read_text()))
     except (ValueError, TypeError) as error:
-        raise ValueError(f"out, {path.parent}, has a damaged design.json ({error}); give an empty folder") from error
+        raise ValueError(f"out, {path.parent}, has a damaged design.json ({error}); use an empty folder") from error
     differ = [f"{k} {there.get(k)!r:.40}, here {v!r:.40}" for k, v in design.items() if there.get(k) != v]
     if differ:
         raise ValueError(
-            f"out, {path.parent}, holds shadows of another design ({'; '.join(differ)}); give another folder, or the "
-            "pipeline and seed that it was begun with"
+            f"out, {path.parent}, holds shadows of another design ({'; '.join(differ)}); use another folder, or the "
+            "pipeline and seed of its first call"
         )

@@ -1,4 +1,4 @@
-"""Fitting shadows, in threads or in processes."""
+"""Fitting of shadows in threads or processes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["BACKENDS", "Backend", "Job", "fit_first", "fit_shadows", "require_se
 
 Backend = Literal["threads", "processes"]
 BACKENDS = get_args(Backend)
-"""Where shadows are fitted; see `run_shadows`."""
+"""Backends for fitting shadows; see `run_shadows`."""
 
 
 class Job(NamedTuple):
-    """A shadow that is to be fitted: its number, who is in it, bool [N], and its seed."""
+    """Shadow to fit: its number, its records, bool [N], and its seed."""
 
     number: int
     inside: Tensor
@@ -34,15 +34,15 @@ class Job(NamedTuple):
 def fit_shadows(
     pipeline: Pipeline, jobs: Sequence[Job], workers: int, backend: Backend
 ) -> Iterator[tuple[int, RunScores]]:
-    """Fit shadows and give them, by number, as they come.
+    """Fit shadows and yield their scores by number as they finish.
 
-    After one that fails, those under way still come, and then its error.
+    If one fails, the shadows in progress are still yielded before its error is raised.
 
     Args:
-        pipeline: what is run.
+        pipeline: the pipeline to run.
         jobs: the shadows.
-        workers: how many at a time.
-        where: see `run_shadows`.
+        workers: number of shadows at a time.
+        backend: see `run_shadows`.
     """
     if jobs and backend == "threads":
         first, *jobs = jobs
@@ -50,8 +50,8 @@ def fit_shadows(
         yield first.number, found
         if drew and workers > 1 and jobs:
             warnings.warn(
-                "fit draws from torch's global generator, which several threads share: the shadows are sound, but not "
-                "the same when they are made again. Draw from seed, or give backend='processes', or workers=1",
+                "fit draws from torch's global generator, which several threads share: the shadows are valid but not "
+                "reproducible. Draw from seed, or use backend='processes' or workers=1",
                 UserWarning,
                 stacklevel=3,
             )
@@ -59,12 +59,12 @@ def fit_shadows(
         return
     failed: BaseException | None = None
     with _pool(pipeline, workers, backend) as pool:
-        running = {_submitted(pool, pipeline, job, workers, backend): job.number for job in jobs}
+        running = {_submit(pool, pipeline, job, workers, backend): job.number for job in jobs}
         try:
             for done in as_completed(running):
                 error = None if done.cancelled() else done.exception()
                 if error is not None and failed is None:
-                    failed = _noted(error, running[done])
+                    failed = _add_note(error, running[done])
                     for other in running:
                         other.cancel()
                 elif error is None and not done.cancelled():
@@ -76,72 +76,72 @@ def fit_shadows(
 
 
 def fit_first(pipeline: Pipeline, job: Job) -> tuple[RunScores, bool]:
-    """Fit one shadow in a thread as the others will have, and see whether it drew from the global generator.
+    """Fit one shadow in a thread, and return whether it drew from torch's global generator.
 
     Args:
-        pipeline: what is run.
+        pipeline: the pipeline to run.
         job: the shadow.
     """
     with _pool(pipeline, 1, "threads") as pool:
         try:
-            return pool.submit(_watched, pipeline, job.inside, job.seed).result()
+            return pool.submit(_fit_and_detect_draws, pipeline, job.inside, job.seed).result()
         except Exception as error:
-            _noted(error, job.number)
+            _add_note(error, job.number)
             raise
 
 
-def _noted(error: BaseException, number: int) -> BaseException:
+def _add_note(error: BaseException, number: int) -> BaseException:
     error.add_note(f"raised in shadow {number}")
     return error
 
 
-def _submitted(pool: Executor, pipeline: Pipeline, job: Job, workers: int, backend: Backend) -> Future[RunScores]:
+def _submit(pool: Executor, pipeline: Pipeline, job: Job, workers: int, backend: Backend) -> Future[RunScores]:
     if backend == "processes":
-        return pool.submit(_there, job.inside.numpy(), job.seed)
-    # torch's global generator can be lent to one thread at a time alone
-    return pool.submit(_seeded if workers == 1 else score_run, pipeline, job.inside, job.seed)
+        return pool.submit(_fit_in_worker, job.inside.numpy(), job.seed)
+    # only a single thread can use torch's seeded global generator
+    return pool.submit(_fit_seeded if workers == 1 else score_run, pipeline, job.inside, job.seed)
 
 
 def _pool(pipeline: Pipeline, workers: int, backend: Backend) -> Executor:
     if backend == "processes":
-        return ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(pipeline,))
+        return ProcessPoolExecutor(workers, get_context("spawn"), initializer=_start_worker, initargs=(pipeline,))
     return create_thread_pool(workers, "shadow")
 
 
-def _watched(pipeline: Pipeline, inside: Tensor, seed: int) -> tuple[RunScores, bool]:
+def _fit_and_detect_draws(pipeline: Pipeline, inside: Tensor, seed: int) -> tuple[RunScores, bool]:
     with torch.random.fork_rng(devices=[]):
         before = torch.default_generator.manual_seed(seed).get_state()
         found = score_run(pipeline, inside, seed)
         return found, not torch.equal(before, torch.default_generator.get_state())
 
 
-def _seeded(pipeline: Pipeline, inside: Tensor, seed: int) -> RunScores:
-    return _watched(pipeline, inside, seed)[0]
+def _fit_seeded(pipeline: Pipeline, inside: Tensor, seed: int) -> RunScores:
+    return _fit_and_detect_draws(pipeline, inside, seed)[0]
 
 
-_theirs: list[Pipeline] = []
+_worker_pipeline: list[Pipeline] = []
 
 
-def _begin(pipeline: Pipeline) -> None:
+def _start_worker(pipeline: Pipeline) -> None:
     exit_with_parent()
     torch.set_num_threads(1)
-    _theirs[:] = [pipeline]
+    _worker_pipeline[:] = [pipeline]
 
 
-def _there(inside: object, seed: int) -> RunScores:
-    return _seeded(_theirs[0], torch.as_tensor(inside), seed)
+def _fit_in_worker(inside: object, seed: int) -> RunScores:
+    return _fit_seeded(_worker_pipeline[0], torch.as_tensor(inside), seed)
 
 
 def require_sendable(pipeline: Pipeline) -> None:
-    """Refuse a pipeline whose `fit` spawned processes could not import.
+    """Check that spawned processes can import a pipeline's `fit`.
 
     Raises:
-        ValueError: the message says what to give instead.
+        ValueError: they cannot; the message says what to give instead.
     """
     try:
         pickle.dumps(pipeline.fit)
     except Exception as error:
         raise ValueError(
-            "backend='processes' needs a fit that can be sent there, a function of a module or an object of such a class "
-            f"({str(error).splitlines()[0]}); give backend='threads' for closures and notebooks"
+            "backend='processes' needs a picklable fit, a function of a module or an instance of a module's class "
+            f"({str(error).splitlines()[0]}); use backend='threads' for closures and notebooks"
         ) from error

@@ -1,4 +1,4 @@
-"""The first attack with shadow models: a classifier that learned from them what members' outputs look like."""
+"""Shadow classifier: a classifier that learns from shadow models what outputs on members look like."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ __all__ = ["shadow_classifier"]
 
 
 def shadow_classifier(target: Tensor, inside: Tensor, shadows: Tensor, labels: Tensor | None = None) -> Tensor:
-    """The attack of Shokri et al.: learn on shadow models, class by class, what outputs on their members look like.
+    """Return scores of the attack of Shokri et al., which learns outputs on members from shadow models, class by class.
 
-    For every class a logistic regression tells the shadows' outputs on records that they were trained on from those on
-    other records; the target's outputs are then judged by it. It compares all records of a class with each other, so it
-    is a baseline for `lira`, which compares each record with itself. Nothing that it learns from knows the target: give
-    it shadows other than the target and its complement, as `leave_one_out` does.
+    For every class a logistic regression separates the shadows' outputs on their training records from those on other
+    records, and then scores the target's outputs. It compares all records of a class with each other, so it is a
+    baseline for `lira`, which compares each record with itself. Give it shadows other than the target and its
+    complement, as `leave_one_out` does; then nothing that it learns from depends on the target.
 
     Paper: Shokri et al., "Membership inference attacks against machine learning models" (S&P 2017). Deviations:
-    logistic regression (scikit-learn, on standardised outputs, at its default penalty) in place of a network; logits or
-    any scores in place of probabilities, which confident models round to 1; shadows on halves of the same records.
+    logistic regression (scikit-learn, on standardised outputs, with its default penalty) in place of a network; logits
+    or any scores in place of probabilities, which confident models round to 1; shadows on halves of the same records.
 
     Args:
-        target: the target's outputs, float [n], or [n, d] such as logits (`model_scorer(network, None)`).
+        target: outputs of the target, float [n], or [n, d] such as logits (`model_scorer(network, None)`).
         inside: bool [S, n], whether shadow s was trained on record i.
-        shadows: their outputs [S, n] or [S, n, d].
+        shadows: outputs of the shadows [S, n] or [S, n, d].
         labels: class indices int [n]; None for one classifier for all classes.
 
     Returns:
         Float64 [n], the log odds of membership, higher for members.
 
     Raises:
-        TypeError, ValueError: shapes that do not fit, scores that are not finite, or a class of which the shadows have
-            seen every record, or none.
+        TypeError, ValueError: shapes that do not fit, scores that are not finite, or a class of which the shadows were
+            trained on every record, or on none.
     """
     target, shadows = finite_scores(target, "target"), finite_scores(shadows, "shadows").to(target.device)
     check.bool_tensor(inside, "inside", "[S, n]")
@@ -45,7 +45,7 @@ def shadow_classifier(target: Tensor, inside: Tensor, shadows: Tensor, labels: T
         )
     if shadows.shape[1:] != target.shape or inside.shape != shadows.shape[:2]:
         raise ValueError(
-            f"inside and shadows must have a row of target's {list(target.shape)} a shadow, got "
+            f"inside and shadows must have one row of target's {list(target.shape)} per shadow, got "
             f"{list(inside.shape)} and {list(shadows.shape)}"
         )
     labels = torch.zeros(len(target), dtype=torch.int64) if labels is None else labels
@@ -64,8 +64,8 @@ def _odds(label: int, known: Tensor, member: Tensor, rows: Tensor) -> Tensor:
 
     if bool(member.all()) or not bool(member.any()):
         raise ValueError(
-            f"inside must hold members and others of every class, but of class {label} the shadows have seen "
-            f"{'every' if bool(member.all()) else 'no'} record; train more shadows on random halves"
+            f"inside must have members and non-members of every class, but the shadows were trained on "
+            f"{'every' if bool(member.all()) else 'no'} record of class {label}; train more shadows on random halves"
         )
     mean, spread = known.mean(0), known.std(0, correction=0)
     spread = torch.where(spread > 0, spread, 1.0)

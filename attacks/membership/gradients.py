@@ -1,4 +1,4 @@
-"""The gradient of each record's loss: its norm as a score, and the test on such statistics in FedLGD's paper."""
+"""Per-record gradients: their norm as a membership score, and the test of FedLGD's paper on such statistics."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from distillkit.rng import derive
 __all__ = ["gradient_kde", "gradient_norm"]
 
 _NUMBERS = 1 << 26
-"""How many numbers the gradients of the records at hand may be: 256 MiB in float32."""
+"""Largest number of gradient values in memory: 256 MiB in float32."""
 
 
 def gradient_norm(network: nn.Module, images: Tensor, labels: Tensor, *, chunk: int | None = None) -> Tensor:
-    """Minus the norm of each record's own gradient: training has made it small on what it was given.
+    """Return minus the norm of each record's gradient, which training makes small on its records.
 
-    A score beside `loss` for who holds the network itself (a white box), and the statistic of `gradient_kde`. The
-    gradient is that of the cross-entropy in all parameters, in eval mode. For `lira` take minus its logarithm,
-    `-(-score).log()`, which is more nearly Gaussian.
+    A score like `loss`, for an adversary with the network itself (a white box), and the statistic of `gradient_kde`.
+    The gradient is that of the cross-entropy with respect to all parameters, in eval mode. For `lira` use minus its
+    logarithm, `-(-score).log()`, which is more nearly Gaussian.
 
     Args:
-        network: called with images; gives logits [n, K]. Its own mode is put back.
-        images: float [n, C, H, W], as the network wants them.
+        network: called with images; returns logits [n, K]. Its own mode is restored.
+        images: float [n, C, H, W], as the network takes them.
         labels: class indices int [n].
         chunk: records at once; by default as many as have 256 MiB of gradients, at most 256. A network that
-            `torch.func.vmap` cannot take goes record by record.
+            `torch.func.vmap` does not support is processed record by record.
 
     Returns:
         Float64 [n], at most 0.
 
     Raises:
-        TypeError, ValueError: no network or one without parameters, bad images or labels, a chunk below 1, or gradients
-            that are not finite.
+        TypeError, ValueError: no network or one without parameters, invalid images or labels, a chunk below 1, or
+            gradients that are not finite.
 
     Paper: Nasr, Shokri and Houmansadr, "Comprehensive privacy analysis of deep learning" (S&P 2019), who show that
-    gradients tell members; their attack learns from whole gradients, this is the norm alone.
+    gradients reveal members; their attack learns from whole gradients, this one uses only the norm.
     """
     if not isinstance(network, nn.Module):
         raise TypeError(f"network must be an nn.Module, got {type(network).__name__}")
@@ -51,7 +51,7 @@ def gradient_norm(network: nn.Module, images: Tensor, labels: Tensor, *, chunk: 
     labels = check.class_labels(labels, len(images), None).to(images.device)
     values = {name: p.detach() for name, p in network.named_parameters()}
     if not values:
-        raise ValueError("network must have parameters, got none: there is no gradient")
+        raise ValueError("network must have parameters, got none")
     if chunk is None:
         chunk = min(256, max(1, _NUMBERS // sum(p.numel() for p in values.values())))
     chunk = check.positive_int(chunk, "chunk")
@@ -64,7 +64,9 @@ def gradient_norm(network: nn.Module, images: Tensor, labels: Tensor, *, chunk: 
         parts = [_norms(network, values, x, y) for x, y in zip(images.split(chunk), labels.split(chunk))]
     found = torch.cat(parts)
     if not bool(found.isfinite().all()):
-        raise ValueError(f"network must have finite gradients, but {int((~found.isfinite()).sum())} records have not")
+        raise ValueError(
+            f"network must have finite gradients, but those of {int((~found.isfinite()).sum())} records are not"
+        )
     return -found
 
 
@@ -76,44 +78,44 @@ def _norms(network: nn.Module, values: dict[str, Tensor], images: Tensor, labels
         return F.cross_entropy(logits, label.unsqueeze(0))
 
     try:
-        with sdpa_kernel(SDPBackend.MATH):  # the fused ones have no batching rule
+        with sdpa_kernel(SDPBackend.MATH):  # fused kernels have no batching rule
             rows = vmap(grad(loss), (None, 0, 0))(values, images, labels)
-    except RuntimeError:  # a network with a branch on its input, say, or a layer without a batching rule
+    except RuntimeError:  # for example a branch on the input, or a layer without a batching rule
         each = [grad(loss)(values, x, y) for x, y in zip(images, labels)]
         rows = {name: torch.stack([one[name] for one in each]) for name in values}
     return torch.stack([row.reshape(len(row), -1).double().square().sum(1) for row in rows.values()]).sum(0).sqrt()
 
 
 def gradient_kde(statistic: Tensor, member: Tensor, *, folds: int = 5, seed: int = 0) -> Tensor:
-    """FedLGD's membership test, made honest: the likelihood ratio of two kernel density estimates, cross-fitted.
+    """Return cross-fitted likelihood ratios of two kernel density estimates: FedLGD's membership test.
 
-    A *weak* test, for comparison with that paper alone: a curve on the diagonal here shows no privacy. It compares
-    all members with all others, so records that are easy or hard for any model hide what `lira` would see in each. At
-    the same time it is told who is a member for most records, which no attacker is.
+    A *weak* test, for comparison with that paper only: a curve on the diagonal does not show privacy. It compares all
+    members with all non-members, so records that are easy or hard for any model hide the differences that `lira` uses
+    for each record. It also knows the membership of most records, which no attacker does.
 
-    Densities of the statistic are estimated by Gaussian kernels (Scott's bandwidth), one of members and one of the
-    others, and a record's score is the logarithm of their ratio. Each record is scored by densities that were fitted
-    without it, in `folds` parts; fitted and judged on the same records, as the paper reads, even noise gives members
-    away.
+    Densities of the statistic are estimated by Gaussian kernels (Scott's bandwidth), one for members and one for
+    non-members; a record's score is the logarithm of their ratio. Each record is scored by densities fitted without it,
+    in `folds` parts. Fitted and evaluated on the same records, as the paper reads, even noise would seem to reveal
+    members.
 
     Args:
-        statistic: of each record, float [n], or a few numbers each, [n, d]; best `-gradient_norm(...)`'s logarithm.
-        member: bool [n], the truth; at least two of each a fold.
-        folds: in how many parts, at least 2.
-        seed: who is in which part.
+        statistic: of each record, float [n], or a few numbers each, [n, d]; preferably the logarithm of
+            `-gradient_norm(...)`.
+        member: bool [n], the truth; at least two of each per fold.
+        folds: number of parts, at least 2.
+        seed: of the assignment to parts.
 
     Returns:
         Float64 [n], higher where members are denser.
 
     Raises:
         TypeError, ValueError: shapes that do not fit, values that are not finite, too few records for the folds, or a
-            statistic that is constant.
+            constant statistic.
 
-    Paper: Huang et al., "Federated Learning on Virtual Heterogeneous Data with Local-Global Dataset Distillation"
-    (TMLR 2024), section 5.5, "Privacy", and Fig. 6: gradients of the server's model on training and on testing data,
-    and a Gaussian kernel density estimate. It calls this a likelihood-ratio attack after Carlini et al. (2022), but
-    there are no shadow models in it. Neither statistic, bandwidth nor fold is stated, and there is no code: these are
-    ours.
+    Paper: Huang et al., "Federated Learning on Virtual Heterogeneous Data with Local-Global Dataset Distillation" (TMLR
+    2024), section 5.5, "Privacy", and Fig. 6: gradients of the server's model on training and test data, and a Gaussian
+    kernel density estimate. The paper calls it a likelihood-ratio attack after Carlini et al. (2022), but it has no
+    shadow models. Statistic, bandwidth and folds are not stated and no code is available: these are ours.
     """
     values = finite_scores(statistic, "statistic").cpu()
     if values.ndim not in (1, 2) or 0 in values.shape:
@@ -121,14 +123,14 @@ def gradient_kde(statistic: Tensor, member: Tensor, *, folds: int = 5, seed: int
     check.bool_tensor(member, "member", "[n]")
     if member.shape != values.shape[:1]:
         raise ValueError(
-            f"statistic and member must have one row a record, got {list(values.shape)} and {list(member.shape)}"
+            f"statistic and member must have one row per record, got {list(values.shape)} and {list(member.shape)}"
         )
     folds, seed = check.positive_int(folds, "folds", least=2), check.positive_int(seed, "seed", least=0)
     member, rows = member.cpu(), values.reshape(len(values), -1)
     least = min(int(member.sum()), int((~member).sum()))
     if least < 2 * folds:
         raise ValueError(
-            f"member must have at least {2 * folds} of each for {folds} folds, but one side has {least}; take fewer"
+            f"member must have at least {2 * folds} of each for {folds} folds, but one side has {least}; use fewer"
         )
     part, generator = torch.zeros(len(rows), dtype=torch.int64), derive(seed, "kde")
     for side in (member, ~member):
@@ -145,9 +147,9 @@ def _density(known: Tensor, at: Tensor) -> Tensor:
 
     try:
         found: Any = gaussian_kde(known.numpy().T).logpdf(at.numpy().T)
-    except ValueError as error:  # NumPy's LinAlgError, of a covariance without an inverse, is one
+    except ValueError as error:  # includes NumPy's LinAlgError for a singular covariance
         raise ValueError(
-            f"statistic must vary in each of its {known.shape[1]} columns apart, over more rows than columns in every "
-            "fold, to have a density; drop constant columns, or take their norm"
+            f"statistic must vary independently in each of its {known.shape[1]} columns, with more rows than "
+            "columns in every fold; drop constant columns, or use a norm"
         ) from error
     return torch.from_numpy(found)

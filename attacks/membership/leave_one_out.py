@@ -1,4 +1,4 @@
-"""Attacks judged on many targets: each shadow in turn, thresholds from the others, and a mean with an interval."""
+"""Evaluation of attacks on many targets: each shadow in turn, thresholds from the others, and means with intervals."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from distillkit._utils.progress import bar
 __all__ = ["ATTACKS", "Attack", "AttackResult", "leave_one_out"]
 
 Attack = Callable[[Target], Tensor]
-"""`attack(target)`: a score of each record, [N], higher for those that the target was trained on."""
+"""`attack(target)`: a score of each record, [N], higher for records that the target was trained on."""
 
 
 def _rmia(target: Target, online: bool) -> Tensor:
     if target.z_scores is None or target.z_shadows is None:
-        raise ValueError("population must be given to the pipeline for RMIA; leave RMIA out, or give such records")
+        raise ValueError("RMIA needs a population in the pipeline; give one, or leave RMIA out")
     return rmia(target.scores, target.inside, target.shadows, target.z_scores, target.z_shadows, online=online)
 
 
@@ -46,23 +46,24 @@ ATTACKS: Mapping[str, Attack] = {
     "RMIA offline": lambda t: _rmia(t, False),
     "RMIA online": lambda t: _rmia(t, True),
 }
-"""The attacks that `leave_one_out` tries unless told otherwise: one threshold for all records, and LiRA and RMIA at
-their defaults. RMIA wants stable logits and a population."""
+"""Default attacks of `leave_one_out`: one threshold for all records, and LiRA and RMIA with their defaults. RMIA needs
+stable logits and a population.
+"""
 
 
 @dataclass(frozen=True)
 class AttackResult:
-    """What one attack finds, over all targets. Made by `leave_one_out`; printed, it is a line of a report.
+    """Result of one attack over all targets. Made by `leave_one_out`; printed, a line of a report.
 
     The intervals are for one more run of the pipeline on another half of the *same* records; see `leave_one_out`.
 
     Attributes:
-        auc: the mean area under the targets' curves.
-        tpr, fpr: the means of the shares of members and of others that are called members, at thresholds that were
-            chosen, for a false-positive rate of `wanted`, without the target. They cannot hit it exactly: quote both.
-        wanted: that rate.
-        points: what each target gave, in the order of the shadows.
-        few: whether the mean false-positive rate rests on fewer than `attacks.statistics.FEW` false positives in all.
+        auc: mean area under the targets' curves.
+        tpr, fpr: mean shares of members and of non-members that are called members, at thresholds chosen without the
+            target for a false-positive rate of `wanted`. They cannot reach it exactly, so report both.
+        wanted: the wanted false-positive rate.
+        points: rates of each target, in the order of the shadows.
+        few: whether the mean false-positive rate rests on fewer than `attacks.statistics.FEW` false positives in total.
     """
 
     auc: Estimate
@@ -73,13 +74,13 @@ class AttackResult:
     few: bool
 
     def ppv(self, prior: float) -> Estimate:
-        """What a hit is worth where a share `prior` of the candidates are members; as `attacks.OperatingPoint.ppv`.
+        """Return the positive predictive value if a share `prior` of the candidates are members; see `attacks.ppv`.
 
         Args:
-            prior: the share of the candidates that are members, in (0, 1).
+            prior: share of the candidates that are members, in (0, 1).
 
         Raises:
-            TypeError, ValueError: a prior out of range, or nobody was called a member.
+            TypeError, ValueError: a prior out of range, or no record was called a member.
         """
         return ppv_interval(self.tpr, self.fpr, prior)
 
@@ -100,39 +101,39 @@ def leave_one_out(
     also_tried: int = 0,
     progress: bool = True,
 ) -> dict[str, AttackResult]:
-    """Try attacks on every shadow in turn, with what the others allow, and say what they find on average.
+    """Evaluate attacks with every shadow in turn as the target, and average the results.
 
-    One target is one throw of the dice; the mean over all is what may be quoted. For each target its complement is
-    taken out too (`ShadowScores.without`). The threshold comes from the rest: each of them is attacked in the target's
-    place, by what is then left, and the threshold is the one that calls at most a share `fpr` of their non-members
-    members. So neither a fit nor a threshold has seen the target.
+    A single target is a random sample; only the mean over all targets should be reported. The target's complement is
+    removed too (`ShadowScores.without`). The threshold comes from the remaining shadows: each is attacked in the
+    target's place, with the shadows that are then left, and the threshold calls at most a share `fpr` of their
+    non-members members. Neither a fit nor a threshold has therefore seen the target.
 
-    The intervals are for one more run of the pipeline on one more half of these records, attacked as these were: what
-    the attacks and thresholds give on average that the other shadows make. A target and its complement belong together
-    and count as one, so an interval comes from the spread over pairs, with Student's quantiles (the cluster-robust
-    error). Where fewer than ten records are called members, or are not, it is at least as wide as Clopper and Pearson's
-    for all records counted. How often they cover was counted (`docs/results/audit.md`). All are widened for the number
-    of attacks (`bonferroni`), so that the best may be quoted. S shadows take S^2 / 2 attacks.
+    The intervals are for one more run of the pipeline on another half of these records, attacked in the same way with
+    other shadows. A target and its complement count as one unit, so an interval comes from the spread over pairs, with
+    Student's quantiles (the cluster-robust error). If fewer than ten records are called members, or fewer than ten are
+    not, it is at least as wide as the Clopper-Pearson interval of all records. `docs/results/audit.md` reports the
+    measured coverage. All intervals are corrected for the number of attacks (`bonferroni`), so you may report the best.
+    S shadows need S^2 / 2 attacks.
 
     Args:
-        shadows: of one pipeline, at least 8 for LiRA; intervals want 32 and more.
-        attacks: by name; `ATTACKS` by default. RMIA among them wants stable logits and a population, so by default it
-            is tried where there is one, and on the scorer "model" alone.
-        scorer: the scorer whose scores are attacked.
-        fpr: the false-positive rate that thresholds are chosen for, in (0, 1], at least one false positive a target.
+        shadows: of one pipeline, at least 8 for LiRA; 32 or more for useful intervals.
+        attacks: by name; `ATTACKS` by default. RMIA needs stable logits and a population, so by default it is used only
+            with a population and on the scorer "model".
+        scorer: name of the scorer whose scores are attacked.
+        fpr: false-positive rate that thresholds are chosen for, in (0, 1], at least one false positive per target.
         confidence: that all intervals of a rate or of the areas hold together, in (0, 1).
-        also_tried: how many attacks were tried besides and are not among `attacks`.
-        progress: whether a bar is shown.
+        also_tried: number of further attacks that were tried and are not among `attacks`.
+        progress: whether to show a progress bar.
 
     Returns:
-        What each attack found, by its name.
+        The result of each attack, by its name.
 
     Raises:
-        TypeError, ValueError: numbers out of range, no such scorer, too few shadows, a rate below one false positive a
-            target; an attack that gives other than one finite score a record; and what the attacks refuse.
+        TypeError, ValueError: numbers out of range, no such scorer, too few shadows, a rate below one false positive
+            per target; an attack that does not return one finite score per record; and errors of the attacks.
 
     Source: Liang and Zeger, "Longitudinal data analysis using generalized linear models" (Biometrika 1986), for the
-        error of a mean of clusters.
+    error of a mean of clusters.
     """
     if not isinstance(shadows, ShadowScores):
         raise TypeError(f"shadows must be ShadowScores, got {type(shadows).__name__}")
@@ -145,7 +146,7 @@ def leave_one_out(
     others = int((~shadows.inside).sum(1).min())
     if fpr * others < 1:
         raise ValueError(
-            f"fpr must be at least 1/{others}, one false positive among a target's non-members, got {fpr:g}; take more "
+            f"fpr must be at least 1/{others}, one false positive among a target's non-members, got {fpr:g}; use more "
             "records, or a larger rate"
         )
     units = _units(shadows.inside)
@@ -194,7 +195,7 @@ def _attacks(attacks: Mapping[str, Attack] | None, shadows: ShadowScores, scorer
         return {n: a for n, a in ATTACKS.items() if logits or not n.startswith("RMIA")}
     check.mapping(attacks, "attacks")
     if not attacks:
-        raise ValueError("attacks must hold at least one attack, got none; leave it out for the usual ones")
+        raise ValueError("attacks must hold at least one attack, got none; omit it for the defaults")
     for attack, run in attacks.items():
         check.callable_with(run, f"attacks[{attack!r}]", ("target",), "a function of a Target")
     return dict(attacks)
@@ -204,22 +205,22 @@ def _scores(name: str, run: Attack, target: Target) -> Tensor:
     found = finite_scores(run(target), f"the scores of attacks[{name!r}]").cpu()
     if found.shape != target.inside.shape[1:]:
         raise ValueError(
-            f"attacks[{name!r}] must give one score a record, [{target.inside.shape[1]}], got {list(found.shape)}"
+            f"attacks[{name!r}] must give one score per record, [{target.inside.shape[1]}], got {list(found.shape)}"
         )
     return found
 
 
 def _threshold(falling: Tensor, fpr: float) -> float:
-    """The loosest threshold that at most a share `fpr` of these scores, sorted, reaches."""
+    """Return the loosest threshold that at most a share `fpr` of these scores, sorted in decreasing order, reaches."""
     allowed = math.floor(fpr * len(falling) + 1e-9)
     if allowed >= len(falling):
         return -math.inf
-    above = int(torch.searchsorted(-falling, -falling[allowed]))  # how many are larger
+    above = int(torch.searchsorted(-falling, -falling[allowed]))  # number of larger scores
     return float(falling[above - 1]) if above else math.inf
 
 
 def _units(inside: Tensor) -> Tensor:
-    """The number of the pair that each shadow belongs to, int64 [S]; a shadow without a complement is its own."""
+    """Return the number of each shadow's pair, int64 [S]; a shadow without a complement has its own number."""
     first: dict[bytes, int] = {}
     units = []
     for row in inside.cpu():
@@ -229,7 +230,7 @@ def _units(inside: Tensor) -> Tensor:
 
 
 def _interval(values: Sequence[float], units: Tensor, confidence: float) -> Estimate:
-    """Around the mean of values of which those of one unit belong together: the cluster-robust error, Student's t."""
+    """Return the mean of clustered values with its interval: the cluster-robust error with Student's t."""
     from scipy.stats import t
 
     of, count = torch.tensor(values, dtype=torch.float64), int(units.max()) + 1

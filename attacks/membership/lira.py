@@ -1,4 +1,4 @@
-"""LiRA: is the target's score of a record likelier under models that were trained with the record, or without?"""
+"""LiRA: likelihood ratio of the target's score between models trained with and without a record."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ __all__ = ["VARIANCES", "lira"]
 
 Variance = Literal["pooled", "example", "conjugate"]
 VARIANCES = get_args(Variance)
-"""How the spread of a record's scores over shadow models is estimated; see `lira`."""
+"""Estimators of the variance of a record's scores over shadow models; see `lira`."""
 
 
 def lira(
     target: Tensor, inside: Tensor, shadows: Tensor, *, online: bool = False, variance: Variance = "pooled"
 ) -> Tensor:
-    """The likelihood-ratio attack (Carlini et al., "Membership inference attacks from first principles", S&P 2022).
+    """Return likelihood-ratio scores (Carlini et al., "Membership inference attacks from first principles", S&P 2022).
 
-    It asks of every record whether the target model's score of it is what models trained without the record give, or
-    rather what models trained with it give. Shadow models are trained as the target was, each on a random half of the
-    candidates. For every record a distribution is fitted to the scores of the shadows that were trained without it
-    (and, online, to those trained with it).
+    For every record the attack asks whether the target's score looks like that of models trained without the record, or
+    with it. Shadow models are trained like the target, each on a random half of the candidates. For every record a
+    distribution is fitted to the scores of the shadows trained without it (and, online, to those trained with it).
 
-    * Offline: the log odds of the *one-sided* tail, P(score of a model without the record < the
-      target's). Members score higher, so only a high score speaks for membership; the two-sided density that several
-      public versions take instead calls surprisingly low scores members too.
+    * Offline: the log odds of the *one-sided* tail, P(score of a model without the record < the target's). Members
+      score higher, so only a high score indicates membership. Several public versions use the two-sided density, which
+      also calls unusually low scores members.
     * Online (Algorithm 1): the log density with the record minus the log density without it.
 
-    Against models that hide their members well, online does worse than offline: the sign of the difference is noise
-    there. Run both, and say that you did (`attacks.bonferroni`).
+    Against models that hide their members well, online performs worse than offline, because the sign of the difference
+    is noise there. Run both, and correct for it (`attacks.bonferroni`).
 
     Args:
-        target: the target model's scores [n], best `stable_logit`s, which are nearly Gaussian.
-        inside: bool [S, n], whether shadow s was trained on record i. Random halves, the same sizes for every record.
-        shadows: their scores [S, n].
+        target: scores of the target model [n], preferably `stable_logit`s, which are nearly Gaussian.
+        inside: bool [S, n], whether shadow s was trained on record i. Random halves, of the same sizes for every
+            record.
+        shadows: scores of the shadows [S, n].
         online: False for the offline attack above, True for the online one.
-        variance: how the spread of each record's scores is estimated, around that record's own mean:
-            `"pooled"`: one number for all records (the paper's choice below 64 shadows, there called fixed variance);
-            `"example"`: each record's own; `"conjugate"`: each record's own, drawn towards the pooled one as far as the
-            records agree (an inverse-gamma prior fitted to them by moments; Smyth, "Linear models and empirical Bayes
-            methods", 2004), and a Student t in place of the Gaussian for what remains unknown.
+        variance: estimator of each record's variance, around that record's own mean: `"pooled"`: one value for all
+            records (the paper's choice below 64 shadows, there called fixed variance); `"example"`: each record's own;
+            `"conjugate"`: each record's own, shrunk towards the pooled one as far as the records agree (an
+            inverse-gamma prior fitted to them by moments; Smyth, "Linear models and empirical Bayes methods", 2004),
+            with a Student t in place of the Gaussian for the remaining uncertainty.
 
     Returns:
         Float64 [n], higher for members; comparable between records.
 
     Raises:
         TypeError, ValueError: shapes that do not fit, scores that are not finite, or records with too few shadows
-            without them (or with them, online): one for a mean, two for a spread of their own.
+            without them (or with them, online): one for a mean, two for a variance of their own.
     """
     check.one_of(variance, "variance", VARIANCES)
     check.boolean(online, "online")
@@ -64,7 +64,7 @@ def lira(
 
 
 class _Fit:
-    """For every record a location, a scale and degrees of freedom (infinite: a Gaussian)."""
+    """Location, scale and degrees of freedom of each record's distribution (infinite: a Gaussian)."""
 
     def __init__(self, chosen: Tensor, shadows: Tensor, variance: Variance, what: str) -> None:
         count = chosen.sum(0).double()
@@ -73,7 +73,7 @@ class _Fit:
         if few or not bool((count > 1).any()):
             raise ValueError(
                 f"shadows must have at least {least} trained {what} every record (and 2 for some), but {few} records "
-                "have fewer; train more shadows, or take variance='pooled', which needs fewest"
+                "have fewer; train more shadows, or use variance='pooled', which needs the fewest"
             )
         self.mean = (shadows * chosen).sum(0) / count
         squares = ((shadows - self.mean).square() * chosen).sum(0)
@@ -93,7 +93,7 @@ class _Fit:
         if not bool((own > 0).all()):
             raise ValueError(
                 f"shadows trained {what} a record must not all give the same score, as they do for "
-                f"{int((own <= 0).sum())} records; take scores that do not saturate, or variance='pooled'"
+                f"{int((own <= 0).sum())} records; use scores that do not saturate, or variance='pooled'"
             )
         self.scale = own.sqrt()
 
@@ -110,7 +110,7 @@ class _Fit:
         return torch.where(f.isinf(), gaussian, student) - self.scale.log()
 
     def log_odds(self, target: Tensor) -> Tensor:
-        """log P(below) - log P(above): no tail is rounded to 0."""
+        """Return log P(below) - log P(above) without rounding either tail to 0."""
         z, f = (target - self.mean) / self.scale, self.freedom
         gaussian = torch.special.log_ndtr(z) - torch.special.log_ndtr(-z)
         if bool(f.isinf().all()):
@@ -127,9 +127,9 @@ def _student_log_odds(z: Tensor, freedom: Tensor) -> Tensor:
 
 
 def _prior(own: Tensor, freedom: Tensor, pooled: Tensor) -> tuple[float, Tensor]:
-    """Degrees of freedom and variance of the inverse-gamma prior, by moments of log variances (Smyth 2004).
+    """Return degrees of freedom and variance of the inverse-gamma prior, by moments of log variances (Smyth 2004).
 
-    Where the records' variances differ no more than their sampling explains, the prior is the pooled variance, surely.
+    If the records' variances differ no more than sampling explains, the prior is exactly the pooled variance.
     """
     half = freedom / 2
     usable = own > 0
@@ -144,7 +144,7 @@ def _prior(own: Tensor, freedom: Tensor, pooled: Tensor) -> tuple[float, Tensor]
 
 
 def _trigamma_inverse(value: float) -> float:
-    """The positive x whose trigamma is `value`, by bisection on its logarithm (trigamma falls)."""
+    """Return the positive x whose trigamma is `value`, by bisection on its logarithm (trigamma decreases)."""
     low, high = -30.0, 30.0
     for _ in range(200):
         middle = (low + high) / 2

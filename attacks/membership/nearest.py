@@ -1,4 +1,4 @@
-"""The attack on a published set itself: is one of its images much closer to a record than all others are?"""
+"""Membership inference on a published set: scores of records that are much closer to one image than to all others."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _CHUNK = 1024
 
 
 def nearest(images: Tensor, candidates: Tensor, labels: Tensor | None = None, own: Tensor | None = None) -> Tensor:
-    """Score each candidate by how much closer one published image is to it than the next: 1 - d1 / d2.
+    """Score each candidate by how much closer its nearest published image is than the second nearest: 1 - d1 / d2.
 
-    d1 and d2 are its distances (l2, over all pixels) to the nearest and the second nearest published image. No model,
-    no shadows: a set that was learned from real images often still lies beside the records it started from, and then
-    one image is far closer to the record than any other. Try it on every set, and on every image that a server saw.
-    An image that is there several times (sent to every client, say) counts once: it would hide itself.
+    d1 and d2 are l2 distances over all pixels. No model or shadow model is needed. A set that was learned from real
+    images often remains close to the records it started from; one image is then far closer to the record than any
+    other. Try the attack on every set, and on every image that a server observed. An image that occurs several times
+    (sent to every client, for example) counts once, because it would hide itself.
 
     Args:
-        images: the published or intercepted images [M, C, H, W], at least two different ones (a class, with labels).
+        images: the published or intercepted images [M, C, H, W], at least two different ones (per class, with labels).
         candidates: records that may have been used [n, C, H, W], in the same space.
         labels: class indices int [M] of the images. With `own`, only images of a candidate's class are compared.
         own: class indices int [n] of the candidates; given together with `labels`.
 
     Returns:
-        Float64 [n], in [0, 1]: 1 for a record that is among the images, 0 for one that lies evenly between two.
+        Float64 [n], in [0, 1]: 1 for a record that is among the images, 0 for one that is equally close to two.
 
     Raises:
         TypeError, ValueError: shapes that do not fit, values that are not finite, or a candidate of a class with fewer
@@ -38,7 +38,7 @@ def nearest(images: Tensor, candidates: Tensor, labels: Tensor | None = None, ow
     candidates = check.batch_of_images(candidates, "candidates").detach().double().flatten(1).to(images.device)
     if candidates.shape[1] != images.shape[1]:
         raise ValueError(
-            f"candidates must have the images' shape, got {list(shape or ())} values an image beside {images.shape[1]}"
+            f"candidates must have the images' shape, got {list(shape or ())} for images of {images.shape[1]} values"
         )
     if (labels is None) != (own is None):
         raise ValueError("labels and own must be given together, or neither")
@@ -50,12 +50,12 @@ def nearest(images: Tensor, candidates: Tensor, labels: Tensor | None = None, ow
         images = images.unique(dim=0)
     if len(images) < 2:
         raise ValueError(
-            f"images must be at least 2 different ones, got {len(images)}: the second nearest says what is usual"
+            f"images must be at least 2 different ones, got {len(images)}: the score needs a second nearest image"
         )
     found = []
     for start in range(0, len(candidates), _CHUNK):
         part = slice(start, start + _CHUNK)
-        # Not by inner products: these lose the small distances that matter here.
+        # Not by inner products, which lose precision at small distances.
         distances = torch.cdist(candidates[part], images, compute_mode="donot_use_mm_for_euclid_dist")
         if labels is not None and own is not None:
             distances = distances.masked_fill(own[part, None] != labels, torch.inf)
@@ -63,13 +63,13 @@ def nearest(images: Tensor, candidates: Tensor, labels: Tensor | None = None, ow
     first, second = torch.cat(found).unbind(1)
     if bool(second.isinf().any()):
         raise ValueError(
-            f"images must hold at least 2 of every candidate's class, but {int(second.isinf().sum())} candidates have "
-            "fewer; leave labels and own out to compare with all"
+            f"images must have at least 2 of every candidate's class, but {int(second.isinf().sum())} candidates have "
+            "fewer; omit labels and own to compare with all"
         )
     return torch.where(second > 0, 1 - first / second, 0.0)
 
 
 def _each_once(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Images [M, D] and their labels [M], each pair once."""
+    """Return images [M, D] and labels [M] without repeated pairs."""
     pairs = torch.cat([images, labels[:, None].double()], 1).unique(dim=0)
     return pairs[:, :-1], pairs[:, -1].long()

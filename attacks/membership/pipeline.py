@@ -1,4 +1,4 @@
-"""The whole way from records to what is published, as one callable, and one run of it whose outcome is scored."""
+"""Pipeline from records to a published result, as one callable, and the scores of one run of it."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from distillkit._utils.display import short_repr
 from distillkit._utils.eval_mode import eval_mode
 from distillkit.chunking import chunk_size, forward_chunks
 
-__all__ = ["FitFunction", "Pipeline", "RunScores", "Scorer", "model_scorer", "score_run"]
+__all__ = ["Pipeline", "Scorer", "model_scorer"]
 
 Scorer = Callable[[Tensor, Tensor], Tensor]
-"""`scorer(images, labels)`: what a fitted model or set says of records, [n], higher for members, or several numbers
-each, [n, d], such as logits."""
+"""`scorer(images, labels)`: score of a fitted model or set for each record, [n], higher for members, or several numbers
+per record, [n, d], such as logits.
+"""
 
 FitFunction = Callable[[Tensor, int], Mapping[str, Scorer]]
-"""`fit(indices, seed)`: run everything on the records of these indices, and return the outcome's scorers by name."""
+"""`fit(indices, seed)`: runs everything on these records, and returns scorers of the result by name."""
 
 
 @dataclass(frozen=True, eq=False)
 class Pipeline:
-    """What is attacked: everything that happens to records before something of them is published, to be run again.
+    """Everything that happens to records before publication, as a function that shadow models repeat.
 
-    An attack with shadow models is as good as its shadows are like the target. So `fit` is not the last training alone:
-    what distils, selects, noises or federates the records belongs into it, and so do their normalisation and a start
-    from real images. It is called on a random half of the records, often, and by several threads at a time: it must
-    draw from `seed` alone and change nothing that lives outside of it.
+    Such an attack is only as good as the similarity of its shadows to the target. `fit` must therefore include more
+    than the last training: whatever distils, selects, noises or federates the records, their normalization, and
+    initialisation from real images. It is called many times on random halves of the records, possibly by several
+    threads at once. It must draw from `seed` only, and must not change anything outside itself.
 
         def fit(indices, seed):
             condensed = distribution_matching(data[indices], networks=RandomNetworks(factory), generator=seed)
@@ -40,14 +41,13 @@ class Pipeline:
             return {"model": model_scorer(network), "set": lambda x, y: nearest(condensed.images, x)}
 
     Args:
-        fit: called as `fit(indices, seed)` with int64 [k] indices into `images` and an int in [0, 2**31); gives scorers
-            by name, the same names every time.
+        fit: called as `fit(indices, seed)` with int64 [k] indices into `images` and an int in [0, 2**31); returns
+            scorers by name, the same names every time.
         images: all candidates, float [N, C, H, W], N at least 4, as the scorers take them.
-        labels: their class indices, int [N].
-        population: images [Z, C, H, W] and labels [Z] of the same distribution on which `fit` never trains; RMIA
-            compares with them. None for no such records.
-        tag: what the folder of the shadows is to know of `fit`: its settings, in words. ShadowScores with another tag are
-            not gone on with.
+        labels: class indices of the candidates, int [N].
+        population: images [Z, C, H, W] and labels [Z] of the same distribution that `fit` never uses, for RMIA. None
+            without such records.
+        tag: description of the settings of `fit`, stored with the shadows. Shadows with another tag are not continued.
 
     Attributes:
         fit, images, labels, population, tag: as given.
@@ -66,7 +66,7 @@ class Pipeline:
         check.batch_of_images(self.images)
         check.class_labels(self.labels, len(self.images), None)
         if len(self.images) < 4:
-            raise ValueError(f"images must be at least 4, to be halved, got {len(self.images)}")
+            raise ValueError(f"images must be at least 4 to be split in halves, got {len(self.images)}")
         if self.population is not None:
             images, labels = check.sequence(self.population, "population", "tensors, images and labels", 2)
             check.batch_of_images(images, "population (its images)")
@@ -79,12 +79,12 @@ class Pipeline:
 
 @dataclass(frozen=True, eq=False)
 class RunScores:
-    """What one run of a pipeline came to.
+    """Scores of one run of a pipeline.
 
     Attributes:
         scores: of all candidates by every scorer, float64 [N] or [N, d].
         population: of the population by every scorer, float64 [Z] or [Z, d]; empty without one.
-        seconds: what fitting and scoring took.
+        seconds: duration of fitting and scoring.
     """
 
     scores: dict[str, Tensor]
@@ -96,19 +96,19 @@ def score_run(pipeline: Pipeline, inside: Tensor, seed: int) -> RunScores:
     """Run a pipeline on some records and score all of them.
 
     Args:
-        pipeline: what is run.
+        pipeline: the pipeline to run.
         inside: bool [N], the records it is run on.
-        seed: handed to `fit`.
+        seed: passed to `fit`.
 
     Raises:
-        TypeError, ValueError: `fit` returned no scorers, or scores that are not finite or of another shape. What `fit`
-            raises itself is let through.
+        TypeError, ValueError: `fit` returned no scorers, or scores that are not finite or of another shape. Errors of
+            `fit` are passed on.
     """
     start = time.perf_counter()
     scorers = pipeline.fit(inside.nonzero().flatten(), seed)
     if not isinstance(scorers, Mapping) or not scorers:
         raise TypeError(
-            "fit must return scorers by name, as {'model': model_scorer(network)}, got "
+            "fit must return scorers by name, such as {'model': model_scorer(network)}, got "
             f"{'an empty mapping' if isinstance(scorers, Mapping) else type(scorers).__name__}"
         )
     found: dict[str, Tensor] = {}
@@ -125,24 +125,24 @@ def score_run(pipeline: Pipeline, inside: Tensor, seed: int) -> RunScores:
 def model_scorer(
     network: nn.Module, score: Callable[[Tensor, Tensor], Tensor] | None = stable_logit, *, chunk: int | None = None
 ) -> Scorer:
-    """A scorer of a trained classifier, for `fit` to return: its score of records, in eval mode, in parts.
+    """Return a scorer of a trained classifier, in eval mode and in chunks, for `fit` to return.
 
-    In training mode batch statistics and dropout would give every record away or hide it by chance, so the network is
-    in eval mode for the length of each call, and in its own mode afterwards.
+    In training mode, batch statistics and dropout would reveal or hide membership by accident. The network is therefore
+    in eval mode during each call, and in its own mode afterwards.
 
     Args:
-        network: called with images [n, C, H, W], as the pipeline has them; gives logits [n, K].
-        score: of logits and labels: `stable_logit`, `loss`, `margin`, or a function of yours. None for the logits.
-        chunk: images at once; by default what suits device and size.
+        network: called with images [n, C, H, W] of the pipeline; returns logits [n, K].
+        score: of logits and labels: `stable_logit`, `loss`, `margin` or your own function. None returns the logits.
+        chunk: images at once; by default chosen by device and size.
 
     Raises:
-        TypeError: no network, or a score that is no function of logits and labels.
+        TypeError: no network, or a score that is not a function of logits and labels.
         ValueError: a chunk below 1.
     """
     if not isinstance(network, nn.Module):
         raise TypeError(f"network must be an nn.Module, got {type(network).__name__}")
     if score is not None:
-        check.callable_with(score, "score", ("logits", "labels"), "attacks.membership.stable_logit, say")
+        check.callable_with(score, "score", ("logits", "labels"), "such as attacks.membership.stable_logit")
         if isinstance(score, nn.Module):
             raise TypeError("score must be a function of logits and labels, got a network")
     if chunk is not None:
@@ -160,17 +160,17 @@ def _scored(name: str, scorer: Scorer, images: Tensor, labels: Tensor) -> Tensor
     scores = scorer(images, labels)
     if not isinstance(scores, Tensor) or not scores.is_floating_point():
         raise TypeError(
-            f"fit's scorer {name!r} must give a floating tensor [n] or [n, d], got "
+            f"fit's scorer {name!r} must give a floating-point tensor [n] or [n, d], got "
             f"{getattr(scores, 'dtype', type(scores).__name__)}"
         )
     if scores.ndim not in (1, 2) or len(scores) != len(images):
         raise ValueError(
-            f"fit's scorer {name!r} must give one row a record, [{len(images)}] or [{len(images)}, d], got "
+            f"fit's scorer {name!r} must give one row per record, [{len(images)}] or [{len(images)}, d], got "
             f"{list(scores.shape)}"
         )
     if not bool(scores.isfinite().all()):
         raise ValueError(
             f"fit's scorer {name!r} must give finite scores, but {int((~scores.isfinite()).sum())} of "
-            f"{scores.numel()} are not; take stable_logit in place of probabilities"
+            f"{scores.numel()} are not; use stable_logit in place of probabilities"
         )
     return scores.detach().double().cpu()

@@ -1,4 +1,4 @@
-"""RMIA: is a record likelier under the target, relative to what is usual, than records of the population are?"""
+"""RMIA: likelihood ratio of a record under the target, compared with that of population records."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def rmia(
     a: float = 0.3,
     gamma: float = 1.0,
 ) -> Tensor:
-    """The relative membership attack: does the target fit a record better than it fits records nobody used?
+    """Return relative membership scores: how well the target fits a record compared with records that nobody used.
 
-    For when few shadow models can be paid for: `lira` fits a distribution to each record and needs many.
+    Use it with few shadow models: `lira` fits a distribution to each record and needs many.
 
     Paper: Zarifzadeh, Liu and Shokri, "Low-cost high-power membership inference attacks" (ICML 2024).
 
@@ -35,23 +35,23 @@ def rmia(
 
         (p(x | target) / p(x)) / (p(z | target) / p(z)) >= gamma,
 
-    where p(. | target) is the probability that the target gives the true class and p(.) its mean over models. It works
-    with very few shadows, one even. Online, p(x) is the mean of the shadows with and of those without x, each half the
-    weight. Offline only those without x count, and p(x) = ((1 + a) p_out(x) + 1 - a) / 2 stands for what the others
-    would say. The population belongs to no shadow; its p(z) takes the same correction.
+    where p(. | target) is the target's probability of the true class and p(.) its mean over models. One shadow is
+    enough. Online, p(x) is the mean of the shadows with and of those without x, with equal weights. Offline only those
+    without x count, and p(x) = ((1 + a) p_out(x) + 1 - a) / 2 approximates the contribution of the others. The
+    population belongs to no shadow; its p(z) gets the same correction.
 
     Within one target neither the population nor gamma changes the order of the records: they make scores comparable
-    over targets.
+    between targets.
 
     Args:
         target, inside, shadows: as for `lira`: floats [n], bool [S, n] and floats [S, n]; the scores must be
-            `stable_logit`s, from which the probabilities follow.
-        z_target: stable logits of population records under the target [Z]; records that nobody trained on.
+            `stable_logit`s, from which the probabilities are computed.
+        z_target: stable logits of population records under the target [Z]; no model was trained on these records.
         z_shadows: the same under the shadows [S, Z].
         online: whether shadows that were trained on x count too, as above.
-        a: in [0, 1]: how far a model's confidence on a record without training on it tells that with it. 0.3 is the
-            paper's for CIFAR-10; fit it on shadows, never on the target.
-        gamma: > 0, how much likelier x must be than z.
+        a: in [0, 1]: how well a model's confidence on a record without training on it predicts that with training. 0.3
+        is the paper's for CIFAR-10; fit it on shadows, never on the target.
+        gamma: > 0, required ratio between x and z.
 
     Returns:
         Float64 [n], in [0, 1], higher for members.
@@ -84,7 +84,7 @@ def rmia(
 
 
 def _mean(shadows: Tensor, chosen: Tensor, what: str) -> Tensor:
-    """The mean probability over the chosen shadows, record by record."""
+    """Return the mean probability of each record over the chosen shadows."""
     count = chosen.sum(0)
     if not bool((count > 0).all()):
         raise ValueError(

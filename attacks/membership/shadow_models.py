@@ -1,4 +1,4 @@
-"""Shadows: a pipeline run again and again on halves of the records, in parallel, so that a kill loses little."""
+"""Shadow models: repeated runs of a pipeline on halves of the records, in parallel and resumable."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ __all__ = ["BACKENDS", "Cost", "estimate_cost", "halves", "run_shadows"]
 
 
 def halves(count: int, records: int, seed: int) -> Tensor:
-    """Who is in which shadow: random halves and their complements, in pairs.
+    """Return the records of each shadow: random halves and their complements, in pairs.
 
-    Shadow 2k has a random half of the records and shadow 2k + 1 the other half. So every record is in exactly half of
-    the shadows, every shadow has half of the records, and whoever takes out a target together with its complement is
-    left with a rest in which *every* record is in exactly half: how often says nothing of the target. (In a design that
-    is balanced but not in pairs it says everything: a record is once less often in the rest if the target has it.)
-    A pair depends on the seed and its own number alone, so more shadows can follow.
+    Shadow 2k has a random half of the records and shadow 2k + 1 the other half. Every record is thus in exactly half of
+    the shadows, and every shadow has half of the records. If a target is removed together with its complement, *every*
+    record is in exactly half of the remaining shadows, so these counts do not reveal the target's records. In a design
+    that is balanced but not paired they do: a record of the target is in one shadow less of the rest. A pair depends
+    only on the seed and its own number, so more shadows can be added later.
 
     Args:
-        count: how many shadows, even, at least 2.
-        records: N, how many records, at least 4.
+        count: number of shadows, even, at least 2.
+        records: number of records, N, at least 4.
         seed: of the halves.
 
     Returns:
@@ -45,7 +45,7 @@ def halves(count: int, records: int, seed: int) -> Tensor:
     count = check.positive_int(count, "count", least=2)
     records, seed = check.positive_int(records, "records", least=4), check.positive_int(seed, "seed", least=0)
     if count % 2:
-        raise ValueError(f"count must be even, as shadows come in pairs of complements, got {count}")
+        raise ValueError(f"count must be even because shadows come in pairs of complements, got {count}")
     rows = []
     for pair in range(count // 2):
         generator = derive(seed, "halves", pair)
@@ -57,12 +57,12 @@ def halves(count: int, records: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Cost:
-    """What shadows will take, from one that was timed. Made by `estimate_cost`; printed, it is a sentence.
+    """Estimated cost of the remaining shadows, from one that was timed. Made by `estimate_cost`; printed, a sentence.
 
     Attributes:
-        each: seconds of the one that was fitted.
-        missing: how many are left.
-        workers: how many at a time.
+        each: seconds of the timed shadow.
+        missing: number of remaining shadows.
+        workers: number of shadows at a time.
     """
 
     each: float
@@ -71,12 +71,12 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """How long the rest takes if every worker has a free core; more if they share one."""
+        """Duration of the rest if every worker has its own core; more if they share cores."""
         return self.each * math.ceil(self.missing / self.workers)
 
     def __str__(self) -> str:
         return (
-            f"{self.each:.3g} s a shadow: {self.missing} more take at least {self.seconds:.3g} s "
+            f"{self.each:.3g} s per shadow: {self.missing} more take at least {self.seconds:.3g} s "
             f"with {self.workers} at a time"
         )
 
@@ -89,14 +89,14 @@ def estimate_cost(
     out: str | os.PathLike[str] | None = None,
     seed: int = 0,
 ) -> Cost:
-    """Fit one shadow, to know what all of them will take before anything long starts.
+    """Fit one shadow to estimate the cost of all of them.
 
     Args:
-        pipeline, count, workers, out, seed: as `run_shadows` will be given them. With `out` the shadow is kept there, so
-            that the estimate costs nothing.
+        pipeline, count, workers, out, seed: as for `run_shadows`. With `out` the shadow is kept there, so the estimate
+            costs nothing extra.
 
     Returns:
-        The `Cost` of those still missing; where all are there, of none, at the time of the first.
+        The `Cost` of the missing shadows; if none is missing, with the duration of the first.
 
     Raises:
         TypeError, ValueError, InUse: as `run_shadows`.
@@ -122,30 +122,30 @@ def run_shadows(
     backend: Backend = "threads",
     progress: bool = True,
 ) -> ShadowScores:
-    """Run a pipeline on `count` random halves of its records, and keep what each outcome says of every record.
+    """Run a pipeline on `count` random halves of its records, and keep the scores of every record under every result.
 
-    What the attacks with shadow models need (`leave_one_out` runs them): Shokri et al., "Membership inference attacks
-    against machine learning models" (S&P 2017); the halves are as in Carlini et al. (S&P 2022), but in pairs of
-    complements (see `halves`). With `out` every finished shadow is a file of scores, and a call with the same arguments
-    goes on where an earlier one was stopped, or adds more shadows to a smaller count.
+    The attacks with shadow models need these scores; `leave_one_out` runs the attacks. Shokri et al., "Membership
+    inference attacks against machine learning models" (S&P 2017); halves as in Carlini et al. (S&P 2022), but in pairs
+    of complements (see `halves`). With `out` every finished shadow is saved as a file of scores. A call with the same
+    arguments continues an interrupted one, or adds shadows to a smaller count.
 
     Args:
-        pipeline: what is run, and the records.
-        count: how many shadows, even, at least 4. Every one serves as a target, too.
-        out: a folder for them; None to keep them in memory alone.
-        seed: of the halves, and of every fit's own seed.
-        workers: how many are fitted at a time, each on one intra-op thread.
-        where: "threads" of this process, which any function can run in; or "processes", spawned, for which `fit` must
-            be importable (a function of a module, no closure), and which Python's own work does not slow down.
-        progress: whether a bar shows how far it is, and what one takes.
+        pipeline: the pipeline with its records.
+        count: number of shadows, even, at least 4. Each also serves as a target.
+        out: folder for the shadows; None keeps them in memory only.
+        seed: of the halves, and of the seeds of every fit.
+        workers: number of shadows fitted at a time, each on one intra-op thread.
+        backend: "threads" of this process, which can run any function; or spawned "processes", for which `fit` must be
+            importable (a function of a module, not a closure). Use processes if `fit` spends much time in Python code.
+        progress: whether to show a progress bar with the time per shadow.
 
     Returns:
-        The `ShadowScores`. The same with any number of workers, if `fit` draws from its seed alone. A `fit` that draws from
-        torch's global generator finds it seeded, unless several threads share it: then there is a warning.
+        The `ShadowScores`, independent of the number of workers if `fit` draws from its seed only. If `fit` draws from
+        torch's global generator, that is seeded for it; several threads would share it, which gives a warning.
 
     Raises:
-        TypeError, ValueError: arguments out of range; `fit` returns no scorers, other ones than before, or scores that
-            are not finite; `out` holds shadows of another design; `fit` cannot be sent to processes.
+        TypeError, ValueError: arguments out of range; `fit` returns no scorers, other scorers than before, or scores
+            that are not finite; `out` holds shadows of another design; `fit` cannot be sent to processes.
         InUse: another process works in `out`.
     """
     workers = check.positive_int(workers, "workers")
@@ -164,11 +164,11 @@ def run_shadows(
             write_shadow(out, number, one)
             shown.update()
             shown.set_postfix_str(f"{one.seconds:.3g} s each")
-    return _gathered(design, done)
+    return _stack_scores(design, done)
 
 
 class _Design:
-    """Who is in which shadow, with which seed, and what a folder remembers of it."""
+    """Records and seed of each shadow, and the facts that a folder stores to recognise the design."""
 
     def __init__(self, pipeline: Pipeline, count: int, seed: int) -> None:
         if not isinstance(pipeline, Pipeline):
@@ -194,7 +194,7 @@ class _Design:
         }  # fmt: skip
 
 
-def _gathered(design: _Design, done: Mapping[int, RunScores]) -> ShadowScores:
+def _stack_scores(design: _Design, done: Mapping[int, RunScores]) -> ShadowScores:
     ordered = [done[number] for number in range(design.count)]
     names = {n: tuple(t.shape) for n, t in ordered[0].scores.items()}
     for number, one in enumerate(ordered):

@@ -1,4 +1,4 @@
-"""ShadowScores' scores, and one of them put in the target's place with what an attacker may know of the others."""
+"""Scores of shadow models, and the view of one of them as the target of an attack that knows the others."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["ShadowScores", "Target"]
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """What an attack with shadow models is given: the target's scores, and the others' with who they were trained on.
+    """Input of an attack with shadow models: the target's scores, and the other shadows' scores with their membership.
 
-    Who the target was trained on is not in it.
+    The target's own membership is not included.
 
     Attributes:
-        scores: the target's, float64 [N] or [N, d].
-        inside: bool [R, N], who each other shadow was trained on.
-        shadows: their scores [R, N] or [R, N, d].
+        scores: the target's scores, float64 [N] or [N, d].
+        inside: bool [R, N], the records that each other shadow was trained on.
+        shadows: scores of the other shadows [R, N] or [R, N, d].
         z_scores, z_shadows: scores of the population, [Z] and [R, Z]; None without one.
-        labels: int64 [N], the records' classes; None where they are not known.
+        labels: int64 [N], classes of the records; None if unknown.
     """
 
     scores: Tensor
@@ -41,16 +41,16 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class ShadowScores:
-    """What many runs of one pipeline, each on some of the records, say of all records. Made by `run_shadows`.
+    """Scores of all records under many runs of one pipeline, each on some of the records. Made by `run_shadows`.
 
-    Make it yourself of scores that you have. Rows of `inside` must be drawn independently of each other, or be pairs of
-    complements.
+    You can also construct it from your own scores. Rows of `inside` must be drawn independently of each other, or be
+    pairs of complements.
 
     Args:
         inside: bool [S, N], the records each run was given.
         scores: by scorer's name, [S, N] or [S, N, d], higher for members.
         population: the same for records that no run was given, [S, Z] or [S, Z, d].
-        labels: int [N], the records' classes, if an attack wants them.
+        labels: int [N], classes of the records, if an attack needs them.
 
     Attributes:
         inside, scores, population, labels: as given, scores in float64.
@@ -74,7 +74,7 @@ class ShadowScores:
             raise ValueError("scores must hold at least one scorer's, got none")
         unknown = sorted(set(self.population) - set(self.scores))
         if unknown:
-            raise ValueError(f"population must be by scorers of scores, {sorted(self.scores)}, got {unknown}")
+            raise ValueError(f"population must have scorers of scores, {sorted(self.scores)}, got {unknown}")
         checked: dict[str, dict[str, Tensor]] = {"scores": {}, "population": {}}
         for kind, given in (("scores", self.scores), ("population", self.population)):
             for name, values in given.items():
@@ -93,50 +93,50 @@ class ShadowScores:
         return len(self.inside)
 
     def without(self, number: int) -> ShadowScores:
-        """The shadows that say nothing of who shadow `number` was trained on: all but itself and its complement.
+        """Return the shadows that are independent of shadow `number`: all except itself and its complement.
 
         Raises:
-            TypeError, ValueError: no such shadow; or a design in which how often the rest was trained on a record tells
-                whether this one was, so that no attack on it would mean anything.
+            TypeError, ValueError: no such shadow; or a design in which the number of other shadows with a record
+                reveals whether this one has it, so that no attack would be meaningful.
         """
         number = check.positive_int(number, "number", least=0, most=len(self) - 1)
         own = self.inside[number]
         rest = ~((self.inside == own).all(1) | (self.inside == ~own).all(1))
         if not bool(rest.any()):
             raise ValueError(
-                f"inside must hold shadows beside number {number} and its complement, got {len(self)} in all; run more"
+                f"inside must have shadows besides {number} and its complement, got {len(self)} in total; run more"
             )
         times = self.inside[rest].sum(0)
         with_, without = times[own].tolist(), times[~own].tolist()
         if len(set(with_)) == len(set(without)) == 1 and with_[0] != without[0]:
             raise ValueError(
-                f"inside must not be balanced but for pairs of complements: the other shadows have a record of shadow "
-                f"{number} {with_[0]} times and another one {without[0]} times, which tells them apart; draw the "
-                "halves independently, or take attacks.membership.halves"
+                f"inside must not be balanced except by pairs of complements: the other shadows have a record of "
+                f"shadow {number} {with_[0]} times and another one {without[0]} times, which reveals them; draw the "
+                "halves independently, or use attacks.membership.halves"
             )
         return self.only(rest)
 
     def only(self, kept: Tensor) -> ShadowScores:
-        """Some of the shadows.
+        """Return some of the shadows.
 
         Args:
-            kept: bool [S], which.
+            kept: bool [S], which to keep.
         """
-        found = copy(self)  # checked already
+        found = copy(self)  # already validated
         object.__setattr__(found, "inside", self.inside[kept])
         object.__setattr__(found, "scores", {n: s[kept] for n, s in self.scores.items()})
         object.__setattr__(found, "population", {n: s[kept] for n, s in self.population.items()})
         return found
 
     def target(self, number: int, scorer: str) -> Target:
-        """Shadow `number` as the target of an attack that knows the shadows of `without(number)`.
+        """Return shadow `number` as the target of an attack that knows the shadows of `without(number)`.
 
         Args:
-            number: which, from 0.
-            scorer: by which scorer.
+            number: of the shadow, from 0.
+            scorer: name of the scorer.
 
         Raises:
-            TypeError, ValueError: no such shadow or scorer, or no shadow is left beside it.
+            TypeError, ValueError: no such shadow or scorer, or no other shadow is left.
         """
         check.one_of(scorer, "scorer", tuple(self.scores))
         rest = self.without(number)
@@ -147,10 +147,10 @@ class ShadowScores:
         )  # fmt: skip
 
     def targets(self, scorer: str) -> Iterator[tuple[Target, Tensor]]:
-        """Every shadow in turn as a target, and the truth, bool [N], that only whoever judges the attack may see.
+        """Yield every shadow as a target, with the truth, bool [N], for whoever evaluates the attack.
 
         Args:
-            scorer: by which scorer.
+            scorer: name of the scorer.
         """
         for number in range(len(self)):
             yield self.target(number, scorer), self.inside[number]

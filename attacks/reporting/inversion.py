@@ -37,8 +37,8 @@ class Inversion:
 
     Args:
         owners: for each client the indices of its records among `members`, int64 [n_k], as
-            `fl.study.load(folder).assign().owners` returns them. They are needed to tell whether recovered images are the
-            client's. The attack does not use them.
+            `fl.study.load(folder).assign().owners` returns them. They are needed to tell whether recovered images are
+            the client's. The attack does not use them.
         build_message: `build_message(down, up)` returns the observed message and its replay, from what the client
             received and sent in a round's training (`attacks.transcript.TranscriptMessage`). None: an update of plain
             FedAvg, replayed with the options in the folder and with `network`.

@@ -83,7 +83,7 @@ def test_one_step_too_many_of_a_hundred_is_seen_in_one_run() -> None:
     found = audit_noise(secret.drawn, of_steps(ledger))
     assert not found.holds
     assert (found.lacking, found.uncharged) == ({}, {SIGMA * CLIP: 130})
-    assert str(found) == "refuted: 130 numbers of noise of standard deviation 1 were drawn and not charged"
+    assert str(found) == "refuted: 130 noise values of standard deviation 1 were drawn but not charged"
 
 
 def test_halved_noise_is_seen_in_one_run() -> None:
@@ -132,7 +132,7 @@ def test_secret_noise_is_not_had_again() -> None:
     )
     assert found.matches == ()
     assert not found.decided
-    assert str(found).startswith("the release was not had again")
+    assert str(found).startswith("the release was not reproduced")
 
 
 def test_noise_that_is_fixed_somewhere_is_had_again() -> None:
@@ -140,7 +140,7 @@ def test_noise_that_is_fixed_somewhere_is_had_again() -> None:
     found = replay_release(trained(DATA, 5), {"the run": lambda: trained(DATA, 5)})
     assert found.matches == ("the run",)
     assert not found.decided
-    assert str(found).startswith("the release was had again, by 'the run'")
+    assert str(found).startswith("the release was reproduced by 'the run'")
 
 
 def test_two_worlds_of_the_same_outcome_are_not_told_apart() -> None:
@@ -163,7 +163,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda: replay_release(ROW, {"a": ROW}), r"worlds\['a'\] is called as"),
     (
         lambda: replay_release(ROW, {"a": lambda: ROW[:1]}),
-        r"worlds\['a'\] must give what was released, \[2\], got \[1\]",
+        r"worlds\['a'\] must have the shape of released, \[2\], got \[1\]",
     ),
     (lambda: replay_release(ROW.int(), {"a": lambda: ROW}), "released must be a floating-point tensor"),
     (lambda: replay_release(ROW, {"a": lambda: ROW / 0}), r"the outcome of worlds\['a'\] must be finite, but 2 of 2"),

@@ -85,7 +85,7 @@ def test_what_is_not_a_pair_of_pixel_batches_is_refused(metric) -> None:
     a = pictures(0, size=32)
     with pytest.raises(ValueError, match=r"images must be pixels in \[0, 1\], got .*use set\.pixels\(\)"):
         metric(a - 0.5, a)
-    with pytest.raises(ValueError, match=r"references must be pixels in \[0, 1\], got .* to 2: these look norm"):
+    with pytest.raises(ValueError, match=r"references must be pixels in \[0, 1\], got .* to 2: they seem norm"):
         metric(a, a * 2)
     with pytest.raises(ValueError, match="same shape"):
         metric(a, a[:2])

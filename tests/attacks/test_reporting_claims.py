@@ -95,7 +95,7 @@ def test_a_count_of_noise_is_held_against_the_charges(run: Path, tmp_path: Path)
     counted = audit_noise({SIGMA: 90}, [(SIGMA, 100)])
     found = report(run, audit=Audit(noise=counted, of="one round"), out=tmp_path)
     assert found.verdict == f"This run leaks: the noise of one round differs from what was charged: {counted}."
-    assert "10 numbers of noise" in found.verdict
+    assert "10 noise values" in found.verdict
     assert any("give outcomes to Audit" in line for line in found.missing)
     whole = report(run, audit=Audit(noise=audit_noise({SIGMA: 100}, [(SIGMA, 100)])), out=tmp_path)
     assert whole.not_found == ()

@@ -102,7 +102,7 @@ def test_what_is_too_much_is_left_out_and_said(
 
 def test_what_cannot_be_replayed_is_said(run: Path, tmp_path: Path) -> None:
     for number, (settings, said) in enumerate(
-        [({"optimizer": "adam"}, "run's optimizer cannot be"), ({"weights": "uniform"}, "how many records")]
+        [({"optimizer": "adam"}, "run's optimizer cannot be"), ({"weights": "uniform"}, "number of records")]
     ):
         other = altered(run, tmp_path / str(number), **settings)
         assert any(said in line for line in report(other, **GIVEN).missing)

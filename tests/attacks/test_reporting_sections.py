@@ -165,7 +165,7 @@ def test_a_folder_says_nothing_of_a_space_that_was_whitened() -> None:
 
 
 def test_rounds_of_one_image_have_no_nearest_but_a_distance() -> None:
-    """With one image, or copies of it, no image is nearer than another: that attack is not there."""
+    """With one image, or copies of it, no image is nearer than another: that attack does not exist."""
     one, two, candidates = images(1).images[:1], images(2).images[:2], images(3).images[:5]
     assert list(record_scores([one, one.repeat(3, 1, 1, 1)], candidates)) == ["distance"]
     both = record_scores([one, two], candidates)
@@ -191,7 +191,7 @@ def test_without_outsiders_images_stand_beside_members_and_are_not_judged(tmp_pa
 
 def counted(text: str) -> list[str]:
     """The rows of the table of recovered records."""
-    table = text.split("| of these |")[1].split("\n\n")[0]
+    table = text.split("| group |")[1].split("\n\n")[0]
     return [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[2:]]
 
 

@@ -41,7 +41,7 @@ def test_clopper_pearson_covers_whatever_the_truth(trials: int, truth: float) ->
 def test_a_curve_counts_what_a_loop_counts(rows: list[tuple[float, bool]]) -> None:
     scores, member = torch.tensor([s for s, _ in rows], dtype=torch.float64), torch.tensor([m for _, m in rows])
     if member.all() or not member.any():
-        with pytest.raises(ValueError, match="at least one member and one other"):
+        with pytest.raises(ValueError, match="at least one member and one non-member"):
             roc(scores, member)
         return
     curve = roc(scores, member)
@@ -169,7 +169,7 @@ def test_a_threshold_chosen_on_the_scores_is_refused() -> None:
     member = torch.arange(200) < 100
     scores = torch.randn(200, generator=derive(8)) + member
     picked = roc(scores, member).at(0.05)
-    with pytest.raises(ValueError, match=r"must not be chosen on the scores it is reported on.* Take roc\("):
+    with pytest.raises(ValueError, match=r"must not be chosen on the scores it is reported on.* Use roc\("):
         at_threshold(scores, member, picked.threshold)
     assert at_threshold(scores, member, picked.threshold, chosen_elsewhere=True).tpr.hits == picked.tpr.hits
     assert at_threshold(scores, member, math.inf).tpr.hits == 0
@@ -187,7 +187,7 @@ def test_ppv_of_the_docstring() -> None:
         (lambda: roc([1.0], torch.tensor([True])), "scores must be a floating tensor"),
         (lambda: roc(torch.tensor([1]), torch.tensor([True])), "scores must be a floating tensor"),
         (lambda: roc(torch.zeros(2), torch.tensor([1, 0])), "member must be a bool tensor"),
-        (lambda: roc(torch.zeros(2), torch.tensor([True])), "two rows of one length"),
+        (lambda: roc(torch.zeros(2), torch.tensor([True])), "of the same length"),
         (lambda: roc(torch.tensor([math.nan, 1.0]), torch.tensor([True, False])), "must not be NaN, but 1 are"),
         (lambda: at_threshold(torch.zeros(2), torch.tensor([True, False]), math.nan), "threshold must be a number"),
         (lambda: clopper_pearson(3, 2), "hits must be at most 2, got 3"),

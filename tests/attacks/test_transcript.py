@@ -111,7 +111,7 @@ def test_a_message_in_anothers_place_is_refused(tmp_path: Path) -> None:
 def test_another_format_is_refused(tmp_path: Path) -> None:
     path = run(tmp_path) / "transcript" / "2" / "3-up.safetensors"
     small_set(0).save(path)
-    with pytest.raises(DamagedTranscript, match="no message"):
+    with pytest.raises(DamagedTranscript, match="not a message"):
         list(read_transcript(tmp_path))
 
 
@@ -133,7 +133,7 @@ def test_a_sound_file_whose_entries_fit_nothing_is_refused(forms: object, why: s
     meta["forms"] = json.dumps(forms)
     tensors = load(data)
     path.write_bytes(save(tensors, {**meta, "checksum": _checksum(tensors, meta)}))
-    with pytest.raises(DamagedTranscript, match=rf"3-up.* its entries cannot be put together \({why}"):
+    with pytest.raises(DamagedTranscript, match=rf"3-up.* its entries cannot be decoded \({why}"):
         list(read_transcript(tmp_path))
 
 
@@ -141,7 +141,7 @@ def test_a_folder_without_messages_says_how_to_keep_them(tmp_path: Path) -> None
     for odd in (None, 3, b"run", [tmp_path]):
         with pytest.raises(TypeError, match="folder must be the path"):
             read_transcript(odd)  # type: ignore[arg-type]
-    with pytest.raises(NoTranscript, match="is not there"):
+    with pytest.raises(NoTranscript, match="does not exist"):
         read_transcript(tmp_path / "nowhere")
     with pytest.raises(NoTranscript, match="transcript=True"):
         read_transcript(tmp_path)

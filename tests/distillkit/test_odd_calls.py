@@ -602,7 +602,7 @@ CALLS: dict[str, Call] = {
     "ReplayableMessage": C(
         ReplayableMessage,
         lambda v: inverted(v),
-        seen=lambda: [torch.ones(3, 1, 8, 8)],
+        observed=lambda: [torch.ones(3, 1, 8, 8)],
         replay=lambda: lambda images, labels: [images],
         num_classes=3,
     ),
@@ -674,13 +674,14 @@ NOT_CALLED = {
             "Cost",
             "Estimate",
             "Evaluation",
-            "Found",
+            "AttackResult",
+            "MessageResult",
             "ClassBounds",
             "OperatingPoint",
             "Progress",
             "Rate",
             "CropParameters",
-            "Recovered",
+            "RecoveredInput",
             "ReplayTest",
             "Report",
             "Roc",
@@ -721,7 +722,7 @@ NOT_CALLED = {
         ("open_celeba", "open_dataset", "open_flair", "open_leaf_celeba"), "as the loaders of the same names"
     ),
     "report": "reads a run's folder, whose oddities are `attacks/test_reporting.py`",
-    "read": "reads files, whose oddities are `attacks/test_transcript.py`",
+    "read_transcript": "reads files, whose oddities are `attacks/test_transcript.py`",
     "load_femnist": "reads files, whose oddities are `data/test_femnist.py`",
     **dict.fromkeys(
         ("load_cifar10c", "load_cifar10c_domains"), "read files, whose oddities are `data/test_cifar10c.py`"
@@ -729,7 +730,7 @@ NOT_CALLED = {
     "load_client_arrays": "reads files, whose oddities are `data/test_client_arrays.py`",
     **dict.fromkeys(("load_state", "save_state"), "read and write files: `condense/test_state.py`"),
     **dict.fromkeys(
-        ("Defence", "Prior", "ObservedMessage"),
+        ("Attack", "Defence", "ObservedMessage", "Prior", "Scorer"),
         "protocols: what is tried is what takes them, `attacks/inversion/test_reconstruction.py`",
     ),
     "lpips": "needs weights that are downloaded; its refusals are `attacks/test_metrics.py`",

@@ -177,7 +177,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda: invert_linear(ROWS, BIAS.int()), "bias_gradient must be a floating tensor .*int32"),
     (lambda: infer_label(ROWS[:2]), r"at least 3 classes.*class_counts\(bias_gradient, 1\)"),
     (lambda: infer_label(0 * ROWS), "exactly one row .* got 0"),
-    (lambda: infer_label(ROWS.abs()), r"got 0; for a batch or a noisy gradient call class_counts"),
+    (lambda: infer_label(ROWS.abs()), r"got 0; for a batch or a noisy gradient use class_counts"),
     (lambda: infer_label(torch.eye(3)), "exactly one row .* got 3"),
     (lambda: class_counts(BIAS[:1], 2), "bias_gradient must be .* at least 2"),
     (lambda: class_counts(BIAS, 0), "count must be at least 1"),

@@ -141,11 +141,11 @@ def test_several_messages_are_put_together_and_it_is_a_statement() -> None:
     assert held.at_most.tolist() == [2, 0, 2, 0, 0, 2]
     assert str(held) == (
         "The sender certainly holds classes 0 (1 to 2), 2 (1 to 2), 5 (1 to 2); certainly lacks classes 1, 3, 4. "
-        "Given: a weight's gradient of cross-entropy with hard labels, behind features that are never negative; images "
-        "started from up to 1 different records a class; 4 records in all."
+        "Assuming: the weight gradient of cross-entropy with hard labels, on features that are never negative; images "
+        "started from up to 1 different records per class; 4 records in all."
     )
     nothing = class_bounds(2, class_rows=torch.ones(2, 3), noised=True)
-    assert "nothing certain of 2 classes, which is no protection" in str(nothing)
+    assert "reveals nothing certain about 2 classes, which is no protection" in str(nothing)
     assert nothing.at_most.tolist() == [MANY, MANY]
 
 
@@ -158,12 +158,15 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: class_bounds(3, weight_gradient=torch.ones(3, 2)), "weight_gradient must sum to 0"),
     (lambda: class_bounds(3, bias_change=torch.tensor([1, 2, 3])), "bias_change must be a floating tensor"),
     (lambda: class_bounds(3, bias_change=BIAS / 0), "bias_change must be finite"),
-    (lambda: class_bounds(3, class_rows=torch.zeros(2, 2)), r"one row a class, \[3, F\], got \[2, 2\]"),
+    (lambda: class_bounds(3, class_rows=torch.zeros(2, 2)), r"one row per class, \[3, F\], got \[2, 2\]"),
     (lambda: class_bounds(3, class_rows=torch.zeros(3, 2).long()), "class_rows must be a floating tensor"),
-    (lambda: class_bounds(2, class_rows=torch.tensor([[1.0, torch.nan], [0, 0]])), "class_rows must be finite, but"),
+    (lambda: class_bounds(2, class_rows=torch.tensor([[1.0, torch.nan], [0, 0]])), "class_rows must be finite, except"),
     (lambda: class_bounds(3, labels=torch.tensor([3])), "labels must be below"),
-    (lambda: class_bounds(3, labels=torch.tensor([0, 0]), ipc=1), "ipc must be at least the images of every class"),
-    (lambda: class_bounds(3, bias_gradient=BIAS, ipc=1), "ipc must come with labels"),
+    (
+        lambda: class_bounds(3, labels=torch.tensor([0, 0]), ipc=1),
+        "ipc must be at least the number of images of every class",
+    ),
+    (lambda: class_bounds(3, bias_gradient=BIAS, ipc=1), "ipc needs labels"),
     (lambda: class_bounds(3, bias_gradient=BIAS, labels=torch.tensor([1])), "contradict each other"),
     (lambda: class_bounds(3, labels=torch.tensor([0, 1, 2]), size=2), "contradict each other"),
 ]

@@ -153,16 +153,16 @@ BAD: list[tuple[Any, str]] = [
     (lambda: Clip(0), "max_norm must be"),
     (lambda: Noise(-1.0), "std must be"),
     (lambda: Sparsify(0.0), "share must be"),
-    (lambda: DefendedMessage(NET), "message must be a ObservedMessage"),  # type: ignore[arg-type]
+    (lambda: DefendedMessage(NET), "message must be an ObservedMessage"),  # type: ignore[arg-type]
     (
         lambda: DefendedMessage(HALF, Clip(1.0)),
         "got SimpleNamespace, which has no ordered, count_classes, read_labels",
     ),
-    (lambda: compare_messages({"a": HALF}, pictures(), LABELS), r"messages\['a'\] must be a ObservedMessage"),
+    (lambda: compare_messages({"a": HALF}, pictures(), LABELS), r"messages\['a'\] must be an ObservedMessage"),
     (lambda: DefendedMessage(Gradient, Clip(1.0)), "got the class Gradient"),  # type: ignore[arg-type]
     (lambda: DefendedMessage(SENT, Clip), "defences must be Defences"),  # type: ignore[arg-type]
     (lambda: compare_messages({}, pictures(), LABELS), "messages must hold at least one message"),
-    (lambda: compare_messages({"a": SENT}, pictures(), LABELS, count=2), "options must leave out count"),
+    (lambda: compare_messages({"a": SENT}, pictures(), LABELS, count=2), "options must not include count"),
     (lambda: compare_messages({"a": SENT}, pictures(), LABELS[:1]), "labels must have one entry an image"),
 ]
 

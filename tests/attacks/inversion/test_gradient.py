@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from attacks import align, match, psnr
 from attacks.inversion import invert_gradient
 from attacks.inversion._search import signed_adam
-from attacks.inversion.reconstruction import _shown
+from attacks.inversion.reconstruction import _to_pixels
 from distillkit import Normalization
 from distillkit.losses import gradient_distance
 from distillkit.networks import ConvNet, build
@@ -95,7 +95,7 @@ def test_what_a_search_leaves_outside_the_box_is_not_cut_where_the_network_sees_
     def loss(x: Tensor) -> Tensor:
         return gradient_distance(sent(net, x, y), gradients, metric="cos", eps=0.0)
 
-    shown = _shown(loud, loss, space)
+    shown = _to_pixels(loud, loss, space)
     assert 0 <= float(shown.min()) < float(shown.max()) <= 1
     assert float(psnr(align(shown, space.decode(truth)), space.decode(truth))) > 60
     cut = space.decode(loud).clamp(0, 1)
@@ -108,7 +108,7 @@ def test_what_lies_outside_the_box_is_cut_where_the_network_sees_contrast() -> N
     gradients = sent(net, truth, y)
     found = truth.clone()
     found[0, 0, 0, 0] = 1.5
-    shown = _shown(found, lambda x: gradient_distance(sent(net, x, y), gradients, metric="mse"), IDENTITY)
+    shown = _to_pixels(found, lambda x: gradient_distance(sent(net, x, y), gradients, metric="mse"), IDENTITY)
     assert torch.equal(shown, found.clamp(0, 1))
 
 
@@ -146,19 +146,19 @@ BAD: list[tuple[Any, str]] = [
     (lambda: invert_gradient(NET, GOOD[::-1], SHAPE), r"gradients must have the shapes of network.parameters\(\)"),
     (lambda: invert_gradient(NET, [0 * g for g in GOOD], SHAPE), "gradients must not all be 0"),
     (lambda: invert_gradient(NET, [g / 0 for g in GOOD], SHAPE), "gradients must be finite"),
-    (lambda: invert_gradient(NET, GOOD, (3, 8, 8)), "network must take images of the shape given"),
+    (lambda: invert_gradient(NET, GOOD, (3, 8, 8)), "network must take images of shape"),
     (
         lambda: invert_gradient(nn.Conv2d(1, 1, 1, bias=False), [torch.ones(1, 1, 1, 1)], SHAPE),
         r"network must give logits \[N, K\], got \[1, 1, 8, 8\]",
     ),
     (lambda: invert_gradient(NET, GOOD, SHAPE, method="sgd"), "method must be one of 'geiping', 'dlg'"),
     (lambda: invert_gradient(NET, GOOD, SHAPE, lr=0.0), "lr must be greater than 0"),
-    (lambda: invert_gradient(NET, GOOD, SHAPE, method="dlg", lr=0.1), "lr is of method='geiping' alone"),
+    (lambda: invert_gradient(NET, GOOD, SHAPE, method="dlg", lr=0.1), "lr applies to method='geiping' only"),
     (lambda: invert_gradient(NET, GOOD, SHAPE, labels=torch.tensor([5])), "labels must be below num_classes=5"),
     (lambda: invert_gradient(HEADLESS, [torch.ones(2, 64)], SHAPE), "labels must be given"),
     (
         lambda: invert_gradient(NET, GOOD, SHAPE, normalization=Normalization((0.1, 0.2), (1, 1))),
-        "normalization must have one value a channel",
+        "normalization must have one value per channel",
     ),
 ]
 

@@ -270,22 +270,22 @@ BAD: list[tuple[Any, str]] = [
     (lambda: invert_message(SENT, SHAPE, method="dlg", restarts=2, group=0.1), "group needs method='geiping'"),
     (lambda: invert_message(SENT, SHAPE, priors=[torch.mean]), "priors must be a list of pairs"),
     (lambda: invert_message(SENT, SHAPE, priors=[(-1.0, torch.mean)]), "priors must be .*at least 0"),
-    (lambda: invert_message(NET, SHAPE), "message must be a ObservedMessage"),  # type: ignore[arg-type]
+    (lambda: invert_message(NET, SHAPE), "message must be an ObservedMessage"),  # type: ignore[arg-type]
     (lambda: invert_message(ReplayableMessage(SENT.observed, SENT.replay, 5), SHAPE), "labels must be given"),
     (
         lambda: invert_message(ReplayableMessage(SENT.observed[:1], SENT.replay, 5), SHAPE, labels=torch.tensor([0])),
-        "message must replay tensors of the shapes that were seen",
+        "message must replay tensors of the observed shapes",
     ),
     (
         lambda: invert_message(
             ReplayableMessage(SENT.observed, lambda x, y: SENT.observed, 5), SHAPE, labels=torch.tensor([0])
         ),
-        "message must replay with a graph to the images",
+        "message must be replayed differentiably",
     ),
     (lambda: ReplayableMessage([], SENT.replay, 5), "observed must not be empty or all 0"),
     (lambda: ReplayableMessage([torch.ones(2) / 0], SENT.replay, 5), "observed must be finite"),
     (lambda: FedAvgUpdate(NET, [0 * p for p in ONES], lr=0.1), "update must not all be 0"),
-    (lambda: FedAvgUpdate(NET, ONES, lr=0.1, epochs=2, order=[torch.tensor([0])]), "order must come without epochs"),
+    (lambda: FedAvgUpdate(NET, ONES, lr=0.1, epochs=2, order=[torch.tensor([0])]), "order replaces epochs and batch"),
     (
         lambda: FedAvgUpdate.of(NET, pictures(2), torch.tensor([0, 1]), lr=0.1, order=[torch.arange(2)] * 3),
         "order must have 1 batch\\(es\\), as epochs=1 and batch=None make of 2 images, got 3: give epochs",
@@ -301,9 +301,9 @@ BAD: list[tuple[Any, str]] = [
     (lambda: ClassMeans([torch.flatten], [ROWS[0]]), r"means must be \[K, F\] of the same classes, got \[2\]"),
     (lambda: ClassMeans([torch.flatten] * 2, [ROWS, ROWS[:1]]), r"means must be \[K, F\] of the same .*got \[1, 2\]"),
     (lambda: ClassMeans([torch.flatten], [0 * ROWS]), "means must have a row for at least one class"),
-    (lambda: ClassMeans([torch.flatten], [ROWS / 0]), "means must .* be finite"),
+    (lambda: ClassMeans([torch.flatten], [ROWS / 0]), "means must .* finite rows"),
     (lambda: ClassMeans([torch.flatten], [ROWS], counts=torch.tensor([1, 1])), "counts must be 0 exactly for"),
-    (lambda: ClassMeans([torch.flatten], [ROWS]).read_labels(3, ROWS), "labels must be given: means do not say"),
+    (lambda: ClassMeans([torch.flatten], [ROWS]).read_labels(3, ROWS), "labels must be given: means do not reveal"),
     (lambda: batch_norm_prior(NET), "network has no BatchNorm layer"),
 ]
 

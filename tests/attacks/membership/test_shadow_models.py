@@ -88,7 +88,7 @@ def test_a_balance_that_tells_the_target_is_refused() -> None:
     scores = {"s": torch.randn(8, 40, generator=derive(6))}
     rest = keep[1:].sum(0)
     assert roc(-rest.double(), keep[0]).auc == 1.0
-    with pytest.raises(ValueError, match="tells them apart; draw the halves independently"):
+    with pytest.raises(ValueError, match="reveals them; draw the halves independently"):
         ShadowScores(keep, scores).target(0, "s")
     free = torch.rand(8, 40, generator=derive(7)) < 0.5
     assert len(ShadowScores(free, scores).target(0, "s").inside) == 7
@@ -205,7 +205,7 @@ def test_a_folder_of_another_design_is_refused(tmp_path: Path) -> None:
             lambda p, s: run_shadows(p, 4, out=tmp_path, seed=s),
             lambda p, s: estimate_cost(p, 4, out=tmp_path, seed=s),
         ):
-            with pytest.raises(ValueError, match=f"of another design .*{said}.*give another folder"):
+            with pytest.raises(ValueError, match=f"of another design .*{said}.*use another folder"):
                 call(one, seed)
     (tmp_path / "design.json").unlink()
     with pytest.raises(ValueError, match=r"holds shadows but no design\.json"):
@@ -236,7 +236,7 @@ def test_an_estimate_costs_one_shadow_and_keeps_it(tmp_path: Path) -> None:
     assert len(calls) == 6
     done = estimate_cost(pipeline(counted), 6, out=tmp_path)
     assert (done.seconds, done.each, len(calls)) == (0, cost.each, 6)
-    assert str(Cost(3.1, 65, 2)) == "3.1 s a shadow: 65 more take at least 102 s with 2 at a time"
+    assert str(Cost(3.1, 65, 2)) == "3.1 s per shadow: 65 more take at least 102 s with 2 at a time"
     facts = json.loads((tmp_path / "design.json").read_text())
     assert facts["tag"] == "mean"
 
@@ -253,7 +253,7 @@ def test_a_fit_that_draws_globally_is_seeded_or_warned_of() -> None:
         run_shadows(pipeline(), 4, workers=2, progress=False)
     assert same(once, again)
     assert len(once.scores["model"][:, 0].unique()) == 4
-    with pytest.warns(UserWarning, match=r"global generator.*backend='processes', or workers=1"):
+    with pytest.warns(UserWarning, match=r"global generator.*backend='processes' or workers=1"):
         run_shadows(pipeline(careless), 4, workers=2, progress=False)
     torch.set_rng_state(before)
 
@@ -382,23 +382,26 @@ def scorers(value: Any) -> Any:
 
 
 REFUSALS: list[tuple[Callable[[], object], str]] = [
-    (lambda: Pipeline(fit, IMAGES[:3], LABELS[:3]), "images must be at least 4, to be halved, got 3"),
+    (lambda: Pipeline(fit, IMAGES[:3], LABELS[:3]), "images must be at least 4 to be split in halves, got 3"),
     (lambda: Pipeline(lambda x: None, IMAGES, LABELS), r"fit is called as fit\(indices, seed\)"),
     (lambda: Pipeline(fit, IMAGES, LABELS, IMAGES), "population must be 2 tensors, images and labels, got 20"),
     (lambda: Pipeline(fit, IMAGES, LABELS, tag=3), "tag must be a string"),  # type: ignore[arg-type]
-    (lambda: halves(5, 10, 0), "count must be even, as shadows come in pairs of complements, got 5"),
+    (lambda: halves(5, 10, 0), "count must be even because shadows come in pairs of complements, got 5"),
     (lambda: run_shadows(pipeline(), 2), "count must be at least 4"),
     (lambda: run_shadows(fit, 4), "pipeline must be a Pipeline"),  # type: ignore[arg-type]
     (lambda: run_shadows(pipeline(), 4, backend="cluster"), "backend must be one of 'threads', 'processes'"),  # type: ignore[arg-type]
     (
         lambda: run_shadows(pipeline(lambda i, s: fit(i, s)), 4, backend="processes"),
-        "give backend='threads' for closures",
+        "use backend='threads' for closures",
     ),
     (lambda: run_shadows(pipeline(lambda i, s: None), 4), "fit must return scorers by name.* got NoneType"),
     (lambda: run_shadows(pipeline(lambda i, s: {}), 4), "got an empty mapping"),
     (lambda: run_shadows(pipeline(lambda i, s: {"a": 3}), 4), "fit must map names to functions"),
-    (lambda: run_shadows(pipeline(scorers(lambda x: x[:3, 0, 0, 0])), 4), r"one row a record, \[20\] or \[20, d\]"),
-    (lambda: run_shadows(pipeline(scorers(lambda x: x.flatten(1).sum(1).int())), 4), "must give a floating tensor"),
+    (lambda: run_shadows(pipeline(scorers(lambda x: x[:3, 0, 0, 0])), 4), r"one row per record, \[20\] or \[20, d\]"),
+    (
+        lambda: run_shadows(pipeline(scorers(lambda x: x.flatten(1).sum(1).int())), 4),
+        "must give a floating-point tensor",
+    ),
     (
         lambda: run_shadows(pipeline(scorers(lambda x: x.flatten(1).sum(1) / 0)), 4),
         "must give finite scores, but 20 of 20",
@@ -413,23 +416,26 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: ShadowScores(halves(4, 6, 0), {"a": torch.zeros(4, 5)}), r"scores\['a'\] must be \[4, 6\]"),
     (
         lambda: ShadowScores(halves(4, 6, 0), {"a": torch.zeros(4, 6)}, {"b": torch.zeros(4, 2)}),
-        "population must be by",
+        "population must have scorers",
     ),
     (
         lambda: ShadowScores(halves(2, 6, 0), {"a": torch.zeros(2, 6)}).target(0, "a"),
-        "must hold shadows beside number 0",
+        "must have shadows besides 0",
     ),
     (lambda: drawn(0).target(12, "model"), "number must be at most 11, got 12"),
     (lambda: drawn(0).target(0, "set"), "scorer must be one of 'model', got 'set'"),
     (lambda: leave_one_out(drawn(0), fpr=0.01), "fpr must be at least 1/30, one false positive among a target's"),
     (lambda: leave_one_out(drawn(0, count=4), fpr=0.1), "shadows must be at least three pairs, .* got 4"),
-    (lambda: run_shadows(pipeline(), 4, out=3), "out must be a folder's path, got int"),  # type: ignore[arg-type]
+    (lambda: run_shadows(pipeline(), 4, out=3), "out must be the path of a folder, got int"),  # type: ignore[arg-type]
     (lambda: leave_one_out(drawn(0), {}, fpr=0.1), "attacks must hold at least one attack"),
     (lambda: leave_one_out(drawn(0), {"a": lambda: None}, fpr=0.1), r"attacks\['a'\] is called as"),
-    (lambda: leave_one_out(drawn(0), {"a": lambda t: t.scores[:3]}, fpr=0.1), r"one score a record, \[60\], got \[3\]"),
+    (
+        lambda: leave_one_out(drawn(0), {"a": lambda t: t.scores[:3]}, fpr=0.1),
+        r"one score per record, \[60\], got \[3\]",
+    ),
     (
         lambda: leave_one_out(ShadowScores(drawn(0).inside, drawn(0).scores), {"r": ATTACKS["RMIA online"]}, fpr=0.1),
-        "population must be given to the pipeline for RMIA",
+        "RMIA needs a population",
     ),
 ]
 

@@ -187,25 +187,28 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
     (lambda: gradient_norm(nn.Sequential(nn.Conv2d(1, 2, 1)), IMAGES, LABELS), "network must give logits"),
     (
         lambda: gradient_norm(nn.Sequential(nn.Flatten(), Root(), nn.Linear(64, 3)), IMAGES[:4], LABELS[:4]),
-        "network must have finite gradients, but 4 records have not",
+        "network must have finite gradients, but those of 4 records are not",
     ),
     (lambda: gradient_norm(LABELS, IMAGES, LABELS), "network must be an nn.Module"),  # type: ignore[arg-type]
     (lambda: gradient_norm(build(Branching, 0), IMAGES, LABELS, chunk=0), "chunk must be at least 1"),
     (lambda: shadow_classifier(torch.zeros(3), torch.ones(2, 3).bool(), torch.zeros(2, 3, 2)), r"target must be \[n\]"),
     (lambda: shadow_classifier(torch.zeros(3), torch.ones(2, 4).bool(), torch.zeros(2, 3)), "inside and shadows must"),
-    (lambda: shadow_classifier(torch.zeros(3), torch.ones(2, 3).bool(), torch.zeros(2, 3)), "seen every record"),
-    (lambda: shadow_classifier(torch.zeros(3), torch.zeros(2, 3).bool(), torch.zeros(2, 3)), "seen no record"),
+    (lambda: shadow_classifier(torch.zeros(3), torch.ones(2, 3).bool(), torch.zeros(2, 3)), "trained on every record"),
+    (lambda: shadow_classifier(torch.zeros(3), torch.zeros(2, 3).bool(), torch.zeros(2, 3)), "trained on no record"),
     (lambda: gradient_kde(torch.zeros(4, 0), torch.ones(4).bool()), r"statistic must be \[n\] or \[n, d\]"),
     (lambda: gradient_kde(torch.zeros(4), torch.ones(4)), "member must be a bool tensor"),
-    (lambda: gradient_kde(torch.zeros(4), torch.ones(3).bool()), "statistic and member must have one row a record"),
+    (lambda: gradient_kde(torch.zeros(4), torch.ones(3).bool()), "statistic and member must have one row per record"),
     (
         lambda: gradient_kde(torch.zeros(20), torch.arange(20) < 9),
         "at least 10 of each for 5 folds, but one side has 9",
     ),
-    (lambda: gradient_kde(torch.zeros(40), torch.arange(40) < 20), "statistic must vary in each of its 1 columns"),
+    (
+        lambda: gradient_kde(torch.zeros(40), torch.arange(40) < 20),
+        "statistic must vary independently in each of its 1 columns",
+    ),
     (
         lambda: gradient_kde(torch.randn(24, 30), torch.arange(24) < 12, folds=2),
-        "over more rows than columns in every fold",
+        "with more rows than columns in every fold",
     ),
 ]
 
