@@ -68,7 +68,7 @@ def lines_of(row: str, found: ShadowScores, facts: Line) -> list[Line]:
     for name in ("nearest", "distance"):
         if name not in found.scores:
             continue
-        [result] = leave_one_out(found, {name: lambda t: t.scores}, name=name, also_tried=1).values()
+        [result] = leave_one_out(found, {name: lambda t: t.scores}, scorer=name, also_tried=1).values()
         groups: Line | None = None
         if "started" in found.scores:
             started = found.scores["started"] > 0

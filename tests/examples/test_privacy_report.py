@@ -21,7 +21,7 @@ def test_a_run_is_made_and_reported_and_one_of_ones_own(tmp_path: Path, capsys: 
     [again] = script.main(["--preset", "smoke", "--run", str(run)])
     assert again.verdict == "This run sends private records: its images start from real ones."
     assert any("transcript=True" in line for line in again.missing)
-    with pytest.raises(SystemExit, match=r"holds no run .*give the folder"):
+    with pytest.raises(SystemExit, match=r"holds no run .*give the out= folder"):
         script.main(["--run", str(tmp_path / "nowhere")])
     capsys.readouterr()
     for words, wanted in (
