@@ -9,26 +9,26 @@ FLOWER := .venv-flower
 demo: $(STAMP)
 	$(BIN)/python examples/quickstart.py
 
-# A process a core, at most four: each may take 3 GB. One alone: make test WORKERS=0.
+# One process per core, at most four, because each may use 3 GB. Use `make test WORKERS=0` for a single process.
 WORKERS := logical
 test: $(STAMP)
 	$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal
 
-# The same with branches counted, in worker processes too: of each package at least 95 %.
+# Count branches, also in worker processes; fails below 95 % for a package.
 coverage: $(STAMP)
 	$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal --cov --cov-report=json:coverage.json
 	$(BIN)/python tests/covered.py coverage.json
 
-# The built wheel alone, away from the repository.
+# Build the wheel and use it away from the repository.
 wheel: $(STAMP)
 	rm -rf dist
 	$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --wheel-dir dist .
 	$(BIN)/python -m zipfile --extract dist/*.whl dist/alone
 	cd dist && PYTHONPATH=alone $(CURDIR)/$(BIN)/python -P $(CURDIR)/tests/smoke.py alone
 
-# With Flower itself, in an environment of its own: the stand-in's tests with Flower's own classes; the table of hashes,
-# in a simulation and on deployed nodes; secure sums, and private runs. Then what fails, and who is let in. One process:
-# Flower starts its own. What was seen is kept where FLOWER_RECORD says; docs/scripts/flower.py makes the page of it.
+# Tests on Flower itself, in a separate environment: the adapter's tests with Flower's own classes, equal hashes in
+# simulation and on deployed nodes, secure sums and private runs; then faults and access control. They run in one process,
+# because Flower starts its own. FLOWER_RECORD names the record, from which docs/scripts/flower.py makes its page.
 test-flower: $(FLOWER)/.made
 	FLOWER_TARGET=$@ $(FLOWER)/bin/python -m pytest -q tests/fl/flower tests/flower_real/test_equal.py \
 		tests/flower_real/test_secure.py tests/flower_real/test_private.py
@@ -36,7 +36,7 @@ test-flower: $(FLOWER)/.made
 test-flower-faults: $(FLOWER)/.made
 	FLOWER_TARGET=$@ $(FLOWER)/bin/python -m pytest -q tests/flower_real/test_faults.py tests/flower_real/test_closed.py
 
-# The federated examples' smoke presets, each whole and then killed with -9 and started again: minutes.
+# Run the smoke presets of the federated examples, then kill each with SIGKILL and resume it. Takes minutes.
 killed: $(STAMP)
 	$(BIN)/python -m tests.kill_examples --kills 1
 
@@ -49,12 +49,12 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m tests.benchmarks
 
-# On an idle machine: what is measured is kept, and the page made of it. Killed, the first goes on where it was.
+# Measure on an idle machine, keep the record and make its page. An interrupted measurement continues.
 bench-page: $(STAMP)
 	$(BIN)/python -m tests.benchmarks --out docs/results/benchmarks.jsonl; made=$$?; \
 	$(BIN)/python docs/scripts/benchmarks.py && exit $$made
 
-# The engine beside Flower's simulation and pfl-research, in Flower's environment.
+# Compare the engine with Flower's simulation and pfl-research, in Flower's environment.
 bench-peers: $(FLOWER)/.made
 	$(FLOWER)/bin/python -m pip install --disable-pip-version-check --quiet "pfl==0.6.*"
 	$(FLOWER)/bin/python -m tests.benchmarks peers --out docs/results/peers.json; made=$$?; \
@@ -63,7 +63,7 @@ bench-peers: $(FLOWER)/.made
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict
 
-# The environment is made once, reused, and made anew when pyproject.toml changes.
+# The environment is created once and recreated when pyproject.toml changes.
 $(STAMP): pyproject.toml
 	@echo "Setting up $(VENV): PyTorch and the rest, 5.9 GB on Linux; one to two minutes on a fast line."
 	rm -rf $(VENV)

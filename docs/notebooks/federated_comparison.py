@@ -1,11 +1,11 @@
-"""Compare three federated methods over three folders, fairly."""
+"""Compare three federated methods over three folders of images."""
 
 # %% [markdown]
-# # Three folders, three clients, three methods
+# # A federated comparison
 #
-# Three sites have a folder of pictures each and send none of them. Which method trains the better model in a few
-# rounds? A *study* answers it fairly: as many settings are tried for every method, on pictures that are neither trained
-# on nor in the test set, and the best of each runs under several seeds. With your own folders, leave out the next cell.
+# Three sites each have a folder of images and send none of them. Which method trains the better model in a few rounds? A
+# *study* compares them fairly. It searches the same number of configurations for every method, on images outside the
+# training and test sets, and runs the best of each with several seeds. Skip the next cell if you use your own folders.
 
 # %%
 from pathlib import Path
@@ -21,8 +21,8 @@ for i, (ink, label) in enumerate(zip(digits.images * 255 / 16, digits.target)):
     Image.fromarray(scanners[site](ink.astype("uint8"))).save(f"pictures/{site}/{label}/{i:04d}.png")
 
 # %% [markdown]
-# The sites hold the same digits from different scanners: they differ in how pictures look, not in which classes they
-# have. The normalisation is a constant, the same for all: nobody's pictures are measured for it.
+# The sites hold the same digits from different scanners: the images look different, but the classes are the same. The
+# normalization is the same constant for all sites, so nothing is measured on their images.
 
 # %%
 from distillkit import Normalization, plot
@@ -30,15 +30,16 @@ from distillkit.data import load_domains
 
 folders = {site: f"pictures/{site}" for site in scanners}
 half = Normalization((0.5,), (0.5,))
-pictures = load_domains(folders, normalization=half)
-some = pictures.train[::31]
-plot.grid(some.replace(labels=some.columns["domain"], num_classes=3), classes=pictures.domains)  # a row a site
+images = load_domains(folders, normalization=half)
+some = images.train[::31]
+plot.grid(some.replace(labels=some.columns["domain"], num_classes=3), classes=images.domains)  # one row per site
 
 # %% [markdown]
-# ## The task and the ways
+# ## Task and candidates
 #
-# A task is data, network, rounds; a value of the column `domain` is a client. A way is a method with the settings that
-# are tried. FedAvg and SCAFFOLD send weights, FedDM small sets of pictures that it has learned.
+# A task states the data, the network and the number of rounds; here each value of the column `domain` is a client. A
+# candidate is a method with the configurations to search. FedAvg and SCAFFOLD send weights; FedDM sends small sets of
+# learned images.
 
 # %%
 from functools import partial
@@ -64,7 +65,7 @@ def scaffold(factory, lr):
     return FedAvg(SCAFFOLD(), factory=factory, lr=lr)
 
 
-ways = {
+candidates = {
     "FedAvg": Federated(FedAvg, search=grid(lr=[0.1, 0.3])),
     "SCAFFOLD": Federated(scaffold, search=grid(lr=[0.1, 0.3])),
     "FedDM": Federated(
@@ -73,13 +74,13 @@ ways = {
         search=grid(server_lr=[0.01, 0.03]),
     ),
 }
-study = Study("runs/sites", task, ways, seeds=seeds)
+study = Study("runs/sites", task, candidates, seeds=seeds)
 records = study.run(trial=False, progress=False)
 
 # %% [markdown]
-# `run(trial=True)`, the default, first says how long all of it will take. Interrupted, the same call goes on.
+# `run(trial=True)`, the default, first estimates the total time. After an interruption, the same call continues.
 #
-# ## What came of it
+# ## Results
 
 # %%
 study.table(columns=["bytes_up"]).without("best % *", "best of the seeds' mean % *")
@@ -88,23 +89,23 @@ study.table(columns=["bytes_up"]).without("best % *", "best of the seeds' mean %
 study.curves()
 
 # %% [markdown]
-# The same by what the rounds cost: FedDM's messages have another size than weights have.
+# The same curves by bytes, because FedDM's messages differ in size from weights.
 
 # %%
 study.curves(by="bytes")
 
 # %% [markdown]
-# ## May one say so?
+# ## Are the differences significant?
 #
-# Ways under one seed share first weights and split, so they are compared seed by seed. The interval is of the mean
-# difference over seeds; where it contains 0, nothing was shown.
+# Runs with the same seed share initial weights and partition, so candidates are compared seed by seed. The interval is
+# that of the mean difference over seeds. An interval that contains 0 shows no difference.
 
 # %%
 paired_differences(records, base="FedAvg")
 
 # %% [markdown]
-# Which settings were chosen. Of three values or more the table says whether the best lies at the edge of those tried;
-# of two it always does, so in earnest more would be tried.
+# The chosen configurations. With three or more values, the table says whether the best lies at the edge of the grid. With
+# two values it always does, so search more values in a real study.
 
 # %%
 from distillkit.study import tuning_table
@@ -112,12 +113,12 @@ from distillkit.study import tuning_table
 tuning_table("runs/sites")
 
 # %% [markdown]
-# Every run lies in the folder with all that it takes to repeat it; `fl.study.repeat` does, and comes to the same hash.
-# And what FedDM's pictures tell of the sites' own is another question: see the next notebook, and `attacks.report`.
+# Each run's folder holds everything needed to repeat it. `fl.study.repeat` repeats a run and gets the same hash. The next
+# notebook and `attacks.report` show what FedDM's images reveal about the sites' own images.
 
 # %%
 import fl.study
 
-known = fl.study.load("runs/sites/sites-fedavg-0")
-print(known)
-print("the same to the last bit:", fl.study.repeat(known.folder, progress=False).hash == known.hash)
+run = fl.study.load("runs/sites/sites-fedavg-0")
+print(run)
+print("bit-identical:", fl.study.repeat(run.folder, progress=False).hash == run.hash)
