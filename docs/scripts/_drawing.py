@@ -1,4 +1,4 @@
-"""What the pictures of the pages on components share: one place, one resolution, one way to show images and axes."""
+"""Shared drawing helpers for the pictures of the component pages."""
 
 from __future__ import annotations
 
@@ -38,37 +38,37 @@ GREY = "#777777"
 
 
 def write(figure: Any, name: str) -> None:
-    """Write one picture, for a screen of twice the usual resolution, in at most 256 colours."""
+    """Write a picture at twice the usual resolution with at most 256 colours."""
     path = OUT / f"{name}.png"
     figure.savefig(path, dpi=200)
     Image.open(path).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def plain(ax: Axes) -> None:
-    """Axes without the frame's upper and right side, with a faint grid behind the data."""
+    """Remove the upper and right spines and add a faint grid behind the data."""
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(alpha=0.25)
     ax.set_axisbelow(True)
 
 
 def bare(ax: Axes) -> None:
-    """Axes without ticks and frame: for images and diagrams."""
+    """Remove ticks and frame, for images and diagrams."""
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
 
 
 def below(ax: Axes, columns: int = 2) -> None:
-    """The legend under the axes, off the data."""
+    """Place the legend below the axes."""
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncol=columns, frameon=False, fontsize=8)
 
 
 def pictured(pixels: Tensor) -> Any:
-    """An image float [C, H, W] as matplotlib takes it: [H, W, 3] in [0, 1]."""
+    """Return an image float [C, H, W] as matplotlib expects it: [H, W, 3] in [0, 1]."""
     return pixels.detach().clamp(0, 1).expand(3, -1, -1).permute(1, 2, 0).numpy()
 
 
 def images(ax: Axes, rows: Sequence[Tensor], names: Sequence[str], columns: Sequence[str] = (), gap: int = 1) -> None:
-    """Rows of images float [n, C, H, W] in [0, 1], each row named at its left, each column above it."""
+    """Draw rows of images float [n, C, H, W] in [0, 1], with row labels at the left and column labels above."""
     count, (_, channels, height, width) = max(map(len, rows)), rows[0].shape
     sheet = torch.ones(channels, len(rows) * (height + gap), count * (width + gap))
     for i, row in enumerate(rows):
@@ -84,7 +84,7 @@ def images(ax: Axes, rows: Sequence[Tensor], names: Sequence[str], columns: Sequ
 
 
 def trained(data: LabeledImages, steps: int = 100) -> ConvNet:
-    """A small ConvNet after some steps of Adam on the set."""
+    """Train a small ConvNet on the set with some steps of Adam."""
     network = build(lambda: ConvNet(data.shape, data.num_classes, width=16, depth=2), 0)
     adam, draws = torch.optim.Adam(network.parameters(), lr=2e-3), derive(0, "batches")
     for _ in range(steps):

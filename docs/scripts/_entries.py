@@ -1,4 +1,4 @@
-"""Pieces of a page of reference: signatures and docstrings of Python objects, in Markdown."""
+"""Parts of a reference page: signatures and docstrings of Python objects in Markdown."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ WIDTH = 100
 
 
 def plain(text: str) -> str:
-    """Prose of a docstring, so that Markdown takes neither comparisons for tags nor products for emphasis."""
+    """Escape docstring prose for Markdown, so that comparisons are not tags and products not emphasis."""
     parts = re.split(r"(`[^`]*`|^ {4,}.*$)", text, flags=re.MULTILINE)
     return "".join(p if i % 2 else re.sub(r"(?<=\w)\*(?=\w)", r"\\*", re.sub(r"<(?=[\w/])", "&lt;", p))
                    for i, p in enumerate(parts))  # fmt: skip
 
 
 def items(text: str) -> str:
-    """The entries `name: words` of a section as a list."""
+    """Format the entries `name: words` of a section as a list."""
     parts = ITEM.split(f"\n{text}")
     if len(parts) == 1:
         return plain(inspect.cleandoc(text))
@@ -41,7 +41,7 @@ def items(text: str) -> str:
 
 
 def described(thing: Any) -> str:
-    """The docstring of an object in Markdown: prose, then arguments, results and errors."""
+    """Return the docstring of an object in Markdown: prose, then arguments, results and errors."""
     text = inspect.getdoc(thing) or ""
     first, *sections = SECTION.split(text)
     blocks = [plain(first.strip())]
@@ -53,7 +53,7 @@ def described(thing: Any) -> str:
 
 
 def _default(value: Any) -> str:
-    """How a default is written; what has no name of its own is three points."""
+    """Format a default value; an object without a name is an ellipsis."""
     if inspect.isfunction(value) or inspect.isclass(value):
         return str(value.__name__)
     said = repr(value)
@@ -81,7 +81,7 @@ def _parameters(found: inspect.Signature) -> Iterator[str]:
 
 
 def signature(label: str, thing: Any) -> str:
-    """How something is called, on one line or with a line for each argument; "" of what nobody calls."""
+    """Format a signature on one line or one line per argument; "" for objects that are not called."""
     if isinstance(thing, property) or getattr(thing, "_is_protocol", False):
         return ""
     try:
@@ -100,7 +100,7 @@ def signature(label: str, thing: Any) -> str:
 
 
 def members(cls: type) -> tuple[list[tuple[str, Any]], list[str]]:
-    """Public methods and properties that a class adds, and the names of those of a base that it writes anew."""
+    """Return the public methods and properties that a class adds, and the names of those it overrides."""
     own, overridden = [], []
     fields = {f.name for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
     for name, member in vars(cls).items():
@@ -118,7 +118,7 @@ def members(cls: type) -> tuple[list[tuple[str, Any]], list[str]]:
 
 
 def _assigned(module: str, name: str) -> tuple[str, str]:
-    """Source and docstring of a name that a module assigns, or takes from one that does."""
+    """Return source and docstring of a name that a module assigns or imports from a module that does."""
     path = importlib.import_module(module).__file__
     body = ast.parse(Path(path or "").read_text()).body
     for node, after in zip(body, [*body[1:], None]):
@@ -132,19 +132,19 @@ def _assigned(module: str, name: str) -> tuple[str, str]:
 
 
 def constant(package: str, name: str) -> str:
-    """How a value is written, if that is short."""
+    """Format a value if it is short."""
     source = _assigned(package, name)[0]
     return source if len(source) <= 2 * WIDTH else ""
 
 
 def summary(package: str, name: str, thing: Any) -> str:
-    """What is said of a value: the string below it."""
+    """Return the docstring below a value."""
     said = _assigned(package, name)[1] or described(thing)
     return f"{plain(said)}\n"
 
 
 def kind_of(thing: Any) -> str:
-    """In a word, what it is."""
+    """Return the kind of an object in one word."""
     if isinstance(thing, ModuleType):
         return "a module"
     if isinstance(thing, type):

@@ -1,4 +1,4 @@
-"""What the writers of pages share: the marks between which they write, the lines of records, and a table."""
+"""Markers between which scripts write pages, readers of record lines, and Markdown tables."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ TABLE = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end of table -->)", re.DO
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file of records; none if there is no such file."""
+    """Return the lines of a record file; none if the file does not exist."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def with_commits(text: str, commits: Iterable[object]) -> str:
-    """The text of a page with each of the commits once, between their marks."""
+    """Insert each commit once between the commit markers of a page."""
     said = ", ".join(dict.fromkeys(map(str, commits)))
     return COMMITS.sub(lambda found: f"{found[1]}{said}{found[2]}", text)
 
 
 def with_tables(text: str, made: Callable[[str], object]) -> str:
-    """The text of a page with its tables made anew of what their marks say.
+    """Return the page with its tables rebuilt from their markers.
 
     Args:
         text: of the page.
@@ -41,6 +41,6 @@ def with_tables(text: str, made: Callable[[str], object]) -> str:
 
 
 def table(head: str, lines: Sequence[Sequence[str]]) -> str:
-    """Markdown; the columns but the first at the right."""
+    """Return a Markdown table with all columns but the first aligned right."""
     rule = "---|" + "---:|" * head.count("|")
     return "\n".join([f"| {head} |", f"|{rule}", *(f"| {' | '.join(line)} |" for line in lines)])

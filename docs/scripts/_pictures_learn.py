@@ -1,4 +1,4 @@
-"""Pictures of the pages on sets, condensing, networks and losses."""
+"""Pictures for the pages on sets, condensing, networks and losses."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ FAMILIES = ("color", "crop", "cutout", "flip", "scale", "rotate")
 
 
 def photographs() -> Tensor:
-    """Crops [4, 3, 40, 40] of scikit-learn's photograph `china.jpg` (CC BY 2.0)."""
+    """Return crops [4, 3, 40, 40] of scikit-learn's photograph `china.jpg` (CC BY 2.0)."""
     photo = torch.from_numpy(load_sample_image("china.jpg").copy()).permute(2, 0, 1)[None] / 255
     crops = [photo[..., 60:260, 140:340], photo[..., 170:370, 0:200], photo[..., 170:370, 440:640]]
     return torch.cat([interpolate(crop, size=40, mode="area") for crop in [*crops, photo[..., 60:260, 300:500]]])
 
 
 def augment() -> None:
-    """Three draws of each family beside the image, and a batch under one draw and under a draw each."""
+    """Draw three samples of each transform family beside the image, and a batch with shared and with separate draws."""
     crops = photographs()
     figure, (left, right) = subplots(None, 2, 5.2, 2.6)
     rows = []
@@ -52,7 +52,7 @@ def augment() -> None:
 
 
 def coresets() -> None:
-    """Ten images of a class by three ways, and where they lie among all of the class."""
+    """Draw ten images of a class chosen by three methods, and their positions among all images of the class."""
     train = load("digits", size=16).train
     network = trained(train)
     own = train[(train.labels == 3).nonzero()[:, 0]]
@@ -83,7 +83,7 @@ def coresets() -> None:
 
 
 def matched() -> None:
-    """Synthetic digits on their way, and the distance of gradients at each step."""
+    """Draw synthetic digits during matching, and the gradient distance at each step."""
     train, seen, distances = load("digits", size=16).train, {}, []
 
     def keep(progress: Progress) -> None:
@@ -118,7 +118,7 @@ def matched() -> None:
 
 
 def networks() -> None:
-    """The shapes in ConvNet and the weights between them, read off the network itself."""
+    """Draw the shapes in ConvNet and the weights between them, read from the network."""
     network = build(lambda: ConvNet((3, 32, 32), 10), 0)
     shapes: list[tuple[int, ...]] = [(3, 32, 32)]
     for layer in network.modules():
@@ -151,13 +151,13 @@ def networks() -> None:
 
 
 def network_words(network: ConvNet) -> str:
-    """What stands between a block's convolution and its pooling."""
+    """Return the names of the layers between a block's convolution and its pooling."""
     names = [type(layer).__name__.strip("_") for layer in network.modules() if not list(layer.children())]
     return f"{'instance norm' if 'Instance' in names[1] else names[1]}\n{names[2]}"
 
 
 def box(ax: Axes, left: float, side: float, deep: float, colour: str) -> None:
-    """A block of `deep` channels of images of `side`, seen from its left front."""
+    """Draw a block of `deep` channels of `side` pixels, seen from the left front."""
     lift = 0.2 * side
     front = [(left, -side / 2 - lift / 2), (left, side / 2 - lift / 2)]
     back = [(x + 2 * lift, y + lift) for x, y in front]
@@ -169,7 +169,7 @@ def box(ax: Axes, left: float, side: float, deep: float, colour: str) -> None:
 
 
 def arrow(ax: Axes, left: float, above: str, under: str) -> None:
-    """From one shape to the next, with what is done and what it takes."""
+    """Draw an arrow from one shape to the next, labelled with the layer and its weights."""
     ax.annotate("", (left + 1.6, 0), (left, 0), arrowprops={"arrowstyle": "->", "color": GREY})
     ax.text(left + 0.8, 0.0, above.rstrip("\n"), ha="center", va="bottom", fontsize=8, linespacing=1.3)
     ax.text(left + 0.8, -0.1, under, ha="center", va="top", fontsize=8, color=GREY)
@@ -177,7 +177,7 @@ def arrow(ax: Axes, left: float, above: str, under: str) -> None:
 
 @torch.no_grad()
 def loss_curves() -> None:
-    """Four losses over what they measure."""
+    """Draw four losses over the quantity they measure."""
     figure, (pull, shift, apart, clip) = subplots(None, 4, 3.0, 3.0)
     turn = torch.linspace(0, torch.pi, 181)
     for colour, t in zip(LINE_COLOURS, (0.07, 0.2, 0.5), strict=False):
@@ -217,7 +217,7 @@ def loss_curves() -> None:
 
 
 def contrast(angle: Tensor, temperature: float) -> float:
-    """The loss of two images of a class at this angle, and of two of another class, alike and at right angles."""
+    """Return the contrastive loss of two images of a class at this angle, with an aligned and an orthogonal second pair."""
     rows = torch.stack(
         [torch.tensor([1.0, 0, 0]), torch.stack([angle.cos(), angle.sin(), angle * 0]), *torch.eye(3)[[2, 2]]]
     )

@@ -1,4 +1,4 @@
-"""A hook of the site's build: a page of reference for every public package, made of its docstrings.
+"""MkDocs hook: a reference page for every public package, made from its docstrings.
 
 A name is described on one page, that of the package its code lies in, and is a link on others that offer it too. Each
 says which page of the documentation shows it in use.
@@ -41,13 +41,13 @@ PACKAGES = {
 
 
 def names(package: str) -> list[str]:
-    """What a package offers, sorted without regard to capitals."""
+    """Return the names that a package exports, sorted case-insensitively."""
     return sorted((n for n in importlib.import_module(package).__all__ if not n.startswith("__")), key=str.lower)
 
 
 @functools.cache
 def homes() -> dict[tuple[str, str], str]:
-    """(package, name) -> the package whose page describes it: where it lies, or else the first that offers it."""
+    """Map (package, name) to the package whose page describes the name: its own, or the first that exports it."""
     packages = [p for group in PACKAGES.values() for p in group]
     found: dict[tuple[str, str], str] = {}
     by_object: dict[tuple[int, str], str] = {}
@@ -62,14 +62,14 @@ def homes() -> dict[tuple[str, str], str]:
 
 
 def target(package: str, name: str) -> str:
-    """Where a name is described, seen from another page of the reference."""
+    """Return the link to the description of a name, from another reference page."""
     home = homes()[package, name]
     return f"{home}.md#{home}.{name}"
 
 
 @functools.cache
 def _sections() -> list[tuple[str, str, str, str]]:
-    """(page, title of the page, heading, text) of every part of a page that has a snippet."""
+    """Return (page, page title, heading, text) of every section with a snippet."""
     found = []
     pages = [p for room in ("", "components", "methods") for p in sorted((DOCS / room).glob("*.md"))]
     for page in pages:
@@ -86,7 +86,7 @@ def _sections() -> list[tuple[str, str, str, str]]:
 
 
 def in_use(package: str, name: str) -> str:
-    """A link to the part of the documentation that shows a name: under a heading of its own, or else in a snippet."""
+    """Return a link to the section of the documentation that shows a name, under its own heading or in a snippet."""
     near = ("user_methods", "federation", "methods/") if package.startswith("fl") else ("components/",)
     sections = sorted(_sections(), key=lambda s: not s[0].startswith(near))
     alone, anywhere = (re.compile(rf"(?<!{before}){re.escape(name)}\b") for before in (r"[\w.]", r"\w"))
@@ -100,7 +100,7 @@ def in_use(package: str, name: str) -> str:
 
 
 def linked(text: str) -> str:
-    """The text with each public name that it quotes alone, as code, made a link to its description."""
+    """Turn each public name quoted as code into a link to its description."""
     known = {package: f"{package}.md" for group in PACKAGES.values() for package in group}
     known |= {name: target(package, name) for package, name in reversed(homes()) if name not in known}
 
@@ -114,7 +114,7 @@ def linked(text: str) -> str:
 
 
 def entry(package: str, name: str, thing: Any, level: str = "##", owner: str = "") -> Iterator[str]:
-    """The description of one thing, in Markdown."""
+    """Return the description of one object in Markdown."""
     label = f"{owner}.{name}" if owner else name
     yield f"{level} `{label}` {{ #{package}.{label} }}\n"
     if isinstance(thing, ModuleType):
@@ -138,7 +138,7 @@ def entry(package: str, name: str, thing: Any, level: str = "##", owner: str = "
 
 @functools.cache
 def page(package: str) -> str:
-    """The page of a package."""
+    """Return the page of a package."""
     module = importlib.import_module(package)
     own = [n for n in names(package) if homes()[package, n] == package]
     lines = [f"# {package}\n", f"{described(module)}\n", f"```python\nimport {package}\n```\n"]
@@ -151,7 +151,7 @@ def page(package: str) -> str:
 
 
 def index() -> str:
-    """The first page: packages with what each is for."""
+    """Return the first page, which lists the packages and their purpose."""
     lines = ["# API\n", "Every public name with its arguments, from its docstring; what is not here is not public.\n"]
     for top, packages in PACKAGES.items():
         lines += [f"## {top} {{ #{top} }}\n", "| package | for | names |", "|---|---|---:|"]
@@ -163,7 +163,7 @@ def index() -> str:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put the pages where the navigation says `API` (called by mkdocs, once)."""
+    """Add the pages to the navigation under `API` (called once by mkdocs)."""
     groups = [{top: [{p: f"api/{p}.md"} for p in packages]} for top, packages in PACKAGES.items()]
     nav = config.nav or []
     config.nav = [{"API": [{"Packages": "api/index.md"}, *groups]} if item == {"API": "api/"} else item for item in nav]
@@ -171,7 +171,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages to those of the folder (called by mkdocs, once)."""
+    """Add the pages to the files of the site (called once by mkdocs)."""
     files.append(File.generated(config, "api/index.md", content=index()))
     for package in (p for group in PACKAGES.values() for p in group):
         files.append(File.generated(config, f"api/{package}.md", content=page(package)))

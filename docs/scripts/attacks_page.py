@@ -1,4 +1,4 @@
-"""Write what docs say of attacks from the records of examples/membership.py, and from nothing else.
+"""Write the documentation's attack results from the records of examples/membership.py.
 
     python docs/scripts/attacks_page.py [FOLDER]
 
@@ -44,7 +44,7 @@ NUMBERS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def merged(old: Lines, new: Lines) -> list[dict[str, Any]]:
-    """The records, those of a row replaced by newer ones of that row, in the order of the table."""
+    """Merge records: newer rows replace older ones, in the order of the table."""
     fresh = {line["row"] for line in new}
     order = [*ROWS, "transcript"]
     return sorted(
@@ -53,7 +53,7 @@ def merged(old: Lines, new: Lines) -> list[dict[str, Any]]:
 
 
 def number(lines: Lines, row: str, attack: str, key: str) -> str:
-    """One number of the records, in per cent.
+    """Return one number of the records in per cent.
 
     Raises:
         ValueError: there is no such record, or more than one.
@@ -65,20 +65,20 @@ def number(lines: Lines, row: str, attack: str, key: str) -> str:
 
 
 def filled(text: str, lines: Lines) -> str:
-    """The text of a page with its tables, commits and numbers made anew from the records."""
+    """Return a page with its tables, commits and numbers rebuilt from the records."""
     text = with_commits(text, (line["commit"] for line in lines))
     text = FOUND.sub(lambda m: f"{m[1]}{number(lines, m[2], m[3].replace('_', ' '), m[4])}{m[5]}", text)
     return with_tables(text, lambda name: (table(name, lines) or "Not run yet.") if name in TABLES else None)
 
 
 def pages() -> list[Path]:
-    """The pages that such numbers stand in."""
+    """Return the pages that contain such numbers."""
     found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [path for path in found if path.stem == RECORDS.stem or FOUND.search(path.read_text())]
 
 
 def main() -> None:
-    """Take the records of a folder, then write the pages."""
+    """Import the records of a folder, then write the pages."""
     lines = read(RECORDS)
     if sys.argv[1:]:
         lines = merged(lines, read(Path(sys.argv[1]) / "records.jsonl"))

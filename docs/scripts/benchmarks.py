@@ -1,4 +1,4 @@
-"""Write the tables of `docs/benchmarks.md` from their records, and from nothing else.
+"""Write the tables of `docs/benchmarks.md` from their records.
 
     python docs/scripts/benchmarks.py
 
@@ -26,7 +26,7 @@ NONE = "No record is kept yet."
 
 
 def rows(record: Path) -> str:
-    """The table of rows and the one of growth."""
+    """Return the table of benchmarks and the table of growth."""
     lines = show.read(record)
     if any(line["tiny"] for line in lines):
         raise ValueError(f"{record.name} was made with --tiny, which measures nothing: make it again without")
@@ -36,7 +36,7 @@ def rows(record: Path) -> str:
 
 
 def peers(record: Path) -> str:
-    """Ours beside the others."""
+    """Return the comparison with other engines."""
     if not record.exists():
         return NONE
     held = json.loads(record.read_text())
@@ -46,7 +46,7 @@ def peers(record: Path) -> str:
 
 
 def profiles(record: Path) -> str:
-    """Where the time of the examples goes."""
+    """Return the profile of the examples."""
     return bench_profiles.table(json.loads(record.read_text())) if record.exists() else NONE
 
 
@@ -54,7 +54,7 @@ MAKERS = {"benchmarks.jsonl": rows, "peers.json": peers, "profiles.json": profil
 
 
 def filled(text: str, results: Path) -> str:
-    """The text of the page with its tables made anew; where there is no record it says so.
+    """Return the page with its tables rebuilt; a table without a record says so.
 
     Args:
         text: of the page, with its marks: a table's is the name of its record.

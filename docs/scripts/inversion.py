@@ -1,4 +1,4 @@
-"""Measure what inversion finds: records in `docs/results/inversion.jsonl`, their page, and the picture of clients.
+"""Measure gradient inversion: records in `docs/results/inversion.jsonl`, their page, and the picture of clients.
 
     python docs/scripts/inversion.py [--cifar cifar10.npz] [--only formulas classes clients defences images]
 
@@ -54,7 +54,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 def cifar(path: str) -> LabeledImages:
-    """The test split, from an .npz."""
+    """Load the test split from an .npz file."""
     with np.load(path) as arrays:
         images, labels = torch.as_tensor(arrays["test_images"]), torch.as_tensor(arrays["test_labels"])
     space = Normalization((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
@@ -63,7 +63,7 @@ def cifar(path: str) -> LabeledImages:
 
 
 def images(done: set[str], path: str | None) -> Iterator[Record]:
-    """Single images by each attack, beside a guess that knows nothing: the test split's mean image."""
+    """Attack single images with each method; the baseline is the mean image of the test split."""
     splits = {"digits": load("digits", size=16).test} | ({"CIFAR-10": cifar(path)} if path else {})
     for case, (name, network_given, given) in CASES.items():
         if name not in splits:
@@ -81,7 +81,7 @@ def images(done: set[str], path: str | None) -> Iterator[Record]:
 
 
 def formulas(done: set[str]) -> Iterator[Record]:
-    """Labels of single images read off the default ConvNet's gradient, and the input of a first linear layer."""
+    """Recover labels of single images from the default ConvNet's gradient, and the input of a first linear layer."""
     if done:
         return
     digits, begun = shuffled(load("digits", size=16).test)[:200], time.process_time()
@@ -108,7 +108,7 @@ PARTS: dict[str, Callable[[set[str]], Iterator[Record]]] = {
 
 
 def main() -> None:
-    """Measure what no line has yet, then write the page."""
+    """Measure all missing lines, then write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cifar", help=".npz of CIFAR-10")
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS), help="parts to measure")

@@ -1,4 +1,4 @@
-"""Write the tables of the page on inversion from its records, and from nothing else.
+"""Write the tables of the page on inversion from its records.
 
     python docs/scripts/inversion_page.py
 
@@ -25,22 +25,22 @@ Record = dict[str, Any]
 
 
 def cases(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """The records of each case, in the order in which cases first stand."""
+    """Group the records by case, in order of first appearance."""
     return {case: [r for r in records if r["case"] == case] for case in dict.fromkeys(r["case"] for r in records)}
 
 
 def column(rows: Sequence[Record], name: str) -> list[float]:
-    """One number of each record."""
+    """Return one number of each record."""
     return [float(r[name]) for r in rows]
 
 
 def spread(values: Sequence[float]) -> str:
-    """Median and range."""
+    """Format median and range."""
     return f"{median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
 
 
 def images(records: Sequence[Record]) -> str:
-    """Single images by each attack."""
+    """Return the table of single images by attack."""
     lines = []
     for case, rows in cases(records).items():
         first = rows[0]
@@ -59,7 +59,7 @@ def images(records: Sequence[Record]) -> str:
 
 
 def formulas(records: Sequence[Record]) -> str:
-    """What is read off by formulas."""
+    """Return the table of closed-form recoveries."""
     (r,) = records
     error = f"{r['error']:.1e}" if r["error"] else "0"
     return table(
@@ -69,7 +69,7 @@ def formulas(records: Sequence[Record]) -> str:
 
 
 def defences(records: Sequence[Record]) -> str:
-    """What a defence leaves."""
+    """Return the table of recoveries under defences."""
     lines = [
         [case, f"{sum(r['label'] for r in rows)} of {len(rows)}", spread(column(rows, "aligned"))]
         for case, rows in cases(records).items()
@@ -78,7 +78,7 @@ def defences(records: Sequence[Record]) -> str:
 
 
 def classes(records: Sequence[Record]) -> str:
-    """What is certain of the classes of clients."""
+    """Return the table of class inferences."""
     lines = []
     for r in records:
         of = {"held_certain": "held", "lacking_certain": "lacking", "counts_certain": "held"}
@@ -91,7 +91,7 @@ def classes(records: Sequence[Record]) -> str:
 
 
 def clients(records: Sequence[Record]) -> str:
-    """What is found of what clients send."""
+    """Return the table of recoveries from client messages."""
     lines = []
     for case, rows in cases(records).items():
         sent = "–" if rows[0]["sent_nearest"] is None else f"{mean(column(rows, 'sent_nearest')):.1f}"
@@ -110,13 +110,13 @@ TABLES: dict[str, Callable[[Sequence[Record]], str]] = {
 
 
 def filled(text: str, records: Sequence[Record]) -> str:
-    """The text of the page with its tables and commits made anew."""
+    """Return the page with its tables and commits rebuilt."""
     made = {part: [r for r in records if r["part"] == part] for part in TABLES}
     return with_tables(with_commits(text, (r["commit"] for r in records)), lambda part: TABLES[part](made[part]))
 
 
 def write_page() -> None:
-    """Make the tables anew."""
+    """Rebuild the tables of the page."""
     PAGE.write_text(filled(PAGE.read_text(), read(RECORDS)))
 
 

@@ -1,4 +1,4 @@
-"""A hook of the site's build: formulas become MathML, which browsers draw themselves, without scripts or a network."""
+"""MkDocs hook: convert formulas to MathML, which browsers render without scripts or a network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Replace every formula of a page that Markdown has rendered (called by mkdocs, once a page)."""
+    """Replace every formula of a rendered page (called by mkdocs once per page)."""
 
     def drawn(found: re.Match[str]) -> str:
         _, bracket, latex = found.groups()

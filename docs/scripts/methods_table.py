@@ -1,4 +1,4 @@
-"""Write the table of methods in the README: every public add-on and method of `fl`, its paper, card and golden test.
+"""Write the README's table of methods: every public add-on and method of `fl` with paper, card and golden test.
 
 python docs/scripts/methods_table.py
 """
@@ -34,7 +34,7 @@ CITATION = re.compile(
 
 
 def public() -> dict[str, Any]:
-    """Add-ons, methods and filters by name: what is none of them (an objective, say) has no row."""
+    """Return add-ons, methods and filters by name."""
     found: dict[str, Any] = {"FedAvg": FedAvg, "ClientDP": ClientDP}
     for module in (fl.addons, fl.methods):
         found |= {name: getattr(module, name) for name in module.__all__}
@@ -46,7 +46,7 @@ def public() -> dict[str, Any]:
 
 
 def paper(thing: Any) -> str:
-    """The first citation of its docstring, or else of its base's."""
+    """Return the first citation in the docstring of a class or of its base."""
     for place in inspect.getmro(thing):
         cited = CITATION.search(" ".join((place.__doc__ or "").split()))
         if cited:
@@ -55,7 +55,7 @@ def paper(thing: Any) -> str:
 
 
 def card(name: str) -> str:
-    """The page that introduces it: the one that names it as code first."""
+    """Return the page that introduces a name: the first that names it as code."""
     word = re.compile(rf"`(?:[^`]*\W)?{name}\b[^`]*`")
     places = {p: word.search(p.read_text().split("```")[0]) for p in sorted((ROOT / "docs" / "methods").glob("*.md"))}
     found = [(place.start(), path) for path, place in places.items() if place]
@@ -66,7 +66,7 @@ def card(name: str) -> str:
 
 
 def golden_tests() -> dict[str, Path]:
-    """Name -> the test file in which a test function is marked `@pytest.mark.golden(name, ...)`."""
+    """Map each name to the test file with a test marked `@pytest.mark.golden(name, ...)`."""
     found: dict[str, Path] = {}
     for path in sorted((ROOT / "tests" / "fl").glob("test_*.py")):
         functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
@@ -77,14 +77,14 @@ def golden_tests() -> dict[str, Path]:
 
 
 def composed(name: str, thing: Any) -> str:
-    """How it is written."""
+    """Return the expression that builds a method."""
     if issubclass(thing, Filter):
         return f"`Filtered(FedAvg(), {name}())`"
     return f"`FedAvg({name}())`" if issubclass(thing, AddOn) else f"`{name}()`"
 
 
 def table() -> str:
-    """One row a name; a name without citation, card or golden test is an error."""
+    """Return the table, one row per name. A name without citation, card or golden test is an error."""
     tests = golden_tests()
     rows = []
     for name, thing in public().items():
@@ -98,7 +98,7 @@ def table() -> str:
 
 
 def main() -> None:
-    """Replace the table between the marks."""
+    """Replace the table between the markers."""
     page = ROOT / "README.md"
     before, _, rest = page.read_text().partition(START)
     _, _, after = rest.partition(END)

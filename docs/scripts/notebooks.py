@@ -1,4 +1,4 @@
-"""Make the site's notebooks from docs/notebooks/*.py: execute them, write each as .ipynb and as a page with pictures.
+"""Build the site's notebooks from docs/notebooks/*.py: execute them, write each as .ipynb and as a page with pictures.
 
     pip install "nbclient>=0.11" "ipykernel>=7.4"     # for this script alone
     python docs/scripts/notebooks.py [name ...]       # --text: after changes of words alone; executes nothing
@@ -28,7 +28,7 @@ _CELL = re.compile(r"^# %%( \[markdown\])?\n", re.MULTILINE)
 
 
 def cells(source: str) -> list[tuple[str, str]]:
-    """The cells of a source, each "markdown" or "code" with its text, as a notebook shows them."""
+    """Split a source into cells: "markdown" or "code", with the text that the notebook shows."""
     _, *parts = _CELL.split(source)
     found = []
     for text, body in zip(parts[::2], parts[1::2]):
@@ -41,12 +41,12 @@ def cells(source: str) -> list[tuple[str, str]]:
 
 
 def quick(source: str) -> str:
-    """The source with the small numbers that a test takes."""
+    """Return the source with the small numbers that tests use."""
     return _QUICK.sub(r" = \2", source)
 
 
 def unexecuted(name: str) -> dict[str, Any]:
-    """The notebook of a source, as JSON, with nothing run."""
+    """Return the notebook of a source as JSON, without outputs."""
     made = []
     for number, (kind, text) in enumerate(cells((FOLDER / f"{name}.py").read_text())):
         cell: dict[str, Any] = {"cell_type": kind, "id": f"{number:02d}", "metadata": {}, "source": text}
@@ -56,7 +56,7 @@ def unexecuted(name: str) -> dict[str, Any]:
 
 
 def executed(name: str) -> dict[str, Any]:
-    """The notebook with its outputs, run in an empty folder, and in its metadata how it was made."""
+    """Execute a notebook in an empty folder; its metadata says how it was made."""
     import nbclient
     import nbformat
 
@@ -84,7 +84,7 @@ def executed(name: str) -> dict[str, Any]:
 
 
 def reworded(name: str) -> dict[str, Any]:
-    """The notebook as it was executed, with the text of its source.
+    """Return an executed notebook with the current text of its source.
 
     Raises:
         ValueError: the code is not what was executed.
@@ -100,7 +100,7 @@ def reworded(name: str) -> dict[str, Any]:
 
 
 def page(name: str, notebook: dict[str, Any]) -> tuple[str, list[bytes]]:
-    """A notebook as a page of the site, and its pictures in order."""
+    """Return a notebook as a Markdown page, and its pictures in order."""
     made = notebook["metadata"]["distillkit"]
     first, *rest = notebook["cells"]
     title, _, start = first["source"].partition("\n")
@@ -132,7 +132,7 @@ def page(name: str, notebook: dict[str, Any]) -> tuple[str, list[bytes]]:
 
 
 def write(name: str, notebook: dict[str, Any]) -> None:
-    """Write the notebook, its page and its pictures, and delete the pictures that were there."""
+    """Write a notebook, its page and its pictures, and delete old pictures."""
     text, pictures = page(name, notebook)
     (FOLDER / f"{name}.ipynb").write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
     (FOLDER / f"{name}.md").write_text(text)

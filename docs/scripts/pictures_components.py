@@ -1,4 +1,4 @@
-"""Draw the pictures of the pages on components into docs/pictures: all of them, or those that are named.
+"""Draw the pictures of the component pages into docs/pictures: all or those named.
 
     python docs/scripts/pictures_components.py [augment coresets ...]
 
@@ -28,7 +28,7 @@ PICTURES: dict[str, Callable[[], None]] = {
 
 
 def main(names: list[str]) -> None:
-    """Draw them."""
+    """Draw the pictures."""
     unknown = sorted({*names} - {*PICTURES})
     if unknown:
         raise SystemExit(f"no such picture: {', '.join(unknown)}; there are {', '.join(PICTURES)}")

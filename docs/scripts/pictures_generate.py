@@ -24,13 +24,13 @@ OUT = Path(__file__).parents[1] / "pictures"
 
 
 def save(picture: Tensor, name: str, scale: int = 1) -> None:
-    """Write a picture float [C, H, W] in [0, 1]; a pixel becomes a square of `scale` pixels."""
+    """Write an image float [C, H, W] in [0, 1]; each pixel becomes a square of `scale` pixels."""
     pixels = (picture * 255).round().to(torch.uint8).repeat_interleave(scale, 1).repeat_interleave(scale, 2)
     Image.fromarray(pixels.expand(3, -1, -1).permute(1, 2, 0).numpy()).save(OUT / f"{name}.png")
 
 
 def labelled(pictures: dict[str, Tensor], name: str, rows: list[str], label: str, width: float, height: float) -> None:
-    """Write pictures float [C, H, W] beside each other, each with its title, the rows named at the left."""
+    """Write images float [C, H, W] side by side with titles, and row labels at the left."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(1, len(pictures), squeeze=False)[0]
     for ax, (title, picture) in zip(axes, pictures.items(), strict=True):
@@ -46,14 +46,14 @@ def labelled(pictures: dict[str, Tensor], name: str, rows: list[str], label: str
 
 
 def patches() -> None:
-    """Crops of scikit-learn's photograph `china.jpg` (CC BY 2.0)."""
+    """Draw crops of scikit-learn's photograph `china.jpg` (CC BY 2.0)."""
     photo = torch.from_numpy(load_sample_image("china.jpg").copy()).permute(2, 0, 1)
     crops = Patches(photo).set(range(160), torch.zeros(160, dtype=torch.long))
     save(crops.grid(columns=20), "patches")
 
 
 def noise() -> None:
-    """A block for each kind of noise, six classes a block, one class a row."""
+    """Draw a block for each kind of noise: six classes, one row per class."""
     kinds = {
         "StyleGAN2": stylegan_noise(6, 40, width=64),
         "StyleGAN2, noise_gain=0.5": stylegan_noise(6, 40, width=64, noise_gain=0.5),
@@ -67,7 +67,7 @@ def noise() -> None:
 
 
 def inverted() -> None:
-    """Above images of digits, below images inverted from a network with batch norm that was trained on them."""
+    """Draw images of digits above images inverted from a network with batch norm trained on them."""
     digits = load("digits", size=16).train
     network = build(lambda: ConvNet(digits.shape, 10, width=32, norm="batch"), 0)
     adam, draws = torch.optim.Adam(network.parameters(), lr=2e-3), derive(0, "batches")
@@ -93,7 +93,7 @@ def inverted() -> None:
 
 
 def plain(images: LabeledImages) -> LabeledImages:
-    """Without columns."""
+    """Return the set without columns."""
     return images.replace(columns={})
 
 

@@ -1,4 +1,4 @@
-"""Draw the example pictures of `distillkit.plot` into docs/pictures, from real digits and one real photograph.
+"""Draw the example pictures of `distillkit.plot` into docs/pictures, from real digits and one photograph.
 
 Run it as `python docs/scripts/pictures_plot.py`; it takes about a minute on two cores and needs no files.
 """
@@ -31,7 +31,7 @@ def save(figure: Any, name: str) -> None:
 
 
 def trained(data: LabeledImages, steps: int = 150) -> ConvNet:
-    """A small ConvNet after some steps of Adam on the set."""
+    """Train a small ConvNet on the set with some steps of Adam."""
     network = build(lambda: ConvNet(data.shape, data.num_classes, width=32, depth=3), 0)
     optimizer, draws = torch.optim.Adam(network.parameters(), lr=2e-3), derive(0, "batches")
     for _ in range(steps):
@@ -44,7 +44,7 @@ def trained(data: LabeledImages, steps: int = 150) -> ConvNet:
 
 
 def domains(data: LabeledImages) -> dict[str, LabeledImages]:
-    """Three clients that see the same kind of digits in three ways."""
+    """Return three clients that see the same digits in three styles."""
     thirds = torch.randperm(len(data), generator=derive(0, "thirds")).chunk(3)
     plain, blurred, inverted = (data[third] for third in thirds)
     soft = avg_pool2d(blurred.pixels(), 5, 1, 2)
@@ -56,14 +56,14 @@ def domains(data: LabeledImages) -> dict[str, LabeledImages]:
 
 
 def condensed(data: LabeledImages, steps: int = 150) -> LabeledImages:
-    """Ten images a class by distribution matching."""
+    """Condense ten images per class by distribution matching."""
     networks = RandomNetworks(lambda: ConvNet(data.shape, data.num_classes, width=32, depth=3))
     return distribution_matching(data, networks=networks, ipc=10, steps=steps, batch_real=64)
 
 
 @torch.no_grad()
 def draw_sets(train: LabeledImages) -> None:
-    """Everything that needs clients with sets of their own and a network."""
+    """Draw all pictures that need client sets and a network."""
     real = domains(train)
     with torch.enable_grad():
         network, synthetic = trained(train), {name: condensed(one) for name, one in real.items()}
@@ -81,7 +81,7 @@ def draw_sets(train: LabeledImages) -> None:
 
 @torch.no_grad()
 def draw_selection(train: LabeledImages) -> None:
-    """Crops of scikit-learn's photograph `china.jpg` (CC BY 2.0), chosen by a network that knows digits."""
+    """Draw crops of scikit-learn's photograph `china.jpg` (CC BY 2.0), selected by a network trained on digits."""
     from sklearn.datasets import load_sample_image
 
     photo = torch.tensor(load_sample_image("china.jpg")).permute(2, 0, 1)
@@ -95,7 +95,7 @@ def draw_selection(train: LabeledImages) -> None:
 
 
 def federated(parts: list[LabeledImages], test: LabeledImages, epochs: int, seed: int) -> list[dict[str, float]]:
-    """Ten rounds of plain weight averaging of a linear model, as rows of a history."""
+    """Run ten rounds of weight averaging of a linear model; return them as history rows."""
     shared, rows = build(lambda: nn.Linear(64, 10), seed), []
     weights = torch.tensor([len(part) for part in parts]) / sum(len(part) for part in parts)
     for number in range(1, 11):
@@ -123,7 +123,7 @@ def federated(parts: list[LabeledImages], test: LabeledImages, epochs: int, seed
 
 
 def mean(values: list[Tensor], weights: Tensor) -> Tensor:
-    """The weighted mean of equally shaped tensors."""
+    """Return the weighted mean of tensors of equal shape."""
     return torch.einsum("n...,n->...", torch.stack(values), weights)
 
 

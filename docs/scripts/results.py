@@ -1,23 +1,22 @@
-"""Write the tables and curves of a page of results from the records of its studies, and from nothing else.
+"""Write the tables and curves of a results page from the records of its studies.
 
     python docs/scripts/results.py PAGE [FOLDER ...]
 
-With FOLDERs, of finished studies, their records are first kept in `results/PAGE.jsonl`; the page is then made from that
-file. A table stands between `<!-- table: KIND option=value ... -->` and `<!-- end of table -->`:
+With FOLDERs of finished studies, their records are first written to `results/PAGE.jsonl`, from which the page is made.
+A table stands between `<!-- table: KIND option=value ... -->` and `<!-- end of table -->`:
 
     summary columns=bytes_up,client_seconds        to_target accuracy=0.9         worst_clients
     paired base=FedAvg column=accuracy_last        at_equal by=client_seconds     tuning
-    rates hits=refuted,found trials=attacks means=seconds_cpu                     (sums of counts, with their intervals)
+    rates hits=refuted,found trials=attacks means=seconds_cpu                     (sums of counts, with intervals)
 
-and each takes `task="S|T"`, `ways="A|B"` (only these, in this order), `seeds="0|1"` (only these),
-`hide="task|best % *"` (columns that are not printed), `late=5` (a column `accuracy_late`: the mean over the last five
-rounds) and `published=yes` (a column from `results/PAGE_published.json`, {task: {way: text}}).
-A table with `from=PAGE` stands on `papers.md` or in `methods/`:
-it is made of PAGE's records, when PAGE is. Where the page says `<!-- curves: NAME option=value ... -->`, with
-`task`, `ways` and `by=bytes`, `../pictures/NAME.png` is drawn. Between `<!-- commits -->` and `<!-- end of commits -->`
-stands of which commits the records are. New records are held against those before, and what moved is printed;
-`FOLDER@NAME` is a study of one task with another study's settings, whose task is kept by that name;
-accuracies by domain that a script left in a run's folder (`domains.json`) are kept too, as `accuracy_domain.NAME`.
+Each kind accepts `task="S|T"` and `ways="A|B"` (select and order), `seeds="0|1"` (select), `hide="task|best % *"` (columns to
+omit), `late=5` (a column `accuracy_late`: the mean over the last five rounds) and `published=yes` (a column from
+`results/PAGE_published.json`, {task: {way: text}}). A table with `from=PAGE`, on `papers.md` or in `methods/`, uses PAGE's
+records and is rebuilt with PAGE. `<!-- curves: NAME option=value ... -->`, with `task`, `ways` and `by=bytes`, draws
+`../pictures/NAME.png`. The commits of the records stand between `<!-- commits -->` and `<!-- end of commits -->`. New
+records are compared with the previous ones, and changes are printed. `FOLDER@NAME` is a study of one task with another
+study's settings, recorded under the task name NAME. Accuracies by domain in a run's folder (`domains.json`) are recorded
+as `accuracy_domain.NAME`.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ Options = dict[str, Any]
 
 
 def rates(records: Records, options: Options) -> Table:
-    """Of each way how often something was counted: a share with its exact 95 % interval; and means of other columns.
+    """Return the share of counted events per method with exact 95 % intervals, and means of other columns.
 
     A record holds counts of its own, out of its `trials` column, or of one if it has none.
     """
@@ -97,7 +96,7 @@ KINDS: dict[str, Callable[[Records, Options], Table]] = {
 
 
 def chosen(records: Records, tasks: Sequence[str], ways: Sequence[str], seeds: Sequence[str] = ()) -> Records:
-    """The records of some tasks, ways and seeds, in the order of the first two; of all where none is named."""
+    """Select the records of some tasks, methods and seeds, in the given order; all if none is named."""
     known = [{key[part] for key in records.missing} for part in (0, 1)]
     unknown = set(tasks) - {r.task for r in records} - known[0] | set(ways) - {r.method for r in records} - known[1]
     if unknown:
@@ -114,12 +113,12 @@ def chosen(records: Records, tasks: Sequence[str], ways: Sequence[str], seeds: S
 
 
 def asked_for(name: str, names: Sequence[str]) -> bool:
-    """Whether a name is among those named; if none is, every one."""
+    """Check whether a name is selected; an empty selection selects all."""
     return not names or name in names
 
 
 def taken(said: str) -> Records:
-    """The records of a study, each with its accuracies by domain if its script made them; under another task's name."""
+    """Read a study's records, with accuracies by domain if present, under another task name if given."""
     folder, _, task = said.partition("@")
     found = read_records(folder)
     for index, record in enumerate(found):
@@ -132,14 +131,14 @@ def taken(said: str) -> Records:
 
 
 def options_of(said: str) -> tuple[str, dict[str, Any]]:
-    """The name in a mark and its options; `task`, `ways`, `seeds` and `hide` are lists."""
+    """Parse a marker into its name and options; `task`, `ways`, `seeds` and `hide` are lists."""
     name, *words = shlex.split(said)
     options: dict[str, Any] = dict(word.split("=", 1) for word in words)
     return name, options | {key: options[key].split("|") for key in ("task", "ways", "seeds", "hide") if key in options}
 
 
 def table(said: str, path: Path) -> Table:
-    """The table that a page asks for, of the records in a file, or in the file beside it that it names."""
+    """Return the table that a marker requests, from the page's records or those it names."""
     kind, options = options_of(said)
     path = path.with_name(f"{options.pop('from', path.stem)}.jsonl")
     tasks, ways = options.pop("task", []), options.pop("ways", [])
@@ -163,14 +162,14 @@ def table(said: str, path: Path) -> Table:
 
 
 def filled(text: str, path: Path) -> str:
-    """The text of a page with its tables and its commits made anew from the records in a file."""
+    """Return a page with its tables and commits rebuilt from the records."""
     if COMMITS.search(text):
         text = with_commits(text, (r.line.get("commit") for r in read_records(path)))
     return with_tables(text, lambda said: table(said, path))
 
 
 def draw(text: str, path: Path) -> None:
-    """Draw the curves that a page shows."""
+    """Draw the curves of a page."""
     for said in CURVES.findall(text):
         name, options = options_of(said)
         found = chosen(read_records(path), options.pop("task", []), options.pop("ways", []))
@@ -178,12 +177,12 @@ def draw(text: str, path: Path) -> None:
 
 
 def cards() -> list[Path]:
-    """The pages whose tables are of other pages' records."""
+    """Return the pages whose tables use another page's records."""
     return [*DOCS.glob("results/papers.md"), *sorted(DOCS.glob("methods/*.md"))]
 
 
 def main() -> None:
-    """Take the records of the named studies, then write the page."""
+    """Import the records of the named studies, then write the page."""
     page, *folders = sys.argv[1:]
     path = DOCS / "results" / f"{page}.jsonl"
     if folders:

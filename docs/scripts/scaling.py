@@ -1,4 +1,4 @@
-"""Write the tables of the page on scaling from its record, the methods' formulas and nothing else.
+"""Write the tables of the page on scaling from its record and the methods' formulas.
 
     python docs/scripts/scaling.py
 
@@ -33,32 +33,32 @@ HOUR, WIRE, MEMORY = 3600, 1e9 / 8, 16e9
 
 
 def only(rows: Rows, part: str, **fields: int) -> Rows:
-    """The rows of a part with these clients, weights, ..."""
+    """Select rows by part, clients, weights and so on."""
     return [r for r in rows if r["part"] == part and all(r[name] == value for name, value in fields.items())]
 
 
 def milliseconds(rows: Rows, name: str = "cpu_round") -> float:
-    """The least CPU milliseconds a client, over seeds."""
+    """Return the smallest CPU milliseconds per client over seeds."""
     return min(1e3 * r[name] / (r["drawn"] if name == "cpu_round" else 1) for r in rows)
 
 
 def span(values: list[float], digits: int = 2) -> str:
-    """The least of some values, and the largest."""
+    """Format the smallest and largest of some values."""
     return f"{min(values):.{digits}f} ({max(values):.{digits}f})"
 
 
 def each_client(rows: Rows) -> str:
-    """CPU milliseconds a client."""
+    """Return CPU milliseconds per client."""
     return span([1e3 * r["cpu_round"] / r["drawn"] for r in rows])
 
 
 def grown(rows: Rows) -> float:
-    """Memory beyond that of the process before, in MiB; the seeds agree to a few."""
+    """Return the growth of process memory in MiB; seeds agree to a few."""
     return max(r["memory_peak"] - r["memory_before"] for r in rows)
 
 
 def drawn(rows: Rows) -> str:
-    """A round with 10, 100, 1,000 clients."""
+    """Return the table of rounds with 10, 100 and 1,000 clients."""
     lines = []
     for clients, weights in sorted({(r["drawn"], r["weights"]) for r in only(rows, "drawn")}):
         own = only(rows, "drawn", drawn=clients, weights=weights)
@@ -70,7 +70,7 @@ def drawn(rows: Rows) -> str:
 
 
 def registered(rows: Rows) -> str:
-    """Ten clients drawn among many."""
+    """Return the table of ten drawn clients among many registered ones."""
     lines = []
     for clients in sorted({r["clients"] for r in only(rows, "registered")}):
         line = [f"{clients:,}"]
@@ -85,7 +85,7 @@ def registered(rows: Rows) -> str:
 
 
 def apart(rows: Rows) -> str:
-    """Memories, images side by side, the adapter."""
+    """Return the table of client memories, parallel images and the adapter."""
     words = {
         "kept": "each keeps a memory as large as the network, the run keeps files",
         "union": "each sends ten images of 3x32x32",
@@ -103,7 +103,7 @@ def apart(rows: Rows) -> str:
 
 
 def started(rows: Rows) -> str:
-    """A process that does nothing."""
+    """Return the cost of an idle process."""
     own = only(rows, "start")
     lines = [[words, span([r[f"cpu_{name}"] for r in own]), f"{max(r[f'memory_{name}'] for r in own):.0f}"]
              for name, words in (("torch", "PyTorch"), ("node", "all that a node needs, but Flower"))]  # fmt: skip
@@ -111,14 +111,14 @@ def started(rows: Rows) -> str:
 
 
 def line(rows: Rows, part: str) -> tuple[float, float]:
-    """CPU milliseconds a client as a + b P: of a hundred clients with 10^4 and 10^6 weights."""
+    """Fit CPU milliseconds per client as a + b P to a hundred clients with 10^4 and 10^6 weights."""
     low, high = (milliseconds(only(rows, part, drawn=100, weights=w)) for w in (10_000, 1_000_000))
     slope = (high - low) / 990_000
     return low - slope * 10_000, slope
 
 
 def fits(rows: Rows) -> str:
-    """The arithmetic of the extrapolation, and what it says of what was measured."""
+    """Return the formula of the extrapolation and its error on measured rows."""
     lines = []
     for part, way in (("drawn", "`simulate`"), ("flower", "over the adapter")):
         a, b = line(rows, part)
@@ -130,7 +130,7 @@ def fits(rows: Rows) -> str:
 
 
 def share(rows: Rows) -> str:
-    """What a client's own work is beside the engine's: FedAvg of the study of all methods on digits."""
+    """Return the share of a client's own work, from FedAvg in the study of all methods on digits."""
     (a, b), averaged = line(rows, "drawn"), [r for r in runs() if r.method == "FedAvg"]
     last = averaged[0].rows[-1]
     clients = last["accuracy_clients"]["clients"]
@@ -145,21 +145,21 @@ def share(rows: Rows) -> str:
 
 
 def held_twice(rows: Rows) -> float:
-    """Bytes of memory that the server takes for each byte of images that clients send, as measured."""
+    """Return the measured server memory per byte of images that clients send."""
     few, many = (grown(only(rows, "union", drawn=n)) for n in (100, 1000))
     union = cost_of("FedDM")
     return (many - few) * 2**20 / 900 / bytes_of(union.each, {"c": 10, "i": 1, "x": 3072})
 
 
 def remembered(rows: Rows) -> float:
-    """Bytes of memory that the history takes for one client of one round, as measured."""
+    """Return the measured history memory per client and round."""
     (long,), short = only(rows, "long"), only(rows, "drawn", drawn=1000, weights=10_000)
     rounds = long["rounds"] - short[0]["rounds"]
     return (grown([long]) - grown(short)) * 2**20 / rounds / long["drawn"]
 
 
 def million(rows: Rows) -> str:
-    """A round of FedAvg, and the images of FedDM, up to a million clients."""
+    """Return the extrapolated round of FedAvg and FedDM's images for up to a million clients."""
     (a, b), (a_far, b_far), lines = line(rows, "drawn"), line(rows, "flower"), []
     history = mean(r["bytes_history"] / r["drawn"] for r in only(rows, "drawn", drawn=1000))
     averaging, union = cost_of("FedAvg"), cost_of("FedDM")
@@ -179,7 +179,7 @@ def million(rows: Rows) -> str:
 
 
 def limits(rows: Rows) -> str:
-    """How many clients a round takes before something is full."""
+    """Return the number of clients per round at which a resource is exhausted."""
     (a, b), lines = line(rows, "flower"), []
     union = cost_of("FedDM")
     for name, values in sizes():
@@ -194,7 +194,7 @@ def limits(rows: Rows) -> str:
 
 
 def advice(rows: Rows) -> str:
-    """What to take, by what there is."""
+    """Return the recommended setup for given resources."""
     few, many = (grown(only(rows, "registered", clients=n)) for n in (10, 1_000_000))
     ten, thousand = (grown(only(rows, "drawn", drawn=n, weights=1_000_000)) for n in (10, 1000))
     a, b = line(rows, "flower")
@@ -225,14 +225,14 @@ BARE = {"costs": costs, "work": work, "levels": levels, "even": even, "ratios": 
 
 
 def filled(text: str) -> str:
-    """The text of the page with its tables and commits made anew."""
+    """Return the page with its tables and commits rebuilt."""
     rows: Rows = json.loads(RECORD.read_text())["rows"]
     made = {name: partial(make, rows) for name, make in TABLES.items()} | BARE
     return with_tables(with_commits(text, (r["commit"] for r in rows)), lambda name: made[name]())
 
 
 def main() -> None:
-    """Make the page's tables anew."""
+    """Rebuild the tables of the page."""
     PAGE.write_text(filled(PAGE.read_text()))
 
 

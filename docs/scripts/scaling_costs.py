@@ -1,4 +1,4 @@
-"""What each method sends and keeps, as formulas in bytes: `tests/test_scaling_page.py` holds them against counts.
+"""Bytes that each method sends and stores, as formulas; `tests/test_scaling_page.py` compares them with counts.
 
 P   numbers in the network's weights           T   tensors among them
 H   numbers in its classifier                  e   numbers in an embedding
@@ -20,7 +20,7 @@ __all__ = ["COSTS", "Cost", "bytes_of", "cost_of", "shown"]
 
 @dataclass(frozen=True)
 class Cost:
-    """Of some methods, in bytes.
+    """Cost of some methods in bytes.
 
     Attributes:
         names: public names of add-ons to `FedAvg`, or of methods.
@@ -83,16 +83,16 @@ COSTS = (
 
 
 def cost_of(name: str) -> Cost:
-    """The formulas of a method or add-on, by its public name."""
+    """Return the formulas of a method or add-on by its public name."""
     return next(cost for cost in COSTS if name in cost.names)
 
 
 def bytes_of(formula: str, values: dict[str, float]) -> float:
-    """The value of a formula; a letter without a value is a `NameError`."""
+    """Evaluate a formula; a letter without a value is a `NameError`."""
     return float(eval(formula, {"__builtins__": {}}, values))
 
 
 def shown(formula: str) -> str:
-    """A formula as it is printed."""
+    """Format a formula for printing."""
     joined = re.sub(r"(?<=[0-9])[*]", "", formula).replace("*", r"\,")
     return "–" if formula == "0" else f"${joined}$"

@@ -1,4 +1,4 @@
-"""The tables of the page on scaling that need no measurement of it: bytes by method, and the study's client seconds."""
+"""Tables of the scaling page that need no measurement: bytes by method, and client seconds from the study."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ ROUNDS = 100
 
 
 def runs() -> Records:
-    """The runs of the study of all methods on digits."""
+    """Return the runs of the study of all methods on digits."""
     return read_records(Path(__file__).parents[1] / "results" / "methods.jsonl")
 
 
 def number(value: float) -> str:
-    """Three digits that count, with thousands marked."""
+    """Format a number with three significant digits and thousands separators."""
     if value >= 100:
         return f"{round(value, 3 - len(str(int(value)))):,.0f}"
     return f"{value:.3g}"
 
 
 def words(made: str) -> str:
-    """A table whose columns are words, at the left."""
+    """Return a table whose columns are text, aligned left."""
     return made.replace("---:", "---")
 
 
 def costs() -> str:
-    """What every method sends and keeps."""
+    """Return the table of what each method sends and stores."""
     lines = [
         [", ".join(f"`{n}`" for n in c.names), *(shown(f) for f in (c.up, c.down, c.once, c.client, c.server, c.each))]
         for c in COSTS
@@ -62,7 +62,7 @@ def costs() -> str:
 
 
 def levels() -> str:
-    """How the replies of each method combine on the way through several servers."""
+    """Return the table of how the replies of each method combine over several levels of servers."""
     public = {name: getattr(m, name) for m in (fl.addons, fl.methods) for name in m.__all__}
     single = {n for n, thing in public.items() if inspect.isclass(thing) and issubclass(thing, AddOn)
               and thing.read_reply is not AddOn.read_reply}  # fmt: skip
@@ -78,7 +78,7 @@ def levels() -> str:
 
 
 def work() -> str:
-    """Client seconds in the study, as multiples of FedAvg's."""
+    """Return client seconds in the study as multiples of FedAvg's."""
     seconds: dict[str, list[float]] = {}
     for record in runs():
         seconds.setdefault(record.method, []).append(float(record.line["client_seconds"]))
@@ -93,7 +93,7 @@ def work() -> str:
 
 
 def sizes() -> Iterator[tuple[str, dict[str, float]]]:
-    """Each network with the values of its letters, for ten classes."""
+    """Return each network with the values of its letters for ten classes."""
     for name, (made, shape, options) in NETWORKS.items():
         network = made(shape, 10, **options)
         weights = list(network.parameters())
@@ -105,7 +105,7 @@ def sizes() -> Iterator[tuple[str, dict[str, float]]]:
 
 
 def defaults() -> list[tuple[str, str, dict[str, float]]]:
-    """Methods to hold against FedAvg, by name in `COSTS`, with what the letters stand for in them."""
+    """Return the methods to compare with FedAvg, by name in `COSTS`, with the values of their letters."""
     lgd = inspect.signature(fl.methods.FedLGD).parameters
     summed = inspect.signature(fl.methods.SummedFedDM.__mro__[1]).parameters["draws"].default
     shared = inspect.signature(fl.addons.SharedImage).parameters
@@ -126,7 +126,7 @@ def defaults() -> list[tuple[str, str, dict[str, float]]]:
 
 
 def ratios() -> str:
-    """What a client sends and is sent, beside FedAvg."""
+    """Return the bytes of a client relative to FedAvg."""
     plain, lines = COSTS[0], []
     networks = list(sizes())
     for said, name, own in defaults():
@@ -144,7 +144,7 @@ def ratios() -> str:
 
 
 def even() -> str:
-    """From where on FedDM sends less than FedAvg."""
+    """Return the table of break-even points from which FedDM sends less than FedAvg."""
     lines = []
     for name, values in sizes():
         image = bytes_of("4*x + 8", values)

@@ -1,4 +1,4 @@
-"""A hook of the site's build: snippets that are tested are shown, and copied, without prompts."""
+"""MkDocs hook: show and copy tested snippets without prompts."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _CODE, _PLAIN = PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)
 
 
 def _source(examples: list[Example]) -> str:
-    """Statements one below the other; what is indented ends with an empty line, as a shell wants it."""
+    """Join statements; an indented block ends with an empty line, as a shell needs it."""
     indented = (e.source.splitlines()[-1][:1] in ("", " ", "\t") for e in examples)
     sources = (_DIRECTIVE.sub("", e.source) for e in examples)
     return "".join(source + "\n" * ends for source, ends in zip(sources, indented))
 
 
 def _output(example: Example) -> str:
-    """What an example prints; of an error its last lines, without the traceback."""
+    """Return the output of an example; for an error its last lines without the traceback."""
     return (example.exc_msg or example.want).replace("<BLANKLINE>", "").rstrip("\n")
 
 
 def shown(snippet: str) -> str:
-    """A snippet as the site shows it: code without prompts, what it prints below, and in `data-copy` the code alone."""
+    """Render a snippet: code without prompts, its output below, and the code alone in `data-copy`."""
     examples = _PARSER.get_examples(snippet)
     parts = []
     ends = [0, *(i + 1 for i, e in enumerate(examples) if e.want), len(examples)]
@@ -49,7 +49,7 @@ def shown(snippet: str) -> str:
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Replace every snippet with prompts of a page that Markdown has rendered (called by mkdocs, once a page)."""
+    """Replace every snippet with prompts on a rendered page (called by mkdocs once per page)."""
 
     def replaced(found: re.Match[str]) -> str:
         text = html.unescape(re.sub(r"<[^>]+>", "", found[1]))

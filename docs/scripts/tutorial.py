@@ -1,4 +1,4 @@
-"""Run the tutorial's code as one file and write what it prints into docs/tutorial.md, below the statements.
+"""Run the tutorial's code as one file and write its output into docs/tutorial.md, below the statements.
 
     python docs/scripts/tutorial.py
 
@@ -23,12 +23,12 @@ _NEXT = "\x1e"
 
 
 def statements(page: Path = PAGE) -> list[Example]:
-    """The page's statements, each with what stands below it as printed."""
+    """Return the statements of the page with the output that follows each."""
     return DocTestParser().get_examples(page.read_text())
 
 
 def walked(folder: Path, page: Path = PAGE) -> tuple[list[str], str]:
-    """What each statement prints when all are run as `walk.py` in an empty folder, and what came to stderr.
+    """Run all statements as `walk.py` in an empty folder; return the output of each, and stderr.
 
     Raises:
         RuntimeError: the file ended with an error, which is the message.
@@ -43,7 +43,7 @@ def walked(folder: Path, page: Path = PAGE) -> tuple[list[str], str]:
 
 
 def filled(page: str, printed: list[str]) -> str:
-    """The page with what was printed below each statement; an empty line as doctest writes it."""
+    """Return the page with the output below each statement; empty lines as doctest writes them."""
     parser, parts, outputs = DocTestParser(), [], iter(printed)
     for block in re.split(r"(```python\n.*?```)", page, flags=re.DOTALL):
         examples = parser.get_examples(block) if block.startswith("```python\n>>> ") else []

@@ -1,5 +1,4 @@
-"""A hook of the site's build: numbers stay whole with unit, spread and interval and show a minus, not a hyphen;
-long code in tables may break."""
+"""MkDocs hook: keep numbers, units and intervals on one line, show minus signs, and let long code in tables break."""
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ _LONG = re.compile(r"<code>([^<]{33,})</code>")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Take out the marks between which scripts write: one that begins a line would begin a paragraph."""
+    """Remove the script markers, because a marker at the start of a line would begin a paragraph."""
     return _MARK.sub("", markdown)
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Put spaces that do not break and minus signs into numbers, outside of code, and mark code that is long."""
+    """Insert non-breaking spaces and minus signs into numbers outside of code, and mark long code."""
     parts = _CODE_OR_TAG.split(content)
     texts = (_MINUS.sub("\u2212", _NUMBER.sub("\u00a0", part)) for part in parts[::3])
     tags = [*parts[1::3], ""]
