@@ -9,14 +9,14 @@ A table stands between `<!-- table: KIND option=value ... -->` and `<!-- end of 
     paired base=FedAvg column=accuracy_last        at_equal by=client_seconds     tuning
     rates hits=refuted,found trials=attacks means=seconds_cpu                     (sums of counts, with intervals)
 
-Each kind accepts `task="S|T"` and `ways="A|B"` (select and order), `seeds="0|1"` (select), `hide="task|best % *"` (columns to
-omit), `late=5` (a column `accuracy_late`: the mean over the last five rounds) and `published=yes` (a column from
-`results/PAGE_published.json`, {task: {way: text}}). A table with `from=PAGE`, on `papers.md` or in `methods/`, uses PAGE's
-records and is rebuilt with PAGE. `<!-- curves: NAME option=value ... -->`, with `task`, `ways` and `by=bytes`, draws
-`../pictures/NAME.png`. The commits of the records stand between `<!-- commits -->` and `<!-- end of commits -->`. New
-records are compared with the previous ones, and changes are printed. `FOLDER@NAME` is a study of one task with another
-study's settings, recorded under the task name NAME. Accuracies by domain in a run's folder (`domains.json`) are recorded
-as `accuracy_domain.NAME`.
+Each kind accepts `task="S|T"` and `ways="A|B"` (select and order), `seeds="0|1"` (select), `hide="task|best % *"`
+(columns to omit), `late=5` (a column `accuracy_late`: the mean over the last five rounds) and `published=yes` (a
+column from `results/PAGE_published.json`, {task: {way: text}}). A table with `from=PAGE`, on `papers.md` or in
+`methods/`, uses PAGE's records and is rebuilt with PAGE. `<!-- curves: NAME option=value ... -->`, with `task`,
+`ways` and `by=bytes`, draws `../pictures/NAME.png`. The commits of the records stand between `<!-- commits -->` and
+`<!-- end of commits -->`. New records are compared with the previous ones, and changes are printed. `FOLDER@NAME` is
+a study of one task with another study's settings, recorded under the task name NAME. Accuracies by domain in a run's
+folder (`domains.json`) are recorded as `accuracy_domain.NAME`.
 """
 
 from __future__ import annotations
