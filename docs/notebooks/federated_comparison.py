@@ -3,8 +3,8 @@
 # %% [markdown]
 # # A federated comparison
 #
-# Three sites each have a folder of images and send none of them. Which method trains the better model in a few rounds? A
-# *study* compares them fairly. It searches the same number of configurations for every method, on images outside the
+# Three sites each have a folder of images and send none of them. Which method trains the better model in a few
+# rounds? A *study* compares them fairly. It searches the same number of configurations for every method, on images outside the
 # training and test sets, and runs the best of each with several seeds. Skip the next cell if you use your own folders.
 
 # %%
@@ -104,8 +104,8 @@ study.curves(by="bytes")
 paired_differences(records, base="FedAvg")
 
 # %% [markdown]
-# The chosen configurations. With three or more values, the table says whether the best lies at the edge of the grid. With
-# two values it always does, so search more values in a real study.
+# The chosen configurations. With three or more values, the table says whether the best lies at the edge of the grid.
+# With two values it always does, so search more values in a real study.
 
 # %%
 from distillkit.study import tuning_table
@@ -113,8 +113,8 @@ from distillkit.study import tuning_table
 tuning_table("runs/sites")
 
 # %% [markdown]
-# Each run's folder holds everything needed to repeat it. `fl.study.repeat` repeats a run and gets the same hash. The next
-# notebook and `attacks.report` show what FedDM's images reveal about the sites' own images.
+# Each run's folder holds everything needed to repeat it. `fl.study.repeat` repeats a run and gets the same hash. The
+# next notebook and `attacks.report` show what FedDM's images reveal about the sites' own images.
 
 # %%
 import fl.study

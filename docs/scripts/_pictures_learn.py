@@ -217,7 +217,7 @@ def loss_curves() -> None:
 
 
 def contrast(angle: Tensor, temperature: float) -> float:
-    """Return the contrastive loss of two images of a class at this angle, with an aligned and an orthogonal second pair."""
+    """Return the contrastive loss of two images of a class at this angle, with an aligned and an orthogonal pair."""
     rows = torch.stack(
         [torch.tensor([1.0, 0, 0]), torch.stack([angle.cos(), angle.sin(), angle * 0]), *torch.eye(3)[[2, 2]]]
     )
