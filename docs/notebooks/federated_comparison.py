@@ -5,7 +5,8 @@
 #
 # Three sites each have a folder of images and send none of them. Which method trains the better model in a few
 # rounds? A *study* compares them fairly. It searches the same number of configurations for every method, on images
-# outside the training and test sets, and runs the best of each with several seeds. Skip the next cell if you use your own folders.
+# outside the training and test sets, and runs the best of each with several seeds. Skip the
+# next cell if you use your own folders.
 
 # %%
 from pathlib import Path
