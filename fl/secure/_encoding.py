@@ -55,7 +55,7 @@ class EntryLayout:
 
     @property
     def is_integer(self) -> bool:
-        """Whether the entry holds integers, which are added as they are."""
+        """True if the entry holds integers, which are added as they are."""
         return all(dtype.startswith(("int", "uint")) for _, _, dtype in self.parts) and bool(self.parts)
 
 
@@ -108,11 +108,8 @@ class ReplyLayout:
                 f"bounds names {unknown[0]}, which is not in the replies; they hold {', '.join(sorted(schema))}"
             )
         weights = {entry.by.key for entry in entries.values() if entry.by is not None}
-        return cls(
-            tuple(_entry_layout(entries[key], schema[key], bounds.get(key), key in weights) for key in sorted(schema)),
-            bits,
-            clients,
-        )
+        layouts = [_entry_layout(entries[k], schema[k], bounds.get(k), k in weights) for k in sorted(schema)]
+        return cls(tuple(layouts), bits, clients)
 
     @property
     def length(self) -> int:
@@ -258,22 +255,8 @@ def _entry_layout(entry: Entry[Any], like: EntrySpec, given: float | None, is_we
             f"{entry.name} counts a network's batches and is combined by the maximum, which is not a sum: use "
             "buffers='drop', or a network without batch norm (norm='instance')"
         )
-    if entry.rule == "union":
-        raise PrivacyError(
-            f"{entry.name} keeps each client's rows separate for the server, which is not a sum: remove the part that "
-            "declares it"
-        )
-    if entry.rule not in ("mean", "sum"):
-        raise PrivacyError(
-            f"{entry.name} combines by {entry.rule!r}, which is not a sum: remove the part that declares it"
-        )
-    if isinstance(value, str) or not isinstance(value, Tensor | dict | float | int):
-        raise PrivacyError(
-            f"{entry.name} is a {type(value).__name__}, which cannot be summed: remove the part that declares it"
-        )
-    if like.max_rows is not None or like.optional:
-        what = "is not in every reply" if like.optional else "has a number of rows that each client chooses"
-        raise PrivacyError(f"{entry.name} {what}, which a sum would reveal: remove the part that declares it")
+    if why := _unsummable_reason(entry, like):
+        raise PrivacyError(f"{entry.name} {why}: remove the part that declares it")
     if given is None and entry.bound is not None:
         given = entry.bound
     if given is None and math.isfinite(like.minimum) and math.isfinite(like.maximum):
@@ -287,6 +270,18 @@ def _entry_layout(entry: Entry[Any], like: EntrySpec, given: float | None, is_we
         )
     by = entry.by.key if entry.by is not None else ""
     return EntryLayout(key, _form(value), entry.rule, by, entry.over, float(given), tuple(_components(value)))
+
+
+def _unsummable_reason(entry: Entry[Any], like: EntrySpec) -> str | None:
+    if entry.rule == "union":
+        return "keeps each client's rows separate for the server, which is not a sum"
+    if entry.rule not in ("mean", "sum"):
+        return f"combines by {entry.rule!r}, which is not a sum"
+    if isinstance(like.value, str) or not isinstance(like.value, Tensor | dict | float | int):
+        return f"is a {type(like.value).__name__}, which cannot be summed"
+    if like.optional:
+        return "is not in every reply, which a sum would reveal"
+    return None if like.max_rows is None else "has a number of rows that each client chooses, which a sum would reveal"
 
 
 def _form(value: Value) -> str:

@@ -123,20 +123,15 @@ class SecureSums(Filter):
         check.positive_int(self.threshold, "threshold", least=2, most=len(self.registry))
         check.positive_int(self.bits, "bits", most=52)
         given = {} if self.bounds is None else self.bounds
-        if not isinstance(given, Mapping):
-            raise TypeError(
-                f"bounds must map entries, such as FedAvg.update, to their maxima; got {type(given).__name__}"
-            )
-        wrong = [e for e in given if not isinstance(e, Entry)]
-        if wrong:
-            raise TypeError(f"bounds must map entries, such as FedAvg.update, to their maxima; got {wrong[0]!r}")
+        if not isinstance(given, Mapping) or not all(isinstance(e, Entry) for e in given):
+            raise TypeError(f"bounds must map entries, such as FedAvg.update, to their maxima; got {given!r:.80}")
         maxima = {e.key: check.real_number(b, f"bound of {e.name}", above=0.0) for e, b in given.items()}
         object.__setattr__(self, "maxima", dict(sorted(maxima.items())))
         ReplyLayout((), self.bits, len(self.registry))
 
     @property
     def sealed(self) -> bool:
-        """Whether the server learns only sums: True."""
+        """True: the server learns only sums."""
         return True
 
     # Setup, shared by both sides.

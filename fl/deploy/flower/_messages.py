@@ -75,15 +75,10 @@ def to_records(parts: Parts) -> Any:
     if sys.byteorder != "little":
         raise RuntimeError("tensors are sent in little-endian order, and this machine is big-endian")
     app, (tensors, strings) = flower("app"), parts
-    arrays = {
-        name: app.Array(
-            str(tensor.dtype).removeprefix("torch."),
-            tuple(tensor.shape),
-            _RAW,
-            tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"",
-        )
-        for name, tensor in tensors.items()
-    }
+    arrays = {}
+    for name, tensor in tensors.items():
+        data = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+        arrays[name] = app.Array(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), _RAW, data)
     return app.RecordDict({"tensors": app.ArrayRecord(arrays), "strings": app.ConfigRecord(dict(strings))})
 
 

@@ -97,12 +97,8 @@ class NodeRegistry:
         found.sort(key=lambda info: (info.partition, info.node))
         for one, other in itertools.pairwise(found):
             if one.partition == other.partition:
-                errors.append(
-                    IncompatibleNode(
-                        f"nodes {one.node} and {other.node} both have partition {one.partition}: give each node its "
-                        "own partition-id"
-                    )
-                )
+                both = f"nodes {one.node} and {other.node} both have partition {one.partition}"
+                errors.append(IncompatibleNode(f"{both}: give each node its own partition-id"))
         for info in found:
             try:
                 self.register(info)

@@ -189,10 +189,8 @@ class GridTransport:
                 raise ValueError("it has no ledger report")
             version, result, _ = read_answer(reply, facts)
             if (version, result.client) != (job.header.version, job.client):
-                raise ValueError(
-                    f"it is for request {version} of client {result.client}, not for {job.header.version} of client "
-                    f"{job.client}"
-                )
+                wanted = f"{job.header.version} of client {job.client}"
+                raise ValueError(f"it is for request {version} of client {result.client}, not for {wanted}")
         except ValueError as error:
             return ClientResult(job.client, error=f"sent an unreadable reply: {error}"[:500])
         return result
@@ -231,13 +229,9 @@ class GridTransport:
         """Mirror charges that no reply has reported: from before the run, or of lost replies."""
         if self._ledger is None or not clients:
             return
-        messages = {}
-        for client in sorted(clients):
-            info = self._registry.nodes[client]
-            messages[client] = (
-                info.node,
-                to_parts(Message(), {"ledger": json.dumps(ledger_position(self._ledger, info))}),
-            )
+        nodes = {client: self._registry.nodes[client] for client in sorted(clients)}
+        positions = {client: json.dumps(ledger_position(self._ledger, info)) for client, info in nodes.items()}
+        messages = {k: (info.node, to_parts(Message(), {"ledger": positions[k]})) for k, info in nodes.items()}
         waiting = set(messages) - set(self._connection.send("query.hello", messages, "ledger", seconds))
         while waiting:
             for client, message in self._connection.collect():
@@ -245,7 +239,7 @@ class GridTransport:
                 if message is not None and not message.has_error():
                     with contextlib.suppress(ValueError):  # the node stays unreported
                         _, facts = from_parts(*self._connection.read(message))
-                        mirror_report(self._ledger, self._registry.nodes[client], facts)
+                        mirror_report(self._ledger, nodes[client], facts)
                         self._unreported.discard(client)
 
     # Between rounds, start and end.
