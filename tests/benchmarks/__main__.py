@@ -1,4 +1,4 @@
-"""The table of speed, `make bench`; or long programs by name: `python -m tests.benchmarks dm scaling`.
+"""Benchmark table (`make bench`), or long programs by name: `python -m tests.benchmarks dm scaling`.
 
 Options are the table's (`--help`), or go to the programs that are named.
 """

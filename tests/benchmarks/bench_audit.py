@@ -1,4 +1,4 @@
-"""How often an audit catches a planted mistake, and how often it refutes what is right: one private step, many times.
+"""Power and error rate of audits: one private step, correct or with a planted mistake, many times.
 
     OMP_WAIT_POLICY=PASSIVE python tests/benchmarks/bench_audit.py [--blocks 1] [--runs 500] [--out records.jsonl]
 
@@ -52,7 +52,7 @@ def linear() -> nn.Module:
 
 @cache
 def records() -> LabeledImages:
-    """The record of which a run may be without, and the others."""
+    """Return the canary record and the other records."""
     images = torch.randn(1 + OTHERS, 1, 2, 2, generator=derive(0, "audit"))
     space = Normalization((0.5,), (0.25,))
     return LabeledImages(images, torch.arange(1 + OTHERS) % CLASSES, num_classes=CLASSES, normalization=space)
@@ -60,7 +60,7 @@ def records() -> LabeledImages:
 
 @dataclass(frozen=True)
 class Mechanism:
-    """One private step, right or with a mistake, and what is claimed of it.
+    """One private step, correct or with a mistake, and its claim.
 
     Attributes:
         rate: with which records take part.
@@ -95,13 +95,13 @@ WAYS = {
 
 @cache
 def sigma_for(rate: float) -> float:
-    """The noise that one step at this rate needs for the claim."""
+    """Return the noise that one step at this rate needs for the claim."""
     return plan_noise(EPSILON, DELTA, rate=rate).sigma
 
 
 @cache
 def profile(rate: float) -> list[tuple[float, float]]:
-    """What one step at this rate is accounted to satisfy: (epsilon, delta) from delta 1e-5 to what epsilon 0 takes."""
+    """Return the accounted profile of one step at this rate: (epsilon, delta) from delta 1e-5 to epsilon 0."""
     sigma = sigma_for(rate)
     if rate == 1:
         return [(e, gaussian_delta(sigma, e)) for e in torch.linspace(0, EPSILON, 33).tolist()]
@@ -111,7 +111,7 @@ def profile(rate: float) -> list[tuple[float, float]]:
 
 @cache
 def gradients() -> tuple[Tensor, Tensor]:
-    """The public weights [P], and the gradient of every record there [1 + others, P]."""
+    """Return the public weights [P], and the gradient of every record there [1 + others, P]."""
     network = build(linear, 0).train()
     data, public = records(), (torch.randn(4, 1, 2, 2, generator=derive(1, "audit")), torch.arange(4) % CLASSES)
 
@@ -125,7 +125,7 @@ def gradients() -> tuple[Tensor, Tensor]:
 
 @cache
 def clipped(clip: float) -> Tensor:
-    """The gradient of every record as `PrivateGradient` clips it, float64 [1 + others, P]."""
+    """Return the gradients clipped by `PrivateGradient`, float64 [1 + others, P]."""
     rows, alone = gradients()[1].double(), []
     private = PrivateGradient([torch.zeros_like(rows[0])], sigma=0.0, clip=clip, denominator=1.0, secret=Secret())
     for row in rows:
@@ -135,7 +135,7 @@ def clipped(clip: float) -> Tensor:
 
 
 def stepped(way: Mechanism, runs: int, first: int, secret: Secret) -> Tensor:
-    """The weights of fresh runs after one step of length 1 on the records from number `first` on, float64 [runs, P]."""
+    """Return the weights of fresh runs after one step of length 1, from record `first` on, float64 [runs, P]."""
     rows = clipped(CLIP if way.clipped else math.inf)[first:]
     taken = torch.zeros(runs * len(rows), dtype=torch.float64)
     taken[secret.poisson(len(taken), way.rate)] = 1.0
@@ -146,12 +146,12 @@ def stepped(way: Mechanism, runs: int, first: int, secret: Secret) -> Tensor:
 
 
 def of_class() -> Tensor:
-    """The class that each parameter belongs to, [P]: weights first, then biases."""
+    """Return the class of each parameter, [P]: weights first, then biases."""
     return torch.cat([torch.arange(CLASSES).repeat_interleave(FEATURES), torch.arange(CLASSES)])
 
 
 def scores(way: Mechanism, runs: int, secret: Secret) -> tuple[Tensor, Tensor]:
-    """The scores of fresh runs with the record and without it, [runs, 1 + classes] each, in clips."""
+    """Return the scores of fresh runs with and without the record, [runs, 1 + classes] each, in clips."""
     before, rows = gradients()
     parts = [rows[0], *(rows[0] * (of_class() == c) for c in range(CLASSES))]
     along = torch.stack([part / part.norm() for part in parts], 1).double()
@@ -162,7 +162,7 @@ def scores(way: Mechanism, runs: int, secret: Secret) -> tuple[Tensor, Tensor]:
 
 
 def audit(way: Mechanism, runs: int, number: int, secret: Secret | None = None) -> dict[str, float]:
-    """What `audit_claim` says of all scores, and of the first alone; and the raw bound, of all."""
+    """Run `audit_claim` on all scores and on the first alone; also return the raw bound on all."""
     begun, claim = time.process_time(), profile(way.stated)
     inside, outside = scores(way, runs, secret or Secret())
     options: dict[str, Any] = {"confidence": 1 - LEVEL, "generator": number}
@@ -177,7 +177,7 @@ def audit(way: Mechanism, runs: int, number: int, secret: Secret | None = None) 
 
 
 def block(way: Mechanism, runs: int, number: int) -> dict[str, float]:
-    """Of so many audits how many refute, and what the raw bound is on average and at most."""
+    """Run a number of audits; return how many refute, and the mean and largest raw bound."""
     found = [audit(way, runs, seed) for seed in range(number * EACH, (number + 1) * EACH)]
     counts = {what: sum(f[what] for f in found) for what in ("refuted", "refuted_one_score", "raw_refuted")}
     raw = [f["raw_epsilon"] for f in found]

@@ -1,4 +1,4 @@
-"""How often the intervals that attacks are reported with hold the truth: simulated attacks whose truth is a formula.
+"""Coverage of the intervals reported with attacks, on simulated attacks with a closed-form truth.
 
     OMP_WAIT_POLICY=PASSIVE python tests/benchmarks/bench_calibration.py [--blocks 1] [--out records.jsonl]
 
@@ -50,7 +50,7 @@ def ndtr(x: Tensor) -> Tensor:
 
 
 def fixed(effect: float, seed: int, size: int = 500) -> Covered:
-    """One target at a threshold from elsewhere."""
+    """Simulate one target with a threshold from elsewhere."""
     place, member = float(norm.isf(FPR)), torch.arange(2 * size) < size
     scores = torch.randn(2 * size, generator=derive(seed, "fixed"), dtype=torch.float64) + effect * member
     point, truth = at_threshold(scores, member, place), float(norm.sf(place - effect))
@@ -62,7 +62,7 @@ def fixed(effect: float, seed: int, size: int = 500) -> Covered:
 
 
 def chosen(effect: float, seed: int, size: int = 500) -> Covered:
-    """One target at the threshold that `Roc.at` chooses, and the plain interval that it does not take."""
+    """Simulate one target with the threshold that `Roc.at` chooses, and the plain interval that it does not use."""
     member = torch.arange(2 * size) < size
     scores = torch.randn(2 * size, generator=derive(seed, "chosen"), dtype=torch.float64) + effect * member
     point, truth = roc(scores, member).at(FPR), float(norm.sf(norm.isf(FPR) - effect))
@@ -75,7 +75,7 @@ def chosen(effect: float, seed: int, size: int = 500) -> Covered:
 
 
 def design(effect: float, seed: int, count: int, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Who is in which shadow and the scores, [shadows, records]; the records' own scores and what membership adds."""
+    """Draw shadow memberships, scores [shadows, records], base scores of records and the effect of membership."""
     own = torch.randn(size, generator=derive(3), dtype=torch.float64)
     added = 2 * effect * torch.rand(size, generator=derive(4), dtype=torch.float64)
     inside, g = halves(count, size, seed), derive(seed, "scores")
@@ -86,7 +86,7 @@ def design(effect: float, seed: int, count: int, size: int) -> tuple[Tensor, Ten
 def attacked(
     attack: str, inside: Tensor, scores: Tensor, target: int, rest: list[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What ranks a target's records, (score - place) / scale, with place and scale; of many designs [b, ...]."""
+    """Rank a target's records by (score - location) / scale; for several designs [b, ...]."""
     place, scale = torch.zeros_like(scores[:, 0]), torch.ones(len(scores), 1, dtype=torch.float64)
     if attack == "LiRA offline":
         known, out = scores[:, rest], ~inside[:, rest]
@@ -99,7 +99,7 @@ def attacked(
 def rates_and_truths(
     attack: str, effect: float, seeds: range, count: int = 16, size: int = 60
 ) -> tuple[Tensor, Tensor]:
-    """Area, true and false positives of each target, and what its attack gives on one more model: [b, targets, 3] each.
+    """Return AUC, true and false positives of each target, and their truths on one more model: [b, targets, 3] each.
 
     A record of one more model has a Gaussian score, so both truths are tails, averaged over records and pairs of them.
     """
@@ -132,7 +132,7 @@ def rates_and_truths(
 
 
 def intervals(found: Tensor, size: int = 60) -> list[Estimate]:
-    """The intervals of `leave_one_out` around the means over targets of [targets, 3]: area, true, false positives."""
+    """Return the intervals of `leave_one_out` around the means over targets [targets, 3]: AUC, true and false positives."""
     module, units = sys.modules["attacks.membership.leave_one_out"], torch.arange(len(found)) // 2
     counted = [
         [Rate(round(float(share) * size / 2), size // 2, 0.0, 1.0, 0.95) for share in found[:, column]]
@@ -142,7 +142,7 @@ def intervals(found: Tensor, size: int = 60) -> list[Estimate]:
 
 
 def targets(attack: str) -> Callable[[float, range], Iterator[Covered]]:
-    """Many targets, attacked in turn."""
+    """Simulate many targets, attacked in turn."""
 
     def simulated(effect: float, seeds: range) -> Iterator[Covered]:
         for found, truth in zip(*rates_and_truths(attack, effect, seeds)):
@@ -152,7 +152,7 @@ def targets(attack: str) -> Callable[[float, range], Iterator[Covered]]:
 
 
 def one_by_one(simulated: Callable[[float, int], Covered]) -> Callable[[float, range], Iterator[Covered]]:
-    """A simulation of single attacks as one of many."""
+    """Turn a simulation of single attacks into one of many."""
     return lambda effect, seeds: (simulated(effect, seed) for seed in seeds)
 
 
@@ -165,7 +165,7 @@ SETTINGS: dict[str, Callable[[float, range], Iterator[Covered]]] = {
 
 
 def block(setting: str, world: str, number: int, each: int = EACH) -> dict[str, dict[str, float]]:
-    """By interval, of so many attacks how many intervals hold the truth, and how many lie beside it."""
+    """Count, by interval, how many of a number of attacks have intervals that cover or miss the truth."""
     begun, counts = time.process_time(), dict[str, dict[str, float]]()
     for covered in SETTINGS[setting](WORLDS[world], range(number * each, (number + 1) * each)):
         for name, interval, truth in covered:

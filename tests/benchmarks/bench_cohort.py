@@ -1,4 +1,4 @@
-"""What a cohort costs the server: peak memory with 10 and 1,000 clients in a round, and the cost of clients not drawn.
+"""Server cost by number of clients: peak memory with 10 and 1,000 clients per round, and time with undrawn clients.
 
 The model has a quarter of a million weights (1 MB), so that 1,000 replies that were kept would take 1 GB. Clients are
 made when they are asked for; each takes one step. Every line is a process of its own.
@@ -27,7 +27,7 @@ from tests.benchmarks.clients import Clients
 
 
 def eight(number: int) -> LabeledImages:
-    """Random images of the client of a number."""
+    """Return random images of a client."""
     generator = derive(number)
     return LabeledImages(
         torch.rand(8, 1, 28, 28, generator=generator), torch.randint(10, (8,), generator=generator), num_classes=10
@@ -35,18 +35,18 @@ def eight(number: int) -> LabeledImages:
 
 
 class Remembers(AddOn):
-    """Keeps each client's last weights, as MOON does."""
+    """Add-on that keeps each client's last weights, like MOON."""
 
     previous = True
 
 
 def network(outputs: int) -> nn.Module:
-    """A quarter of a million weights."""
+    """Return a network with a quarter of a million weights."""
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 315), nn.ReLU(), nn.Linear(315, outputs))
 
 
 def measure(clients: int, drawn: int, rounds: int, workers: int, remember: bool, checkpoint: bool) -> None:
-    """One run; print its peak and the median seconds of a round but the first."""
+    """Run once; print the peak memory and the median seconds of all rounds but the first."""
     method = FedAvg(*([Remembers()] if remember else []), factory=network, steps=1)
     with tempfile.TemporaryDirectory() as folder:
         run = simulate(

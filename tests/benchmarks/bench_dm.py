@@ -1,4 +1,4 @@
-"""CPU seconds of one distribution-matching step, ours against the straightforward way, and the same gradient.
+"""CPU seconds of a distribution-matching step against the straightforward implementation, with equal gradients.
 
     OMP_WAIT_POLICY=PASSIVE python -m tests.benchmarks dm [--real 256] [--rounds 5] [--threads 1]
 

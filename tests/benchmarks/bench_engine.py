@@ -1,4 +1,4 @@
-"""The engine's overhead: a round of ten clients on LeNet against the bare training loops of the same clients.
+"""Overhead of the engine: a round of ten clients on LeNet against the bare training loops of the same clients.
 
 Both sides train the same clients for one epoch on the same thread pool, interleaved; printed are the medians of CPU and
 wall seconds and their ratios (the aim is at most 1.05 of CPU).

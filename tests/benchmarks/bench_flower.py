@@ -1,4 +1,4 @@
-"""What Flower costs a round and client: its own bare messages, our adapter, and threads, up to 100 MB each way.
+"""Cost of Flower per round and client: bare messages, our adapter and threads, up to 100 MB each way.
 
 The method does nothing: clients send back what they are sent. Four nodes, which Flower simulates on two cores. Needs
 Flower, which `make test-flower` installs; on an idle machine, for the record of which the page is made:
@@ -37,7 +37,7 @@ TRIES = 8
 
 
 class Room:
-    """The least memory that was left on the machine meanwhile, in bytes, looked at twice a second."""
+    """Sampler of the least free memory of the machine, in bytes, twice per second."""
 
     def __enter__(self) -> Room:
         self.before = self.least = self._left()
@@ -61,7 +61,7 @@ class Room:
 
 
 def measured(payloads: list[str]) -> dict[str, Any]:
-    """The rows, and the memory that all processes took together."""
+    """Return the rows, and the memory of all processes together."""
     with Flower(simulation=True) as flower, Room() as room:
         for tried in range(TRIES):  # Ray gives its own start 15 and 30 seconds, whatever the machine is busy with
             name, out = f"run{tried}", flower.folder / f"out{tried}"
@@ -76,7 +76,7 @@ def measured(payloads: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the table, and keep the record."""
+    """Print the table and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="a file for the record")
     parser.add_argument("--payloads", nargs="+", choices=list(SIZES), default=list(SIZES))

@@ -1,4 +1,4 @@
-"""A folder of 20,000 pictures at 224 pixels, partitioned over 100 clients; 10 drawn ones train a round, then a test.
+"""Folder of 20,000 images of 224 pixels over 100 clients: ten drawn clients train for a round, followed by a test.
 
 `python tests/benchmarks/bench_folder.py`, or with the number of pictures. They are JPEGs of 256x256, noise on
 gradients, few of them distinct; what is made lies in a temporary folder (4 GB) that is removed. Every line says the
@@ -31,7 +31,7 @@ CLASSES, CLIENTS, DRAWN, SIZE = 10, 100, 10, 224
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Print what the block took, and the peak of the process at its end."""
+    """Print the time of the block, and the peak memory of the process at its end."""
     began, worked = time.perf_counter(), time.process_time()
     yield
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -40,7 +40,7 @@ def stage(name: str) -> Iterator[None]:
 
 
 def write(folder: Path, count: int, distinct: int = 50) -> None:
-    """Write `count` JPEGs of 256x256, evenly over the classes."""
+    """Write `count` JPEG images of 256x256 pixels, evenly over the classes."""
     from PIL import Image
 
     rng = np.random.default_rng(0)
@@ -59,7 +59,7 @@ def write(folder: Path, count: int, distinct: int = 50) -> None:
 
 
 def main(count: int) -> None:
-    """Play it all in this process."""
+    """Run all stages in this process."""
     with tempfile.TemporaryDirectory() as root:
         with stage(f"write {count:,} JPEGs of 256x256"):
             write(Path(root) / "pictures", count)

@@ -1,4 +1,4 @@
-"""Time, memory and share of the convolution peak of the generators: one inversion step, noise images, patches.
+"""Time, memory and share of the convolution limit of the generators: an inversion step, noise images, patches.
 
     OMP_WAIT_POLICY=PASSIVE python tests/benchmarks/bench_generate.py [--threads 1] [--crops 2000]
 
@@ -39,7 +39,7 @@ def peak_memory() -> str:
 
 
 def convolution_peak() -> float:
-    """FLOP per CPU second."""
+    """Return the best convolution rate, FLOP per CPU second."""
     images, kernel = torch.randn(16, 128, 32, 32, generator=derive(0)), torch.randn(128, 128, 3, 3, generator=derive(1))
     images = images.to(memory_format=torch.channels_last)
     flop = 2 * 16 * 32 * 32 * 128 * 128 * 9

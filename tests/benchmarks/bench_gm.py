@@ -1,4 +1,4 @@
-"""CPU seconds of one gradient-matching step (DC), ours against the straightforward way; share of the convolution peak.
+"""CPU seconds of a gradient-matching step (DC) against the straightforward one; share of the convolution limit.
 
     OMP_WAIT_POLICY=PASSIVE python -m tests.benchmarks gm [--classes 10] [--real 64] [--rounds 3] [--threads 1]
 
@@ -34,7 +34,7 @@ Way = Callable[[list[Tensor], Tensor], Tensor]
 
 
 class Operations(TorchDispatchMode):
-    """Counts floating-point operations; PyTorch's own counter follows modules and stops at a double backward."""
+    """Counter of floating-point operations that also covers a double backward pass, where PyTorch's counter stops."""
 
     total = 0
 
@@ -54,7 +54,7 @@ def ours(network: nn.Module, real: list[Tensor], synthetic: Tensor) -> Tensor:
 
 
 def peak() -> float:
-    """Best rate of a convolution, GFLOP per CPU second: forward in both layouts, and forward with backward."""
+    """Return the best convolution rate, GFLOP per CPU second: forward in both layouts, and forward with backward."""
     conv, x = nn.Conv2d(128, 128, 3, padding=1), torch.randn(64, 128, 16, 16, generator=derive(0))
     flops, best = 2 * 128 * 128 * 9 * 64 * 256 / 1e9, 0.0
     for layout in (torch.contiguous_format, torch.channels_last):

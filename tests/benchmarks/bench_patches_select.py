@@ -1,4 +1,4 @@
-"""50,000 crops of one image selected down to 5,000: CPU time of each part, and the memory of all of it.
+"""Selection of 5,000 from 50,000 crops of one image: CPU time of each part and peak memory.
 
     OMP_WAIT_POLICY=PASSIVE python tests/benchmarks/bench_patches_select.py [--crops 50000] [--keep 5000] [--threads 1]
 

@@ -1,4 +1,4 @@
-"""The engine beside its peers, `peers.py`: seconds of a round on the shape that pfl-research publishes.
+"""Comparison of the engine with its peers (`peers.py`): seconds per round on the shape that pfl-research publishes.
 
     make bench-peers                                                                  on an idle machine, in six minutes
     python -m tests.benchmarks peers --out docs/results/peers.json                    in an environment with both peers
@@ -37,7 +37,7 @@ Way = Callable[[int], peers.Rounds]
 
 
 def installed(name: str) -> str:
-    """The version of a package, or "" without it."""
+    """Return the version of a package, or "" without it."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -45,7 +45,7 @@ def installed(name: str) -> str:
 
 
 def ways(users: int, cohort: int) -> dict[str, Way]:
-    """All ways that are there, by name: called with a number of rounds."""
+    """Return all available engines by name: functions of the number of rounds."""
     data = [peers.user(number) for number in range(users)]
     found: dict[str, Way] = {"plain loop": partial(peers.plain, data, cohort)}
     for workers in (1, 2):
@@ -56,7 +56,7 @@ def ways(users: int, cohort: int) -> dict[str, Way]:
 
 
 def tried(way: Way, rounds: int, cohort: int) -> tuple[peers.Rounds, str]:
-    """The rounds that a way played, all but the first; or none, and why they do not count."""
+    """Return the rounds of an engine without the first; or none, and the reason."""
     try:
         found = way(rounds)
     except Exception as error:  # a peer that fails has no row, and takes none of the others with it
@@ -68,7 +68,7 @@ def tried(way: Way, rounds: int, cohort: int) -> tuple[peers.Rounds, str]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """What a record says, in Markdown; the ratios are of medians over all rounds."""
+    """Return a record as a Markdown table; ratios are those of medians over all rounds."""
     said = [
         "| engine | version | rounds | replies | wall s per round | range | ratio to plain loop | CPU ratio |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
@@ -100,7 +100,7 @@ def table(record: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    """Measure, keep after every way, print the table."""
+    """Measure, write the record after every engine, print the table."""
     parser = argparse.ArgumentParser(
         "python -m tests.benchmarks peers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

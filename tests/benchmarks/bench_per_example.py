@@ -1,4 +1,4 @@
-"""CPU seconds of a private step by each way to per-example gradients, and of the trial before the first step.
+"""CPU seconds of a private step by each method for per-example gradients, and of the check before the first step.
 
     OMP_WAIT_POLICY=PASSIVE python tests/benchmarks/bench_per_example.py [--batch 64] [--rounds 3]
 

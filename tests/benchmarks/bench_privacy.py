@@ -1,4 +1,4 @@
-"""CPU seconds and peak memory of one private step, against the step without privacy and Opacus' own route.
+"""CPU seconds and peak memory of a private step, against the step without privacy and against Opacus.
 
     OMP_WAIT_POLICY=PASSIVE python tests/benchmarks/bench_privacy.py [--width 64] [--batch 32] [--rounds 3]
 

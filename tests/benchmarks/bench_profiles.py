@@ -1,4 +1,4 @@
-"""Where the CPU time of the examples goes: a round or two of the `cpu` preset of each, by kind of operation.
+"""Profile of the examples' CPU time by kind of operation, for one or two rounds of each `cpu` preset.
 
     python -m tests.benchmarks profiles --data DATA                                        all five, in minutes
     python -m tests.benchmarks profiles --data DATA --only vhl --out docs/results/profiles.json
@@ -93,17 +93,17 @@ LIMIT = 0.05
 
 
 class Found(BaseException):
-    """Ends an example where its study would begin."""
+    """Exception that ends an example before its study runs."""
 
 
 def kind(name: str) -> str:
-    """What an operation of this name is counted as: what fits nothing goes by its own name."""
+    """Return the kind of an operation by its name; an unknown operation is its own kind."""
     fitting = (kind for kind, parts in KINDS.items() if any(part in name for part in parts))
     return next(fitting, name.removeprefix("aten::"))
 
 
 def study_of(example: str, words: Sequence[str]) -> Any:
-    """The study that an example would run with these words."""
+    """Return the study that an example would run with these command-line words."""
     sys.path.insert(0, str(ROOT / "examples"))
     module, found = importlib.import_module(example), list[Any]()
 
@@ -120,7 +120,7 @@ def study_of(example: str, words: Sequence[str]) -> Any:
 
 
 def shares(example: str, data: str, more: Sequence[str] = ()) -> dict[str, Any]:
-    """The kinds of operations of an example, each with its share, the largest first.
+    """Return the kinds of operations of an example with their shares, largest first.
 
     Args:
         example: one of `EXAMPLES`.
@@ -162,7 +162,7 @@ def shares(example: str, data: str, more: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def shared(seconds: Mapping[str, float], whole: float) -> dict[str, float]:
-    """The shares of the kinds in the whole, the largest first; what is left is Python's.
+    """Return the shares of the kinds in the total, largest first; the remainder is Python.
 
     Raises:
         ValueError: the operations took longer than the whole.
@@ -177,7 +177,7 @@ def shared(seconds: Mapping[str, float], whole: float) -> dict[str, float]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """What a record says, in Markdown: convolutions and matrix products together, then each kind above a twentieth."""
+    """Return a record as Markdown: convolutions and matrix products together, then each kind above a twentieth."""
     said = [
         "| example, method | CPU s (profiled) | convolution and matrix products | above 5 % | rest |",
         "|---|---:|---:|---|---:|",
@@ -202,7 +202,7 @@ def table(record: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
-    """Profile, keep after every example, print the table."""
+    """Profile, write the record after every example, print the table."""
     parser = argparse.ArgumentParser(
         "python -m tests.benchmarks profiles", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

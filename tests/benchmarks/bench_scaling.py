@@ -1,4 +1,4 @@
-"""What grows with what: CPU seconds, bytes and memory of the engine, by clients in a round and by those not drawn.
+"""Growth of CPU seconds, bytes and memory of the engine with drawn and registered clients.
 
     python -m tests.benchmarks scaling
 
@@ -60,7 +60,7 @@ LONG = 41
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: so many clients, of whom so many are drawn, and so many weights."""
+    """Case to measure: number of clients, drawn clients and weights."""
 
     part: str
     clients: int
@@ -70,7 +70,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """All of them, the cheapest first."""
+    """Return all cases, cheapest first."""
     for seed in range(3):
         yield Case("start", 0, 0, 0, seed)
         yield from (Case("registered", n, 10, 100_000, seed) for n in (10, 100, 1000, 10_000, 1_000_000))
@@ -87,12 +87,12 @@ def cases() -> Iterator[Case]:
 
 
 def two(number: int) -> LabeledImages:
-    """Two small images, the same for all clients."""
+    """Return two small images, the same for all clients."""
     return LabeledImages(torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]), num_classes=2, normalization=IDENTITY)
 
 
 class Echo(FedAvg):
-    """Trains nothing: the update is what came, and if it `keeps`, so is the memory."""
+    """Method that returns the received update, and with `keeps` stores it as memory."""
 
     keeps = False
 
@@ -103,7 +103,7 @@ class Echo(FedAvg):
 
 
 class Pictures(FedDM):
-    """Sends the same ten images of 3x32x32, of which the server learns nothing; it keeps those of all clients."""
+    """Method that sends the same ten images of 3x32x32; the server stores those of all clients."""
 
     sent = LabeledImages(torch.zeros(10, 3, 32, 32), torch.arange(10), num_classes=10, normalization=IDENTITY)
 
@@ -115,18 +115,18 @@ class Pictures(FedDM):
 
 
 def network(weights: int, inputs: int, outputs: int) -> nn.Module:
-    """Two layers of so many weights, but for a few."""
+    """Return two layers with about the given number of weights."""
     width = weights // (inputs + 1 + outputs)
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, outputs))
 
 
 def one(number: int) -> LabeledImages:
-    """An image in the space of those that `Pictures` sends."""
+    """Return an image in the space of those that `Pictures` sends."""
     return Pictures.sent[:1]
 
 
 class Split(nn.Module):
-    """What FedDM asks of a network: features, and a classifier."""
+    """Minimal network with features and a classifier, as FedDM needs."""
 
     def __init__(self, weights: int, outputs: int) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class Split(nn.Module):
 
 
 def method_of(case: Case) -> Method:
-    """What runs in a case."""
+    """Return the method of a case."""
     if case.part == "union":
         return Pictures(factory=lambda outputs: Split(case.weights, outputs), ipc=1)
     method = Echo(factory=lambda outputs: network(case.weights, 4, outputs))
@@ -150,7 +150,7 @@ def method_of(case: Case) -> Method:
 
 
 def play(case: Case, folder: Path, marks: list[float]) -> list[dict[str, Any]]:
-    """The rows of a run, and when its rounds ended, in CPU seconds of this process."""
+    """Run; return the rows and the end of each round in CPU seconds of this process."""
 
     def mark(_: object) -> None:
         marks.append(time.process_time())
@@ -172,12 +172,12 @@ def play(case: Case, folder: Path, marks: list[float]) -> list[dict[str, Any]]:
 
 
 def peak() -> float:
-    """The most memory that this process has had, in MB."""
+    """Return the peak memory of this process in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def measure(case: Case, to: Connection) -> None:
-    """Play one case in this process, and send what it cost."""
+    """Run one case in this process and send its cost."""
     torch.set_num_threads(1)
     before, marks = peak(), [time.process_time()]
     with tempfile.TemporaryDirectory() as name:
@@ -202,7 +202,7 @@ def measure(case: Case, to: Connection) -> None:
 
 
 def start() -> dict[str, Any]:
-    """What a process costs that imports what a node needs, and does nothing; and one that imports PyTorch alone."""
+    """Return the cost of a process that imports what a node needs, and of one that imports only PyTorch."""
     found: dict[str, Any] = {}
     for name, module in (("torch", "torch"), ("node", "fl.deploy.flower")):
         words = f"import {module}, resource; r = resource.getrusage(resource.RUSAGE_SELF)"
@@ -213,7 +213,7 @@ def start() -> dict[str, Any]:
 
 
 def measured(case: Case) -> dict[str, Any]:
-    """What a case costs, from a process of its own: a fork of this one, which has imported all and done nothing."""
+    """Return the cost of a case from a separate process, a fork of this one that has imported everything."""
     if case.part == "start":
         return start()
     here, there = multiprocessing.get_context("fork").Pipe()
@@ -229,7 +229,7 @@ def measured(case: Case) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit, with `+` if anything but the record was changed, which grows with every row."""
+    """Return the commit, with `+` if anything but the record has changed."""
     words = ["git", "status", "--porcelain", "--untracked-files=no"]
     status = subprocess.run(words, cwd=RECORD.parent, capture_output=True, text=True).stdout
     found = git_commit()
@@ -237,7 +237,7 @@ def commit() -> str | None:
 
 
 def main() -> None:
-    """Measure what has no row yet."""
+    """Measure all rows that the record lacks."""
     rows: list[dict[str, Any]] = json.loads(RECORD.read_text())["rows"] if RECORD.exists() else []
     done = {tuple(row[name] for name in Case.__annotations__) for row in rows}
     facts = {"commit": commit(), "torch": str(torch.__version__), "python": platform.python_version()}

@@ -1,4 +1,4 @@
-"""What secure sums cost: CPU seconds of a client and of the server in a round, and bytes a client, beside plain ones.
+"""Cost of secure sums: CPU seconds of a client and of the server per round, and bytes per client, against plain rounds.
 
 `python tests/benchmarks/bench_secure_sums.py`, or with pairs of clients and parameters: `4 100000`. The method trains
 nothing, so that what is left is the engine and the filter. Seconds are CPU seconds, means of three rounds after one.
@@ -23,7 +23,7 @@ CASES = ((4, 100_000), (4, 1_000_000), (10, 100_000), (50, 100_000))
 
 
 class Idle(FedAvg):
-    """Sends the same change of every weight, and trains nothing."""
+    """Method that sends a constant change of every weight without training."""
 
     def local(self, client: Client, message: Message) -> Message:
         change = {n: torch.full_like(t, 0.01) for n, t in message[self.model].items()}
@@ -31,14 +31,14 @@ class Idle(FedAvg):
 
 
 def line(outputs: int, weights: int) -> nn.Module:
-    """A network of so many weights, but for a few."""
+    """Return a network with about the given number of weights."""
     width = weights // (5 + outputs)
     return nn.Sequential(nn.Flatten(), nn.Linear(4, width), nn.ReLU(), nn.Linear(width, outputs))
 
 
 @contextmanager
 def methods(clients: int, weights: int) -> Iterator[dict[str, Method]]:
-    """The method, plain and under secure sums with more than two thirds of the clients as threshold."""
+    """Return the method, plain and under secure sums with a threshold above two thirds of the clients."""
     with tempfile.TemporaryDirectory() as folder:
         ring = Keyring(folder)
         idle = Idle(factory=lambda outputs: line(outputs, weights))
@@ -47,7 +47,7 @@ def methods(clients: int, weights: int) -> Iterator[dict[str, Method]]:
 
 
 def main() -> None:
-    """Print a row for each case and way."""
+    """Print a row for each case and method."""
     torch.set_num_threads(1)
     given = [int(a) for a in sys.argv[1:]]
     cases = list(zip(given[::2], given[1::2])) or CASES

@@ -1,4 +1,4 @@
-"""Clients that are made when they are asked for, so that no bench pays for data that nobody trains on."""
+"""Clients made on demand, so that benchmarks do not pay for unused data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from distillkit import LabeledImages
 
 
 class Clients(Sequence[LabeledImages]):
-    """So many clients.
+    """Sequence of clients made on demand.
 
     Args:
         count: how many.

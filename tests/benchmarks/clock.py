@@ -1,4 +1,4 @@
-"""What a piece of work costs: CPU and wall seconds, minor page faults, and the memory that it has at its peak."""
+"""Cost of a piece of work: CPU and wall seconds, minor page faults and peak memory."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ PROCESS = Path("/proc/self")
 
 
 def now() -> Cost:
-    """The clocks of this process, all its threads together."""
+    """Return the clocks of this process, all threads together."""
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     return {"cpu": time.process_time(), "wall": time.perf_counter(), "faults": float(faults)}
 
 
 def since(begun: Cost) -> Cost:
-    """What was spent since then."""
+    """Return what was spent since then."""
     return {name: value - begun[name] for name, value in now().items()}
 
 
 def cost_of(work: Callable[[], object]) -> Cost:
-    """What it costs to do it."""
+    """Return the cost of a call."""
     begun = now()
     work()
     return since(begun)
 
 
 def with_peak(work: Callable[[], T]) -> tuple[T, float | None]:
-    """What the work gives, and how many MB more than before the process had at its peak; None where it does not say.
+    """Return the result of a call and the growth of peak memory in MB; None where the system does not report it.
 
     Memory that was freed, but that the allocator kept, is given back first, so that what ran before does not count.
     """

@@ -1,4 +1,4 @@
-"""Rounds of the engine, beside the loops that one would write."""
+"""Rounds of the engine, against plain loops."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORKERS = 2
 
 
 def rounds(method: Method, clients: list[LabeledImages], number: int, lap: Lap, workers: int = WORKERS) -> Tensor:
-    """How far the model has come after so many rounds."""
+    """Return the change of the model after a number of rounds."""
     run = simulate(method, clients, rounds=number, workers=workers, on_round=lambda _: lap(), progress=False)
     first = method.networks.first("", clients[0].num_classes, 0)  # type: ignore[attr-defined]
     model = run.models[""]
@@ -33,7 +33,7 @@ def rounds(method: Method, clients: list[LabeledImages], number: int, lap: Lap, 
 
 
 def noting(method: type[Method], convolutions: Convolutions) -> type[Method]:
-    """The same method, whose convolutions are noted wherever it works."""
+    """Return the method with its convolutions recorded wherever it runs."""
 
     class Noting(method):  # type: ignore[valid-type,misc]
         def local(self, client: Client, message: Message) -> Message:
@@ -48,7 +48,7 @@ def noting(method: type[Method], convolutions: Convolutions) -> type[Method]:
 
 
 def averaging(s: Sizes, kind: str, *, layers: bool = False) -> Race:
-    """A round of FedAvg; beside the bare loop on the same network, or on one of PyTorch's own layers."""
+    """Race of a FedAvg round against the bare loop on the same network or on PyTorch's layers."""
     shape = (1, 28, 28) if kind == "lenet" else s.shape
     number, each = getattr(s, kind)
     options: dict[str, Any] = {"lr": 0.01, "batch": s.batch}
@@ -76,7 +76,7 @@ def averaging(s: Sizes, kind: str, *, layers: bool = False) -> Race:
 
 
 def condensing(s: Sizes) -> Race:
-    """A round of FedDM: two matching steps of each client, five passes of the server."""
+    """Race of a FedDM round: two matching steps per client, five passes on the server."""
     number, each = s.condensing
     clients = [images(s.shape, s.classes, each, 7, k) for k in range(number)]
     options: dict[str, Any] = {"ipc": s.ipc, "steps": 2, "batch_real": each, "server_epochs": 5, "rho": 5.0}

@@ -1,4 +1,4 @@
-"""What grows with what: CPU seconds of ours alone, at several sizes in turn."""
+"""Growth of CPU seconds with size, for our code alone, at several sizes in turn."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GROWING: dict[str, Sequence[Any]] = {
 
 
 def a_round(clients: int, rounds: int) -> float:
-    """CPU seconds of a round of ten clients among so many, made when asked for; the first round is not counted."""
+    """Return CPU seconds of a round of ten drawn clients; the first round is excluded."""
     method, marks = FedAvg(factory=network, steps=1), list[float]()
     begun = now()
 
@@ -45,7 +45,7 @@ def a_round(clients: int, rounds: int) -> float:
 
 
 def a_step(sizes: Sizes) -> float:
-    """CPU seconds of a step of distribution matching; the first is not counted."""
+    """Return CPU seconds of a distribution-matching step; the first is excluded."""
     race, marks, begun = matching(sizes), list[float](), now()
 
     def mark() -> None:
@@ -58,7 +58,7 @@ def a_step(sizes: Sizes) -> float:
 
 
 def grown(name: str, sizes: Sequence[Any], measure: Callable[[Any], float], repeats: int, base: Any) -> Result:
-    """A line: the median seconds at every size, and how many times those of the size called `base` they are."""
+    """Return a line: the median seconds at every size, and their ratios to the size `base`."""
     seconds: list[list[float]] = [[] for _ in sizes]
     for _ in range(repeats):
         for found, size in zip(seconds, sizes, strict=True):
@@ -72,7 +72,7 @@ NAMES = ("registered clients, 10 drawn: a round", *(f"{field}: a DM step" for fi
 
 
 def line(name: str, *, tiny: bool = False, repeats: int = 3) -> Result:
-    """A line of the table.
+    """Measure a line of the table.
 
     Args:
         name: one of `NAMES`.
@@ -91,5 +91,5 @@ def line(name: str, *, tiny: bool = False, repeats: int = 3) -> Result:
 
 
 def missed(line: Result) -> bool:
-    """Whether the largest number of clients costs more than it should."""
+    """Check whether the largest number of clients costs more than the target."""
     return "target" in line and line["ratios"][-1] > line["target"]

@@ -1,4 +1,4 @@
-"""The limit that convolutions set: those of a pass, noted while it runs, and then done alone."""
+"""Lower bound set by convolutions: those of a pass, recorded while it runs and then run alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Said = tuple[Any, ...]
 
 
 class Convolutions(TorchDispatchMode):
-    """Notes every convolution of the work in its `with` block, forward and backward: sizes, strides and how often.
+    """Recorder of every convolution in its `with` block, forward and backward: sizes, strides and counts.
 
     It sees the thread that it is entered in, so work on several threads is to be done on one meanwhile. While
     `counting` is false it counts nothing.
@@ -40,7 +40,7 @@ class Convolutions(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def alone(self, workers: int) -> Callable[[], Cost]:
-        """What does them alone, on tensors of these sizes and strides, and says what those of a pass cost.
+        """Prepare the recorded convolutions alone on tensors of these sizes; return a function that measures a pass.
 
         Args:
             workers: threads of one intra-op thread each, side by side; 1 for this thread as it is.
@@ -68,7 +68,7 @@ def _repeat(func: Any, args: list[Any], times: int) -> None:
 
 
 def _together(pool: ThreadPoolExecutor, workers: int, work: Callable[[], None]) -> Cost:
-    """What it costs that every worker does the work, all from the same moment on."""
+    """Measure the work run by all workers at the same time."""
     if workers == 1:
         begun = now()
         work()

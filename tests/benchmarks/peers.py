@@ -1,4 +1,4 @@
-"""Four ways to the same round, on the shape that pfl-research publishes; each counts the replies of its rounds.
+"""Implementations of the same round by four engines, on the shape that pfl-research publishes; each counts its replies.
 
 1,000 users of 50 random images of 3x32x32, 50 of them in a round, batches of 10, one epoch at a rate of 0.1, averaged;
 the CNN of two convolutions, 1.6 M parameters, without its dropout. (pfl-research, benchmarks/image_classification.)
@@ -48,7 +48,7 @@ Rounds = list[dict[str, Any]]
 
 
 def cnn(outputs: int = 10) -> nn.Module:
-    """The CNN of pfl-research's benchmark, for images [N, C, H, W]."""
+    """Return the CNN of pfl-research's benchmark for images [N, C, H, W]."""
     return nn.Sequential(
         *(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
         *(nn.Linear(14 * 14 * 64, 128), nn.ReLU(), nn.Linear(128, outputs)),
@@ -56,7 +56,7 @@ def cnn(outputs: int = 10) -> nn.Module:
 
 
 def user(number: int) -> LabeledImages:
-    """A user's images, drawn anew whenever they are asked for: a few milliseconds, the same for all ways."""
+    """Return a user's images, drawn anew on each request in a few milliseconds, equal for all engines."""
     generator = derive(0, number)
     images = torch.randn(IMAGES, 3, 32, 32, generator=generator)
     return LabeledImages(
@@ -65,7 +65,7 @@ def user(number: int) -> LabeledImages:
 
 
 def train(network: nn.Module, data: LabeledImages, seed: int) -> None:
-    """One epoch of plain SGD in place."""
+    """Train one epoch of plain SGD in place."""
     parameters = list(network.parameters())
     for index in torch.randperm(IMAGES, generator=torch.Generator().manual_seed(seed)).split(BATCH):
         loss = F.cross_entropy(network(data.images[index]), data.labels[index])
@@ -76,7 +76,7 @@ def train(network: nn.Module, data: LabeledImages, seed: int) -> None:
 
 
 def timed(work: Callable[[int], int], rounds: int) -> Rounds:
-    """Seconds and replies of each round."""
+    """Return the seconds and replies of each round."""
     found = []
     for number in range(rounds):
         wall, cpu = time.perf_counter(), time.process_time()
@@ -86,7 +86,7 @@ def timed(work: Callable[[int], int], rounds: int) -> Rounds:
 
 
 def plain(users: Sequence[LabeledImages], cohort: int, rounds: int) -> Rounds:
-    """The loop that one would write."""
+    """Run the plain loop."""
     torch.set_num_threads(1)
     network = cnn()
     flat = nn.utils.parameters_to_vector(network.parameters()).detach()
@@ -106,7 +106,7 @@ def plain(users: Sequence[LabeledImages], cohort: int, rounds: int) -> Rounds:
 
 
 def ours(users: Sequence[LabeledImages], cohort: int, rounds: int, workers: int) -> Rounds:
-    """`fl.simulate`: what a user writes, the global model not tested."""
+    """Run `fl.simulate` without tests of the global model."""
     torch.set_num_threads(1)
     method, found = FedAvg(factory=cnn, lr=RATE, batch=BATCH), Rounds()
     last = [time.perf_counter(), time.process_time()]
@@ -124,7 +124,7 @@ def ours(users: Sequence[LabeledImages], cohort: int, rounds: int, workers: int)
 
 
 def parts(users: Sequence[LabeledImages], cohort: int) -> dict[str, float]:
-    """CPU milliseconds of each part of a client of ours, the median over two rounds; each thread counts its own."""
+    """Return CPU milliseconds of each part of one of our clients, by thread, the median over two rounds."""
     spent: dict[str, list[float]] = {}
 
     def watched(owner: Any, name: str) -> Any:
@@ -159,7 +159,7 @@ def parts(users: Sequence[LabeledImages], cohort: int) -> dict[str, float]:
 
 
 def pfl(users: Sequence[LabeledImages], cohort: int, rounds: int) -> Rounds:
-    """pfl-research's own loop."""
+    """Run pfl-research's loop."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -217,7 +217,7 @@ def pfl(users: Sequence[LabeledImages], cohort: int, rounds: int) -> Rounds:
 
 
 def flower(users: int, cohort: int, rounds: int) -> Rounds:
-    """Flower's simulation, in a program of its own: Ray is started and stopped with it."""
+    """Run Flower's simulation in a separate program, which starts and stops Ray."""
     words = [sys.executable, "-m", "tests.benchmarks.peers", *map(str, (users, cohort, rounds))]
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     path = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
@@ -233,7 +233,7 @@ def flower(users: int, cohort: int, rounds: int) -> Rounds:
 
 
 def in_flower(users: int, cohort: int, rounds: int) -> None:
-    """The program of `flower`; it prints a line a round. Flower counts the seconds of its server, not its actors'."""
+    """Run the program of `flower`, which prints a line per round with the seconds of its server."""
     from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp

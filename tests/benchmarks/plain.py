@@ -1,4 +1,4 @@
-"""The straightforward side of the benchmarks: what one would write with PyTorch's own layers, batches taken whole.
+"""Straightforward implementations for the benchmarks: PyTorch's own layers and whole batches.
 
 Each function gives a step, a function without arguments that does one step of its loop and returns what came of it, to
 be held against ours; what is drawn at random is drawn as ours draws it, so that both are the same numbers.
@@ -27,7 +27,7 @@ Embed = Callable[[Tensor], Tensor]
 
 
 def plain(network: Any) -> nn.Sequential:
-    """The embedding of one of our networks by PyTorch's own layers, with the same parameters."""
+    """Return the embedding of one of our networks with PyTorch's layers and the same parameters."""
     layers: list[nn.Module] = []
     for layer in network.body:
         if isinstance(layer, nn.GroupNorm):
@@ -44,12 +44,12 @@ def plain(network: Any) -> nn.Sequential:
 
 
 def plain_classifier(network: Any) -> nn.Sequential:
-    """The whole network so: its logits."""
+    """Return the whole network with PyTorch's layers."""
     return nn.Sequential(*plain(network), network.classifier)
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
-    """All of them as one vector, a copy."""
+    """Return all tensors as one vector, a copy."""
     return torch.cat([t.detach().flatten() for t in tensors])
 
 
@@ -57,7 +57,7 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def dm_gradient(embed: Embed, real: Sequence[Tensor], synthetic: Tensor) -> Tensor:
-    """The gradient of distribution matching in the synthetic images: every class whole, one backward pass."""
+    """Return the gradient of distribution matching in the synthetic images: whole classes, one backward pass."""
     leaf = synthetic.clone().requires_grad_()
     loss = torch.zeros(())
     for own, fake in zip(real, leaf.split(len(leaf) // len(real)), strict=True):
@@ -68,7 +68,7 @@ def dm_gradient(embed: Embed, real: Sequence[Tensor], synthetic: Tensor) -> Tens
 
 
 def gm_gradient(network: nn.Module, real: Sequence[Tensor], synthetic: Tensor) -> Tensor:
-    """The gradient of gradient matching in the synthetic images: every class whole, one backward pass for all."""
+    """Return the gradient of gradient matching in the synthetic images: whole classes, one backward pass for all."""
     parameters, leaf = list(network.parameters()), synthetic.clone().requires_grad_()
     loss, ipc = torch.zeros(()), len(synthetic) // len(real)
     for c, (own, fake) in enumerate(zip(real, leaf.split(ipc), strict=True)):
@@ -79,7 +79,7 @@ def gm_gradient(network: nn.Module, real: Sequence[Tensor], synthetic: Tensor) -
 
 
 def target_gradient(network: nn.Module, target: Sequence[Tensor], labels: Tensor, synthetic: Tensor) -> Tensor:
-    """The same towards a gradient that is given, all classes in one batch (FedLGD's server)."""
+    """Return the gradient of matching to a given gradient, with all classes in one batch (FedLGD's server)."""
     parameters, leaf = list(network.parameters()), synthetic.clone().requires_grad_()
     loss = F.cross_entropy(network(leaf), labels)
     found = torch.autograd.grad(loss, parameters, create_graph=True)
@@ -87,7 +87,7 @@ def target_gradient(network: nn.Module, target: Sequence[Tensor], labels: Tensor
 
 
 def descent(start: Tensor, gradient: Callable[[Tensor], Tensor], lr: float, momentum: float = 0.5) -> Step:
-    """SGD with momentum on images; a step returns how far they have come."""
+    """SGD with momentum on images; a step returns their change."""
     images, velocity = start.clone(), torch.zeros_like(start)
 
     def step() -> Tensor:
@@ -99,7 +99,7 @@ def descent(start: Tensor, gradient: Callable[[Tensor], Tensor], lr: float, mome
 
 
 def inversion(teacher: nn.Module, student: nn.Module, targets: Tensor, shape: Sequence[int], steps: int) -> Step:
-    """Adam on a batch of images until the teacher takes them for their targets and the student does not (FedCOG)."""
+    """Adam on a batch of images that the teacher classifies as their targets and the student does not (FedCOG)."""
 
     def step() -> Tensor:
         images = torch.randn(len(targets), *shape, generator=as_generator(0)).requires_grad_()
@@ -128,7 +128,7 @@ def inversion(teacher: nn.Module, student: nn.Module, targets: Tensor, shape: Se
 def fedavg(
     model: nn.Module, clients: Sequence[LabeledImages], *, lr: float, batch: int, pool: ThreadPoolExecutor
 ) -> Step:
-    """A round of averaging: copy, loop, SGD, average the weights, which a step returns less those of the start."""
+    """Round of averaging: copy, loop, SGD, average; a step returns the change of the weights."""
     begun, number = flat(list(model.parameters())), 0
 
     def train(client: int) -> dict[str, Tensor]:
@@ -155,7 +155,7 @@ def feddm(
     model: Any, clients: Sequence[LabeledImages], *, ipc: int, steps: int, rho: float, epochs: int, batch: int,
     pool: ThreadPoolExecutor,
 ) -> Step:  # fmt: skip
-    """A round of FedDM: clients match embeddings and logits in the ball, the server trains on the union in it."""
+    """Round of FedDM: clients match embeddings and logits in the ball; the server trains on the union in it."""
     begun, number = flat(list(model.parameters())), 0
 
     def condense(client: int) -> tuple[Tensor, Tensor]:
@@ -211,7 +211,7 @@ def feddm(
 def private_images(
     embed: Embed, images: Tensor, real: Tensor, labels: Tensor, *, clip: float
 ) -> Callable[[float], Tensor]:
-    """FedDM's private step: a forward and backward pass a record, clipped over all classes, summed, noised."""
+    """FedDM's private step: one forward and backward pass per record, clipped over all classes, summed, with noise."""
     noise = torch.Generator().manual_seed(0)
 
     def step(sigma: float) -> Tensor:
@@ -228,7 +228,7 @@ def private_images(
 
 
 def means_gradient(embed: Embed, center: Tensor, target: Tensor, images: Tensor) -> Tensor:
-    """How images [K, ipc, ...] are to change so that the means of their unit vectors meet a target, in one batch."""
+    """Return the gradient that moves the means of unit vectors of images [K, ipc, ...] to a target, in one batch."""
     leaf = images.clone().requires_grad_()
     vectors = embed(leaf.flatten(0, 1)) - center
     means = (vectors / vectors.norm(dim=1, keepdim=True)).unflatten(0, images.shape[:2]).mean(1)
@@ -236,7 +236,7 @@ def means_gradient(embed: Embed, center: Tensor, target: Tensor, images: Tensor)
 
 
 def opacus(network: nn.Module, images: Tensor, labels: Tensor) -> Callable[[float], Tensor]:
-    """A step of DP-SGD by Opacus alone, up to where its optimiser moves: the noised mean of clipped gradients."""
+    """DP-SGD step by Opacus alone, up to the optimizer step: the noisy mean of clipped gradients."""
     from opacus.grad_sample import GradSampleModule
     from opacus.optimizers import DPOptimizer
 

@@ -1,4 +1,4 @@
-"""Ours and the straightforward way in turn, step by step, and the convolutions of the pass alone."""
+"""Interleaved comparison of our code with the straightforward implementation and with convolutions alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LEAST, MOST = 3, 15
 
 @dataclass(frozen=True)
 class Race:
-    """Two ways to do the same.
+    """Two implementations of the same work.
 
     Attributes:
         ours: see `Ours`.
@@ -45,14 +45,14 @@ class Race:
     noted: Callable[[Convolutions], object] | None = None
 
     def once(self, alone: bool) -> tuple[Tensor, Convolutions | None]:
-        """What a step of ours gives, and its convolutions if it does them all on this thread, as `alone` says."""
+        """Run a step of ours; return its result, and its convolutions if they all run on this thread, see `alone`."""
         if self.noted is not None or not alone:
             return self.ours(1, nothing), None
         with Convolutions() as noted:
             return self.ours(1, nothing), noted
 
     def convolutions(self, *, later: bool = False) -> Convolutions:
-        """Those of a step of ours: of the first, or of a `later` one, without what is done once before."""
+        """Record the convolutions of a step of ours: the first, or a `later` one without one-time work."""
         noted, threads = Convolutions(), torch.get_num_threads()
         noted.counting = not later
 
@@ -71,7 +71,7 @@ class Race:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table.
+    """Line of the table.
 
     Attributes:
         name: what is measured.
@@ -95,11 +95,11 @@ class Row:
 
 
 def nothing() -> None:
-    """For steps that nobody waits for."""
+    """Do nothing; for steps without preparation."""
 
 
 def checked(row: Row, sizes: Any) -> float:
-    """How far both sides are apart after a step in float64.
+    """Return the difference of both implementations after a step in float64.
 
     Raises:
         RuntimeError: too far for rounding: they do not do the same, and no time means anything.
@@ -122,7 +122,7 @@ def _near(row: Row, ours: Tensor, plain: Tensor, most: float) -> float:
 
 
 def timed(row: Row, race: Race, noted: Convolutions, rounds: int) -> tuple[dict[str, list[Cost]], Cost]:
-    """What each round costs either side, and the convolutions; and what the first step of ours cost, which is apart."""
+    """Return the costs of each round on either side and of the convolutions, and of our first step separately."""
     found: dict[str, list[Cost]] = {"ours": [], "plain": [], "convolutions": []}
     first: list[Cost] = []
     step, alone = race.plain(), noted.alone(row.threads)
@@ -144,7 +144,7 @@ def timed(row: Row, race: Race, noted: Convolutions, rounds: int) -> tuple[dict[
 
 
 def measured(row: Row, sizes: Any, tiny: Any, seconds: float) -> Result:
-    """A line of the table: the ratios of all rounds, and what they were made of.
+    """Measure a line of the table: the ratios of all rounds and their parts.
 
     Args:
         row: what to measure.
@@ -190,13 +190,13 @@ def _line(row: Row, found: dict[str, list[Cost]], first: Cost) -> Result:
 
 
 def missed(line: Result) -> bool:
-    """Whether a line of the table is beside one of its targets."""
+    """Check whether a line of the table misses one of its targets."""
     slow = line["target"] is not None and line["ratio"] > line["target"]
     return slow or (line["share_target"] is not None and line["share"] < line["share_target"])
 
 
 def largest(work: Callable[[], object], count: int = 3) -> list[tuple[str, float]]:
-    """The operations that take the most CPU time of a piece of work, on all its threads, each with its share."""
+    """Return the operations of a piece of work with the most CPU time on all its threads, with their shares."""
     from torch._C._profiler import _ExperimentalConfig
     from torch.profiler import ProfilerActivity, profile
 

@@ -1,4 +1,4 @@
-"""The rows of the table: what is measured of ours, and what is aimed at."""
+"""Rows of the benchmark table with their targets."""
 
 from __future__ import annotations
 

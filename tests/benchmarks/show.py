@@ -1,4 +1,4 @@
-"""The lines of a record as the tables that a person reads."""
+"""Formatting of record lines as tables."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Line = dict[str, Any]
 
 
 def read(path: Path) -> list[Line]:
-    """The lines of a record; none if there is no such file."""
+    """Return the lines of a record; none if the file does not exist."""
     return [json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else []
 
 
 def name(line: Line) -> str:
-    """What a line is called in the table."""
+    """Return the name of a line in the table."""
     return str(line["row"] if "row" in line else line["growth"])
 
 
@@ -31,7 +31,7 @@ def _pair(both: dict[str, float | None], scale: float = 1.0) -> str:
 
 
 def rows(lines: Sequence[Line]) -> str:
-    """The table of rows, each missed target in bold."""
+    """Return the table of rows with missed targets in bold."""
     said = [
         "| what | seconds | ours | straightforward | ratio | range | target | convolutions | memory, MB "
         "| faults, thousands |",
@@ -62,7 +62,7 @@ def rows(lines: Sequence[Line]) -> str:
 
 
 def grown(lines: Sequence[Line]) -> str:
-    """The table of growth."""
+    """Return the table of growth."""
     said = ["| what grows | CPU seconds | ratio to one size |", "|---|---|---|"]
     for line in lines:
         medians = [_seconds(values) for values in line["seconds"]["cpu"]]
@@ -74,7 +74,7 @@ def grown(lines: Sequence[Line]) -> str:
 
 
 def tables(lines: Sequence[Line]) -> str:
-    """Where a record is from, and its tables."""
+    """Return the origin of a record and its tables."""
     if not lines:
         return "No record is kept yet."
     first = lines[0]
@@ -89,5 +89,5 @@ def tables(lines: Sequence[Line]) -> str:
 
 
 def missed(lines: Sequence[Line]) -> list[str]:
-    """The names of what is beside its target."""
+    """Return the names of rows that miss their target."""
     return [name(line) for line in lines if (race if "row" in line else growth).missed(line)]

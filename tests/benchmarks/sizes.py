@@ -1,4 +1,4 @@
-"""How large what is measured is, and random images and networks of these sizes."""
+"""Sizes of the benchmarks, and random images and networks of these sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distillkit.rng import derive
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large everything is.
+    """Sizes of all benchmarks.
 
     Attributes:
         classes, ipc, side, width: of the sets, and of ConvNet-3.
@@ -45,7 +45,7 @@ class Sizes:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of an image."""
+        """Return the shape of an image."""
         return 3, self.side, self.side
 
 
@@ -57,12 +57,12 @@ TINY = Sizes(
 
 
 def images(shape: tuple[int, int, int], classes: int, each: int, *keys: int) -> LabeledImages:
-    """Random images, class by class."""
+    """Return random images, class by class."""
     labels = torch.arange(classes).repeat_interleave(each)
     pixels = torch.randn(len(labels), *shape, generator=derive(0, "images", *keys))
     return LabeledImages(pixels, labels, num_classes=classes, normalization=IDENTITY)
 
 
 def convnet(s: Sizes, width: int | None = None, seed: int = 0) -> Any:
-    """A ConvNet-3, in eval mode."""
+    """Return a ConvNet-3 in eval mode."""
     return build(lambda: ConvNet(s.shape, s.classes, width=width or s.width), seed).eval()

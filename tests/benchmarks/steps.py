@@ -1,4 +1,4 @@
-"""Steps of components, beside the straightforward ones: matching, inversion, testing, private steps."""
+"""Steps of components against straightforward implementations: matching, inversion, evaluation, private steps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.benchmarks.sizes import Sizes, convnet, images
 
 
 def matching(s: Sizes, *, cache: bool = False) -> Race:
-    """Distribution matching with all real images of a class; with the cache, as FedLGD refines."""
+    """Race of distribution matching with all real images of a class; with `cache`, as FedLGD refines."""
     network = convnet(s).requires_grad_(False)
     real, start = images(s.shape, s.classes, s.real), images(s.shape, s.classes, s.ipc, 1)
 
@@ -55,7 +55,7 @@ def matching(s: Sizes, *, cache: bool = False) -> Race:
 
 
 def gradients(s: Sizes) -> Race:
-    """A matching step of DC."""
+    """Race of a matching step of DC."""
     network = convnet(s)
     real, start = images(s.shape, s.classes, s.real_gm), images(s.shape, s.classes, s.ipc, 1)
 
@@ -74,7 +74,7 @@ def gradients(s: Sizes) -> Race:
 
 
 def given_gradient(s: Sizes) -> Race:
-    """A step towards a given gradient, as FedLGD's server does it."""
+    """Race of a step towards a given gradient, as on FedLGD's server."""
     network, start = convnet(s), images(s.shape, s.classes, s.ipc, 1)
     target = [torch.randn(p.shape, generator=derive(2, k)) for k, p in enumerate(network.parameters())]
 
@@ -90,7 +90,7 @@ def given_gradient(s: Sizes) -> Race:
 
 
 def inversion(s: Sizes, steps: int = 2) -> Race:
-    """Inversion with a student to disagree with: two steps of Adam."""
+    """Race of inversion with a student to disagree with: two steps of Adam."""
     teacher, student = (convnet(s, seed=seed).requires_grad_(False) for seed in (0, 1))
     targets = torch.arange(s.inverted) % s.classes
 
@@ -108,7 +108,7 @@ def inversion(s: Sizes, steps: int = 2) -> Race:
 
 
 def testing(s: Sizes) -> Race:
-    """The accuracy of a network, whose labels are what PyTorch's layers say, so that it is 1 up to rounding."""
+    """Race of evaluating a network on the predictions of PyTorch's layers, so that the accuracy is 1 up to rounding."""
     network, whole = convnet(s), images(s.shape, 2, s.tested // 2).images
     straight = plain.plain_classifier(network)
 
@@ -131,7 +131,7 @@ def testing(s: Sizes) -> Race:
 
 
 def image_steps(s: Sizes) -> Race:
-    """The private step of `image_sgd` (FedDM)."""
+    """Race of the private step of `image_sgd` (FedDM)."""
     network = convnet(s, s.private_width).requires_grad_(False)
     synthetic = images(s.shape, s.classes, s.ipc, 1).images.unflatten(0, (s.classes, s.ipc))
     data = torch.randn(s.records, *s.shape, generator=derive(3)), torch.arange(s.records) % s.classes
@@ -158,12 +158,12 @@ def image_steps(s: Sizes) -> Race:
 
 
 def noises() -> Iterator[float]:
-    """None first, then the clip."""
+    """Yield None first, then the clip."""
     return (float(n > 0) for n in count())
 
 
 def mean_steps(s: Sizes) -> Race:
-    """A step of `fit_to_means`, on class means that were released."""
+    """Race of a step of `fit_to_means` on released class means."""
     network, like = convnet(s, s.private_width).requires_grad_(False), images(s.shape, s.classes, s.ipc, 1)
     maps = PublicEmbedders(FixedNetwork(network), 1, like=like)
     synthetic = like.images.unflatten(0, (s.classes, s.ipc))
@@ -183,7 +183,7 @@ def mean_steps(s: Sizes) -> Race:
 
 
 def private_training(s: Sizes) -> Race:
-    """The gradient of a step of `train_private`."""
+    """Race of the gradient of a step of `train_private`."""
     network = convnet(s, s.private_width).train()
     data = torch.randn(s.records, *s.shape, generator=derive(3)), torch.arange(s.records) % s.classes
     public = torch.randn(6, *s.shape, generator=derive(1)), torch.arange(6) % s.classes

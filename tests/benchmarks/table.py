@@ -1,4 +1,4 @@
-"""One table: each row ours beside the straightforward way and beside the convolutions alone, measured in turn.
+"""Benchmark table: each row compares our code with the straightforward implementation and with its convolutions alone.
 
     make bench                                                     python -m tests.benchmarks
     python -m tests.benchmarks --out docs/results/benchmarks.jsonl --only "DM step"
@@ -44,7 +44,7 @@ SAME = ("code", "torch", "python", "processor", "cores", "tiny")
 
 
 def line(number: int, tiny: bool, seconds: float) -> Result:
-    """The line of that number, measured in this process."""
+    """Measure one line in this process."""
     torch.set_num_threads(1)
     if number < len(ROWS):
         return measured(ROWS[number], TINY if tiny else FULL, TINY, seconds)
@@ -52,13 +52,13 @@ def line(number: int, tiny: bool, seconds: float) -> Result:
 
 
 def apart(work: Callable[..., Result], *arguments: Any) -> Result:
-    """The same from a process of its own, which is started for it."""
+    """Call a function in a new process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as one:
         return one.submit(work, *arguments).result()
 
 
 def code() -> str:
-    """A hash of the sources that a row runs."""
+    """Return a hash of the sources that a row runs."""
     root = Path(__file__).parents[2]
     files = sorted(p for part in ("distillkit", "fl", "tests/benchmarks") for p in (root / part).rglob("*.py"))
     text = b"".join(f"{p.relative_to(root)}\n".encode() + p.read_bytes() for p in files)
@@ -66,7 +66,7 @@ def code() -> str:
 
 
 def processor() -> str:
-    """Its name, as the system calls it."""
+    """Return the processor's name as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
@@ -75,14 +75,14 @@ def processor() -> str:
 
 
 def known(path: Path | None, facts: dict[str, Any], seconds: float) -> dict[str, Result]:
-    """The rows of a record that need not be measured again, by name: of the same code, machine, sizes and length."""
+    """Return the rows of a record that need no new measurement, by name: same code, machine, sizes and length."""
     wanted = {name: facts[name] for name in SAME} | {"asked": seconds}
     lines = show.read(path) if path is not None else []
     return {show.name(line): line for line in lines if wanted.items() <= line.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> list[Result]:
-    """Measure, print, and keep what was asked for."""
+    """Measure, print and write what was requested."""
     parser = argparse.ArgumentParser(
         "python -m tests.benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
