@@ -132,7 +132,7 @@ def rates_and_truths(
 
 
 def intervals(found: Tensor, size: int = 60) -> list[Estimate]:
-    """Return the intervals of `leave_one_out` around the means over targets [targets, 3]: AUC, true and false positives."""
+    """Return the intervals of `leave_one_out` around means over targets [targets, 3]: AUC, true and false positives."""
     module, units = sys.modules["attacks.membership.leave_one_out"], torch.arange(len(found)) // 2
     counted = [
         [Rate(round(float(share) * size / 2), size // 2, 0.0, 1.0, 0.95) for share in found[:, column]]
