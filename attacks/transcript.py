@@ -82,7 +82,7 @@ def read_transcript(folder: str | os.PathLike[str]) -> Iterator[TranscriptMessag
     message raises an error.
 
     Args:
-        folder: of the run, made by `simulate(..., out=folder, transcript=True)`.
+        folder: of the run, made by `simulate(..., out=RunFolder(folder, transcript=True))`.
 
     Yields:
         Each message, with tensors on the CPU. Only one is in memory at a time.
@@ -103,7 +103,9 @@ def read_transcript(folder: str | os.PathLike[str]) -> Iterator[TranscriptMessag
         named = [(match, path) for path in place.iterdir() if (match := _FILE_NAME.fullmatch(path.name))]
         found += [(number, int(match[1]), match[2] or "local", match[3], path) for match, path in named]
     if not found:
-        raise NoTranscript(f"{at} holds no messages: run again with simulate(..., transcript=True) to record them")
+        raise NoTranscript(
+            f"{at} holds no messages: run again with simulate(..., out=RunFolder(path, transcript=True)) to record them"
+        )
     return (_read_message(*one) for one in sorted(found))
 
 

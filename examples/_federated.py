@@ -29,7 +29,9 @@ def seen_by_server(method: Method, clients: Sequence[LabeledImages], rounds: int
     """
     seen: dict[int, list[Tensor]] = {}
     with TemporaryDirectory() as folder:
-        run = simulate(method, clients, rounds=rounds, seed=seed, out=folder, transcript=True, progress=False)
+        run = simulate(
+            method, clients, rounds=rounds, seed=seed, out=RunFolder(folder, transcript=True), progress=False
+        )
         for message in read_transcript(folder):
             seen.setdefault(message.round, []).extend(images.images for images in message.sets.values())
     return run.models[""], [torch.cat(images) for images in seen.values() if images]

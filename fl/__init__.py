@@ -20,7 +20,7 @@ from fl.averaging import (
 )
 from fl.batches import Batch, Phase, shuffled_indices
 from fl.deploy.loopback import Loopback
-from fl.engine import CheckpointError, ClientData, Run, history, simulate
+from fl.engine import CheckpointError, ClientData, Run, RunFolder, history, simulate
 from fl.filters import Adaptive, ClientDP, Filter, Filtered
 from fl.message import Entry, Message, Tensors
 from fl.method import Method, NoUsableReply, Predictor, evaluation_spec
@@ -64,6 +64,7 @@ __all__ = [
     "Real",
     "Registry",
     "Run",
+    "RunFolder",
     "Schema",
     "SecureSums",
     "Server",

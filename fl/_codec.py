@@ -208,7 +208,7 @@ def decode(data: bytes) -> tuple[Message, dict[str, str]]:
 def digest(key: str, value: Value) -> str:
     """A 32-character fingerprint of one value, equal on every machine that holds the same bits.
 
-    The server sends it in place of a value that the client keeps (`Entry(kept=True)`).
+    The server sends it in place of a value that the client keeps (`Entry(cached=True)`).
 
     Args:
         key: of the entry; it is part of the fingerprint.

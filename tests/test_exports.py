@@ -64,7 +64,7 @@ NEEDED = """
     a server's rule: ServerAdaptive
     a method: Method Client Predictor sums_like Networks Factory LabelTask
     a filter: Filter Filtered
-    a run: simulate ClientData Run history CheckpointError
+    a run: simulate ClientData RunFolder Run history CheckpointError
 """
 
 

@@ -53,7 +53,7 @@ class RunFolder:
         notes = self.config.get("notes")
         if isinstance(notes, dict) and "way" in notes:
             return "run the study again in another folder, with Federated(..., transcript=True)"
-        return "run again with simulate(..., transcript=True)"
+        return "run again with simulate(..., out=RunFolder(path, transcript=True))"
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def report(
     that a method protects records: at most that no leak was found, and the smallest leak it would have detected.
 
     Args:
-        folder: of the run, from `simulate(..., out=folder, transcript=True)` or from a study.
+        folder: of the run, from `simulate(..., out=RunFolder(folder, transcript=True))` or from a study.
         pipeline: the run as a function of its records, for attacks with shadow models. Use
             `fl.study.repeat(folder, keep=indices, seed=seed)` in the `fit` of an `attacks.membership.Pipeline`. None
             omits these attacks.

@@ -283,14 +283,14 @@ def device(value: torch.device | str, name: str = "device") -> torch.device:
 
     Raises:
         TypeError: neither a name nor a device.
-        ValueError: no such device, or a device that cannot hold a tensor.
+        ValueError: no such device, or a device that cannot hold values.
     """
     if not isinstance(value, str | torch.device):
         raise TypeError(f"{name} must be a torch.device or a name such as 'cpu' or 'cuda', got {type(value).__name__}")
     try:
         found = torch.device(value)
-        torch.empty(0, device=found)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros((), device=found).item()
+    except (RuntimeError, NotImplementedError, AssertionError) as error:
         first = str(error).split("\n")[0]
         raise ValueError(f"{name} must be one that this machine has, got {str(value)!r}: {first}") from error
     return found

@@ -76,7 +76,7 @@ def require_answer_schema(addons: Sequence[AddOn]) -> None:
     for addon in addons:
         if overrides(addon, "answer") and not overrides(addon, "expect_answer"):
             raise ValueError(
-                f"{addon.name}.answer answers, but nothing says what the answer looks like: write expect_answer"
+                f"{addon.name}.answer returns a reply, but nothing says what the reply holds: write expect_answer"
             )
 
 

@@ -11,10 +11,9 @@ import torch
 
 from distillkit.privacy import BudgetExhausted, Ledger
 from fl.engine._client_memory import MemoryStore
+from fl.engine._clients import ClientData
 from fl.engine._devices import placed
-from fl.engine._failures import reason_of
-from fl.engine._transport import ClientRequest, ClientResult, RequestHeader, noise_of
-from fl.engine.client_data import ClientData
+from fl.engine._transport import ClientRequest, ClientResult, RequestHeader, noise_of, reason_of
 from fl.method import Method
 from fl.participants import Client, Interrupted
 from fl.task import LabelTask

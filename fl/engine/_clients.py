@@ -1,8 +1,9 @@
-"""The clients of a run and their sets, read and checked against the first: all at the door, or as they are drawn."""
+"""The clients' data: read, and checked against the first client's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 import torch
@@ -11,11 +12,36 @@ from torch.utils.data import DataLoader, Dataset
 
 from distillkit._utils import conversion
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
-from fl.engine.client_data import ClientData
 
-__all__ = ["ClientRegistry", "grown", "read_or_stored", "read_set", "require_like"]
+__all__ = ["ClientData", "ClientRegistry", "grown", "read_or_stored", "read_set", "require_like"]
 
 Either = TypeVar("Either", bound=LabeledImages | StoredImages)
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """Data of one client, for `simulate(method, [ClientData(train, test), ...])`.
+
+    Attributes:
+        train: training images. A `StoredImages` is read each time the client is asked, and then released.
+        test: the client's own test images, if any.
+    """
+
+    train: LabeledImages | StoredImages
+    test: LabeledImages | StoredImages | None = None
+
+    @property
+    def stored(self) -> bool:
+        """Whether any of the images are in a file."""
+        return isinstance(self.train, StoredImages) or isinstance(self.test, StoredImages)
+
+    def read(self) -> tuple[LabeledImages, LabeledImages | None]:
+        """Return the training and test images in memory."""
+        return _in_memory(self.train), None if self.test is None else _in_memory(self.test)
+
+
+def _in_memory(data: LabeledImages | StoredImages) -> LabeledImages:
+    return data.read() if isinstance(data, StoredImages) else data
 
 
 def read_set(given: Any, name: str, progress: bool) -> LabeledImages:

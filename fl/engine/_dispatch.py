@@ -1,22 +1,22 @@
-"""The server's side of exchanges: build requests, send them, and account for what each client then has."""
+"""The server's side of every exchange: build the requests, send them, and keep track of what each client has."""
 
 from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from distillkit.privacy import BudgetExhausted, Secret
 from fl._codec import digest
 from fl.engine._backends import ServerThread
-from fl.engine._client_cache_index import ClientCacheIndex
-from fl.engine._failures import RequestError
 from fl.engine._transport import (
     BundledExchange,
     ClientRequest,
     ClientResult,
     RequestBuilder,
+    RequestError,
     RequestHeader,
     Transport,
     noise_of,
@@ -26,152 +26,209 @@ from fl.message import payload_bytes
 from fl.method import Method
 from fl.participants import Interrupted, Server
 
-__all__ = ["Dispatcher"]
+__all__ = ["ClientCacheIndex", "ClientRecord", "Dispatcher"]
 
 _DIGEST_BYTES = 16
 
 
 class Dispatcher:
-    """The server's half of every exchange: writes requests, has them delivered, and hands on the answers.
+    """Sender of the server's requests and counter of their bytes; one for a run.
 
-    One for a run. A round may have several exchanges, one after the other: training, then a test, say.
+    A round may have several exchanges one after the other, such as training and then evaluation.
 
     Args:
-        method: says what every client is told (`send`).
-        server: its side of the run.
-        transport: where clients run.
-        thread: where the server's side of the method runs.
+        method: builds the messages (`send`).
+        server: the server's side of the run.
+        transport: reaches the clients.
+        thread: runs the server's side of the method.
         secret: the run's seed for private noise; None: the operating system's noise.
 
     Attributes:
         method, server, transport, thread: as given.
-        entries: what the method declares, by key.
-        known: what each client has.
-        resent: bytes of kept entries that travelled once more, in this round.
+        entries: the entries that the method declares, by key.
+        cache_index: what each client has.
+        resent: bytes of cached entries that were sent again in this round.
     """
 
     def __init__(
         self, method: Method, server: Server, transport: Transport, thread: ServerThread, secret: int | None = None
     ) -> None:
-        self.method, self.server, self.transport, self.thread, self.known = (
-            method,
-            server,
-            transport,
-            thread,
-            ClientCacheIndex(),
-        )
-        self.entries = {e.key: e for e in method.entries()}
+        self.method, self.server, self.transport, self.thread = method, server, transport, thread
+        self.entries, self.cache_index = {e.key: e for e in method.entries()}, ClientCacheIndex()
         self._secret, self.resent = secret, 0
-        self._session, self._asked = secrets.token_hex(4), itertools.count()
+        self._session, self._exchanges = secrets.token_hex(4), itertools.count()
         self._digests: dict[str, tuple[Any, str]] = {}
 
     def secret(self) -> Secret:
-        """Where the private noise of the server comes from in this round."""
+        """Return the source of the server's private noise in this round."""
         return noise_of(self._secret, self.server.round, "server")
 
     def exchange(
-        self, verb: str, numbers: Sequence[int], *, keeps: bool, bundled: BundledExchange | None = None
+        self, verb: str, clients: Sequence[int], *, keeps: bool, bundled: BundledExchange | None = None
     ) -> Iterator[tuple[ClientResult, ClientRequest | None, str]]:
-        """Ask clients, and yield their answers in order.
+        """Send a request to each client, and yield the results in the order of `clients`.
 
         Args:
-            verb: what is called there, by name: "answer", "local", "evaluate", or a further exchange of the method's.
-            numbers: which clients.
-            keeps: whether what they write into their memories is kept.
-            bundled: an exchange that rides with it.
+            verb: name of the method's function that the clients call: "answer", "local", "evaluate", or an additional
+                exchange of the method.
+            clients: their numbers.
+            keeps: whether the memory that a client writes is kept.
+            bundled: an exchange that is sent with this one.
 
         Yields:
-            The result, its request if one was built, and the version of the memory it left, or "".
+            The result; its request, None if none was built; and the version of the memory that the client wrote, or "".
 
         Raises:
             BudgetExhausted, Interrupted: see `Transport.exchange`.
         """
         header, build_request, sent = self._prepare(self.server, verb, keeps)
-        for answer in self.transport.exchange(header, numbers, build_request, bundled):
-            self.resent += answer.resent
-            yield answer, sent.pop(answer.client, None), header.version if answer.remembers else ""
+        for result in self.transport.exchange(header, clients, build_request, bundled):
+            self.resent += result.resent
+            yield result, sent.pop(result.client, None), header.version if result.remembers else ""
 
-    def bundled(
-        self, server: Server, numbers: Sequence[int], take: Callable[[ClientResult, ClientRequest | None], None]
+    def evaluation(
+        self, server: Server, clients: Sequence[int], on_result: Callable[[ClientResult, ClientRequest | None], None]
     ) -> BundledExchange:
-        """An exchange of tests that rides with another, or goes ahead alone.
+        """Return an exchange of evaluation requests, to be sent with another exchange or alone.
 
         Args:
-            server: as it was after the round that is tested.
-            numbers: which clients.
-            take: gets every answer, and the request that it answers, if one was written.
+            server: the server after the round that is evaluated.
+            clients: their numbers.
+            on_result: called with every result and its request, None if none was built.
         """
         header, build_request, sent = self._prepare(server, "evaluate", False)
-        return BundledExchange(
-            header, numbers, build_request, lambda answer: take(answer, sent.pop(answer.client, None))
-        )
+        return BundledExchange(header, clients, build_request, lambda r: on_result(r, sent.pop(r.client, None)))
 
     def _prepare(
         self, server: Server, verb: str, keeps: bool
     ) -> tuple[RequestHeader, RequestBuilder, dict[int, ClientRequest]]:
         """Return the header of an exchange, the builder of its requests, and the requests built so far by client."""
-        header = RequestHeader(
-            verb, server.round, f"{self._session}-{next(self._asked)}", server.seed, self._secret, keeps
-        )
+        attempt = f"{self._session}-{next(self._exchanges)}"
+        header = RequestHeader(verb, server.round, attempt, server.seed, self._secret, keeps)
         sent: dict[int, ClientRequest] = {}
 
-        def build_request(number: int) -> ClientRequest:
+        def build_request(client: int) -> ClientRequest:
             try:
-                sent[number] = request = self.thread.run(lambda: self._build_request(server, verb, number))
+                sent[client] = request = self.thread.run(lambda: self._build_request(server, verb, client))
             except (Interrupted, BudgetExhausted):
                 raise
-            except Exception as error:  # it may concern this client alone, as an architecture that it has not got
+            except Exception as error:  # it may concern this client alone, such as an architecture it does not have
                 raise RequestError from error
             return request
 
         return header, build_request, sent
 
-    def weight(self, request: ClientRequest | None, client: int) -> dict[str, int]:
-        """Bytes of a `request` on its way to a client, by entry's key: of a kept entry that it has, only the digest."""
+    def _build_request(self, server: Server, verb: str, client: int) -> ClientRequest:
+        additional = verb in self.method.exchanges and verb != "local"
+        message = self.method.send_exchange(server, verb, client) if additional else self.method.send(server, client)
+        undeclared = [key for key, _ in message.items() if key not in self.entries]
+        if undeclared:
+            raise ValueError(
+                f"{type(self.method).__name__} sends {undeclared[0]}, which it does not declare: make it an Entry of "
+                "the class"
+            )
+        digests = {key: self._digest(key, value) for key, value in message.items() if self.entries[key].cached}
+        record = self.cache_index.of(client)
+        cached = frozenset(key for key, value in digests.items() if record.payloads.get(key) == value)
+        return ClientRequest(message, record.memory, digests, cached)
+
+    def _digest(self, key: str, value: Any) -> str:
+        last = self._digests.get(key)
+        if last is None or last[0] is not value:
+            last = self._digests[key] = (value, digest(key, value))
+        return last[1]
+
+    def request_sizes(self, request: ClientRequest | None, client: int) -> dict[str, int]:
+        """Return the bytes of a `request` to a client by entry key; a cached entry counts as its digest alone."""
         if request is None:
             return {}
-        cost, held = payload_bytes(request.message), self.known.of(client).payloads
-        for key, found in request.digests.items():
-            if held.get(key) == found:
+        cost, cached = payload_bytes(request.message), self.cache_index.of(client).payloads
+        for key, value in request.digests.items():
+            if cached.get(key) == value:
                 cost = {k: n for k, n in cost.items() if k.split(":")[0] != key}
             cost[f"{key}:digest"] = _DIGEST_BYTES
         return cost
 
     def commit(self) -> None:
-        """The round is committed: what clients were told and remember counts from now on."""
-        self.transport.commit(self.known.commit())
+        """Make this round's memories and cached entries count, after the round is committed."""
+        self.transport.commit(self.cache_index.commit())
 
     def rollback(self) -> None:
-        """The round has failed: what clients were told and remember in it never counts."""
-        self.known.rollback()
+        """Discard this round's memories and cached entries after a failed round."""
+        self.cache_index.rollback()
         self.transport.rollback()
 
     def restore(self, found: Restored | None) -> None:
-        """A run goes on: the records of clients are what the checkpoint says, and no other memory counts.
+        """Restore the clients' records for a run that is resumed.
 
         Args:
-            found: the checkpoint; None if no round was ever completed, so that the run begins anew.
+            found: the checkpoint; None if no round was completed, so that the run starts again.
         """
         for changes in found.changes if found is not None else ():
-            self.known.restore(changes)
-        self.transport.restore(found.facts if found is not None else {}, self.known.versions())
+            self.cache_index.restore(changes)
+        self.transport.restore(found.metadata if found is not None else {}, self.cache_index.versions())
 
-    def _build_request(self, server: Server, verb: str, client: int) -> ClientRequest:
-        further = verb in self.method.exchanges and verb != "local"
-        message = self.method.send_exchange(server, verb, client) if further else self.method.send(server, client)
-        unknown = [key for key, _ in message.items() if key not in self.entries]
-        if unknown:
-            raise ValueError(
-                f"{type(self.method).__name__} sends {unknown[0]}, which it does not declare: make it an Entry of the "
-                "class"
-            )
-        digests = {key: self._digest(key, value) for key, value in message.items() if self.entries[key].cached}
-        record = self.known.of(client)
-        held = frozenset(key for key, found in digests.items() if record.payloads.get(key) == found)
-        return ClientRequest(message, record.memory, digests, held)
 
-    def _digest(self, key: str, value: Any) -> str:
-        known = self._digests.get(key)
-        if known is None or known[0] is not value:
-            known = self._digests[key] = (value, digest(key, value))
-        return known[1]
+@dataclass(frozen=True)
+class ClientRecord:
+    """State of one client as the server knows it.
+
+    Attributes:
+        memory: version of its committed memory, "" for none.
+        payloads: digests of its cached entries, by key.
+    """
+
+    memory: str = ""
+    payloads: Mapping[str, str] = field(default_factory=dict)
+
+
+class ClientCacheIndex:
+    """Index of each client's memory version and cached entries; a round's changes are committed or discarded together.
+
+    It has a record of each client that was ever drawn. A checkpoint stores the changes of one round, never the whole.
+    """
+
+    def __init__(self) -> None:
+        self._committed: dict[int, ClientRecord] = {}
+        self._pending: dict[int, ClientRecord] = {}
+
+    def of(self, client: int) -> ClientRecord:
+        """Return the record of a `client`, with the changes of this round."""
+        return self._pending.get(client) or self._committed.get(client, ClientRecord())
+
+    def update(self, client: int, request: ClientRequest | None, memory: str = "") -> None:
+        """Record that a client received a request and that its reply counts.
+
+        Args:
+            client: its number.
+            request: the request; None if none was built.
+            memory: version of the memory that it wrote; "" if it wrote none.
+        """
+        before, digests = self.of(client), request.digests if request is not None else {}
+        after = ClientRecord(memory or before.memory, {**before.payloads, **digests})
+        if after != before:
+            self._pending[client] = after
+
+    def changes(self) -> dict[str, Any]:
+        """Return this round's changed records by client, for the checkpoint."""
+        return {str(client): {"memory": r.memory, "bodies": dict(r.payloads)} for client, r in self._pending.items()}
+
+    def commit(self) -> dict[int, str]:
+        """Commit the changes, and return the memory versions that were written in this round, by client."""
+        self._committed |= self._pending
+        versions = {client: record.memory for client, record in self._pending.items() if record.memory}
+        self._pending.clear()
+        return versions
+
+    def rollback(self) -> None:
+        """Discard this round's changes after a failed round."""
+        self._pending.clear()
+
+    def restore(self, changes: Mapping[str, Any]) -> None:
+        """Take over one round's `changes` from a checkpoint."""
+        for client, record in changes.items():
+            self._committed[int(client)] = ClientRecord(record["memory"], record.get("bodies", {}))
+
+    def versions(self) -> dict[int, str]:
+        """Return the committed memory versions, by client."""
+        return {client: record.memory for client, record in self._committed.items() if record.memory}

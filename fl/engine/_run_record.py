@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from distillkit.serialization import ConfigError, SerializationError, from_confi
 from distillkit.sets import LabeledImages, StoredImages
 from fl._components import identity
 from fl.engine._clients import ClientRegistry
-from fl.engine.store import CheckpointError
+from fl.engine._config import RunConfig
+from fl.engine.store import CheckpointError, OtherSettings
 from fl.method import Method
 from fl.participants import Server
 
@@ -28,6 +31,7 @@ __all__ = [
     "data_fingerprint",
     "read_config",
     "repetition",
+    "require_same",
     "require_whole_ledger",
     "warn_if_not_resumable",
 ]
@@ -87,6 +91,43 @@ def read_config(out: Path) -> dict[str, Any]:
             "with the version of distillkit that wrote it"
         )
     return config
+
+
+def require_same(out: Path, record: Mapping[str, Any]) -> None:
+    """Refuse to continue a run that was begun with other options; those in `FREE` may differ.
+
+    Args:
+        out: the run's folder.
+        record: what its `config.json` would hold now.
+
+    Raises:
+        OtherSettings: naming the options that differ.
+        CheckpointError: see `read_config`.
+    """
+    saved, wanted = read_config(out), json.loads(json.dumps(record))
+    differs = [k for k in wanted if k not in FREE and saved.get(k) != wanted[k]]
+    if differs:
+        lines = "; ".join(
+            f"{k}: was {was}, now {now}" for k in differs for was, now in [_differences(saved.get(k), wanted[k])]
+        )
+        raise OtherSettings(f"{out} holds a run with other settings ({lines}); give another folder")
+
+
+def _differences(was: Any, now: Any) -> list[str]:
+    """Two settings as text; of long ones only where they differ, with a little before and behind it."""
+    texts = [repr(was), repr(now)]
+    if max(map(len, texts)) < 100:
+        return texts
+    same = _shared(*texts)
+    tail = _shared(*(text[same:][::-1] for text in texts))
+    first, last = max(0, same - 30), max(0, tail - 10)
+    cut = [text[first : len(text) - last] for text in texts]
+    return [f"{'...' * (first > 0)}{text}{'...' * (last > 0)}" for text in cut]
+
+
+def _shared(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def repetition(method: Method, server: Server, out: Path) -> dict[str, Any]:
@@ -157,45 +198,46 @@ def require_whole_ledger(ledger: Ledger | None, row: dict[str, Any]) -> None:
 
 
 def config_of(
-    method: Method,
-    clients: int,
-    data: str,
-    server: Server,
-    participation: float | int,
-    min_replies: int,
-    evaluate: Any,
-    server_threads: int,
-    test: LabeledImages | StoredImages | None,
-    rounds: int,
-    key: bytes,
+    method: Method, config: RunConfig, server: Server, data: str, faults: str | None, key: bytes
 ) -> dict[str, Any]:
-    """What `config.json` says of a run: all that its result is a function of, and the versions that made it.
+    """Return the contents of `config.json`: everything that the result depends on, and the versions that produced it.
 
     Args:
-        method, server, participation, min_replies, evaluate, server_threads, test, rounds: as `simulate` has them once
-            they are checked.
-        clients: how many there are.
-        data: a fingerprint of their images.
-        key: of the fingerprints of data; empty for plain ones.
+        method, config, server: the run's, once its options are checked.
+        data: fingerprint of the clients' images.
+        faults: description of the backend's faults, if any.
+        key: key of the fingerprints of data; empty for plain ones.
     """
-
     architectures = method.inner.architectures(server.task.num_classes)
-    fixed = {
+    record: dict[str, Any] = {
         "method": identity(method),
         "task": repr(server.task),
         "seed": server.seed,
-        "clients": clients,
+        "clients": server.clients,
         "data": data,
-        "test": _facts(test, key),
+        "test": _facts(config.test, key),  # type: ignore[arg-type]
         "server_data": {name: _facts(d, key) for name, d in server.data.items()},
         "network": {n: network_fingerprint(net, torch.empty(0, *server.shape)) for n, net in architectures.items()},
-        "participation": participation,
-        "min_replies": min_replies,
-        "evaluate": evaluate,
-        "threads": {"client": 1, "server": server_threads},
+        "participation": config.participation,
+        "min_replies": config.min_replies,
+        "evaluate": config.evaluate,
+        "threads": {"client": 1, "server": config.server_threads},
         "device": str(server.device),
     }
-    assigned = method.inner.assigned(clients)
+    assigned = method.inner.assigned(server.clients)
     if assigned:
-        fixed["assigned"] = tensor_fingerprint([json.dumps(list(assigned))])
-    return {**fixed, "rounds": rounds, "versions": versions()}
+        record["assigned"] = tensor_fingerprint([json.dumps(list(assigned))])
+    record |= {"rounds": config.rounds, "versions": versions()}
+    if config.folder is not None and config.folder.transcript:
+        record["transcript"] = {
+            "adversary": "server",
+            "sees": "every message of every client in the rounds, as it travelled",
+        }
+    if config.folder is not None and config.folder.notes is not None:
+        record["notes"] = dict(config.folder.notes)
+    if faults is not None:
+        record["faults"] = faults
+    ledger = server.ledger
+    if ledger is not None:
+        record["privacy"] = {"delta": ledger.delta, "secret": config.secret, "disjoint": ledger.disjoint}
+    return record

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, Self
 
 import torch
 
+import distillkit
 from distillkit.privacy import Secret
 from distillkit.rng import derive
 from fl.message import Message
@@ -17,9 +21,11 @@ __all__ = [
     "ClientRequest",
     "ClientResult",
     "RequestBuilder",
+    "RequestError",
     "RequestHeader",
     "Transport",
     "noise_of",
+    "reason_of",
 ]
 
 
@@ -188,3 +194,35 @@ class Transport(Protocol):
     def restore(self, facts: Mapping[str, str], versions: Mapping[int, str]) -> None:
         """A run goes on: `facts` are the checkpoint's, and of all memories only `versions`, by client, count."""
         ...
+
+
+_ENGINE = Path(__file__).parent
+_LIBRARIES = (
+    _ENGINE.parent,
+    Path(distillkit.__file__).parent,
+    Path(torch.__file__).parents[1],
+    Path(sysconfig.get_path("stdlib")),
+)
+
+
+class RequestError(RuntimeError):
+    """The method could not say what a client is to be told; the error is its cause."""
+
+
+def reason_of(error: Exception) -> str:
+    """Why a client has no usable answer: what was raised, by whom, and where in the method's code.
+
+    Args:
+        error: what came up while the client was told something or worked.
+    """
+    if isinstance(error, RequestError) and isinstance(error.__cause__, Exception):
+        return f"was told nothing, for the server's send {reason_of(error.__cause__)}"
+    return f"raised {type(error).__name__}: {error}{_where(error)}"
+
+
+def _where(error: Exception) -> str:
+    """The last line of the author's own that the error passed, or else of a library outside of this engine."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not Path(f.filename).is_relative_to(_ENGINE)]
+    own = [f for f in frames if not any(Path(f.filename).is_relative_to(place) for place in _LIBRARIES)]
+    shown = own or frames
+    return f" (line {shown[-1].lineno} of {Path(shown[-1].filename).name}, in {shown[-1].name})" if shown else ""

@@ -1,9 +1,14 @@
-"""The door of `simulate`: every argument is checked before round 1; what is odd but possible is warned of."""
+"""Validation of a run's options before round 1."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral, Real
+from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,48 +16,83 @@ from torch import Tensor
 from distillkit._sanity_checks import warn
 from distillkit._utils import check
 from distillkit.privacy import Ledger
-from distillkit.privacy.validation._arguments import refuse_measured_normalization, require_given_num_classes
+from distillkit.privacy.validation._arguments import (
+    NEW_LEDGER_REMARK,
+    refuse_measured_normalization,
+    require_given_num_classes,
+)
 from distillkit.sets import Images, LabeledImages, StoredImages
-from fl.engine._clients import grown, read_or_stored, read_set, require_like
+from fl.engine._clients import ClientData, ClientRegistry, grown, read_or_stored, read_set, require_like
+from fl.engine._config import RunConfig, RunFolder
 from fl.method import Method
 from fl.task import Classification, LabelTask
 
 __all__ = [
-    "device_at",
-    "drawn_count",
-    "panel",
-    "require_ledger",
+    "EXACT_TESTS",
+    "open_ledger",
+    "remark_on",
     "require_public",
-    "server_sets",
-    "task_at",
-    "test_set",
+    "resolve_task",
+    "validate",
 ]
 
 
-def device_at(device: torch.device | str) -> torch.device:
-    """The `device` as a `torch.device`, if this machine can compute on it.
+Panel = Literal["drawn", "all", "none"] | list[int]
+"""Clients that are evaluated on their own test images, by word or number."""
+
+
+def validate(
+    config: RunConfig, method: Method, first: LabeledImages, clients: int, progress: bool
+) -> tuple[RunConfig, int]:
+    """Check all options of a run, and fill in those that depend on the clients.
+
+    Args:
+        config: the options as they were given.
+        method: the method to run.
+        first: the first client's set.
+        clients: number of clients.
+        progress: whether long reading shows a bar.
+
+    Returns:
+        The options with task, sets, device, panel of evaluated clients and ledger filled in; and the number of clients
+        that are drawn in a round.
 
     Raises:
-        TypeError, ValueError: no device, or none that is here.
+        TypeError, ValueError, PrivacyError: an option is wrong; it is named.
     """
-    if not isinstance(device, str | torch.device):
-        raise TypeError(f"device must be a torch.device or its name, got {type(device).__name__}")
-    try:
-        found = torch.device(device)
-        torch.zeros((), device=found).item()
-    except (RuntimeError, NotImplementedError, AssertionError) as error:
-        here = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-        reason = str(error).splitlines()[0]
-        raise ValueError(
-            f"device {str(device)!r} cannot be used here ({reason}); there is {', '.join(here)}"
-        ) from error
-    return found
+    rounds, server_threads = (check.positive_int(getattr(config, name), name) for name in ("rounds", "server_threads"))
+    seed = check.positive_int(config.seed, "seed", least=0)
+    share = config.participation
+    drawn = _drawn_count(share, clients, config.min_replies, drawn_by_method=method.draws_clients)
+    if config.out is not None and not isinstance(config.out, str | Path | RunFolder):
+        raise TypeError(f"out must be a folder's path or a RunFolder(path, ...), got {type(config.out).__name__}")
+    folder = config.folder
+    if check.boolean(config.resume, "resume") and folder is None:
+        raise ValueError("resume needs a folder: give out, as out='runs/first'")
+    if config.on_round is not None:
+        check.callable_with(config.on_round, "on_round", ["row"], "a function of the round's row")
+    require_public(method, first, config.task)
+    task = resolve_task(config.task, first)
+    test = _test_set(config.test, first, progress)
+    server_data = _server_sets(config.server_data, first, progress)
+    device = check.device(config.device)
+    panel = _panel(config.evaluate, clients, hidden=method.private or method.sealed)
+    _require_ledger(method, config.ledger, config.secret, folder)
+    ledger = config.ledger
+    if method.private and ledger is None:
+        ledger = Ledger(Path(folder.path) / "ledger.jsonl" if folder is not None else None)
+    share = int(share) if isinstance(share, Integral) else float(share)
+    checked = replace(
+        config, rounds=rounds, server_threads=server_threads, seed=seed, participation=share, task=task, test=test,
+        server_data=server_data, device=device, evaluate=panel, ledger=ledger,
+    )  # fmt: skip
+    return checked, drawn
 
 
 # The task and the sets.
 
 
-def task_at(task: LabelTask | None, first: LabeledImages) -> LabelTask:
+def resolve_task(task: LabelTask | None, first: LabeledImages) -> LabelTask:
     """The task, by default one class an image among as many as the first client's set has.
 
     Args:
@@ -85,7 +125,7 @@ def task_at(task: LabelTask | None, first: LabeledImages) -> LabelTask:
     return task
 
 
-def test_set(test: object, first: LabeledImages, progress: bool) -> LabeledImages | StoredImages | None:
+def _test_set(test: object, first: LabeledImages, progress: bool) -> LabeledImages | StoredImages | None:
     """The global test set, if it fits the clients' sets.
 
     Args:
@@ -105,7 +145,7 @@ def test_set(test: object, first: LabeledImages, progress: bool) -> LabeledImage
     return data
 
 
-def server_sets(given: Mapping[str, Images] | None, first: LabeledImages, progress: bool) -> dict[str, LabeledImages]:
+def _server_sets(given: Mapping[str, Images] | None, first: LabeledImages, progress: bool) -> dict[str, LabeledImages]:
     """The server's sets by name, if they are in the clients' space; their classes may be others (a proxy set's are).
 
     Args:
@@ -134,7 +174,7 @@ def server_sets(given: Mapping[str, Images] | None, first: LabeledImages, progre
 # Who takes part, and who is tested.
 
 
-def drawn_count(participation: float | int, clients: int, min_replies: int, *, drawn_by_method: bool) -> int:
+def _drawn_count(participation: float | int, clients: int, min_replies: int, *, drawn_by_method: bool) -> int:
     """How many clients take part in a round.
 
     Args:
@@ -173,7 +213,7 @@ def drawn_count(participation: float | int, clients: int, min_replies: int, *, d
     return wanted
 
 
-def panel(evaluate: object, clients: int, *, hidden: bool) -> str | list[int]:
+def _panel(evaluate: object, clients: int, *, hidden: bool) -> Panel:
     """Whose own test images are used: "drawn", "all", "none", or clients' numbers.
 
     Args:
@@ -220,12 +260,13 @@ def require_public(method: Method, first: LabeledImages, task: LabelTask | None)
             require_given_num_classes(first)
 
 
-def require_ledger(method: Method, ledger: object, secret: object, out: object) -> None:
+def _require_ledger(method: Method, ledger: object, secret: object, folder: RunFolder | None) -> None:
     """Refuse a ledger or a secret that a run would not use, or a ledger that would not outlive the run's folder.
 
     Args:
         method: what is to run.
-        ledger, secret, out: as they were given to `simulate`.
+        ledger, secret: as they were given to `simulate`.
+        folder: of the run's records, if any.
 
     Raises:
         TypeError, ValueError: as said.
@@ -240,5 +281,66 @@ def require_ledger(method: Method, ledger: object, secret: object, out: object) 
             )
     if secret is not None:
         check.positive_int(secret, "secret", least=0)  # type: ignore[arg-type]
-    if isinstance(ledger, Ledger) and ledger.path is None and out is not None:
+    if isinstance(ledger, Ledger) and ledger.path is None and folder is not None:
         raise ValueError("ledger must outlive the process as the run in `out` does: give it a file, Ledger(path, ...)")
+
+
+# The ledger of a private run.
+
+EXACT_TESTS = (
+    "accuracies on clients' own test images were asked for (evaluate=): they are exact numbers in the history, which "
+    "epsilon does not cover"
+)
+
+
+def open_ledger(clients: ClientRegistry, ledger: Ledger, fresh: bool, panel: str | Sequence[int]) -> None:
+    """Note in the ledger what this run's epsilon leaves out, before anything is charged.
+
+    Args:
+        clients: who takes part; their sets are compared if they are known anyway.
+        ledger: the run's.
+        fresh: whether it was made for this run.
+        panel: whose own test images are used.
+
+    Warns:
+        UserWarning: two clients hold the same images, though the ledger takes their records to be disjoint.
+    """
+    twins = _twins([_content(held) for held in clients]) if ledger.disjoint and clients.whole else None
+    if twins is not None:
+        warnings.warn(
+            f"clients {twins[0]} and {twins[1]} hold the same images, but the ledger takes clients' records to be "
+            "disjoint, so that epsilon is the largest of any client; if a record may lie with several, take "
+            "Ledger(disjoint=False), where the events of all clients compose",
+            stacklevel=4,
+        )
+    remark_on(ledger, fresh, panel)
+
+
+def remark_on(ledger: Ledger, fresh: bool, panel: str | Sequence[int]) -> None:
+    """Note in the ledger what this run's epsilon leaves out, wherever its clients are.
+
+    Args:
+        ledger, fresh, panel: see `open_ledger`.
+    """
+    if fresh:
+        ledger.add_remark(NEW_LEDGER_REMARK)
+    if panel != "none":
+        ledger.add_remark(EXACT_TESTS)
+
+
+def _content(held: ClientData) -> Tensor:
+    return held.train.digests if isinstance(held.train, StoredImages) else held.train.images
+
+
+def _twins(images: Sequence[Tensor]) -> tuple[int, int] | None:
+    """The first two tensors that are equal, if any; only those of one shape and sum are compared."""
+    alike: dict[tuple[object, float], list[int]] = defaultdict(list)
+    for number, one in enumerate(images):
+        if not len(one):
+            continue
+        group = alike[one.shape, float(one.sum(dtype=torch.float64))]
+        for other in group:
+            if torch.equal(images[other].to(one), one):
+                return other, number
+        group.append(number)
+    return None

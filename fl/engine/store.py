@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import secrets
 from collections.abc import Iterator, Mapping
@@ -83,16 +82,16 @@ class Restored:
     Attributes:
         round: the last completed one.
         state: the server's after it.
-        facts: the transport's, see `Transport.metadata`.
+        metadata: of the transport, see `Transport.metadata`.
         changes: what the server learned of its clients, in the order of the rounds.
-        open: the round's row of the history, if its clients' tests were still to come.
+        open_row: the round's row of the history, if its clients' tests were still to come.
     """
 
     round: int
     state: Message
-    facts: dict[str, str]
+    metadata: dict[str, str]
     changes: list[dict[str, Any]]
-    open: dict[str, Any] | None = None
+    open_row: dict[str, Any] | None = None
 
 
 class Store:
@@ -155,32 +154,6 @@ class Store:
         write_atomically(self.out / "history.jsonl", b"")
         self._records.unlink(missing_ok=True)
 
-    def require_same(self, config: Mapping[str, Any], free: tuple[str, ...]) -> None:
-        """Refuse to go on with a run that was begun with another configuration.
-
-        Args:
-            config: what is asked for now.
-            free: names of settings that may differ.
-
-        Raises:
-            OtherSettings: naming the settings that differ.
-            CheckpointError: what was begun cannot be read.
-        """
-        path = self.out / "config.json"
-        try:
-            saved = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
-        if not isinstance(saved, dict):
-            raise CheckpointError(f"{path} is not the configuration of a run: give another folder")
-        wanted = json.loads(json.dumps(config))
-        differs = [k for k in wanted if k not in free and saved.get(k) != wanted[k]]
-        if differs:
-            lines = "; ".join(
-                f"{k}: was {was}, now {now}" for k in differs for was, now in [_apart(saved.get(k), wanted[k])]
-            )
-            raise OtherSettings(f"{self.out} holds a run with other settings ({lines}); give another folder")
-
     def manifest(self) -> dict[str, Any] | None:
         """The last committed manifest, or None if no round was completed."""
         path = self.folder / "manifest.json"
@@ -200,7 +173,7 @@ class Store:
         run: str,
         state: Message,
         models: Mapping[str, Message],
-        facts: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
         changes: Mapping[str, Any] | None = None,
         open_row: Mapping[str, Any] | None = None,
     ) -> None:
@@ -211,7 +184,7 @@ class Store:
             run: the run's fingerprint, which `restore` compares.
             state: the server's after the round.
             models: the global models by name.
-            facts: the transport's, see `Transport.metadata`.
+            metadata: of the transport, see `Transport.metadata`.
             changes: what the server learned in this round of what its clients have.
             open_row: its row, if that is not in the history yet because its clients' tests are still to come.
         """
@@ -221,7 +194,13 @@ class Store:
             write_atomically(self.folder / f"model{f'-{name}' if name else ''}.safetensors", plain(model))
         if changes:
             self._append(self._records, {"round": round_number, "clients": changes})
-        manifest = {"format": _FORMAT, "round": round_number, "run": run, "server": server, "cohort": dict(facts or {})}
+        manifest = {
+            "format": _FORMAT,
+            "round": round_number,
+            "run": run,
+            "server": server,
+            "cohort": dict(metadata or {}),
+        }
         self._name({**manifest, **({} if open_row is None else {"open": dict(open_row)})})
         for old in self.folder.glob("server.*.safetensors"):
             if old.name != server:
@@ -251,8 +230,8 @@ class Store:
                 f"{path} belongs to another run or round than this one, so the folder's files are mixed: begin the run "
                 "again in another folder"
             )
-        facts, changes = dict(manifest.get("cohort", {})), self._changes(number)
-        return Restored(number, state, facts, changes, manifest.get("open"))
+        metadata, changes = dict(manifest.get("cohort", {})), self._changes(number)
+        return Restored(number, state, metadata, changes, manifest.get("open"))
 
     def _changes(self, upto: int) -> list[dict[str, Any]]:
         """What `commit` was told of clients in the rounds up to `upto`; what stands behind them is cut off the file."""
@@ -355,20 +334,3 @@ def plain(model: Message) -> bytes:
     [(_, group)] = model.items()
     assert isinstance(group, dict)
     return save(files.contiguous_cpu(group))
-
-
-def _apart(was: Any, now: Any) -> list[str]:
-    """Two settings as text; of long ones only where they differ, with a little before and behind it."""
-    texts = [repr(was), repr(now)]
-    if max(map(len, texts)) < 100:
-        return texts
-    same = _shared(*texts)
-    tail = _shared(*(text[same:][::-1] for text in texts))
-    first, last = max(0, same - 30), max(0, tail - 10)
-    cut = [text[first : len(text) - last] for text in texts]
-    return [f"{'...' * (first > 0)}{text}{'...' * (last > 0)}" for text in cut]
-
-
-def _shared(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

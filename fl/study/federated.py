@@ -12,9 +12,9 @@ from distillkit.privacy import Ledger
 from distillkit.study.candidate import Candidate, Cost, Job, privacy_columns
 from distillkit.study.task import Allocation
 from fl.deploy.loopback import Loopback
-from fl.engine import history
+from fl.engine import RunFolder, history
 from fl.engine._backends import Backend
-from fl.engine.client_data import ClientData
+from fl.engine._clients import ClientData
 from fl.engine.run import Run
 from fl.engine.simulate import simulate
 from fl.method import Method, NoUsableReply, require_method
@@ -62,8 +62,8 @@ class Federated(Candidate):
         """Run the method, or go on with it."""
         ledger = Ledger(job.folder / "ledger.jsonl", delta=self.delta) if require_method(made).private else None
         run = self._simulated(
-            made, job, rounds=self._rounds(job), out=job.folder, ledger=ledger, resume=True,
-            notes=job.notes, transcript=self.transcript,
+            made, job, rounds=self._rounds(job), ledger=ledger, resume=True,
+            out=RunFolder(job.folder, transcript=self.transcript, notes=job.notes),
         )  # fmt: skip
         last = run.rows[-1]
         own = last.get("accuracy_personal") or last.get("accuracy_clients") or {}

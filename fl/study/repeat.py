@@ -22,10 +22,10 @@ from distillkit.privacy import Ledger
 from distillkit.sets import Images
 from distillkit.study._execution import Order, perform
 from distillkit.study.task import Task
+from fl.engine import RunFolder
 from fl.engine._backends import Backend
-from fl.engine._clients import ClientRegistry
+from fl.engine._clients import ClientData, ClientRegistry
 from fl.engine._run_record import data_fingerprint
-from fl.engine.client_data import ClientData
 from fl.engine.simulate import simulate
 from fl.engine.store import OtherSettings, Store, write_atomically
 from fl.method import Method
@@ -181,8 +181,8 @@ def _of_images(
         known.method, clients, rounds=max(config["rounds"], len(known.rows)), test=test, server_data=server_data,
         task=known.labels, participation=config["participation"], min_replies=config["min_replies"],
         evaluate=config["evaluate"], seed=seed, ledger=ledger, secret=privacy and privacy["secret"],
-        backend=backend or "threads", server_threads=config["threads"]["server"], out=out, resume=True,
-        notes=config.get("notes"), **options,
+        backend=backend or "threads", server_threads=config["threads"]["server"], resume=True,
+        out=RunFolder(out, notes=config.get("notes")), **options,
     )  # fmt: skip
     return True
 

@@ -24,7 +24,7 @@ from distillkit.networks import ConvNet, build
 from distillkit.normalization import Normalization
 from distillkit.rng import derive
 from distillkit.study import Study, Task
-from fl import ClientDP, FedAvg, FedDM, Filtered, simulate
+from fl import ClientDP, FedAvg, FedDM, Filtered, RunFolder, simulate
 from fl.study import Federated
 
 DIGITS = load("digits", size=16)
@@ -50,7 +50,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     uniform = FedAvg(factory=convnet, batch=16, epochs=1, lr=0.1, weights="uniform")
     methods["private"] = Filtered(uniform, ClientDP(sigma=2.0, rate=1.0, clip=0.5))
     for name, method in methods.items():
-        simulate(method, PARTS, rounds=2, seed=0, out=out / name, transcript=True, progress=False)
+        simulate(method, PARTS, rounds=2, seed=0, out=RunFolder(out / name, transcript=True), progress=False)
     return out
 
 
@@ -140,7 +140,7 @@ def test_a_run_without_transcript_is_reported_and_says_so(runs: Path, tmp_path: 
     shutil.rmtree(run / "transcript")
     found = report(run, **GIVEN)
     assert found.html == run / "report" / "report.html"
-    assert any("run again with simulate(..., transcript=True)" in line for line in found.missing)
+    assert any("run again with simulate(..., out=RunFolder(path, transcript=True))" in line for line in found.missing)
     assert found.verdict == "This run sends private records: its images start from real ones."
     bare = copied(runs / "average", tmp_path / "other")
     shutil.rmtree(bare / "transcript")

@@ -18,7 +18,7 @@ from distillkit.data import clients, load
 from distillkit.networks import ConvNet
 from distillkit.privacy import gaussian_delta, gaussian_sigma
 from distillkit.rng import derive
-from fl import ClientDP, FedAvg, Filtered, simulate
+from fl import ClientDP, FedAvg, Filtered, RunFolder, simulate
 from fl.engine.store import Store
 from fl.message import Message
 
@@ -39,7 +39,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("run")
     average = FedAvg(factory=lambda outputs: ConvNet((1, 8, 8), outputs, width=4, depth=1), weights="uniform")
     method = Filtered(average, ClientDP(sigma=SIGMA, rate=1.0, clip=0.5))
-    simulate(method, clients(TRAIN, OWNERS), rounds=2, seed=0, out=out, transcript=True, progress=False)
+    simulate(method, clients(TRAIN, OWNERS), rounds=2, seed=0, out=RunFolder(out, transcript=True), progress=False)
     return out
 
 

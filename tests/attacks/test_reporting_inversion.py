@@ -26,7 +26,7 @@ from distillkit.data import clients, load
 from distillkit.networks import ConvNet, build
 from distillkit.normalization import Normalization
 from distillkit.rng import derive
-from fl import FedAvg, simulate
+from fl import FedAvg, RunFolder, simulate
 from fl.engine.store import Store
 from fl.message import Message
 
@@ -41,7 +41,7 @@ GIVEN: dict[str, Any] = {"members": TRAIN, "non_members": TEST, "network": FACTO
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("run")
     method = FedAvg(factory=FACTORY, lr=0.1, batch=32)
-    simulate(method, clients(TRAIN, OWNERS), rounds=1, seed=0, out=out, transcript=True, progress=False)
+    simulate(method, clients(TRAIN, OWNERS), rounds=1, seed=0, out=RunFolder(out, transcript=True), progress=False)
     return out
 
 
@@ -183,7 +183,7 @@ def test_a_victim_of_a_run_that_kept_no_messages_is_left_out(run: Path, tmp_path
     invert = Inversion(build_message=lambda down, up: pytest.fail("nothing was sent"))
     found = report(bare, **GIVEN, invert=invert)
     [line] = [line for line in found.missing if "update of a single client" in line]
-    assert "the run kept no transcript; run again with simulate(..., transcript=True)" in line
+    assert "the run kept no transcript; run again with simulate(..., out=RunFolder(path, transcript=True))" in line
 
 
 def records(labels: list[int], data: bool = True) -> Records:

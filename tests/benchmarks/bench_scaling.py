@@ -44,7 +44,7 @@ from distillkit._utils.provenance import git_commit
 from distillkit.normalization import IDENTITY
 from fl import Client, FedAvg, FedDM, Message, Method, simulate
 from fl.aggregation import AggregatedReplies
-from fl.deploy.flower import client_app, serve
+from fl.deploy.flower import ConnectionOptions, client_app, serve
 from fl.participants import Server
 from tests.benchmarks.clients import Clients
 from tests.fl.flower import fake_flower
@@ -163,7 +163,8 @@ def play(case: Case, folder: Path, marks: list[float]) -> list[dict[str, Any]]:
         with fake_flower.standing_in():
             app = client_app(method, lambda k: clients[k], folder=folder)
             nodes = {100 + k: fake_flower.context(100 + k, k, case.clients) for k in range(case.clients)}
-            return serve(fake_flower.Grid(app, nodes), method, poll_interval=1e-4, **options).rows
+            grid, connection = fake_flower.Grid(app, nodes), ConnectionOptions(poll_interval=1e-4)
+            return serve(grid, method, connection=connection, **options).rows
     clients = Clients(case.clients, one if case.part == "union" else two)
     given: Sequence[LabeledImages] = [clients[k] for k in range(len(clients))] if case.part == "listed" else clients
     marks[0] = time.process_time()

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from fl.engine._server_thread import ServerThread
 
 import fl.addons
 import fl.methods
@@ -21,7 +20,8 @@ from distillkit import LabeledImages
 from distillkit.normalization import IDENTITY
 from fl import Classification, Client, Entry, FedAvg, Message, Method, NoUsableReply, Run, Server
 from fl.averaging.local import received_state
-from fl.engine import _threads
+from fl.engine import _backends
+from fl.engine._backends import ServerThread
 from fl.engine._devices import placed
 from tests.fl.emulated import DEVICE, Mixed, second_device, there
 from tests.fl.laws import assert_same, tensors
@@ -35,7 +35,7 @@ ALL: dict[str, Callable[[], Method]] = {**{n: lambda n=n: plain(addon(n)) for n 
 @pytest.fixture
 def accelerated(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     """Runs a method where `cpu:1` is a device of its own, on every thread that clients and server work on."""
-    respond, run = _threads.respond, ServerThread.run
+    respond, run = _backends.respond, ServerThread.run
 
     def client_side(*given: Any) -> Any:
         with second_device():
@@ -50,7 +50,7 @@ def accelerated(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
 
     def play_there(method: Method) -> Run:
         with monkeypatch.context() as patch, second_device():
-            patch.setattr(_threads, "respond", client_side)
+            patch.setattr(_backends, "respond", client_side)
             patch.setattr(ServerThread, "run", server_side)
             return play(method, device=DEVICE, evaluate="drawn")
 

@@ -16,7 +16,7 @@ from distillkit.augment import DSA, CropFlip
 from distillkit.condense import distribution_matching
 from distillkit.networks import FixedNetwork, RandomNetworks
 from distillkit.rng import derive
-from fl import ClientData, ClientOptimizer, FedAvg, MultiLabel, simulate
+from fl import ClientData, ClientOptimizer, FedAvg, MultiLabel, RunFolder, simulate
 from fl.addons import MOON, SCAFFOLD, Anchors, Condensed, FedAvgM, FedNova, FedProx
 from fl.aggregation import EntrySpec
 from fl.averaging.addon import AddOn
@@ -170,7 +170,7 @@ def test_statistics_are_asked_once_and_averaged_over_owners(whole: bool) -> None
 def test_what_is_asked_before_round_1_is_counted_and_in_the_transcript(tmp_path: Path) -> None:
     anchors = Anchors(ipc=2, init="statistics", selected=(), weight=0.0)
     method = FedAvg(anchors, factory=Tiny, lr=0.05, batch=6)
-    run = simulate(method, federation(), rounds=1, out=tmp_path / "run", transcript=True, progress=False)
+    run = simulate(method, federation(), rounds=1, out=RunFolder(tmp_path / "run", transcript=True), progress=False)
     seen = [message for message in read_transcript(tmp_path / "run") if message.round == 0]
     setup, clients = run.rows[0]["setup"], sorted({message.client for message in seen})
     assert [(s.client, s.direction, s.exchange) for s in seen] == [

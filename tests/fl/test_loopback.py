@@ -392,7 +392,7 @@ def test_a_process_watches_its_parent_before_it_does_anything(monkeypatch: pytes
 def test_the_servers_side_never_touches_a_client() -> None:
     """Nothing between the door and the seam so much as knows what a client is made of."""
     folder = Path(_transport.__file__).parent
-    for name in ("_rounds", "_dispatch", "_evaluation", "_client_cache_index", "_transport"):
+    for name in ("_rounds", "_dispatch", "_evaluation", "_replies", "_transport"):
         tree = ast.parse((folder / f"{name}.py").read_text())
         words = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {
             a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names
@@ -439,7 +439,7 @@ def test_a_round_may_have_several_exchanges_and_a_later_one_reads_what_counted_o
                 assert answer.reply is not None, answer.error
                 found.append(answer.reply[Dealing.times])
                 if answer.client in counting:
-                    post.known.update(answer.client, letter, memory)
+                    post.cache_index.update(answer.client, letter, memory)
             return found
 
         assert ask(0, 2) == [1, 1, 1]
@@ -449,7 +449,7 @@ def test_a_round_may_have_several_exchanges_and_a_later_one_reads_what_counted_o
         post.commit()
         server.round = 2
         assert ask(0, 1, 2) == [2, 2, 1]
-        post.known.commit()  # the word of it never reaches the clients
+        post.cache_index.commit()  # the word of it never reaches the clients
         server.round = 3
         assert ask() == [3, 3, 2]
 
@@ -459,7 +459,7 @@ def wide() -> Message:
 
 
 class Data:
-    kept = Entry[torch.Tensor](kept=True)
+    kept = Entry[torch.Tensor](cached=True)
     other = Entry[dict[str, torch.Tensor]]()
     number = Entry[float]()
 

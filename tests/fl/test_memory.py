@@ -16,10 +16,11 @@ from distillkit import LabeledImages
 from fl import FedAvg, simulate
 from fl.aggregation import Aggregator
 from fl.averaging.addon import AddOn
-from fl.engine._client_cache_index import ClientCacheIndex, Record
 from fl.engine._client_memory import MemoryStore
+from fl.engine._dispatch import ClientCacheIndex, ClientRecord
 from fl.engine._round_stats import RoundStats
 from fl.engine._rounds import RoundRunner
+from fl.engine._run_record import require_same
 from fl.engine._transport import ClientRequest
 from fl.engine.store import CheckpointError, Store
 from fl.message import Entry, Message
@@ -247,9 +248,9 @@ def letter(**digests: str) -> ClientRequest:
 def test_what_the_server_knows_changes_with_the_round_or_not_at_all() -> None:
     known = ClientCacheIndex()
     known.update(4, letter(poster="x"), "1-a")
-    assert known.of(4) == Record("1-a", {"poster": "x"})  # in the same round already
+    assert known.of(4) == ClientRecord("1-a", {"poster": "x"})  # in the same round already
     known.rollback()
-    assert known.of(4) == Record()
+    assert known.of(4) == ClientRecord()
     known.update(4, letter(poster="x"), "1-b")
     assert known.commit() == {4: "1-b"}
     known.update(4, letter(poster="y"))
@@ -274,7 +275,7 @@ def test_records_of_rounds_that_were_not_committed_are_cut_off(tmp_path: Path) -
         records.write_text(whole + tail)
         found = Store(tmp_path).restore("run")
         assert found is not None
-        assert (found.round, found.facts, found.changes) == (2, {}, [{"4": {"memory": "1-a", "bodies": {}}}])
+        assert (found.round, found.metadata, found.changes) == (2, {}, [{"4": {"memory": "1-a", "bodies": {}}}])
         assert records.read_text() == whole
     records.write_text(whole[:20] + "\n" + whole)
     with pytest.raises(CheckpointError, match=r"clients\.jsonl is damaged: line 1"):
@@ -299,7 +300,7 @@ def test_whatever_stands_in_a_file_of_a_run_it_is_refused_by_the_files_name(dama
             read()
     config.write_bytes(damage)
     with pytest.raises(CheckpointError, match=r"config\.json|holds a run with other settings"):
-        store.require_same({"seed": 0}, ())
+        require_same(tmp_path, {"seed": 0})
 
 
 def test_a_folder_of_the_first_format_is_taken_over(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from fl import (
     MultiLabel,
     Real,
     Registry,
+    RunFolder,
     SecureSums,
     simulate,
 )
@@ -320,7 +321,7 @@ CALLS: dict[str, Call] = {
             "registry": ring()[0].registry(3),
             "keyring": ring()[0],
             "threshold": 2,
-            "bounds": {FedAvg.update: 8.0},
+            "most": {FedAvg.update: 8.0},
             "bits": 40,
         },
         secured,
@@ -338,6 +339,7 @@ CALLS: dict[str, Call] = {
         lambda: {"num_classes": 3},
         lambda task: finished(simulate(plain(), [with_rows(c) for c in clients()], rounds=1, task=task)),
     ),
+    "RunFolder": Call(RunFolder, lambda: {"path": "run", "transcript": True, "notes": {"a": 1}}),
     "Loopback": Call(Loopback, lambda: {"lose": 0.1, "repeat": 0.2, "delay": 0.3, "seed": 1}),
     "Networks": Call(
         Networks, lambda: {"factory": Tiny, "extra": 1}, lambda held: None if held.first("", 3, 0) else "no weights"

@@ -36,7 +36,7 @@ from fl import (
 )
 from fl.addons import DPSGD
 from fl.aggregation import EntrySpec, Schema
-from fl.engine._privacy_validation import EXACT_TESTS
+from fl.engine._validation import EXACT_TESTS
 from fl.method import evaluation_spec
 from tests.fl.small import Tiny, images
 

@@ -350,9 +350,9 @@ def test_what_answers_must_say_what_the_answer_looks_like() -> None:
         evaluate = FedDM.evaluate
         expect_evaluation = Method.expect_evaluation
 
-    with pytest.raises(ValueError, match=r"Asks\.answer answers.*write expect_answer"):
+    with pytest.raises(ValueError, match=r"Asks\.answer returns a reply.*write expect_answer"):
         FedAvg(Asks(), factory=Tiny)
-    with pytest.raises(ValueError, match=r"Tests\.evaluate answers.*write expect_evaluation"):
+    with pytest.raises(ValueError, match=r"Tests\.evaluate returns a reply.*write expect_evaluation"):
         play(Tests(factory=Tiny, **DM), 1)
 
 

@@ -31,6 +31,7 @@ from fl import (
     NoUsableReply,
     Registry,
     Run,
+    RunFolder,
     SecureSums,
     simulate,
 )
@@ -215,7 +216,7 @@ def test_runs_have_other_masks_and_the_same_bits(tmp_path: Path) -> None:
     ring = Keyring(tmp_path / "ring")
     method, seen, runs = sealed(FedAvg(SCAFFOLD(), **FAST), ring, bounds={SCAFFOLD.drift: 40.0}), [], []
     for i, backend in enumerate(("threads", Loopback())):
-        runs.append(play(method, backend=backend, out=tmp_path / str(i), transcript=True))
+        runs.append(play(method, backend=backend, out=RunFolder(tmp_path / str(i), transcript=True)))
         ups = [m for m in transcript.read_transcript(tmp_path / str(i)) if (m.direction, m.exchange) == ("up", "local")]
         seen.append({(m.round, m.client): m.values for m in ups})
     assert_same(*runs)
@@ -325,7 +326,7 @@ def test_the_servers_transcript_holds_no_single_clients_values(
 
     monkeypatch.setattr(ReplyLayout, "encode", watched)
     method = sealed(FedAvg(SCAFFOLD(), **FAST), ring, bounds={SCAFFOLD.drift: 40.0})
-    play(method, out=tmp_path / "run", transcript=True)
+    play(method, out=RunFolder(tmp_path / "run", transcript=True))
     seen = list(transcript.read_transcript(tmp_path / "run"))
     ups = [m for m in seen if m.direction == "up"]
     assert {m.exchange for m in seen} == {"announce", "deal", "local", "assent", "disclose"}

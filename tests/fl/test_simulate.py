@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from distillkit import LabeledImages
-from fl import CheckpointError, ClientData, FedAvg, FedDM, NoUsableReply, Real, simulate
+from fl import CheckpointError, ClientData, FedAvg, FedDM, NoUsableReply, Real, RunFolder, simulate
 from fl.addons import FedProx
 from fl.aggregation import EntrySpec
 from fl.averaging.addon import AddOn
@@ -49,7 +49,7 @@ METHODS = {
 }
 
 
-def play(name: str, out: Path, rounds: int = 3, **options: Any) -> Any:
+def play(name: str, out: Path | RunFolder, rounds: int = 3, **options: Any) -> Any:
     held = [ClientData(c, images(8, seed=50 + k)) for k, c in enumerate(federation())]
     options = {"participation": 3, "test": images(30, 77), "seed": 4, "progress": False, **options}
     return simulate(METHODS[name](), held, rounds=rounds, out=out, **options)
@@ -182,7 +182,7 @@ def test_clients_without_images_are_empty_not_failed() -> None:
 class Broadcast(AddOn):
     """A kept set that changes after round 2."""
 
-    poster = Entry[LabeledImages](kept=True)
+    poster = Entry[LabeledImages](cached=True)
 
     def start(self, server: Any) -> None:
         server.state[self.poster] = images(6, 1)
@@ -248,7 +248,7 @@ def test_the_saved_model_is_the_one_that_was_tested(tmp_path: Path) -> None:
 def test_a_transcript_holds_what_the_server_saw(tmp_path: Path) -> None:
     from fl._codec import decode
 
-    run = play("feddm", tmp_path, rounds=2, transcript=True)
+    run = play("feddm", RunFolder(tmp_path, transcript=True), rounds=2)
     for row in run.rows:
         for client in row["drawn"]:
             folder = tmp_path / "transcript" / str(row["round"])
@@ -288,7 +288,7 @@ def test_clients_remember_across_an_interruption(stop: int, tmp_path: Path) -> N
 
 def test_a_folder_with_a_run_is_refused_without_resume(tmp_path: Path) -> None:
     play("fedavg", tmp_path)
-    with pytest.raises(ValueError, match="holds a run already; pass resume=True"):
+    with pytest.raises(ValueError, match="holds a run already: pass resume=True"):
         play("fedavg", tmp_path)
 
 
@@ -394,7 +394,7 @@ def test_an_unusable_folder_is_named(tmp_path: Path) -> None:
         ({"participation": 0.0}, "participation must be greater than 0"),
         ({"participation": 1.5}, "participation must be at most 1"),
         ({"workers": 0}, "workers must be at least 1"),
-        ({"transcript": True}, "transcript needs a folder"),
+        ({"resume": True}, "resume needs a folder"),
     ],
 )
 def test_bad_arguments_are_refused(options: dict[str, Any], error: str) -> None:

@@ -2,59 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any
 
 from distillkit._utils import check
-from distillkit.privacy import Ledger
-from distillkit.sets import Images, StoredImages
 from fl.deploy.flower._messages import MAX_MESSAGE_BYTES, GridConnection, flower, to_records
 from fl.deploy.flower._node import LoadClient, Node
 from fl.deploy.flower._node_registry import NodeRegistry
-from fl.deploy.flower._transport import GridTransport, TransportOptions
+from fl.deploy.flower._transport import ConnectionOptions, GridTransport
 from fl.engine._backends import RunContext
-from fl.engine._privacy_validation import remark_on
-from fl.engine._runner import RunConfig, play
+from fl.engine._config import RunConfig, options
+from fl.engine._runner import Deployment, execute
+from fl.engine._validation import remark_on
 from fl.engine.run import Run
 from fl.method import Method, require_method
 from fl.task import LabelTask
 
-__all__ = ["Options", "client_app", "reply_to", "serve", "server_app"]
+__all__ = ["FlowerConfig", "client_app", "reply_to", "serve", "server_app"]
 
 
-class Options(TypedDict, total=False):
-    """Options of `serve` and `server_app` that they share with `fl.simulate`; `rounds` is required."""
+@dataclass(frozen=True, kw_only=True)
+class FlowerConfig(RunConfig):
+    """Options of `serve` and `server_app`: those of a run, and how its nodes are reached.
 
-    rounds: int
-    test: Images | StoredImages | None
-    task: LabelTask | None
-    server_data: Mapping[str, Images] | None
-    participation: float | int
-    min_replies: int
-    evaluate: Literal["drawn", "all", "none"] | Sequence[int] | None
-    seed: int
-    ledger: Ledger | None
-    secret: int | None
-    server_threads: int
-    device: str
-    out: str | Path | None
-    resume: bool
-    transcript: bool
-    notes: Mapping[str, Any] | None
-    on_round: Callable[[dict[str, Any]], None] | None
+    Args:
+        clients: number of partitions; None: as stated by the nodes (`num-partitions`).
+        connection: timeouts and limits.
+        defer_evaluation: whether clients are evaluated (`evaluate`) with the next round's message, which saves one
+            message per client and round. A round's history row is then complete when the next round is committed, and
+            the last row at the end. Private methods, and methods that draw their clients themselves, are always
+            evaluated at once.
+    """
 
-
-class _ServerOptions(Options, total=False):
-    """All options of `serve`."""
-
-    clients: int | None
-    connect_timeout: float
-    reply_timeout: float
-    max_concurrent: int
-    poll_interval: float
-    max_message_bytes: int
-    defer_evaluation: bool
+    clients: int | None = None
+    connection: ConnectionOptions = field(default_factory=ConnectionOptions)
+    defer_evaluation: bool = True
 
 
 def client_app(
@@ -150,19 +133,8 @@ def _reply(node: Node, message: Any, context: Any) -> Any:
     return reply(to_records(parts), reply_to=message)
 
 
-def serve(
-    grid: Any,
-    method: Method,
-    *,
-    clients: int | None = None,
-    connect_timeout: float = 300.0,
-    reply_timeout: float = 3600.0,
-    max_concurrent: int = 64,
-    poll_interval: float = 0.2,
-    max_message_bytes: int = MAX_MESSAGE_BYTES,
-    defer_evaluation: bool = True,
-    **options: Unpack[Options],
-) -> Run:
+@options(FlowerConfig)
+def serve(grid: Any, method: Method, config: FlowerConfig) -> Run:
     """Run a federated method over Flower's grid, in a server app of your own; `server_app` is a ready one.
 
     Waits until the nodes of all partitions have connected, and then runs the rounds of `fl.simulate`, with the same
@@ -172,20 +144,7 @@ def serve(
     Args:
         grid: Flower's grid, an argument of the server app's main function.
         method: the method to run.
-        clients: number of partitions; None: as stated by the nodes (`num-partitions`).
-        connect_timeout: seconds in which all nodes must connect. Before a private run, nodes have the same time again
-            to report earlier charges to their data.
-        reply_timeout: seconds that a client has for a reply, from the creation of its message, by the clocks of both
-            machines. Time in the node's queue counts. Then the client is stopped, and the history records an error.
-        max_concurrent: number of clients with an open message.
-        poll_interval: seconds between two polls for replies.
-        max_message_bytes: size limit of a reply; the client of a larger one fails. (Flower has received the reply by
-            then, and has no limit of its own.)
-        defer_evaluation: whether clients are evaluated (`evaluate`) with the next round's message, which saves one
-            message per client and round. A round's history row is then complete when the next round is committed, and
-            the last row at the end. Private methods, and methods that draw their clients themselves, are always
-            evaluated at once.
-        options: options of `fl.simulate`, see `Options`.
+        config: see `FlowerConfig`; callers give its fields as keywords.
 
     Raises:
         IncompatibleNode: a node does not fit; the message names the node and the difference.
@@ -194,31 +153,41 @@ def serve(
         TypeError, ValueError: bad arguments.
         Exception: errors of `fl.simulate`.
     """
+    return _serve(grid, method, config)
+
+
+def _serve(grid: Any, method: Method, config: FlowerConfig) -> Run:
     method = require_method(method)
-    if clients is not None:
-        check.positive_int(clients, "clients")
-    times = {"connect_timeout": connect_timeout, "reply_timeout": reply_timeout, "poll_interval": poll_interval}
-    for name, seconds in times.items():
-        check.real_number(seconds, name, above=0.0)
-    check.positive_int(max_concurrent, "max_concurrent")
-    check.positive_int(max_message_bytes, "max_message_bytes")
+    if config.clients is not None:
+        check.positive_int(config.clients, "clients")
+    limits, task = config.connection, config.task
     flower("app")
-    task = options.get("task")
-    connection, registry = GridConnection(grid, poll_interval, max_message_bytes), NodeRegistry(method, task)
-    registry.wait_for_all(connection, clients, connect_timeout)
+    connection = GridConnection(grid, limits.poll_interval, limits.max_message_bytes)
+    registry = NodeRegistry(method, task)
+    registry.wait_for_all(connection, config.clients, limits.connect_timeout)
     first = registry.common_space(task)
-    config = RunConfig(
-        method=method, first=first, clients=len(registry.nodes), progress=False, defer_tests=defer_evaluation, **options
+
+    def open_transport(context: RunContext) -> GridTransport:
+        return GridTransport(connection, registry, limits, first.num_classes, context.ledger, context.memories)
+
+    deployment = Deployment(
+        first=first,
+        clients=len(registry.nodes),
+        fingerprint=registry.fingerprint,
+        open=open_transport,
+        open_ledger=remark_on,
+    )
+    return execute(
+        method,
+        config,
+        deployment,
+        progress=False,
+        defer_tests=check.boolean(config.defer_evaluation, "defer_evaluation"),
     )
 
-    def transport(context: RunContext) -> GridTransport:
-        limits = TransportOptions(first.num_classes, reply_timeout, max_concurrent, connect_timeout)
-        return GridTransport(connection, registry, limits, context.ledger, context.memories)
 
-    return play(config, registry.fingerprint, transport, remark_on)
-
-
-def server_app(method: Method, **options: Unpack[_ServerOptions]) -> Any:
+@options(FlowerConfig)
+def server_app(method: Method, config: FlowerConfig) -> Any:
     """Create the Flower app of the server, which runs a method on the nodes of a `client_app`.
 
     Name it in the app's pyproject.toml (`serverapp = "package.server_app:app"`). The results are in `out`. An app that
@@ -227,7 +196,7 @@ def server_app(method: Method, **options: Unpack[_ServerOptions]) -> Any:
 
     Args:
         method: the method to run.
-        options: options of `serve`; `rounds` is required.
+        config: see `FlowerConfig`; callers give its fields as keywords.
 
     Returns:
         A `flwr.serverapp.ServerApp`.
@@ -240,7 +209,7 @@ def server_app(method: Method, **options: Unpack[_ServerOptions]) -> Any:
     app = flower("serverapp").ServerApp()
 
     def main(grid: Any, context: Any) -> None:
-        serve(grid, method, **options)
+        _serve(grid, method, config)
 
     app.main()(main)
     return app

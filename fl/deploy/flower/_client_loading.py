@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from distillkit.data import Split, StoredSplit, load_folder
 from distillkit.normalization import IDENTITY
 from distillkit.study import Allocation
-from fl.engine.client_data import ClientData
+from fl.engine._clients import ClientData
 
 __all__ = ["to_client_data"]
 

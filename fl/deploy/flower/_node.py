@@ -40,12 +40,11 @@ from fl.deploy.flower._node_ledger import NodeLedger
 from fl.deploy.flower._policy import ANY, PolicyRefusal, app_hash, read_policy
 from fl.deploy.flower._release_guard import WITHHELD, ReleaseGuard, refusal_parts
 from fl.deploy.flower._requests import bundle, unbundle
-from fl.engine import _validation
 from fl.engine._client_memory import MemoryStore
 from fl.engine._client_runtime import ClientRuntime, respond
 from fl.engine._clients import ClientRegistry
-from fl.engine._failures import reason_of
-from fl.engine._transport import ClientResult
+from fl.engine._transport import ClientResult, reason_of
+from fl.engine._validation import resolve_task
 from fl.message import Message
 from fl.method import Method
 from fl.participants import Interrupted
@@ -90,7 +89,7 @@ class Node:
     ) -> None:
         check.callable_with(load_client, "load_client", ["partition"], "a function of the partition's number")
         self.method, self.load_client, self.task = method, load_client, task
-        self.folder, self.device = Path(folder), _validation.device_at(device)
+        self.folder, self.device = Path(folder), check.device(device)
         self.max_message_bytes = check.positive_int(max_message_bytes, "max_message_bytes")
         self.policy, self.app = policy, None if code is None else app_hash(code)
         if policy is not None and read_policy(policy).app != ANY and code is None:
@@ -170,7 +169,7 @@ class Node:
             guard.require_request(job, self.app)
             remove_dead_runs(folder, job.request.memory, job.header.round)
             runtime = ClientRuntime(
-                self.method, _validation.task_at(self.task, data.clients.first), {number: data.clients[0]},
+                self.method, resolve_task(self.task, data.clients.first), {number: data.clients[0]},
                 MemoryStore(folder / "memory"), self.device, ledger=guard.branch(job),
             )  # fmt: skip
             seconds, position = context["deadline"] - (time.time() - created), context["ledger"]

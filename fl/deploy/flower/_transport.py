@@ -12,22 +12,22 @@ from pathlib import Path
 from typing import Any, Self
 
 from distillkit._sanity_checks import warn
+from distillkit._utils import check
 from distillkit.privacy import BudgetExhausted, Ledger
 from distillkit.privacy._child_ledger import child_state
 from fl._codec import Parts, from_parts, to_parts
 from fl.deploy._wire import Job, read_answer
-from fl.deploy.flower._messages import GridConnection, loss_reason
+from fl.deploy.flower._messages import MAX_MESSAGE_BYTES, GridConnection, loss_reason
 from fl.deploy.flower._node_ledger import ledger_position, mirror_report, read_exhausted
 from fl.deploy.flower._node_registry import NodeRegistry
 from fl.deploy.flower._requests import PendingRequest, ResultCallback, pack_requests, unpack_replies
-from fl.engine._failures import reason_of
-from fl.engine._transport import BundledExchange, ClientResult, RequestBuilder, RequestHeader
+from fl.engine._transport import BundledExchange, ClientResult, RequestBuilder, RequestHeader, reason_of
 from fl.engine.store import write_atomically
 from fl.message import Message
 from fl.method import NoUsableReply
 from fl.participants import Interrupted
 
-__all__ = ["GridTransport", "TransportOptions"]
+__all__ = ["ConnectionOptions", "GridTransport"]
 
 _DELIVERY_GRACE = 30.0
 """Seconds that a reply may take to arrive after its client's deadline."""
@@ -36,21 +36,35 @@ _LEDGER_TIMEOUT = 60.0
 """Seconds to wait for ledger reports after an exchange; missing reports come with the nodes' next replies."""
 
 
-@dataclass(frozen=True)
-class TransportOptions:
-    """Options of `GridTransport`.
+@dataclass(frozen=True, kw_only=True)
+class ConnectionOptions:
+    """Timeouts and limits of the connection to the nodes.
 
-    Attributes:
-        num_classes: number of classes.
-        reply_timeout: seconds that a client has for a reply, from the creation of its message.
+    Args:
+        connect_timeout: seconds in which all nodes must connect. Before a private run, nodes have the same time again
+            to report earlier charges to their data.
+        reply_timeout: seconds that a client has for a reply, from the creation of its message, by the clocks of both
+            machines. Time in the node's queue counts. Then the client is stopped, and the history records an error.
         max_concurrent: number of clients with an open message.
-        connect_timeout: seconds in which all nodes must report their ledgers before the run.
+        poll_interval: seconds between two polls for replies.
+        max_message_bytes: size limit of a reply; the client of a larger one fails. (Flower has received the reply by
+            then, and has no limit of its own.)
+
+    Raises:
+        TypeError, ValueError: a time or limit is not positive.
     """
 
-    num_classes: int
-    reply_timeout: float
-    max_concurrent: int
-    connect_timeout: float
+    connect_timeout: float = 300.0
+    reply_timeout: float = 3600.0
+    max_concurrent: int = 64
+    poll_interval: float = 0.2
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+
+    def __post_init__(self) -> None:
+        for name in ("connect_timeout", "reply_timeout", "poll_interval"):
+            check.real_number(getattr(self, name), name, above=0.0)
+        for name in ("max_concurrent", "max_message_bytes"):
+            check.positive_int(getattr(self, name), name)
 
 
 class GridTransport:
@@ -63,6 +77,7 @@ class GridTransport:
         connection: to the nodes.
         registry: the nodes by client.
         options: timeouts and limits.
+        num_classes: number of classes.
         ledger: ledger of a private run, which mirrors those of the nodes.
         out: folder in which the run's name is kept; None for a run that cannot be resumed.
     """
@@ -71,11 +86,13 @@ class GridTransport:
         self,
         connection: GridConnection,
         registry: NodeRegistry,
-        options: TransportOptions,
+        options: ConnectionOptions,
+        num_classes: int,
         ledger: Ledger | None = None,
         out: Path | None = None,
     ) -> None:
         self._connection, self._registry, self._options, self._ledger = connection, registry, options, ledger
+        self._num_classes = num_classes
         self._unreported: set[int] = set()
         self._run = _run_name(out)
         self._pending: dict[int, list[PendingRequest]] = {}
@@ -140,7 +157,7 @@ class GridTransport:
     def _send(self, client: int, pending: list[PendingRequest], whole: bool = False) -> None:
         options, info = self._options, self._registry.nodes[client]
         context = {
-            "run": self._run, "classes": options.num_classes, "deadline": options.reply_timeout,
+            "run": self._run, "classes": self._num_classes, "deadline": options.reply_timeout,
             "ledger": ledger_position(self._ledger, info),
         }  # fmt: skip
         self._unreported.add(client)

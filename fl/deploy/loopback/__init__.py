@@ -1,5 +1,5 @@
 """Run clients in other processes of this machine, reached by bytes alone."""
 
-from fl.deploy.loopback.backend import Loopback
+from fl.deploy.loopback._backend import Loopback
 
 __all__ = ["Loopback"]

@@ -15,8 +15,7 @@ from fl.deploy._wire import Job, pack_job, unpack_answer
 from fl.deploy.loopback._processes import PATIENCE, Ended, Process, give_back, pickled, take
 from fl.deploy.loopback._worker import WorkerConfig, pack_client_data
 from fl.engine._clients import ClientRegistry
-from fl.engine._failures import reason_of
-from fl.engine._transport import BundledExchange, ClientResult, RequestBuilder, RequestHeader
+from fl.engine._transport import BundledExchange, ClientResult, RequestBuilder, RequestHeader, reason_of
 from fl.message import payload_bytes
 from fl.participants import Interrupted
 

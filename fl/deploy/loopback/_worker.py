@@ -25,8 +25,8 @@ from fl.deploy._wire import Job, PayloadCache, PayloadMissing, pack_answer, unpa
 from fl.deploy.loopback._faults import Faults
 from fl.engine._client_memory import MemoryStore
 from fl.engine._client_runtime import ClientRuntime, respond
+from fl.engine._clients import ClientData
 from fl.engine._transport import ClientResult
-from fl.engine.client_data import ClientData
 from fl.message import Entry, Message
 from fl.method import Method
 from fl.participants import Interrupted

@@ -13,7 +13,7 @@ import pytest
 
 from fl import Client, ClientData, FedAvg, Loopback, Message, Method, NoUsableReply, Run, simulate
 from fl.addons import SCAFFOLD, VHL, Anchors, FineTune
-from fl.engine._runner import RunConfig
+from fl.engine._runner import execute
 from fl.engine.store import Store
 from tests.fl.flower import fake_flower
 from tests.fl.flower.test_runs import (
@@ -53,7 +53,7 @@ def deferred(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
 
     def run(method: Method, **options: Any) -> Run:
         with monkeypatch.context() as patch:
-            patch.setattr(sys.modules["fl.engine.simulate"], "RunConfig", partial(RunConfig, defer_tests=True))
+            patch.setattr(sys.modules["fl.engine.simulate"], "execute", partial(execute, defer_tests=True))
             return beside(method, **options)
 
     return run

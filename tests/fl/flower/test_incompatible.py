@@ -19,7 +19,7 @@ from fl.deploy.flower import IncompatibleNode
 from fl.deploy.flower._messages import from_records, to_records
 from fl.deploy.flower._node_registry import NodeRegistry
 from fl.deploy.flower._requests import PendingRequest, bundle, unpack_replies
-from fl.deploy.flower._transport import GridTransport, TransportOptions
+from fl.deploy.flower._transport import ConnectionOptions, GridTransport
 from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
 from tests.fl.flower import fake_flower
 from tests.fl.flower.test_runs import FAST, METHODS, grid, over
@@ -99,7 +99,13 @@ def asked(resent: int | None = None) -> PendingRequest:
 
 
 def cohort(ledger: Ledger | None = None) -> GridTransport:
-    return GridTransport(None, NodeRegistry(FedAvg(**FAST), None), TransportOptions(3, 1.0, 1, 1.0), ledger)  # type: ignore[arg-type]
+    return GridTransport(
+        None,
+        NodeRegistry(FedAvg(**FAST), None),
+        ConnectionOptions(reply_timeout=1.0, connect_timeout=1.0, max_concurrent=1),
+        3,
+        ledger,
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from fl import CheckpointError, Client, ClientData, FedAvg, FedDM, Message, Method, NoUsableReply, Real, Run, simulate
 from fl.addons import SCAFFOLD, VHL, SharedImage
-from fl.deploy.flower import IncompatibleNode, client_app, reply_to, serve, server_app
+from fl.deploy.flower import ConnectionOptions, IncompatibleNode, client_app, reply_to, serve, server_app
 from fl.deploy.flower._handshake import identity_of
 from fl.deploy.flower._node import Node
 from fl.study import outcome_hash
@@ -51,15 +52,10 @@ OPTIONS: dict[str, Any] = {"rounds": 3, "participation": 3, "evaluate": "all", "
 
 
 def over(there: fake_flower.Grid, method: Method, **options: Any) -> Run:
-    given = {
-        "poll_interval": 0.001,
-        "connect_timeout": 300.0,
-        "reply_timeout": 900.0,
-        **OPTIONS,
-        "test": images(10, seed=9),
-        **options,
-    }
-    return serve(there, method, **given)
+    limits: dict[str, Any] = {"poll_interval": 0.001, "reply_timeout": 900.0}
+    limits |= {f.name: options.pop(f.name) for f in fields(ConnectionOptions) if f.name in options}
+    given = {**OPTIONS, "test": images(10, seed=9), **options}
+    return serve(there, method, connection=ConnectionOptions(**limits), **given)
 
 
 def beside(method: Method, **options: Any) -> Run:
@@ -91,7 +87,7 @@ def test_the_app_plays_what_serve_plays(tmp_path: Path) -> None:
     method, found = METHODS["FedAvg"](), list[dict[str, Any]]()
     app = server_app(
         method, rounds=1, evaluate="all", participation=3, seed=3, test=images(10, seed=9), on_round=found.append,
-        poll_interval=0.001, out=tmp_path / "run",
+        connection=ConnectionOptions(poll_interval=0.001), out=tmp_path / "run",
     )  # fmt: skip
     app(grid(method, tmp_path / "nodes"), fake_flower.context(0, None, 0))
     wanted = rows(beside(METHODS["FedAvg"](), rounds=1))

@@ -99,8 +99,8 @@ def watch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable
         told("began")
         return plays(engine, number, *more, **options)
 
-    plays = RoundRunner.round
-    monkeypatch.setattr(RoundRunner, "round", begins)
+    plays = RoundRunner.run_round
+    monkeypatch.setattr(RoundRunner, "run_round", begins)
     after(
         stores,
         "write_atomically",
@@ -109,7 +109,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable
     after(Store, "_append", lambda _, path, __: f"appended {path.name}")
     after(FedAvg, "receive_answers", lambda *_: "answered")
     after(FedAvg, "receive", lambda *_: "received")
-    after(_evaluation, "on_server", lambda *_: "tested")
+    after(_evaluation, "evaluate_global", lambda *_: "tested")
     after(Dispatcher, "commit", lambda *_: "settled")
 
     def run(listener: Callable[[str], None]) -> Run:

@@ -11,7 +11,7 @@ import torch
 from distillkit import LabeledImages
 from distillkit.normalization import IDENTITY
 from fl import Entry, EntrySpec, Message, Method, simulate
-from fl.deploy.flower import serve
+from fl.deploy.flower import ConnectionOptions, serve
 
 POLL, ROUNDS = 0.05, 4
 """Seconds between two looks for answers, on both ways; rounds, of which the first is not counted."""
@@ -83,7 +83,10 @@ def costs(grid: Any, marked: Any, payloads: Iterable[str]) -> Iterator[dict[str,
         rows = {
             "bare": list(bare(grid, numbers)),
             "adapter": [
-                row["seconds"] for row in serve(marked(name), Echo(numbers), poll_interval=POLL, **options).rows
+                row["seconds"]
+                for row in serve(
+                    marked(name), Echo(numbers), connection=ConnectionOptions(poll_interval=POLL), **options
+                ).rows
             ],
             "threads": [
                 row["seconds"]

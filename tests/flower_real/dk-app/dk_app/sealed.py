@@ -24,7 +24,7 @@ class Leaving(SecureSums):
 
 
 SEALED: dict[str, type[SecureSums]] = {"SecureSums": SecureSums, "Leaving": Leaving}
-BOUNDS = {FedAvg.update: 8.0, SCAFFOLD.drift: 100.0}
+MOST = {FedAvg.update: 8.0, SCAFFOLD.drift: 100.0}
 """No number of a reply is beyond these."""
 
 
@@ -41,5 +41,5 @@ def averaging(most: float, **how: Any) -> FedAvg:
 def sealed(name: str, keys: Path, *, node: bool, **how: Any) -> Filtered:
     """A method as a node has it, or as the server has it: without secrets."""
     ring = Keyring(keys / "secret") if node else None
-    secure = SEALED[name](Registry.read(keys / "registry.json"), keyring=ring, threshold=3, bounds=BOUNDS)
+    secure = SEALED[name](Registry.read(keys / "registry.json"), keyring=ring, threshold=3, most=MOST)
     return Filtered(averaging(400, **how), secure)

@@ -12,7 +12,7 @@ from flwr.serverapp import ServerApp
 
 from dk_app.costs import costs
 from dk_app.settings import SETTINGS, Marked, method_of, test_set
-from fl.deploy.flower import serve
+from fl.deploy.flower import ConnectionOptions, serve
 from fl.study import outcome_hash
 
 app = ServerApp()
@@ -34,9 +34,11 @@ def main(grid: Any, context: Any) -> None:
         timeout = 1.5 * slowest + 10 if slowest else 900.0
         method, folder = method_of(name, out, node=False), out / "runs" / name
         run = serve(
-            Marked(grid, name), method, test=test_set(), out=folder, resume=True, poll_interval=1.0,
-            reply_timeout=timeout, connect_timeout=config["connect-timeout"],
-            max_concurrent=config["max-concurrent"], **SETTINGS[setting],
+            Marked(grid, name), method, test=test_set(), out=folder, resume=True,
+            connection=ConnectionOptions(
+                poll_interval=1.0, reply_timeout=timeout, connect_timeout=config["connect-timeout"],
+                max_concurrent=config["max-concurrent"],
+            ), **SETTINGS[setting],
         )  # fmt: skip
         slowest = max(slowest, *(row["seconds"] for row in run.rows))
         line = {

@@ -39,7 +39,13 @@ class Loopback(Faults):
         return repr(self) if self.faulty else None
 
     def open(self, method: Method, clients: ClientRegistry, workers: int, context: RunContext) -> Transport:
-        """Open the transport of one run; see `fl.engine._backends.Backend.open`.
+        """Open the transport of one run.
+
+        Args:
+            method: the run's method.
+            clients: the clients' data.
+            workers: number of processes.
+            context: the run's task, device, folder and ledger.
 
         Raises:
             TypeError: the method cannot be sent to another process; the part is named.

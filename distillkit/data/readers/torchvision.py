@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distillkit.data._assembly import assemble_raw
+from distillkit.data._assembly import assemble
+from distillkit.data._pixels import Size, to_pixels
 from distillkit.data.readers.npz import load_npz
 from distillkit.data.split import Split
 from distillkit.normalization import Normalization
@@ -44,8 +45,10 @@ def load_torchvision(
     loader: str,
     files: tuple[str, ...],
     classes: tuple[str, ...] | None = None,
+    size: Size | None = None,
+    channels: int | None = None,
+    normalization: Normalization | None = None,
     download: bool = False,
-    **options: Any,
 ) -> Split:
     """Load one of torchvision's datasets from its files, or else from `<name>.npz` in MedMNIST's layout.
 
@@ -55,8 +58,7 @@ def load_torchvision(
         loader: the class in `torchvision.datasets`.
         files: the files below `root`.
         classes: the class names; None reads them from the files.
-        download: see `load`.
-        options: `size`, `channels` and `normalization`; see `load`.
+        size, channels, normalization, download: see `load`.
 
     Raises:
         FileNotFoundError, ValueError: see `load`.
@@ -64,7 +66,7 @@ def load_torchvision(
     missing = [file for file in files if not (root / file).is_file()]
     stored = root / f"{name}.npz"
     if missing and stored.is_file():
-        return load_npz(stored, classes=classes, **options)
+        return load_npz(stored, size=size, channels=channels, normalization=normalization, classes=classes)
     if missing and not download:
         command = f"from distillkit.data import load; load({name!r}, root={str(root)!r}, download=True)"
         raise FileNotFoundError(
@@ -74,7 +76,9 @@ def load_torchvision(
             "DISTILLKIT_DATA."
         )
     raw, found = _read(root, name, loader, files, bool(missing))
-    return assemble_raw(raw, classes or found, name, **options)
+    pixels = {part: to_pixels(images, size, channels) for part, (images, _) in raw.items()}
+    labels = {part: own for part, (_, own) in raw.items()}
+    return assemble(pixels, labels, classes or found, normalization, {"dataset": name})
 
 
 def _read(

@@ -1,0 +1,164 @@
+"""The options of a run, each listed and described once."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
+
+import torch
+
+from distillkit._utils import check
+from distillkit.privacy import Ledger
+from distillkit.sets import Images, StoredImages
+from fl.engine._backends import Backend
+from fl.task import LabelTask
+
+__all__ = ["RunConfig", "RunFolder", "SimulationConfig", "options"]
+
+P = ParamSpec("P")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Folder of a run's records, for `out=` where a path alone is not enough.
+
+    Args:
+        path: folder for config.json, history.jsonl and checkpoint/.
+        transcript: keep every message that the server sends and accepts in the rounds, under transcript/. Answers
+            before round 1 and evaluation results are not included.
+        notes: JSON values for `notes` in config.json, such as the source of the data. A resumed run may change them.
+    """
+
+    path: str | Path
+    transcript: bool = False
+    notes: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str | Path):
+            raise TypeError(f"path must be a folder's path, got {type(self.path).__name__}")
+        check.boolean(self.transcript, "transcript")
+        if self.notes is not None:
+            check.mapping(self.notes, "notes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Options of a run, wherever its clients are.
+
+    `fl.simulate` and `fl.deploy.flower.serve` take these as keywords, and config.json records them.
+
+    Args:
+        rounds: number of rounds; a resumed run may ask for more than before.
+        test: global test set, evaluated after every round; a `StoredImages` is read in parts.
+        task: meaning of the labels; default: `Classification` with the first client's number of classes.
+        server_data: sets that only the server has, by name.
+        participation: share in (0, 1] or number of the clients drawn in a round, without replacement. Leave it and
+            `min_replies` alone for a method that draws its clients itself, in secret.
+        min_replies: fewer usable replies end the run with `NoUsableReply`, and the last completed round is kept.
+        evaluate: clients evaluated on their own test images after a round: "drawn", "all", "none", or a list of
+            numbers. Default: "drawn", and "none" for private methods and secure sums, because the results are exact
+            numbers. If you ask for them, the ledger and every row say that epsilon does not cover them.
+        seed: source of everything random, except the noise of a private method.
+        ledger: ledger of a private method, with its delta and budget. Default: ledger.jsonl in `out` (in memory without
+            `out`), delta 1e-5, no budget. It is never rolled back: a repeated round is charged again.
+        secret: seed for the noise of a private method, to repeat a run; recorded as no guarantee.
+        server_threads: intra-op threads of the server's work. They change the rounding, so they are recorded.
+        device: where clients and server compute.
+        out: folder for config.json, history.jsonl and checkpoint/, or a `RunFolder`; without it nothing is written.
+        resume: continue after the last completed round in `out`; a finished run is returned unchanged.
+        on_round: called with each row of the history.
+    """
+
+    rounds: int
+    test: Images | StoredImages | None = None
+    task: LabelTask | None = None
+    server_data: Mapping[str, Images] | None = None
+    participation: float | int = 1.0
+    min_replies: int = 1
+    evaluate: Literal["drawn", "all", "none"] | Sequence[int] | None = None
+    seed: int = 0
+    ledger: Ledger | None = None
+    secret: int | None = None
+    server_threads: int = 1
+    device: torch.device | str = "cpu"
+    out: str | Path | RunFolder | None = None
+    resume: bool = False
+    on_round: Callable[[dict[str, Any]], None] | None = None
+
+    @property
+    def folder(self) -> RunFolder | None:
+        """The folder of the run's records; None if nothing is written."""
+        return self.out if isinstance(self.out, RunFolder | None) else RunFolder(self.out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationConfig(RunConfig):
+    """Options of `fl.simulate`: those of a run, and where its clients compute on this machine.
+
+    Args:
+        backend: "threads" of this process, or `fl.Loopback()`: processes that are reached by bytes alone, for debugging
+            a method of your own. Faults of a `Loopback` are part of the result.
+        workers: number of clients that run in parallel, each with one intra-op thread.
+        progress: show a bar of the rounds, on a terminal or in a notebook.
+    """
+
+    backend: Backend | Literal["threads"] = "threads"
+    workers: int = 1
+    progress: bool = True
+
+
+class options(Generic[P, C]):
+    """Decorator of a function whose last argument is a `config`: callers give the config's fields as keywords.
+
+    Signature and help of the function show the fields, and the docstring gets their descriptions in place of the line
+    that names the last argument.
+
+    Args:
+        config: dataclass of keyword-only fields; the last argument is built from the keywords.
+    """
+
+    def __init__(self, config: Callable[P, C]) -> None:
+        self.config = config
+
+    @overload
+    def __call__(self, function: Callable[[A, B, C], R]) -> Callable[Concatenate[A, B, P], R]: ...
+    @overload
+    def __call__(self, function: Callable[[A, C], R]) -> Callable[Concatenate[A, P], R]: ...
+    def __call__(self, function: Callable[..., R]) -> Callable[..., R]:
+        """Return the `function` with the config's fields as keywords."""
+        config, name = self.config, getattr(function, "__name__", "")
+        *first, last = inspect.signature(function).parameters.values()
+        fields = inspect.signature(config).parameters
+        signature = inspect.Signature(
+            [*first, *fields.values()], return_annotation=inspect.signature(function).return_annotation
+        )
+
+        @functools.wraps(function)
+        def call(*args: Any, **keywords: Any) -> R:
+            try:
+                given = signature.bind(*args, **keywords).arguments
+            except TypeError as error:
+                raise TypeError(f"{name}() {error}") from None
+            return function(*(given.pop(p.name) for p in first), config(**given))  # type: ignore[call-arg]
+
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        call.__annotations__ = {**function.__annotations__, **{n: f.annotation for n, f in fields.items()}}
+        call.__annotations__.pop(last.name)
+        call.__doc__ = re.sub(rf"\n +{last.name}: .*", "\n" + _descriptions(config), function.__doc__ or "", count=1)
+        return call
+
+
+def _descriptions(config: Any) -> str:
+    """The `Args` of a dataclass and its bases, in the order of the fields."""
+    bases = [base for base in reversed(config.__mro__) if "__dataclass_fields__" in vars(base)]
+    found = [re.search(r"    Args:\n(.*?)\n *(?:\n|$)", base.__doc__ or "", re.S) for base in bases]
+    return "\n".join(match[1] for match in found if match)
