@@ -1,7 +1,7 @@
 """Reader of a recorded run's transcript, as plain tensors and sets, without importing the federated package.
 
 Attacks on a run start here: `read_transcript` yields every message in the folder `transcript` of a run that was made
-with `transcript=True`.
+with `out=RunFolder(path, transcript=True)`.
 
 A file is `transcript/<round>/<client>-<up or down>.safetensors`, or `<client>-<exchange>-<up or down>.safetensors` if a
 method has additional exchanges in a round. Its metadata hold `format`, the `round`, the `client`, a `checksum`, and

@@ -15,7 +15,7 @@ from attacks.membership import Scorer
 from attacks.transcript import read_transcript
 from distillkit import LabeledImages
 from distillkit.data import partition
-from fl import FedDM, Method, simulate
+from fl import FedDM, Method, RunFolder, simulate
 from fl.methods import FedLGD
 
 __all__ = ["feddm", "fedlgd", "seen_by_server"]
@@ -29,9 +29,8 @@ def seen_by_server(method: Method, clients: Sequence[LabeledImages], rounds: int
     """
     seen: dict[int, list[Tensor]] = {}
     with TemporaryDirectory() as folder:
-        run = simulate(
-            method, clients, rounds=rounds, seed=seed, out=RunFolder(folder, transcript=True), progress=False
-        )
+        out = RunFolder(folder, transcript=True)
+        run = simulate(method, clients, rounds=rounds, seed=seed, out=out, progress=False)
         for message in read_transcript(folder):
             seen.setdefault(message.round, []).extend(images.images for images in message.sets.values())
     return run.models[""], [torch.cat(images) for images in seen.values() if images]
