@@ -397,6 +397,8 @@ DEFAULT = "None is the default"
 ANY = "any 8-bit numbers are a picture"
 PYTHON = "Python names the function and the keyword that it lacks"
 ACCEPTED: Listed = {
+    ("RunFolder", "path", "*"): "a folder of any name is made; an empty one is the working directory",
+    ("RunFolder", "notes", "unknown"): "notes hold any names",
     ("Anchors", "ipc", "zero"): OFF,
     ("Condensed", "ipc", "zero"): OFF,
     ("FedLGD", "ipc", "zero"): OFF,
