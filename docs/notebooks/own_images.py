@@ -1,11 +1,11 @@
-"""Condense a folder of your own pictures, and train on what comes of it."""
+"""Condense a folder of your own pictures, and train on the result."""
 
 # %% [markdown]
 # # Your own images, condensed
 #
-# A folder of pictures becomes a few pictures a class that a network can be trained on. With your own folder (one
-# sub-folder a class), leave out the next cell and write its name in the one after it; here the pictures are
-# scikit-learn's handwritten digits.
+# This notebook condenses a folder of pictures to a few pictures per class that you can train a network on. The pictures
+# here are scikit-learn's handwritten digits. To use your own folder (one sub-folder per class), skip the next cell and
+# give the folder's name in the one after it.
 
 # %%
 from pathlib import Path
@@ -19,8 +19,8 @@ for i, (ink, label) in enumerate(zip(digits.images * 255 / 16, digits.target)):
     Image.fromarray(ink.astype("uint8")).save(f"digits/{label}/{i:04d}.png")
 
 # %% [markdown]
-# `load_folder` reads it. There is no folder `test`, so a fixed fifth of each class is held back. A set at the end of a
-# cell shows itself, ten pictures of each class.
+# `load_folder` reads the folder. It has no sub-folder `test`, so a fixed fifth of each class is held out. A set at the
+# end of a cell is displayed with ten pictures of each class.
 
 # %%
 from distillkit.data import load_folder
@@ -31,9 +31,9 @@ train
 # %% [markdown]
 # ## Condense
 #
-# Distribution matching moves a few pictures until networks with random weights see in them what they see in the whole
-# class. Nothing of it is tied to our networks: `convnet` may make any `nn.Module`. The budgets here are for a laptop;
-# published ones are in the thousands of steps.
+# Distribution matching optimises a few pictures until their mean embedding in networks with random weights equals that
+# of the whole class. `convnet` may return any `nn.Module`. The budgets here suit a laptop; published ones are thousands
+# of steps.
 
 # %%
 from distillkit.condense import distribution_matching
@@ -58,27 +58,27 @@ from distillkit import plot
 plot.grid(sets[sizes[-1]])
 
 # %% [markdown]
-# They started from real pictures and still look like some. Is that private? No: the third notebook looks at what is
-# given away, and `condense_private` makes sets with a guarantee.
+# The condensed pictures started from real ones and still resemble them, so they are not private: the third notebook
+# measures what they reveal, and `condense_private` makes sets with a guarantee.
 #
-# ## Is it worth it?
+# ## Compare with random pictures
 #
-# Networks are trained from scratch on each set alone and tested on real pictures. Beside each set: as many random real
-# pictures, drawn anew for every network. What does not beat these has not paid for itself.
+# Networks are trained from scratch on each set alone and tested on real pictures. The baseline is the same number of
+# random real pictures, drawn again for every network. A condensed set is only useful if it beats this baseline.
 
 # %%
 from distillkit.evaluate import evaluate
 from distillkit.training import Protocol
 
-draws = 3  # quick: 2
+repeats = 3  # quick: 2
 protocol = Protocol(epochs=100)  # quick: Protocol(epochs=2)
 for ipc, small in sets.items():
-    for row in evaluate(small, test, convnet, real=train, num_networks=draws, protocol=protocol, progress=False).rows:
+    for row in evaluate(small, test, convnet, real=train, num_networks=repeats, protocol=protocol, progress=False).rows:
         print(f"{ipc:2} a class, {row.data:<11}  {row.mean:.1%} ± {row.std:.1%}")
 
 # %% [markdown]
-# The spread is over networks, not over sets: one set was made of each size. `print(evaluate(...))` gives the same as a
-# table. And all pictures, for comparison:
+# The standard deviation is over networks, not over sets: there is one set of each size. `print(evaluate(...))` prints
+# the same as a table. For comparison, train on all pictures:
 
 # %%
 from distillkit.networks import build
@@ -91,7 +91,7 @@ print(f"{len(train)} pictures: {accuracy(whole, test):.1%}")
 # %% [markdown]
 # ## Another network
 #
-# A set that was matched at one architecture is tried at others before it is passed on.
+# Before you share a set that was condensed with one architecture, test it with others.
 
 # %%
 from torch import nn
@@ -101,14 +101,14 @@ def two_layers():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, train.num_classes))
 
 
-for row in evaluate(sets[sizes[-1]], test, two_layers, real=train, num_networks=draws, protocol=protocol).rows:
+for row in evaluate(sets[sizes[-1]], test, two_layers, real=train, num_networks=repeats, protocol=protocol).rows:
     print(f"{row.data:<11}  {row.mean:.1%} ± {row.std:.1%}")
 
 # %% [markdown]
-# ## Keep it
+# ## Save the set
 #
-# One file without pickle; the normalisation and how the set was made travel with it. Whoever has no `distillkit` reads
-# it with `safetensors` alone (the tutorial's step 4).
+# The set is saved as one file without pickle, with its normalization and the method that made it. `safetensors` alone
+# can read it too (the tutorial's step 4).
 
 # %%
 from distillkit import LabeledImages
