@@ -1,4 +1,4 @@
-"""The examples' Flower app over a grid in memory, on digits and on folders of one's own; and its README."""
+"""The example Flower app over an in-memory grid, on digits and on folders of images; and its README."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SMALL = {
 
 @pytest.fixture
 def apps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Gives the app's modules by name."""
+    """Yield a function that imports the app's modules by name."""
     monkeypatch.syspath_prepend(str(APP))
     with fake_flower.standing_in():
         yield lambda name: importlib.import_module(f"flower_app.{name}")
@@ -45,7 +45,7 @@ def apps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def play(apps: Any, config: dict[str, Any], nodes: list[dict[str, Any]], folder: Path) -> Any:
-    """Play the app with these nodes; the run in process with the same data."""
+    """Run the app with these nodes, and return the run in process with the same data."""
     contexts, held = {}, []
     for k, more in enumerate(nodes):
         contexts[100 + k] = made = fake_flower.context(100 + k, k, len(nodes))
@@ -95,7 +95,7 @@ def test_a_private_run_costs_what_it_says_and_no_more_than_a_policy_allows(apps:
 
 
 def pictures(folder: Path, classes: dict[str, int]) -> str:
-    """A folder of ten small pictures a class, in a colour of its own."""
+    """Write a folder with ten small images per class, each class with its own colour."""
     generator = torch.Generator().manual_seed(0)
     for name, colour in classes.items():
         (folder / name).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The protocol of secure sums by itself: laws of its parts, and what a client answers to a server that lies."""
+"""Protocol of secure sums: properties of its parts, and refusals of requests by a malicious server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_any_t_shares_give_the_secret_back(data: st.DataObject, secret: int, cou
 
 @pytest.mark.parametrize(("prime", "count", "threshold"), [(5, 4, 3), (7, 4, 2), (5, 3, 3)])
 def test_fewer_shares_are_the_same_draw_whatever_the_secret_is(prime: int, count: int, threshold: int) -> None:
-    """Every polynomial of a tiny field: t - 1 shares take every value equally often, for every secret."""
+    """Over all polynomials of a tiny field, t - 1 shares take every value equally often, for every secret."""
     points = list(range(1, count + 1))
     for some in itertools.combinations(range(count), threshold - 1):
         seen = []
@@ -52,7 +52,7 @@ def test_fewer_shares_are_the_same_draw_whatever_the_secret_is(prime: int, count
 
 
 def test_the_field_holds_every_key_and_its_size_is_prime() -> None:
-    """Miller and Rabin's test with forty bases; below it and above 2^256 nothing passes Fermat's."""
+    """Miller-Rabin test with forty bases; no number between 2^256 and the prime passes Fermat's test."""
     odd, twos = _shamir.PRIME - 1, 0
     while odd % 2 == 0:
         odd, twos = odd // 2, twos + 1
@@ -119,7 +119,7 @@ def test_a_mask_is_one_stream_however_long_the_vector_is() -> None:
 
 
 def test_chacha20_is_the_published_one() -> None:
-    """RFC 8439, appendix A.1, test vector 1: the key stream of a zero key, nonce and counter begins so."""
+    """RFC 8439, appendix A.1, test vector 1: key stream of a zero key, nonce and counter."""
     first = torch.zeros(2, dtype=torch.int64)
     _crypto.add_mask(first, bytes(32), 1)
     assert (
@@ -132,7 +132,7 @@ def test_chacha20_is_the_published_one() -> None:
 
 
 def test_single_vectors_pairs_and_triples_say_nothing_of_the_values() -> None:
-    """With all that a server ever learns, opened seeds included: only the sum over all of them is without a mask."""
+    """Even with the disclosed seeds, only the sum over all clients is unmasked."""
     vectors = plain(range(4))
     run = ProtocolRun(range(4), 3).run_until("disclose", vectors)
     opened = {k: run.masked[k].clone() for k in range(4)}
@@ -157,7 +157,7 @@ def correlation(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def test_one_who_is_only_late_keeps_its_values_though_its_mask_key_was_recovered() -> None:
-    """Why there are two masks: its vector comes after the others have opened its mask key."""
+    """The reason for two masks: its vector arrives after the others have disclosed its mask key."""
     vectors = plain(range(4))
     run = ProtocolRun(range(4), 3).run_until("deal")
     run.mask(vectors, range(3))
@@ -237,14 +237,14 @@ def test_boxes_that_were_changed_or_are_others_or_older_are_refused() -> None:
 
 
 def test_a_vector_is_masked_once_with_the_same_masks() -> None:
-    """Else the difference of two would be that of their values."""
+    """Otherwise the difference of two masked vectors would be that of their values."""
     run = ProtocolRun(range(3), 2).run_until("mask")
     with pytest.raises(ProtocolError, match="its last step is 'masked' of round 1"):
         run.sessions[1].mask_vector(plain([1])[1], run.boxes_for(1))
 
 
 def test_a_client_signs_for_one_sum_and_opens_once() -> None:
-    """So nobody ever opens both shares of a client: not when asked again, and not for another set of survivors."""
+    """So no client discloses both shares of another: not on a repeated request, nor for other survivors."""
     run = ProtocolRun(range(4), 3).run_until("assent")
     with pytest.raises(ProtocolError, match="'assent' of round 1.*each step is taken once"):
         run.sessions[0].sign_survivors([0, 1, 2])
@@ -257,7 +257,7 @@ def test_a_client_signs_for_one_sum_and_opens_once() -> None:
 
 
 def test_two_views_of_who_is_there_never_open_a_sum() -> None:
-    """The server tells two clients that client 3 is in the sum, and two that it is not: no one opens anything."""
+    """The server tells two clients that client 3 is in the sum, and one that it is not: no share is disclosed."""
     run = ProtocolRun(range(4), 3).run_until("mask")
     signatures = {k: run.sessions[k].sign_survivors([0, 1, 2, 3] if k < 2 else [0, 1, 2]) for k in range(3)}
     for k in range(3):

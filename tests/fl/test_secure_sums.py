@@ -1,4 +1,4 @@
-"""Secure sums around methods: the plain result, whoever drops out; what is refused; and a server that sees nothing."""
+"""Secure sums around methods: results equal to plain sums, dropouts, refusals, and the content of transcripts."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def play(method: Method, **how: Any) -> Run:
 
 
 def apart(one: Run, other: Run) -> float:
-    """The largest difference of a weight."""
+    """Return the largest difference of a weight."""
     first, second = (dict(r.models[""].state_dict()) for r in (one, other))
     return max(float((first[n] - second[n]).abs().max()) for n in first)
 
@@ -191,7 +191,7 @@ METHODS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_ten_rounds_end_where_the_plain_ones_do(name: str, ring: InMemoryKeyring) -> None:
-    """The weights within float32's own rounding; the accuracies of all rounds alike."""
+    """Weights agree within float32's rounding, and accuracies of all rounds are equal."""
     make, bounds = METHODS[name]
     how: dict[str, Any] = {"rounds": 10, "evaluate": "none"} | ({"secret": 7} if name == "SummedFedDM" else {})
     plain, secure = play(make(), **how), play(sealed(make(), ring, bounds=bounds), **how)
@@ -212,7 +212,7 @@ def test_rounds_in_which_fewer_entries_travel_are_summed_too(ring: InMemoryKeyri
 
 
 def test_runs_have_other_masks_and_the_same_bits(tmp_path: Path) -> None:
-    """Over bytes too; and what the server saw was not the same twice."""
+    """In threads and over bytes; the server received different masked vectors."""
     ring = Keyring(tmp_path / "ring")
     method, seen, runs = sealed(FedAvg(SCAFFOLD(), **FAST), ring, bounds={SCAFFOLD.drift: 40.0}), [], []
     for i, backend in enumerate(("threads", Loopback())):
@@ -240,7 +240,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(ring: InMemoryKeyring, tmp_path: 
 
 @dataclass(frozen=True, kw_only=True)
 class Dropping(SecureSums):
-    """Some clients fail in a step of round 2: after they have done its work, so that others count on them."""
+    """Some clients fail at the end of a step of round 2, so others depend on them."""
 
     key = "SecureSums"
     step: str = ""
@@ -268,7 +268,7 @@ class Dropping(SecureSums):
 
 
 class Absent(FedAvg):
-    """In round 2 client 3 answers nothing."""
+    """Client 3 fails in round 2."""
 
     def local(self, client: Client, message: Message) -> Message:
         if client.round == 2 and client.id == 3:
@@ -315,7 +315,7 @@ def test_two_of_four_are_below_the_threshold_and_end_the_round_with_the_reason(
 def test_the_servers_transcript_holds_no_single_clients_values(
     ring: InMemoryKeyring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every message that the server sees, alone and in pairs and triples, against what each client really had."""
+    """Compare all messages of the server, alone, in pairs and in triples, with each client's true values."""
     true: dict[tuple[int, ...], torch.Tensor] = {}
     encode = ReplyLayout.encode
 
@@ -359,7 +359,7 @@ def test_the_servers_transcript_holds_no_single_clients_values(
 
 
 def test_nothing_else_of_a_client_is_in_clear(ring: InMemoryKeyring) -> None:
-    """No weights, no notes, no tests on its own images, no value in an error."""
+    """No weights, notes, evaluations on own images, or values in errors."""
     run = play(sealed(FedAvg(FedCOG(start_round=1, images=3, steps=1), **FAST), ring))
     assert not [row for row in run.rows if "noted" in row or "accuracy_clients" in row]
     assert {k.split(".")[0] for row in run.rows for k in row["up"]} == {"SecureSums"}
@@ -415,7 +415,7 @@ def test_forged_keys_and_signatures_are_left_out_by_name(ring: InMemoryKeyring) 
 
 @dataclass(frozen=True, kw_only=True)
 class Greedy(SecureSums):
-    """A server that says in round 2 that client 3 has dropped out, to some of the others."""
+    """A server that tells some clients in round 2 that client 3 has dropped out."""
 
     key = "SecureSums"
 
@@ -532,7 +532,7 @@ class Rounding(Filter):
 
 @dataclass(frozen=True)
 class Doubling(Filter):
-    """A filter before secure sums, with an entry of its own."""
+    """A filter before secure sums, with its own entry."""
 
     extra = Entry[float]("sum", bound=1.0)
 
@@ -585,7 +585,7 @@ def test_an_entry_without_a_maximum_and_a_client_without_a_key_are_named(ring: I
 
 
 class Twice(FedAvg):
-    """Asks before and after the training; client 1 is rejected after the first, client 2 fails in the last."""
+    """Has exchanges before and after the training; client 1 is rejected after the first, client 2 fails in the last."""
 
     said = Entry[float]("sum")
     exchanges = ("greet", "local", "part")
@@ -633,7 +633,7 @@ class Killed(RuntimeError):
 def test_a_run_killed_after_its_tests_still_has_the_memories_that_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What clients read in a test is the pending memory; the committed one is needed if the round is not committed."""
+    """An evaluation reads the pending memory; the committed one is needed if the round is not committed."""
     from fl.engine._rounds import RoundRunner
 
     method, commit = FedAvg(SCAFFOLD(), **FAST), RoundRunner._commit

@@ -1,6 +1,6 @@
-"""Which methods secure sums stand around: the table of the page is what the declared entries say.
+"""Support of secure sums by method: the table of the page matches the declared entries.
 
-`python -m tests.fl.test_secure_table` prints it anew.
+`python -m tests.fl.test_secure_table` prints the table.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ METHODS: dict[str, Callable[[], Method]] = {
     "SummedFedDM": lambda: SummedFedDM(**NOISED, draws=2),
 }
 WITHOUT = ("ClippedCrossEntropy",)
-"""What is no method."""
+"""Names that are not methods."""
 
 
 def everything() -> Iterator[tuple[str, Callable[[], Method]]]:
-    """Every public method and add-on, and what makes it, in a small setting."""
+    """Yield every public method and add-on, with a function that builds a small one."""
     yield from METHODS.items()
     for name, options in sorted(OPTIONS.items()):
         yield name, partial(_with, name, options)
@@ -56,7 +56,7 @@ def _with(name: str, options: dict[str, Any]) -> Method:
 
 
 def verdict(make: Callable[[], Method]) -> tuple[list[str], str]:
-    """The entries that are summed; or why not."""
+    """Return the summed entries, or the reason for a refusal."""
     method = make()
     try:
         require_sums(method)

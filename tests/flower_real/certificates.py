@@ -1,4 +1,4 @@
-"""Certificates and keys for a SuperLink on 127.0.0.1 and its nodes, made for one test."""
+"""Certificates and keys of a SuperLink on 127.0.0.1 and its nodes, for one test."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _signed(subject: str, key: ec.EllipticCurvePrivateKey, issuer: str, by: ec.E
 
 
 def write_certificates(folder: Path) -> None:
-    """Write ca.crt, server.crt and server.key into a folder, and local.crt and local.key of an authority of its own."""
+    """Write ca.crt, server.crt and server.key into a folder, and the self-signed local.crt and local.key."""
     root, server, local = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
     (folder / "ca.crt").write_bytes(_signed("tests", root, "tests", root))
     (folder / "server.crt").write_bytes(_signed("127.0.0.1", server, "tests", root))

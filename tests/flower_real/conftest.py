@@ -1,4 +1,4 @@
-"""With `FLOWER_RECORD`, how long all tests of a target of the Makefile took is kept too."""
+"""Record of the duration and outcome of a Makefile target, with `FLOWER_RECORD`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BEGAN = time.monotonic()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Keep how many tests passed, failed and were skipped."""
+    """Record the numbers of passed, failed and skipped tests."""
     target = os.environ.get("FLOWER_TARGET")
     if target:
         counts = {word: len(terminalreporter.stats.get(word, ())) for word in ("passed", "failed", "error", "skipped")}

@@ -1,4 +1,4 @@
-"""Flower's own processes on this machine: a SuperLink, SuperNodes, runs of the app, and what Flower says of them."""
+"""Flower's own processes on this machine: a SuperLink, SuperNodes, runs of the app, and their status."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ ROOT = HERE.parents[1]
 APP = HERE / "dk-app"
 BIN = Path(sys.executable).parent
 PATIENCE = 3600.0
-"""Seconds in which whatever is waited for has come, on a slow machine too."""
+"""Time limit in seconds of every wait, generous enough for a slow machine."""
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return an unused port."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]
 
 
 def wait_for(found: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
-    """Ask again and again until there is an answer."""
+    """Poll a function until it returns a true value."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if answer := found():
@@ -43,7 +43,7 @@ def wait_for(found: Callable[[], Any], what: str, seconds: float = PATIENCE) -> 
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes that a process has started, and theirs; Flower's are of groups of their own."""
+    """Return all descendants of a process; Flower's processes have their own process groups."""
     said = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
     parents = [tuple(map(int, line.split())) for line in said.splitlines()]
     found = [pid]
@@ -53,12 +53,12 @@ def descendants(pid: int) -> list[int]:
 
 
 class Flower:
-    """A SuperLink and what belongs to it, in a folder of their own; all processes end with the context.
+    """A SuperLink with its nodes and runs in a temporary folder; a context that ends all processes.
 
     Args:
-        simulation: the SuperLink plays the nodes itself, with Ray.
+        simulation: whether the SuperLink simulates the nodes with Ray.
         link: further arguments of the SuperLink.
-        connection: how `flwr` reaches it, as a line of its config.toml; "{folder}" is the folder.
+        connection: line of `flwr`'s config.toml with the connection; "{folder}" is the folder.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Flower:
     # Processes.
 
     def start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
-        """Start a process whose output is kept under its name."""
+        """Start a process that logs under its name."""
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 [str(BIN / command[0]), *command[1:]], env=self.env, cwd=self.folder, stdout=log,
@@ -94,7 +94,7 @@ class Flower:
         return process
 
     def kill(self, name: str) -> None:
-        """End a process and all that it started with -9, as when a machine goes down."""
+        """Kill a process and its descendants with SIGKILL."""
         process = self._processes.pop(name)
         for pid in [process.pid, *descendants(process.pid)]:
             with contextlib.suppress(ProcessLookupError):
@@ -102,7 +102,7 @@ class Flower:
         process.wait()
 
     def log(self, name: str) -> str:
-        """What a process has said."""
+        """Return the log of a process."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def start_link(self) -> None:
@@ -123,7 +123,7 @@ class Flower:
     def start_node(
         self, name: str, partition: int, partitions: int, *, config: str = "", secure: tuple[str, ...] = ("--insecure",)
     ) -> None:
-        """Start a SuperNode that is one of so many partitions; `config` is the rest of its node config."""
+        """Start the SuperNode of a partition; `config` is the rest of its node config."""
         which = f"partition-id={partition} num-partitions={partitions} {config}"
         self.start(
             name, "flower-supernode", *secure, "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1",
@@ -131,7 +131,7 @@ class Flower:
         )  # fmt: skip
 
     def start_nodes(self, count: int) -> None:
-        """Start a node for each of so many partitions, "node0" and so on."""
+        """Start a node for each partition, named "node0" and so on."""
         for partition in range(count):
             self.start_node(f"node{partition}", partition, count)
 
@@ -152,13 +152,13 @@ class Flower:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def ended(self, name: str) -> bool:
-        """Whether a process has ended by itself."""
+        """Return whether a process has ended by itself."""
         return self._processes[name].poll() is not None
 
     # Runs.
 
     def begin(self, name: str, config: Mapping[str, Any], federation: str = "", app: Path = APP) -> str:
-        """Start a run of the app; its log streams under `name`. Returns Flower's number of it."""
+        """Start a run of the app that logs under `name`, and return Flower's number of the run."""
         said = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         place = ("--federation-config", federation) if federation else ()
         process = self.start(name, "flwr", "run", str(app), "here", "--stream", "-c", said, *place)
@@ -171,23 +171,23 @@ class Flower:
         return wait_for(number, "a run")
 
     def end(self, name: str, number: str, seconds: float = PATIENCE) -> dict[str, Any]:
-        """Wait for a run's end; what Flower says of it. (The exit status of `flwr run` says nothing.)"""
+        """Wait for the end of a run, and return its status in Flower (the exit status of `flwr run` is always 0)."""
         self._processes.pop(name).wait(seconds)
         return self.status(number)
 
     def status(self, number: str) -> dict[str, Any]:
-        """What Flower says of a run."""
+        """Return Flower's entry of a run."""
         said = self.ask("list", "here", "--format", "json")
         (run,) = (run for run in json.loads(said[said.index("{") :])["runs"] if run["run-id"] == number)
         return run
 
     def nodes(self) -> list[dict[str, Any]]:
-        """The nodes, as Flower lists them."""
+        """Return Flower's list of nodes."""
         said = self.ask("supernode", "list", "here", "--format", "json")
         return json.loads(said[said.index("{") :])["nodes"]
 
     def ask(self, *command: str) -> str:
-        """What a `flwr` command prints."""
+        """Return the output of a `flwr` command."""
         done = subprocess.run(
             [str(BIN / "flwr"), *command], env=self.env, cwd=self.folder, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, timeout=PATIENCE, check=False,
@@ -195,6 +195,6 @@ class Flower:
         return done.stdout
 
     def results(self, out: Path) -> dict[str, dict[str, Any]]:
-        """The lines that the app has written, by method."""
+        """Return the app's result lines, by method."""
         lines = (out / "results.jsonl").read_text().splitlines() if (out / "results.jsonl").exists() else []
         return {line["method"]: line for line in map(json.loads, lines)}

@@ -1,4 +1,4 @@
-"""What was seen on Flower itself, kept where `FLOWER_RECORD` says; `docs/scripts/flower.py` makes the page of it."""
+"""Record of test results on Flower in the file `FLOWER_RECORD`, from which `docs/scripts/flower.py` fills the page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def version_of(name: str) -> str | None:
-    """The version of a package; None without it."""
+    """Return the version of a package, or None if it is missing."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -27,7 +27,7 @@ def version_of(name: str) -> str | None:
 
 
 def commit() -> str | None:
-    """The commit, with `+` if anything but the records of results was changed, which grow with every test."""
+    """Return the commit, with `+` if files other than the records of results were changed."""
     words = ["git", "status", "--porcelain", "--untracked-files=no"]
     lines = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
     found = git_commit()
@@ -36,7 +36,7 @@ def commit() -> str | None:
 
 
 def keep(part: str, command: str, seconds: float, **found: Any) -> None:
-    """Write a part of the record in place of the one that was there; nothing without `FLOWER_RECORD`."""
+    """Replace a part of the record; do nothing without `FLOWER_RECORD`."""
     path = os.environ.get("FLOWER_RECORD")
     if not path:
         return
@@ -50,7 +50,7 @@ def keep(part: str, command: str, seconds: float, **found: Any) -> None:
 
 @contextmanager
 def noting(part: str) -> Iterator[dict[str, Any]]:
-    """What a test sees, for the record; it is kept if the test passes."""
+    """Collect the results of a test, and record them if the test passes."""
     found: dict[str, Any] = {}
     began = time.monotonic()
     yield found

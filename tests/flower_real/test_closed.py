@@ -1,4 +1,4 @@
-"""TLS and node authentication on 127.0.0.1: who has no registered key, and who comes without TLS, gets nowhere."""
+"""TLS and node authentication on 127.0.0.1: unregistered nodes and connections without TLS are refused."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tests.flower_real.record import noting
 from tests.flower_real.test_equal import beside
 
 TLS = ("--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key")
-"""The SuperLink's; all processes run in the folder with these files."""
+"""Arguments of the SuperLink; all processes run in the folder with these files."""
 LOCAL = ("--ssl-ca-certfile", "local.crt", "--ssl-certfile", "local.crt", "--ssl-keyfile", "local.key")
-"""For what a node's own processes say to each other."""
+"""Arguments for the connections between a node's own processes."""
 
 
 def closed() -> Flower:
-    """A SuperLink that takes TLS and registered nodes alone."""
+    """Return a SuperLink that accepts only TLS and registered nodes."""
     flower = Flower(link=(*TLS, "--enable-supernode-auth"), connection='root-certificates = "{folder}/ca.crt"')
     write_certificates(flower.folder)
     for name in ("known", "unknown"):
@@ -25,7 +25,7 @@ def closed() -> Flower:
 
 
 def secured(key: str) -> tuple[str, ...]:
-    """How a node with this key is started."""
+    """Return the arguments of a node with this key."""
     return ("--root-certificates", "ca.crt", *LOCAL, "--auth-supernode-private-key", key)
 
 

@@ -1,4 +1,4 @@
-"""The methods on Flower and with threads: the same hashes. Needs Flower: `make test-flower`."""
+"""Equal hashes of methods on Flower and with threads. Needs Flower: `make test-flower`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEPLOYED = ("FedDM", "SCAFFOLD")
 
 
 def beside(name: str, setting: str, clients: int) -> str:
-    """The hash with threads."""
+    """Return the hash of a run with threads."""
     held = [load_client(k, clients) for k in range(clients)]
     return outcome_hash(simulate(METHODS[name](), held, test=settings.test_set(), progress=False, **SETTINGS[setting]))
 
@@ -32,7 +32,7 @@ def beside(name: str, setting: str, clients: int) -> str:
 def compared(
     found: dict[str, dict[str, Any]], names: tuple[str, ...], setting: str, clients: int
 ) -> list[dict[str, Any]]:
-    """A row a method, printed too."""
+    """Return and print one row per method."""
     rows = []
     for name in names:
         line = found.get(name, {"hash": None, "failed": None, "seconds": None})
@@ -43,14 +43,14 @@ def compared(
 
 
 def require_equal(rows: list[dict[str, Any]]) -> None:
-    """The hashes are the same, and nobody failed."""
+    """Check that hashes are equal and no client failed."""
     for row in rows:
         assert row["hash_flower"] == row["hash_threads"], row
         assert not any(row["failed"]), row
 
 
 def played(flower: Flower, config: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Play a run in a simulation of four nodes: what Flower says of it, and its log."""
+    """Run in a simulation of four nodes, and return Flower's entry of the run and its log."""
     for tried in range(TRIES):  # Ray gives its own start 15 and 30 seconds, whatever the machine is busy with
         name = f"run{tried}"
         number = flower.begin(name, config, "num-supernodes=4 client-resources-num-cpus=1 init-args-num-cpus=2")

@@ -1,4 +1,4 @@
-"""What goes wrong on deployed nodes, and what the history says of it. Needs Flower: `make test-flower-faults`."""
+"""Faults on deployed nodes, and their records in the history. Needs Flower: `make test-flower-faults`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.flower_real.record import noting
 from tests.flower_real.test_equal import beside
 
 ONE = {"max-concurrent": 1}
-"""One client after the other: a round is caught with one answer, and busy machines keep up with Flower's heartbeats."""
+"""One client at a time: a round can be interrupted after one reply, and machines keep up with the heartbeats."""
 
 
 def deployed() -> Flower:
-    """A SuperLink that keeps its state in a file."""
+    """Return a SuperLink with its state in a file."""
     return Flower(link=("--database", "state.db"))
 
 
@@ -50,12 +50,12 @@ def test_a_killed_client_and_one_that_hangs_answer_again_and_a_run_without_answe
 
 
 def pending(out: Path, number: int) -> list[Path]:
-    """The memories that clients wrote in a round."""
+    """Return the memories that clients wrote in a round."""
     return list(out.glob(f"nodes/*/*/*/memory/*/{number}-*.safetensors"))
 
 
 def rounds(out: Path) -> int:
-    """How many rounds are in the history."""
+    """Return the number of rounds in the history."""
     return len((out / "runs" / "SCAFFOLD" / "history.jsonl").read_text().splitlines())
 
 

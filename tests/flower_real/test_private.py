@@ -1,4 +1,4 @@
-"""Private runs on deployed nodes: the epsilon of `simulate`, nodes that remember what they paid, owners who say no.
+"""Private runs on deployed nodes: the epsilon of `simulate`, persistent node ledgers, and node policies.
 
 Needs Flower: `make test-flower`. All runs are on one SuperLink and the same two SuperNodes.
 """
@@ -24,7 +24,7 @@ RUNS = {"first": ("DPSGD", "PrivateFedDM"), "second": ("DPSGD",), "third": ("DPS
 
 
 def beside() -> Iterator[list[float]]:
-    """The epsilons of each method's rounds in process, one run after the other on one ledger."""
+    """Yield the epsilons of each method's rounds in process, in successive runs on one ledger."""
     held, ledger = [load_client(k, 2) for k in range(2)], Ledger(None)
     for run in ("first", "second"):
         for name in RUNS[run]:
@@ -34,7 +34,7 @@ def beside() -> Iterator[list[float]]:
 
 
 def write_policy(path: Path, *, epsilon: float = 8.0, smallest_sigma: float = 2.0) -> None:
-    """What a node's owner allows, of this version of the app."""
+    """Write a node's policy that pins this version of the app."""
     said: dict[str, Any] = {
         "epsilon": epsilon, "delta": 1e-5, "smallest_sigma": smallest_sigma, "largest_rate": 1.0,
         "methods": ["FedAvg(DPSGD)", "PrivateFedDM"], "evaluation": False, "app": app_hash(APP / "dk_app"),
@@ -44,7 +44,7 @@ def write_policy(path: Path, *, epsilon: float = 8.0, smallest_sigma: float = 2.
 
 
 def paid(node: Path) -> float | None:
-    """What all runs together have cost a record of a node, as its own ledger says."""
+    """Return the epsilon of all runs together in a node's ledger."""
     (path,) = node.glob("ledgers/*.jsonl")
     return Ledger(path, disjoint=False).epsilon()
 
@@ -64,7 +64,7 @@ def test_private_runs_compose_on_the_nodes_and_their_owners_have_the_last_word(
 
 
 def _play(told: dict[str, Any]) -> None:
-    """Play the runs, and tell what each came to."""
+    """Run all runs, and collect their results."""
     found, told["status"] = {}, {}
     third, _ = told["rows"][-1]["simulate"]
     with Flower() as flower:
@@ -91,7 +91,7 @@ def _play(told: dict[str, Any]) -> None:
 
 
 def _require(told: dict[str, Any]) -> None:
-    """What must have been told."""
+    """Check the collected results."""
     assert told["status"] == {
         "first": "finished:completed", "second": "finished:completed", "third": "finished:failed",
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Secure sums in a simulation of Flower: the bits of threads, and a client that drops out.
+"""Secure sums in a simulation of Flower: results equal to threads, and a client that drops out.
 
 Needs Flower: `make test-flower`.
 """
@@ -25,13 +25,13 @@ CLIENTS = 4
 
 
 def beside(method: Any) -> Run:
-    """A run with threads."""
+    """Return a run with threads."""
     held = [load_client(k, CLIENTS) for k in range(CLIENTS)]
     return simulate(method, held, test=settings.test_set(), progress=False, **SETTINGS["secure"])
 
 
 def apart(one: Run, other: Run) -> float:
-    """The largest difference of a weight."""
+    """Return the largest difference of a weight."""
     first, second = (dict(run.models[""].state_dict()) for run in (one, other))
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 

@@ -1,7 +1,7 @@
-"""A stand-in for Flower: the few names of `flwr` 1.41 that the adapter takes, and a grid in memory.
+"""Fake of Flower: the names of `flwr` 1.41 that the adapter uses, and an in-memory grid.
 
-Where Flower is installed its own records, messages and apps are used, and only the grid is ours, so that the same tests
-hold the stand-in to the original.
+If Flower is installed, its own records, messages and apps are used and only the grid is fake, so the same tests check
+the fake against the original.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class ServerApp:
 
 @contextmanager
 def standing_in() -> Iterator[None]:
-    """Let `import flwr.app` and its like find the stand-in, where there is no Flower."""
+    """Make `import flwr.app` and the like find the fake if Flower is not installed."""
     if REAL:
         identity = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
         identity.run_id = identity.node_id = identity.task_id = 1
@@ -180,7 +180,7 @@ def standing_in() -> Iterator[None]:
 
 
 def names() -> Any:
-    """`flwr.app`, the original or ours."""
+    """Return `flwr.app`, the original or the fake."""
     return importlib.import_module("flwr.app")
 
 
@@ -190,7 +190,7 @@ def context(node: int, partition: int | None, partitions: int) -> Any:
 
 
 def _travelled(message: Any) -> Any:
-    """The same message without any object in common, as after a wire."""
+    """Return a deep copy of the message, as after a network transfer."""
     if REAL:
         content = message.__dict__["_content"]
         message.__dict__["_content"] = copy.deepcopy(content)
@@ -204,13 +204,13 @@ Fault = Callable[[int, str, str], str | None]
 
 
 class Grid:
-    """Nodes in memory: what was pushed is worked off in a shuffled order, a message a pull, and answers come as told.
+    """In-memory nodes, which handle one pushed message per pull in shuffled order, with injected faults.
 
     Args:
         app: the client app of every node, or one by node.
-        nodes: each node's context, by node's number.
-        fault: what goes wrong with a message.
-        seed: of the order in which nodes answer.
+        nodes: context of each node, by its number.
+        fault: returns the fault of a message.
+        seed: determines the order of replies.
     """
 
     def __init__(self, app: Any, nodes: dict[int, Any], fault: Fault = lambda *_: None, seed: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""What `load_client` may return: each gives the client that its images are."""
+"""Forms that `load_client` may return: each gives the same client data."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from tests.fl.small import images
 
 
 class Image:
-    """Stands in for the feature of `datasets` for pictures."""
+    """Fake of the image feature of `datasets`."""
 
 
 class ClassLabel:
-    """Stands in for the feature of `datasets` for labels."""
+    """Fake of the label feature of `datasets`."""
 
     def __init__(self, names: list[str]) -> None:
         self.names = names
 
 
 class Table:
-    """Stands in for a `datasets.Dataset`: named columns with features, rows as maps, formats as views."""
+    """Fake of `datasets.Dataset`: named columns with features, rows as mappings, formats as views."""
 
     def __init__(self, rows: list[dict[str, Any]], features: dict[str, Any], kind: str | None = None) -> None:
         self._rows, self.features, self.format = rows, features, {"type": kind}
@@ -118,7 +118,7 @@ def test_tables_that_do_not_say_what_is_meant_are_refused(given: Any, said: str)
 
 
 def pictures(folder: Path, names: list[str] = NAMES) -> Path:
-    """A folder of pictures, whose last class says what its others are not."""
+    """Write a folder of images with these class names."""
     for i, (x, y) in enumerate(zip(PIXELS, LABELS)):
         for part in ("train", "test"):
             path = folder / part / names[y] / f"{i}.png"

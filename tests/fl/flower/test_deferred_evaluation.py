@@ -1,4 +1,4 @@
-"""Clients tested with the next round's message: every row as if they were tested at once, and a trip a round less."""
+"""Evaluation with the next round's message: the rows of an immediate evaluation, with one message less per round."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ METHODS = {
     "FineTune": lambda: FedAvg(FineTune(epochs=1), **FAST),
     "VHL": lambda: FedAvg(VHL(source="gaussian", classes=3, per_class=2, augment=None), **FAST),
 }
-"""Anchors changes what it sends between a round's test and the next training; VHL sends a body once."""
+"""Anchors sends other tensors in the evaluation than in the next training; VHL sends a payload once."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -49,7 +49,7 @@ def flower() -> Iterator[None]:
 
 @pytest.fixture
 def deferred(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
-    """A run beside the clients, whose tests come with the next round."""
+    """Run in threads with deferred evaluation."""
 
     def run(method: Method, **options: Any) -> Run:
         with monkeypatch.context() as patch:
@@ -76,7 +76,7 @@ def test_rows_are_those_of_clients_tested_at_once(
 
 
 class Odd(FedAvg):
-    """Client 1 fails in every test, client 2 in every training, client 3 has nothing to say in a test."""
+    """Client 1 fails in every evaluation, client 2 in every training; client 3 returns no evaluation."""
 
     def evaluate(self, client: Client, message: Message) -> Message:
         if client.id == 1:
@@ -90,7 +90,7 @@ class Odd(FedAvg):
 
 
 def odd(number: int) -> ClientData:
-    """Client 4 has no images, client 0 none to test on."""
+    """Return data in which client 4 has no images and client 0 no test images."""
     train = federation()[number]
     return ClientData(train[:0] if number == 4 else train, None if number == 0 else images(6, seed=20 + number))
 
@@ -115,7 +115,7 @@ def test_answers_that_go_astray_over_the_loopback_stand_in_their_own_rounds(defe
 
 
 class Weighed(fake_flower.Grid):
-    """Counts what jobs are told, in messages and in bytes of tensors."""
+    """Grid that counts the messages of jobs and their tensor bytes."""
 
     messages = size = 0
 

@@ -1,4 +1,4 @@
-"""The Python of docs/flower.md runs, in order, and its tables say what nodes say."""
+"""The code of docs/flower.md runs in order, and its tables match the messages of nodes and the records."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def flower() -> Iterator[None]:
 
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The names that the page's Python has made, run in a folder of its own."""
+    """Run the page's code in a temporary folder and return its names."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_app").mkdir()
     (tmp_path / "my_app" / "client_app.py").write_text("")
@@ -66,7 +66,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "methods": ({"methods": ("PrivateFedDM",)}, "local"), "app": ({"app": "sha256:" + 64 * "0"}, "local"),
     "evaluation": ({}, "evaluate"), "epsilon": ({}, "local"),
 }  # fmt: skip
-"""By the first key of a row of the table: what makes a policy refuse the page's private run, and in which verb."""
+"""First key of a table row -> the policy change that refuses the page's private run, and the refused verb."""
 
 
 def test_the_pages_table_of_refusals_says_what_nodes_say(told: dict[str, Any], tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def asked(method: Method, verb: str, policy: Policy, ledger: NodeLedger) -> None
 
 
 def table() -> list[tuple[list[str], str]]:
-    """The rows of the page's table of refusals: keys, and what is said."""
+    """Return the rows of the page's table of refusals: keys and message."""
     body = PAGE.read_text().split('after "refused:" |')[1].split("\n\n")[0]
     return [(re.findall(r"`(\w+)`", keys), said) for keys, said in re.findall(r"^\| (`.*?) \| (.*?) \|$", body, re.M)]
 

@@ -1,4 +1,4 @@
-"""What a server and its nodes may say to each other that fits nothing: refused by name, and the others go on."""
+"""Unexpected messages between server and nodes: refused by name, while other clients continue."""
 
 from __future__ import annotations
 

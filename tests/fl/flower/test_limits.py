@@ -1,4 +1,4 @@
-"""What is too large is not read, and what dead runs left on nodes goes."""
+"""Size limits of messages, and removal of files of dead runs from nodes."""
 
 from __future__ import annotations
 

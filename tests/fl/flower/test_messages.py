@@ -1,4 +1,4 @@
-"""Our messages as Flower's records: the same bits on the other side, and nothing else is read."""
+"""Conversion of messages to Flower's records: bitwise equal round trips, and refusal of foreign records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Private runs on nodes: the epsilon of `simulate`, ledgers that outlive runs, and owners who say no."""
+"""Private runs on nodes: the epsilon of `simulate`, persistent ledgers, and the server's mirror of them."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ SUM: dict[str, Any] = {"evaluate": None, "test": None, "participation": 1.0, "ro
 
 
 def summed(folder: Path, method: Method | None = None, fault: fake_flower.Fault = lambda *_: None, **how: Any) -> Run:
-    """A run of noisy sums with the nodes of this folder."""
+    """Run noisy sums with the nodes of this folder."""
     app = {name: how.pop(name) for name in ("policy", "code", "load_client") if name in how}
     return over(grid(method or NoisySum(), folder, fault, **app), method or NoisySum(), **{**SUM, **how})
 
 
 def events_of(folder: Path) -> dict[str, list[Event]]:
-    """What each node of this folder has charged, by its partition."""
+    """Return the charges of each node of this folder, by partition."""
     found: dict[str, list[Event]] = {}
     for path in sorted(folder.glob("ledgers/*.jsonl")):
         for event in Ledger(path, disjoint=False).events:

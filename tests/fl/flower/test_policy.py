@@ -1,4 +1,4 @@
-"""What a node's owner allows: refused on the node, by name, and told by the server's history."""
+"""Node policies: refusals on the node, with their reason in the server's history."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def written(path: Path, **changes: str | None) -> Path:
 
 
 def one_strict(tmp_path: Path, method: Method, *, code: Path | None = None, **how: Any) -> Run:
-    """A run in which the node of partition 1 has a policy, and the others have none."""
+    """Run with a policy on the node of partition 1 only."""
     tmp_path.mkdir(exist_ok=True)
     changes = {key: how.pop(key) for key in GOOD if key in how}
     policy = written(tmp_path / "policy.toml", **changes)
@@ -58,7 +58,7 @@ def one_strict(tmp_path: Path, method: Method, *, code: Path | None = None, **ho
 
 
 def of_client_1(run: Run) -> list[str | None]:
-    """Why client 1 had no usable answer, round by round."""
+    """Return the failures of client 1 by round."""
     assert all(set(row["failed"]) <= {"1"} for row in run.rows)
     return [row["failed"].get("1") for row in run.rows]
 
@@ -172,7 +172,7 @@ def test_accuracies_on_its_test_images_are_told_only_if_the_policy_says_so(tmp_p
 
 
 class Uncharged(NoisySum):
-    """Says that it is private, and sends the sum as it is."""
+    """Claims to be private, but sends the exact sum."""
 
     def local(self, client: Client, message: Message) -> Message:
         return Message({self.total: client.data.images.double().sum(0)})
@@ -195,7 +195,7 @@ def test_under_a_finite_epsilon_nothing_leaves_uncharged(method: Method, said: s
 
 
 class Talking(NoisySum):
-    """Says in an error, and in notes, what is private."""
+    """Reveals private facts in an error and in notes."""
 
     def __init__(self, fails: bool) -> None:
         super().__init__()
@@ -222,7 +222,7 @@ def test_under_a_finite_epsilon_errors_and_notes_stay_on_the_node(tmp_path: Path
 def test_a_server_that_does_not_say_what_it_has_seen_of_the_ledger_gets_a_refusal_and_no_more(
     asked: Any, tmp_path: Path
 ) -> None:
-    """Else it would be told what the policy withholds, and of a release that nobody paid for."""
+    """Otherwise the server would receive withheld facts and an uncharged release."""
     policy = read_policy(written(tmp_path / "policy.toml"))
     guard = ReleaseGuard(NoisySum(), policy, NodeLedger(tmp_path / "ledgers", 1, "a", policy))
     job = Job(RequestHeader("local", 1, "x", 0), 1, ClientRequest(Message()))

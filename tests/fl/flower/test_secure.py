@@ -1,4 +1,4 @@
-"""Secure sums over a grid in memory: the same filter, the same bits, and nodes that fall silent."""
+"""Secure sums over an in-memory grid: results equal to threads, and nodes that drop out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_WEIGHT: dict[Any, float] = {FedAvg.update: 8.0, SCAFFOLD.drift: 100.0}
 
 
 def sealed(ring: Keyring, *, node: bool, **options: Any) -> Method:
-    """The method as a node has it, or as the server has it: without a keyring."""
+    """Return the method of a node, or that of the server, without a keyring."""
     given = {"threshold": 2, "most": MAX_WEIGHT, "keyring": ring if node else None, **options}
     return Filtered(FedAvg(SCAFFOLD(), **FAST), SecureSums(ring.registry(5), **given))
 

@@ -1,4 +1,4 @@
-"""Noised updates in secure sums over a grid, under a policy: charged as in process."""
+"""Noised updates in secure sums over an in-memory grid with a policy: charged as in process."""
 
 from __future__ import annotations
 

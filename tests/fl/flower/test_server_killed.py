@@ -1,4 +1,4 @@
-"""The server killed at every step of a round, over a grid in memory: the run that goes on comes to the same bits."""
+"""Server killed after every step of a round over an in-memory grid: the resumed run is bitwise equal."""
 
 from __future__ import annotations
 
@@ -41,8 +41,7 @@ LAST = (
     "3 tested", "3 told the last query.job", "3 heard the last query.job", "3 appended history.jsonl",
     "3 wrote server", "3 wrote model", "3 appended clients.jsonl", "3 wrote manifest.json", "3 settled", "3 row told",
 )  # fmt: skip
-"""What happens from the first word of a run to its first round, in a round, whose clients are tested with the next one,
-and in the last, in this order."""
+"""Events before the first round, in a round with deferred evaluation, and in the last round, in order."""
 STEPS = {"0": SETUP, "2": ROUND, "3": LAST}
 
 
@@ -51,7 +50,7 @@ class Killed(BaseException):
 
 
 def made() -> FedAvg:
-    """A method that asks at the start, whose clients remember, and that sends a body once."""
+    """Return a method with a query before round 1, client memories and a cached payload."""
     return FedAvg(SCAFFOLD(), Anchors(ipc=1, selected=(2,), steps=1, init="statistics"), **FAST)
 
 
@@ -73,7 +72,7 @@ class Watched(fake_flower.Grid):
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable[[str], None]], Run]:
-    """A run in `tmp_path` that says after every step what has happened."""
+    """Return a function that runs in `tmp_path` and reports every event."""
 
     def after(owner: Any, name: str, said: Callable[..., str]) -> None:
         original = getattr(owner, name)

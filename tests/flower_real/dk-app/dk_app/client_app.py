@@ -1,4 +1,4 @@
-"""The app of every node: answers with the method that the message names."""
+"""Client app, which runs the method that the message names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ app = ClientApp()
 @app.query("job")
 @app.train("job")
 def answer(message: Any, context: Any) -> Any:
-    """Answer one message."""
+    """Reply to one message."""
     name = message.content.pop("method")["name"]
     here, out = context.node_config, Path(context.run_config["out"])
     partition, partitions = here["partition-id"], here["num-partitions"]
@@ -34,5 +34,5 @@ def answer(message: Any, context: Any) -> Any:
 
 @app.train("bare")
 def bare(message: Any, context: Any) -> Any:
-    """Send back what came, without the adapter."""
+    """Send a message back, without the adapter."""
     return Message(message.content, reply_to=message)

@@ -1,4 +1,4 @@
-"""What a round costs, a client: over Flower's bare messages, over the adapter, and with threads, for one payload."""
+"""Costs of a round per client: Flower's bare messages, the adapter, and threads."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fl import Entry, EntrySpec, Message, Method, simulate
 from fl.deploy.flower import ConnectionOptions, serve
 
 POLL, ROUNDS = 0.05, 4
-"""Seconds between two looks for answers, on both ways; rounds, of which the first is not counted."""
+"""Poll interval in seconds with and without the adapter; number of rounds, including a warm-up round."""
 SIZES = {"0.1 MB": 25_000, "10 MB": 2_500_000, "100 MB": 25_000_000}
-"""Numbers of 4 bytes that go each way."""
+"""Number of 4-byte values sent in each direction."""
 
 
 class Echo(Method):
-    """Clients send back what they are sent."""
+    """Clients send back the tensors that they receive."""
 
     value = Entry[torch.Tensor]("mean")
 
@@ -44,14 +44,14 @@ class Echo(Method):
 
 
 def echo_client() -> LabeledImages:
-    """A client of one image."""
+    """Return a client with one image."""
     return LabeledImages(
         torch.zeros(1, 1, 8, 8), torch.zeros(1, dtype=torch.int64), num_classes=2, normalization=IDENTITY
     )
 
 
 def bare(grid: Any, numbers: int) -> Iterator[float]:
-    """Seconds of each round of an app that Flower alone makes: the same array to every node and back."""
+    """Yield the seconds of each round with Flower alone: the same array to every node and back."""
     from flwr.app import Array, ArrayRecord, RecordDict
     from flwr.app import Message as Letter
 
@@ -76,7 +76,7 @@ def bare(grid: Any, numbers: int) -> Iterator[float]:
 
 
 def costs(grid: Any, marked: Any, payloads: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """A line for each payload: the seconds of each round but the first, of all clients together."""
+    """Yield the seconds of each round but the first for all clients together, for each payload."""
     for name in payloads:
         numbers, clients = SIZES[name], len(list(grid.get_node_ids()))
         options: dict[str, Any] = {"rounds": ROUNDS, "evaluate": "none"}

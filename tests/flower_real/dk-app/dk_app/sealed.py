@@ -1,4 +1,4 @@
-"""Secure sums: the keys lie in a folder beside the run's, and the server's side reads the public ones alone."""
+"""Secure sums: the keys are in a folder next to the run's, and the server reads only the public keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fl.addons import SCAFFOLD
 
 @dataclass(frozen=True, kw_only=True)
 class Leaving(SecureSums):
-    """Client 1 drops out of round 2 when its reply is under masks and the others count on it."""
+    """Client 1 drops out of round 2 after masking its reply."""
 
     key = "SecureSums"
 
@@ -25,21 +25,21 @@ class Leaving(SecureSums):
 
 SEALED: dict[str, type[SecureSums]] = {"SecureSums": SecureSums, "Leaving": Leaving}
 MOST = {FedAvg.update: 8.0, SCAFFOLD.drift: 100.0}
-"""No number of a reply is beyond these."""
+"""Maxima of the entries of a reply."""
 
 
 def enrol(keys: Path, clients: int) -> None:
-    """Make everybody's keys in a folder, and the registry of the public ones."""
+    """Create all clients' keys in a folder, and the registry of the public keys."""
     Keyring(keys / "secret").registry(clients).write(keys / "registry.json")
 
 
 def averaging(most: float, **how: Any) -> FedAvg:
-    """What is under the masks, or is not; no client has more samples."""
+    """Return the method inside the filter; `most` limits the number of samples."""
     return FedAvg(SCAFFOLD(), max_samples=most, **how)
 
 
 def sealed(name: str, keys: Path, *, node: bool, **how: Any) -> Filtered:
-    """A method as a node has it, or as the server has it: without secrets."""
+    """Return the method of a node, or that of the server, without secrets."""
     ring = Keyring(keys / "secret") if node else None
     secure = SEALED[name](Registry.read(keys / "registry.json"), keyring=ring, threshold=3, most=MOST)
     return Filtered(averaging(400, **how), secure)

@@ -1,4 +1,4 @@
-"""The server's app: plays one method after the other and writes a line for each."""
+"""Server app, which runs one method after the other and writes a result line for each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Any, context: Any) -> None:
-    """Play the methods that the run config names; the reply timeout is 1.5 times the slowest round so far, and 10 s."""
+    """Run the methods of the run config; the reply timeout is 1.5 times the slowest round so far plus 10 s."""
     config, slowest = context.run_config, 0.0
     out, names, settings = Path(config["out"]), config["methods"].split(), config["setting"].split()
     out.mkdir(parents=True, exist_ok=True)
@@ -51,13 +51,13 @@ def main(grid: Any, context: Any) -> None:
 
 
 def write(out: Path, line: dict[str, Any]) -> None:
-    """Add a line to what the run has found."""
+    """Append a result line."""
     with (out / "results.jsonl").open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 
 def fl_file() -> str:
-    """Where `fl` was imported from."""
+    """Return the folder from which `fl` was imported."""
     import fl
 
     return str(Path(fl.__file__).parent)

@@ -1,4 +1,4 @@
-"""What both sides of the app have in common: methods, data, and the settings in which they are played."""
+"""Methods, data and run settings, shared by both apps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHARED = {"keep": 5, "count": 10, "rate": 1.0, "steps": 2, "batch": 4, "selectio
 
 
 class Mishaps(FedAvg):
-    """Client 0's process is killed in round 1; client 1 hangs in round 2 and does not listen to anybody."""
+    """Client 0's process is killed in round 1; client 1 hangs in round 2 and ignores requests to stop."""
 
     def local(self, client: Client, message: Message) -> Message:
         if (client.round, client.id) == (1, 0):
@@ -40,7 +40,7 @@ class Mishaps(FedAvg):
 
 
 class Failing(FedAvg):
-    """No client can do anything."""
+    """Every client fails."""
 
     def local(self, client: Client, message: Message) -> Message:
         raise RuntimeError(f"client {client.id} cannot")
@@ -75,7 +75,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def method_of(name: str, out: Path, *, node: bool) -> Method:
-    """The method of this name, as a node has it or as the server has it; keys of secure sums lie in `out`."""
+    """Return the method of this name for a node or the server; keys of secure sums are in `out`."""
     if name in METHODS:
         return METHODS[name]()
     from dk_app.sealed import sealed
@@ -84,7 +84,7 @@ def method_of(name: str, out: Path, *, node: bool) -> Method:
 
 
 def digits() -> LabeledImages:
-    """All of scikit-learn's digits, [1797, 1, 8, 8], from its file: to import it takes as long as to import torch."""
+    """Return all of scikit-learn's digits, [1797, 1, 8, 8], from its file, because importing scikit-learn is slow."""
     spec = find_spec("sklearn")
     assert spec is not None
     assert spec.submodule_search_locations is not None
@@ -95,7 +95,7 @@ def digits() -> LabeledImages:
 
 
 def load_client(partition: int, partitions: int) -> ClientData:
-    """One client's share, for training and for its tests."""
+    """Return one client's training and test images."""
     data = digits()
     return ClientData(
         data[torch.arange(1400)[partition::partitions]], data[torch.arange(1400, 1600)[partition::partitions]]
@@ -103,12 +103,12 @@ def load_client(partition: int, partitions: int) -> ClientData:
 
 
 def test_set() -> LabeledImages:
-    """The server's."""
+    """Return the server's test set."""
     return digits()[1600:]
 
 
 class Marked:
-    """Flower's grid, with the method's name on every message, so that one run of Flower plays many methods."""
+    """Flower's grid with the method's name on every message, so one run of Flower can run several methods."""
 
     def __init__(self, grid: Any, name: str) -> None:
         self._grid, self._name = grid, name
