@@ -7,7 +7,9 @@ from functools import partial
 from typing import Any
 
 from _pipelines import ROWS
-from distillkit.study.formatting import NONE, show
+from distillkit.study import markdown_table
+
+NONE = "–"
 
 __all__ = ["TABLES", "table"]
 
@@ -45,7 +47,7 @@ def of_models(lines: Sequence[Line], key: str, text: Callable[[Sequence[float]],
         cells = [text(found[name][key]) if name in found else NONE for name in names]
         known = (str(first["shadows"]), f"{100 * first['accuracy']:.1f}") if first else ("not run yet", NONE)
         rows.append((title, *known, *cells))
-    made = show(("trained on", "shadows", "accuracy %", *(NAMES.get(name, name) for name in names)), rows)
+    made = markdown_table(("trained on", "shadows", "accuracy %", *(NAMES.get(name, name) for name in names)), rows)
     if key != "tpr":
         return made
     low, high = (100 * f(line["fpr"][0] for line in lines) for f in (min, max))
@@ -56,7 +58,7 @@ def of_models(lines: Sequence[Line], key: str, text: Callable[[Sequence[float]],
 def of_choices(lines: Sequence[Line]) -> str:
     """What the choices inside of LiRA are worth, on models of raw data."""
     rows = [(line["attack"], percent(line["tpr"]), percent(line["fpr"], 2), area(line["auc"])) for line in lines]
-    return show(("attack on raw data", "TPR %", "FPR %", "AUC"), rows)
+    return markdown_table(("attack on raw data", "TPR %", "FPR %", "AUC"), rows)
 
 
 def of_sets(lines: Sequence[Line]) -> str:
@@ -74,7 +76,7 @@ def of_sets(lines: Sequence[Line]) -> str:
     header = (
         "set", "ipc, N, T", "runs", "score", "TPR %", "FPR %", "AUC", "initial %", "TPR, initial %", "TPR, rest %"
     )  # fmt: skip
-    return show(header, rows)
+    return markdown_table(header, rows)
 
 
 def of_transcript(lines: Sequence[Line]) -> str:
@@ -82,7 +84,7 @@ def of_transcript(lines: Sequence[Line]) -> str:
     [line] = lines
     above = line["above"]
     rows = [(said, *(percent(above[level][who]) for level in above)) for who, said in WHO.items()]
-    made = show(("records", *(f"above {level} dB, %" for level in above)), rows)
+    made = markdown_table(("records", *(f"above {level} dB, %" for level in above)), rows)
     few = ", few false positives" if line["few"] else ""
     return (
         f"{made}\n\nAs an attack, by the {line['images']:,} images of all rounds: AUC {line['auc']:.3f}, TPR "

@@ -14,7 +14,7 @@ import torch
 
 from _data import refuse_unread, require_data, root_or_pictures
 from distillkit._utils.files import write_atomically
-from distillkit.study import Record, Records, Study, curves, pictures, spark, tuning_table
+from distillkit.study import Record, Records, Study, curves, pictures, sparkline, tuning_table
 
 __all__ = ["command_line", "number", "parsed", "run_study"]
 
@@ -132,7 +132,7 @@ def run_study(
         last = "–" if line["accuracy_last"] is None else f"{100 * line['accuracy_last']:.1f} %"
         after = f" after round {line['rounds']}" if accuracies else ""
         said = f"{line['task']}, seed {line['seed']}, {line['method']}".ljust(40)
-        print(f"{said} {spark(accuracies) + ' ' if accuracies else ''}{last}{after}", flush=True)
+        print(f"{said} {sparkline(accuracies) + ' ' if accuracies else ''}{last}{after}", flush=True)
 
     print(f"{study!r}; for each run, as soon as it is done, accuracy by round (a full block is 100 %):", flush=True)
     records = study.run(

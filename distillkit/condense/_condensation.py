@@ -12,12 +12,13 @@ from distillkit._utils.provenance import provenance
 from distillkit.augment import Augmentation, apply_augmentation
 from distillkit.condense._pixel_descent import PixelDescent
 from distillkit.condense._state import Progress, Resume, call_identity, stable_repr
-from distillkit.condense.initialization import class_starts
+from distillkit.condense.initialization import initial_images
 from distillkit.networks._base import Network
 from distillkit.networks._validation import check_network
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages
+from distillkit.sets._class_index import class_rows
 
 __all__ = ["Condensation"]
 
@@ -29,7 +30,8 @@ class Condensation(PixelDescent):
         method: name of the method, for the record.
         real: the set to condense.
         networks: sampler of the networks.
-        ipc, init, classes: see `initial_images`.
+        ipc, init: see `initial_images`.
+        classes: the classes to condense; default those of `init` if it is a set, else those with a real image.
         augment: Siamese augmentation of real and synthetic images, or None.
         lr, momentum, steps, resume, callback: see `PixelDescent`.
         generator: an int seed, or a CPU generator, from which one number is drawn.
@@ -61,7 +63,11 @@ class Condensation(PixelDescent):
     ) -> None:
         seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
         self.method, self.real, self.networks, self.augment, self.generator = method, real, networks, augment, generator
-        self.rows, self.start, self.counts = class_starts(real, ipc, init, classes, seed)
+        if isinstance(init, LabeledImages) and classes is None:
+            classes = list(class_rows(init))
+        self.rows = class_rows(real, classes)
+        self.start = initial_images(real, ipc, init=init, classes=list(self.rows), generator=derive(seed, "init"))
+        self.counts = self.start.counts()[list(self.rows)].tolist()
         recorded = {
             "method": method,
             "networks": type(networks).__name__,

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from distillkit._sanity_checks import check_class_sizes
 from distillkit._utils import check
-from distillkit.rng import as_generator, derive
+from distillkit.rng import as_generator
 from distillkit.sets import LabeledImages, as_set
 from distillkit.sets._class_index import class_indices, class_rows, random_rows
 
-__all__ = ["INITS", "class_starts", "class_statistics", "images_from_statistics", "initial_images"]
+__all__ = ["class_statistics", "images_from_statistics", "initial_images"]
 
-INITS = ("real", "noise", "statistics", "statistics-whole-set")
+_INITS = ("real", "noise", "statistics", "statistics-whole-set")
 
 
 def class_statistics(real: LabeledImages, *, whole_set: bool = False) -> tuple[Tensor, Tensor]:
@@ -115,7 +115,7 @@ def initial_images(
     info: dict[str, object] = {"init": init if isinstance(init, str) else "given", "with_replacement": []}
     if isinstance(init, LabeledImages):
         return _given(real, init, classes, info)
-    check.one_of(init, "init", INITS)
+    check.one_of(init, "init", _INITS)
     if init == "noise" and classes is not None:
         chosen = class_indices(classes, real.num_classes)
     else:
@@ -134,23 +134,6 @@ def initial_images(
     labels = torch.tensor(chosen).repeat_interleave(ipc).to(real.labels.device)
     info["absent"] = [c for c in range(real.num_classes) if c not in set(chosen)] if classes is None else []
     return real.replace(images=images, labels=labels, columns={}, info=info)
-
-
-def class_starts(
-    real: LabeledImages, ipc: int, init: str | LabeledImages, classes: Sequence[int] | None, seed: int
-) -> tuple[dict[int, Tensor], LabeledImages, list[int]]:
-    """What a condenser begins with: the rows of each class in the real set, its first images, and how many of them.
-
-    Args:
-        real, ipc, init: see `initial_images`.
-        classes: the classes to condense; default those of `init` if it is a set, else those that own a real image.
-        seed: what the call's draws derive from.
-    """
-    if isinstance(init, LabeledImages) and classes is None:
-        classes = list(class_rows(init))
-    rows = class_rows(real, classes)
-    start = initial_images(real, ipc, init=init, classes=list(rows), generator=derive(seed, "init"))
-    return rows, start, start.counts()[list(rows)].tolist()
 
 
 def _given(

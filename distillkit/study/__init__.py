@@ -1,18 +1,18 @@
-"""A study: tasks x ways x seeds in one folder, and every table and picture of it made from its records alone."""
+"""Studies: tasks x candidates x seeds in one folder, with tables and figures made from its records."""
 
 from distillkit._utils.provenance import git_commit
 from distillkit.locking import worker_pool
+from distillkit.study._cost_estimate import Estimate
+from distillkit.study._formatting import Table, markdown_table, mean_std, sparkline
+from distillkit.study._record_files import read_records, write_records
+from distillkit.study._tables import summary_table
 from distillkit.study.candidate import Candidate, Cost, Job, grid
 from distillkit.study.comparisons import compare_studies, paired_differences
 from distillkit.study.condense import Condense
-from distillkit.study.cost_estimate import Estimate
 from distillkit.study.figures import curves, pictures
-from distillkit.study.formatting import Table, mean_std, show, spark
 from distillkit.study.named_tasks import TASK_NAMES, named_task
-from distillkit.study.record import Record, RecordError, Records
-from distillkit.study.records import read_records, write_records
+from distillkit.study.records import Record, RecordError, Records
 from distillkit.study.study import Study
-from distillkit.study.tables import summary_table
 from distillkit.study.task import Allocation, Task, as_split
 from distillkit.study.tuning import TuningResult, equal_search_sizes, read_choice, tuning_table
 
@@ -37,14 +37,14 @@ __all__ = [
     "equal_search_sizes",
     "git_commit",
     "grid",
+    "markdown_table",
     "mean_std",
     "named_task",
     "paired_differences",
     "pictures",
     "read_choice",
     "read_records",
-    "show",
-    "spark",
+    "sparkline",
     "summary_table",
     "tuning_table",
     "worker_pool",

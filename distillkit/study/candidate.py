@@ -1,4 +1,4 @@
-"""What a study compares: one method with its settings and its tries, and how a run of it is done."""
+"""Base class of what a study compares, and the job that a candidate executes."""
 
 from __future__ import annotations
 
@@ -14,47 +14,46 @@ from torch import Tensor
 
 from distillkit._utils import check
 from distillkit.data import Split
-from distillkit.privacy import Ledger
-from distillkit.study._selection import RULES
 from distillkit.study.task import Task
+from distillkit.study.tuning import RULES
 
-__all__ = ["Candidate", "Cost", "Job", "accepted", "grid", "privacy_columns"]
+__all__ = ["Candidate", "Cost", "Job", "grid"]
 
 Self = TypeVar("Self", bound="Candidate")
 
 
 def grid(**options: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return all combinations of settings, for `search=`: `grid(lr=[0.03, 0.1], mu=[0.01, 0.1])` is four of them.
+    """Return all combinations of settings, for `search=`: `grid(lr=[0.03, 0.1], mu=[0.01, 0.1])` has four.
 
     Args:
-        options: for each setting the values to try; the last one changes fastest.
+        options: the values of each setting; the last one changes fastest.
 
     Raises:
-        TypeError, ValueError: no values for a setting.
+        TypeError, ValueError: a setting without values.
     """
     for name, values in options.items():
-        if not check.sequence(values, name, f"the values of {name} to try"):
-            raise ValueError(f"{name} must have at least one value to try, got none")
+        if not check.sequence(values, name, f"the values of {name}"):
+            raise ValueError(f"{name} must have at least one value, got none")
     return [dict(zip(options, values)) for values in itertools.product(*options.values())]
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run that a study asks of a way.
+    """One run of a candidate.
 
     Attributes:
-        run: its name, and that of its folder.
-        folder: where everything of it is written.
-        task, split: what it runs on, and its images.
-        seed: everything random follows from it.
-        settings: what was chosen for this run, beside the way's own.
-        validation: whether this is a try: tested on the validation part, which nobody trains on.
-        keep: numbers of the training records that clients have of theirs; None for all.
-        partition_seed: the seed that says who holds what, if it is another one: of a run that is repeated under `seed`.
-        notes: what `config.json` must say for the run to be repeated.
+        run: name of the run and of its folder.
+        folder: folder of the run's files.
+        task, split: the task, and its images.
+        seed: seed of all draws.
+        settings: settings of this run, in addition to the candidate's own.
+        validation: whether this is a tuning run, tested on the validation part, on which nobody trains.
+        keep: numbers of the training records to keep; None for all.
+        partition_seed: seed of the partition if it differs from `seed`, in a run that is repeated with another seed.
+        notes: information for `config.json`, needed to repeat the run.
         workers: threads that run clients.
-        device: where to compute.
-        progress: whether long work shows a bar.
+        device: the device to compute on.
+        progress: whether to show progress bars.
     """
 
     run: str
@@ -74,11 +73,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one run is expected to take, from a short trial of it.
+    """Expected cost of one run, from a short trial.
 
     Attributes:
-        seconds: of wall time.
-        bytes_up, bytes_down: what travels; None where nothing does.
+        seconds: wall time.
+        bytes_up, bytes_down: communication; None if there is none.
     """
 
     seconds: float
@@ -88,26 +87,27 @@ class Cost:
 
 @dataclass(frozen=True)
 class Candidate(ABC):
-    """One thing that a study compares with others: how it is made from settings, and which settings are tried.
+    """One method in a study, with its settings and the configurations to search.
 
-    `fl.study.Federated` runs a federated method, `distillkit.study.Condense` makes a small set and trains networks on
-    it. For a way of another kind, write a frozen dataclass that has this one as its base, at the top level of a module.
+    `fl.study.Federated` runs a federated method. `distillkit.study.Condense` makes a small set and trains networks on
+    it. For another kind, derive a frozen dataclass from this class, at the top level of a module.
 
     Args:
-        make: builds what is run; called with `factory`, the task's network, and the settings by name:
-            `lambda factory, lr, mu: FedAvg(FedProx(mu), factory=factory, lr=lr)`. One that has an argument `task` gets
-            the `Task` too. It may be a lambda: the record of a run holds what was built, not how.
-        search: configurations to try, one mapping each; see `grid`. All candidates of a study have equally many.
-        settings: settings that every try has.
-        like: another way of the study, whose chosen settings this one takes instead of having tries: for a control that
-            must differ in one thing only.
-        rule: by what its best try is chosen, "last" or "own", in place of the study's rule: a personal method is for
-            the clients' own tests. Whom it is held against there should be chosen by them too.
-        tasks, seeds: the study's tasks that it is tried and run on, by name, and the study's seeds that it is run
-            with, where an ablation needs no more than one; default all.
+        make: builds what is run. It is called with `factory`, the task's network, and the settings by name:
+            `lambda factory, lr, mu: FedAvg(FedProx(mu), factory=factory, lr=lr)`. If it has an argument `task`, it
+            also gets the `Task`. It may be a lambda, because records hold the built object.
+        search: configurations to compare, one mapping of settings each; see `grid`. All candidates of a study must
+            have equally many.
+        settings: settings of every configuration.
+        like: name of another candidate whose chosen settings this one uses instead of a search. Use it for a control
+            that must differ in one thing only.
+        rule: rule to choose the best configuration, "last" or "own", if it differs from the study's. A personal method
+            and its baseline should be chosen by the clients' own tests.
+        tasks, seeds: restrict the candidate to some of the study's tasks (by name) and seeds; default all.
 
     Attributes:
-        failures: what a run may raise because its settings are bad; such a try counts as the worst.
+        failures: exceptions that bad settings may raise. Such a configuration is never chosen.
+        old_options: names of renamed options in records, by their present names.
     """
 
     make: Callable[..., Any] | None
@@ -120,106 +120,81 @@ class Candidate(ABC):
 
     failures: ClassVar[tuple[type[Exception], ...]] = (FloatingPointError,)
     old_options: ClassVar[Mapping[str, str]] = {"search": "tries"}
-    """Names that records have for options, by their present names."""
 
     def __post_init__(self) -> None:
         if self.make is not None and not callable(self.make):
             raise TypeError(
-                "make must be a function of factory and the settings, as `lambda factory, lr: FedAvg(factory=factory, "
-                f"lr=lr)`, got {type(self.make).__name__}"
+                "make must be a function of factory and the settings, such as `lambda factory, lr: "
+                f"FedAvg(factory=factory, lr=lr)`, got {type(self.make).__name__}"
             )
         check.mapping(self.settings, "settings")
-        for number, settings in enumerate(check.sequence(self.search, "search", "mappings of settings, as grid gives")):
+        for number, settings in enumerate(check.sequence(self.search, "search", "mappings of settings, as from grid")):
             check.mapping(settings, f"search[{number}]")
         if not self.search:
-            raise ValueError("search must hold at least one mapping of settings; search=[{}] for the defaults")
+            raise ValueError("search must hold at least one mapping of settings; pass search=[{}] for the defaults")
         if self.rule is not None:
             check.one_of(self.rule, "rule", tuple(RULES))
         for part, what in (("tasks", "names of tasks"), ("seeds", "seeds")):
             if getattr(self, part) is not None and not check.sequence(getattr(self, part), part, what):
-                raise ValueError(f"{part} must hold at least one of the study's, or be None for all, got none")
+                raise ValueError(f"{part} must hold at least one of the study's {part}, or be None for all; got none")
         if self.like is not None and self.rule is not None:
-            raise ValueError(f"like={self.like!r} takes that way's choice, so there can be no rule of its own")
+            raise ValueError(f"like={self.like!r} uses that candidate's choice, so rule must be None")
         if self.like is not None and (len(self.search), dict(self.search[0])) != (1, {}):
-            raise ValueError(f"like={self.like!r} takes that way's settings, so there can be no tries of its own")
+            raise ValueError(f"like={self.like!r} uses that candidate's settings, so search must be left out")
+
+    def configurations(self) -> list[dict[str, Any]]:
+        """Return the settings of each configuration, including those common to all."""
+        return [{**self.settings, **settings} for settings in self.search]
 
     def build(self, task: Task, split: Split, settings: Mapping[str, Any]) -> Any:
         """Build what is run.
 
         Args:
-            task, split: what it is for, and its images.
-            settings: of one try; the way's own go beside them.
+            task, split: the task, and its images.
+            settings: settings of one configuration, in addition to the candidate's own.
 
         Raises:
-            TypeError: a setting that `make` does not take; a way that was read from a record cannot make anything.
+            TypeError: `make` does not accept a setting, or the candidate was read from a record and has no `make`.
         """
         if self.make is None:
-            raise TypeError("a way that was read from a record has no make: what it made is in the record")
+            raise TypeError("a candidate read from a record has no make; the record holds what it built")
         given = {**self.settings, **settings, "factory": self.factory(task, split)}
-        asked = {"task": task} if "task" in inspect.signature(self.make).parameters else {}
-        return self.make(**{name: value for name, value in given.items() if self.passes_to_make(name)}, **asked)
+        extra = {"task": task} if "task" in inspect.signature(self.make).parameters else {}
+        return self.make(**{name: value for name, value in given.items() if self.passes_to_make(name)}, **extra)
 
     def factory(self, task: Task, split: Split) -> Callable[..., Any]:
-        """What `make` gets as `factory`: called with the number of outputs, gives a network of the task.
+        """Return the `factory` for `make`: called with the number of outputs, it returns a network of the task.
 
         Args:
-            task, split: the task and its images.
+            task, split: the task, and its images.
         """
         return task.network(split)
 
     def passes_to_make(self, name: str) -> bool:
-        """Whether the setting of this `name` is handed to `make`; a kind of way may keep some to itself."""
+        """Return whether the setting of this `name` is passed to `make`. Subclasses may keep some to themselves."""
         return True
 
     def for_record(self: Self) -> Self:
-        """The way as a record holds it: how it runs, without how it was made and tried."""
+        """Return the candidate as records hold it: only how it runs, without `make`, settings and search."""
         return replace(self, make=None, search=({},), settings={}, like=None, rule=None, tasks=None, seeds=None)
 
     @abstractmethod
-    def run(self, made: Any, job: Job) -> dict[str, Any]:
-        """Do one run, or go on with it, and write its records into the job's folder.
+    def run(self, built: Any, job: Job) -> dict[str, Any]:
+        """Execute a run, or resume it, and write its records to the job's folder.
 
         Args:
-            made: what `made` built.
-            job: see there.
+            built: the object that `build` returned.
+            job: the run.
 
         Returns:
-            The columns of its line in `summary.json`; `accuracy_last`, a fraction or None, is always among them.
+            The columns of the run's summary. They include `accuracy_last`, a fraction or None.
         """
 
     @abstractmethod
-    def trial(self, made: Any, job: Job) -> Cost:
-        """Do as little of a run as tells what all of it will take. What is written goes into the job's folder.
+    def trial(self, built: Any, job: Job) -> Cost:
+        """Execute the shortest part of a run from which its cost can be estimated.
 
         Args:
-            made: what `made` built.
-            job: see there.
+            built: the object that `build` returned.
+            job: the run; its folder is temporary.
         """
-
-
-def accepted(function: Callable[..., Any], **offered: Any) -> dict[str, Any]:
-    """Those of the `offered` arguments that a `function` takes by name and was not given by `partial`."""
-    parameters = inspect.signature(function).parameters
-    bound = getattr(function, "keywords", {})
-    return {name: value for name, value in offered.items() if name in parameters and name not in bound}
-
-
-def privacy_columns(ledger: Ledger | None) -> dict[str, Any]:
-    """What a run's line says of privacy: what its ledger promises, to whom, and what the reader must know besides.
-
-    Args:
-        ledger: that the run charged; None for one that promises nothing.
-
-    Returns:
-        `epsilon`, None where none holds. With a ledger also `delta`; `relation`, which data sets count as neighbours;
-        `noise`, where it came from: "operating system", or "seeded", which promises nothing; `epsilon_reason` if none
-        holds, and `epsilon_remarks` if there are some.
-    """
-    if ledger is None:
-        return {"epsilon": None}
-    found = ledger.guarantee()
-    seeded = any(event.seeded for event in ledger.events)
-    said = {"epsilon": found.epsilon, "delta": found.delta, "relation": found.relation}
-    said["noise"] = "seeded" if seeded else "operating system"
-    notes = {"epsilon_reason": found.reason, "epsilon_remarks": list(found.remarks)}
-    return said | {name: note for name, note in notes.items() if note}

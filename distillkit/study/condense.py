@@ -1,7 +1,8 @@
-"""Ways that make a small set, and judge it by the networks that are trained on it."""
+"""Candidates that condense a task's images and evaluate the small set."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,48 +24,48 @@ from distillkit.fingerprint import set_fingerprint, tensor_fingerprint
 from distillkit.networks import build
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
-from distillkit.study._config import write_config
-from distillkit.study.candidate import Candidate, Cost, Job, accepted, privacy_columns
+from distillkit.study._execution import privacy_columns, write_config
+from distillkit.study.candidate import Candidate, Cost, Job
 from distillkit.study.task import Task
 from distillkit.training import CLASSIC, Protocol, accuracy, require_protocol, train
 
-__all__ = ["Condense", "Placed", "placing"]
+__all__ = ["Condense"]
 
-_SAVED_EVERY = 60.0
-"""Seconds between two states of a condenser that is at work."""
+_SAVE_INTERVAL = 60.0
+"""Seconds between two saved states of a running condenser."""
 
-_TRIAL_STEPS, _TRIAL_TESTED = 3, 500
+_TRIAL_STEPS, _TRIAL_TEST_IMAGES = 3, 500
 
 
-class _Enough(Exception):
-    """A trial has seen as many steps as it wanted."""
+class _EndOfTrial(Exception):
+    """A trial has executed enough steps."""
 
 
 _DEVICE: ContextVar[str] = ContextVar("device", default="cpu")
-"""Where the run of this thread computes."""
+"""Device of the run in this thread."""
 
 
 @dataclass(frozen=True)
-class Placed:
-    """Makes networks where the run computes: what a condenser gets as `factory`. A record of it names no device.
+class DeviceFactory:
+    """Network factory that places networks on the device of the run. Its record names no device.
 
     Args:
-        factory: makes a network, on the CPU.
+        factory: makes a network on the CPU.
     """
 
     factory: Callable[[], nn.Module]
 
     def __call__(self) -> nn.Module:
-        """Make a network, and put it there."""
+        """Return a new network on the device of the run."""
         return self.factory().to(_DEVICE.get())
 
 
 @contextmanager
-def placing(device: str) -> Iterator[None]:
-    """Networks of every `Placed` are made on this device, for the length of a `with` block in this thread.
+def run_device(device: str) -> Iterator[None]:
+    """Set the device of every `DeviceFactory` in this thread, for the length of a `with` block.
 
     Args:
-        device: where.
+        device: the device.
     """
     before = _DEVICE.set(device)
     try:
@@ -75,28 +76,26 @@ def placing(device: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Condense(Candidate):
-    """A way that makes a small set of a task's training images; networks trained on it alone are tested.
+    """Candidate that makes a small set of a task's training images, and tests networks trained on it alone.
 
-    `make` gives a function of the real images: `lambda factory, steps: partial(distribution_matching,
-    networks=RandomNetworks(factory), ipc=10, steps=steps)`. Here `factory` takes no argument, as condensers want it,
-    and its networks are where the run computes.
-    The function is called with the real images, and with those of `generator`, `ledger` and `progress` that it knows;
-    it returns a `LabeledImages`. One that knows `resume` and `callback` gets both; it goes on where it was interrupted.
+    `make` returns a function of the real images: `lambda factory, steps: partial(distribution_matching,
+    networks=RandomNetworks(factory), ipc=10, steps=steps)`. Here `factory` takes no argument, and its networks are on
+    the device of the run. The function is called with the real images, and with `generator`, `ledger` and `progress` if
+    it accepts them. It returns a `LabeledImages`. If it accepts `resume` and `callback`, an interrupted run is resumed.
 
-    Its line has the mean `accuracy_last` over the networks, their `accuracies`, `images`, `seconds_condense` and
-    `seconds_test` (CPU seconds of this process: `cpu_seconds_condense`, `cpu_seconds_test`; no seconds of a making that
-    was interrupted), and of what was charged to a ledger the columns of
-    `distillkit.study.candidate.privacy_columns`. A set
-    that is all the real images is not saved a second time.
+    The summary has the mean `accuracy_last` over the networks, their `accuracies`, `images`, `seconds_condense` and
+    `seconds_test`, and their CPU seconds (`cpu_seconds_condense`, `cpu_seconds_test`). The condensation seconds of an
+    interrupted run are None. With a ledger there are also privacy columns: `epsilon`, `delta`, `relation`, `noise`, and
+    `epsilon_reason` and `epsilon_remarks` where needed. A set of all real images is not saved again.
 
     Args:
         make, search, settings, like: see `Candidate`.
         num_networks: networks trained on each set.
-        protocol: how they are trained.
-        tested: what makes them, called with the number of outputs; default the task's network. For a set that shall
-            serve others than those it was made with.
-        delta: of the ledger that a private condenser charges (`ledger.jsonl` in the run's folder).
-        threads: intra-op threads on the CPU; part of the result (rounding).
+        protocol: their training protocol.
+        tested: factory of these networks, called with the number of outputs; default the task's network. Use it to
+            test whether a set serves other networks than those it was made with.
+        delta: delta of the ledger that a private condenser charges (`ledger.jsonl` in the run's folder).
+        threads: intra-op threads on the CPU. They affect rounding, so they are part of the result.
     """
 
     num_networks: int = 3
@@ -117,44 +116,37 @@ class Condense(Candidate):
             check.callable_with(self.tested, "tested", ["outputs"], "partial(ConvNet, (3, 32, 32))", classes=True)
 
     def factory(self, task: Task, split: Split) -> Callable[..., Any]:
-        """A function without arguments that gives a network of the task, with an output a class.
+        """Return a function without arguments that makes a network of the task, with one output per class.
 
         Args:
-            task, split: the task and its images.
+            task, split: the task, and its images.
         """
-        return Placed(partial(task.network(split), split.train.num_classes))
+        return DeviceFactory(partial(task.network(split), split.train.num_classes))
 
-    def _tested(self, job: Job) -> Callable[[], nn.Module]:
+    def _tested_factory(self, job: Job) -> Callable[[], nn.Module]:
         return partial(self.tested or job.task.network(job.split), job.split.train.num_classes)
 
-    def run(self, made: Any, job: Job) -> dict[str, Any]:
-        """Make the set (unless it lies there), save it, train networks on it and test them."""
-        with intra_op_threads(self.threads), placing(job.device):
-            return self._run(made, job)
+    def run(self, built: Any, job: Job) -> dict[str, Any]:
+        """Make and save the set, unless it exists; then train and test networks."""
+        with intra_op_threads(self.threads), run_device(job.device):
+            return self._run(built, job)
 
-    def _run(self, made: Any, job: Job) -> dict[str, Any]:
+    def _run(self, built: Any, job: Job) -> dict[str, Any]:
         began, path = _now(), job.folder / "set.safetensors"
         real, test = self._real(job)
-        ledger = self._ledger(made, job)
+        ledger = self._ledger(built, job)
         interrupted = path.exists() or (job.folder / "state.safetensors").exists()
         if path.exists():
             found = LabeledImages.load(path).to(job.device)
         else:
-            write_config(made, job)
-            found = self._condensed(made, real, job, ledger)
+            write_config(built, job)
+            found = self._condense(built, real, job, ledger)
             if found is not real:
                 found.save(path)
         condensed = _now()
-        network, seed = self._tested(job), derive(job.seed, "evaluate")
-        rows = evaluate(
-            found,
-            test,
-            network,
-            num_networks=self.num_networks,
-            protocol=self.protocol,
-            generator=seed,
-            progress=job.progress,
-        ).rows
+        factory, seed = self._tested_factory(job), derive(job.seed, "evaluate")
+        options: dict[str, Any] = {"protocol": self.protocol, "generator": seed, "progress": job.progress}
+        rows = evaluate(found, test, factory, num_networks=self.num_networks, **options).rows
         accuracies = list(rows[0].accuracies)
         (job.folder / "state.safetensors").unlink(missing_ok=True)
         ended = _now()
@@ -167,37 +159,37 @@ class Condense(Candidate):
             "hash": tensor_fingerprint([set_fingerprint(found.to("cpu")), json.dumps(accuracies)]),
         }  # fmt: skip
 
-    def trial(self, made: Any, job: Job) -> Cost:
-        """Some steps of the making and one short training, and what the whole would take at that pace."""
-        with intra_op_threads(self.threads), placing(job.device):
-            return self._trial(made, job)
+    def trial(self, built: Any, job: Job) -> Cost:
+        """Execute some steps of the condensation and one short training, and extrapolate their cost."""
+        with intra_op_threads(self.threads), run_device(job.device):
+            return self._trial(built, job)
 
-    def _trial(self, made: Any, job: Job) -> Cost:
+    def _trial(self, built: Any, job: Job) -> Cost:
         real, test = self._real(job)
         began, paces = time.perf_counter(), list[tuple[float, int]]()
 
         def callback(progress: Progress) -> None:
             paces.append((time.perf_counter(), progress.steps))
             if len(paces) > min(_TRIAL_STEPS, progress.steps - 1):
-                raise _Enough
+                raise _EndOfTrial
 
         found: LabeledImages | None = None
         try:
-            offered = {"generator": derive(job.seed, "trial"), "progress": False, "ledger": self._ledger(made, job)}
-            found = _a_set(made(real, **accepted(made, **offered), **_kept(made, callback, None)))
-        except _Enough:
+            options = {"generator": derive(job.seed, "trial"), "progress": False, "ledger": self._ledger(built, job)}
+            found = _call(built, real, callback, None, options)
+        except _EndOfTrial:
             pass
         seconds = time.perf_counter() - began
         if found is None:
             (first, steps), (last, _) = paces[0], paces[-1]
             seconds = first - began + (last - first) / max(1, len(paces) - 1) * (steps - 1)
         sample = found if found is not None else real[: 10 * real.num_classes]
-        epoch, tested = self._paces(sample, test, job)
+        epoch, tested = self._measure(sample, test, job)
         return Cost(seconds + self.num_networks * ((self.protocol.epochs + 1) * epoch + tested))
 
-    def _paces(self, sample: LabeledImages, test: LabeledImages, job: Job) -> tuple[float, float]:
-        """Seconds of an epoch on a set, and of a test."""
-        network, some = build(self._tested(job), 0).to(job.device), test[:_TRIAL_TESTED]
+    def _measure(self, sample: LabeledImages, test: LabeledImages, job: Job) -> tuple[float, float]:
+        """Return the seconds of a training epoch on a set, and of a test."""
+        network, some = build(self._tested_factory(job), 0).to(job.device), test[:_TRIAL_TEST_IMAGES]
         protocol, began = replace(self.protocol, epochs=1), time.perf_counter()
         train(network, sample, protocol, progress=False)
         trained = time.perf_counter()
@@ -208,41 +200,51 @@ class Condense(Candidate):
         real, test = job.task.pooled(job.split, validation=job.validation, keep=job.keep)
         return real.to(job.device), test.to(job.device)
 
-    def _ledger(self, made: Any, job: Job) -> Any:
-        if not accepted(made, ledger=None):
+    def _ledger(self, built: Any, job: Job) -> Any:
+        if not _supported(built, ledger=None):
             return None
         from distillkit.privacy import Ledger
 
         return Ledger(job.folder / "ledger.jsonl", delta=self.delta)
 
-    def _condensed(self, made: Any, real: LabeledImages, job: Job, ledger: Any) -> LabeledImages:
+    def _condense(self, built: Any, real: LabeledImages, job: Job, ledger: Any) -> LabeledImages:
         state, last = job.folder / "state.safetensors", time.monotonic()
 
         def callback(progress: Progress) -> None:
             nonlocal last
-            if time.monotonic() - last >= _SAVED_EVERY:
+            if time.monotonic() - last >= _SAVE_INTERVAL:
                 save_state(state, progress.state())
                 last = time.monotonic()
 
-        offered = {"generator": derive(job.seed, "condense"), "ledger": ledger, "progress": job.progress}
+        options = {"generator": derive(job.seed, "condense"), "ledger": ledger, "progress": job.progress}
         resume = state if state.exists() else None
-        return _a_set(made(real, **accepted(made, **offered), **_kept(made, callback, resume)))
+        return _call(built, real, callback, resume, options)
 
 
-def _a_set(found: Any) -> LabeledImages:
+def _call(
+    condenser: Callable[..., Any],
+    real: LabeledImages,
+    callback: Callable[[Progress], None],
+    resume: Path | None,
+    options: Mapping[str, Any],
+) -> LabeledImages:
+    """Call a condenser with the `options` that it accepts, and with `callback` and `resume` if it accepts both."""
+    checkpoint = _supported(condenser, callback=callback, resume=resume)  # a callback alone may be of another kind
+    found = condenser(real, **_supported(condenser, **options), **(checkpoint if len(checkpoint) == 2 else {}))
     if not isinstance(found, LabeledImages):
-        raise TypeError(f"what make gives must return a LabeledImages, got {type(found).__name__}")
+        raise TypeError(f"the condenser that make returned must return a LabeledImages, got {type(found).__name__}")
     return found
 
 
-def _kept(made: Any, callback: Callable[[Progress], None], state: Path | None) -> dict[str, Any]:
-    """`callback` and `resume` for a condenser that knows both: a callback alone may be of another kind."""
-    found = accepted(made, callback=callback, resume=state)
-    return found if len(found) == 2 else {}
+def _supported(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
+    """Return those of the `options` that a `function` takes by name and `partial` has not fixed."""
+    parameters = inspect.signature(function).parameters
+    fixed = getattr(function, "keywords", {})
+    return {name: value for name, value in options.items() if name in parameters and name not in fixed}
 
 
 def _now() -> tuple[float, float]:
-    """Seconds of the clock, and CPU seconds of this process."""
+    """Return the clock and the CPU time of this process, in seconds."""
     return time.perf_counter(), time.process_time()
 
 
@@ -252,10 +254,10 @@ def _between(began: tuple[float, float], ended: tuple[float, float]) -> tuple[fl
 
 @contextmanager
 def intra_op_threads(count: int) -> Iterator[None]:
-    """So many intra-op threads in this thread of the program, for the length of a `with` block.
+    """Set the number of intra-op threads in this thread, for the length of a `with` block.
 
     Args:
-        count: how many.
+        count: number of threads.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(count)

@@ -1,4 +1,4 @@
-"""Pictures of a study, made from its records alone: learning curves of its ways, and the sets that they made."""
+"""Figures of a study: learning curves, and the condensed sets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from distillkit import plot
 from distillkit._utils import check
 from distillkit.plot.figure import subplots
 from distillkit.sets import LabeledImages
-from distillkit.study._groups import Given, Group, groups
+from distillkit.study._groups import Group, RecordsLike, group_records
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,27 +19,28 @@ __all__ = ["curves", "pictures"]
 _BY = ("round", "bytes", "bytes_up", "bytes_down", "client_seconds", "seconds")
 
 
-def curves(records: Given, *, by: str = "round", task: str | None = None, column: str = "accuracy") -> Figure:
-    """Draw how the ways of a study learned: the mean over seeds in a band of one standard deviation either side.
+def curves(records: RecordsLike, *, by: str = "round", task: str | None = None, column: str = "accuracy") -> Figure:
+    """Draw learning curves: the mean over seeds, in a band of one standard deviation.
 
     Args:
-        records: of a study, or its folder.
-        by: "round", or what the rounds so far cost: "bytes" of all messages, "bytes_up", "bytes_down",
+        records: records, or a study's folder.
+        by: the x axis: "round", or the cumulative cost in "bytes" of all messages, "bytes_up", "bytes_down",
             "client_seconds", or "seconds".
-        task: the task to draw; default all, a panel each.
-        column: what to draw, a column of the rounds.
+        task: the task to draw; default all, one panel each.
+        column: the column of the rounds to draw.
 
     Returns:
-        The matplotlib figure (`figure.savefig("curves.png")`). A way without rounds is a broken level line at its last
-        accuracy; a way whose seeds are not all finished says so; one without a number is named under its panel.
+        The matplotlib figure (`figure.savefig("curves.png")`). A candidate without rounds is a dashed horizontal line
+        at its last accuracy. Candidates with missing seeds are marked; those without a number are named in the title.
 
     Raises:
-        ValueError: no records, another `by`, no such task, or a task none of whose ways has rounds with this column.
+        ValueError: there are no records, `by` or `task` is unknown, or no candidate of a task has rounds with this
+            column.
     """
     check.one_of(by, "by", _BY)
     if not isinstance(column, str):
         raise TypeError(f"column must be the name of a column of the rounds, got {type(column).__name__}")
-    found = _of(task, groups(records))
+    found = _of_task(task, group_records(records))
     tasks = list(dict.fromkeys(g.task for g in found))
     figure, axes = subplots(None, len(tasks), 5.2, 3.6, columns=2)
     for ax, name in zip(axes, tasks):
@@ -54,26 +55,27 @@ def curves(records: Given, *, by: str = "round", task: str | None = None, column
     return figure
 
 
-def pictures(records: Given, *, task: str | None = None, per_class: int = 3, classes: int = 10) -> Figure:
-    """Draw the sets that the ways of a study made: of each way that of its first finished seed, a class a row.
+def pictures(records: RecordsLike, *, task: str | None = None, per_class: int = 3, classes: int = 10) -> Figure:
+    """Draw the condensed sets, one row per class. The set of the first finished seed is drawn for each candidate.
 
     Args:
-        records: of a study, or its folder; read from files, because a set lies in its run's folder (`set.safetensors`).
+        records: records read from a study's folder, or the folder. The sets are in the runs' folders
+            (`set.safetensors`).
         task: the task to draw; default all.
-        per_class: the most images of each class.
-        classes: how many classes at most, the first ones.
+        per_class: maximum number of images of each class.
+        classes: maximum number of classes, from the first.
 
     Returns:
-        The matplotlib figure, a panel a way and task.
+        The matplotlib figure, one panel per candidate and task.
 
     Raises:
         ValueError: no such task, or no run that made a set.
     """
     check.positive_int(per_class, "per_class")
     check.positive_int(classes, "classes")
-    found = _of(task, groups(records))
+    found = _of_task(task, group_records(records))
     several = len({g.task for g in found}) > 1
-    made = {f"{g.task}: {g.method}" if several else g.method: path for g in found if (path := _set_of(g))}
+    made = {f"{g.task}: {g.method}" if several else g.method: path for g in found if (path := _set_path(g))}
     if not made:
         raise ValueError("records must hold a run whose folder has a set.safetensors; none has")
     sets = {name: _first_classes(LabeledImages.load(path), classes) for name, path in made.items()}
@@ -85,7 +87,7 @@ def pictures(records: Given, *, task: str | None = None, per_class: int = 3, cla
     return figure
 
 
-def _of(task: str | None, found: Sequence[Group]) -> list[Group]:
+def _of_task(task: str | None, found: Sequence[Group]) -> list[Group]:
     own = [g for g in found if task in (None, g.task)]
     if not own:
         raise ValueError(f"task must be one of {', '.join(dict.fromkeys(repr(g.task) for g in found))}, got {task!r}")
@@ -98,14 +100,14 @@ def _label(group: Group) -> str:
 
 
 def _values(group: Group, column: str) -> list[Any]:
-    """The rows of each run that has numbers in the column; or the last accuracies of a way without rounds."""
+    """Return the rows of each run with values in the column, or the last accuracies of a candidate without rounds."""
     rows = [[*r.rows] for r in group.records if not r.failed and any(row.get(column) is not None for row in r.rows)]
     if rows or any(r.rows for r in group.records):
         return rows
     return [v for v in group.values(f"{column}_last") if v is not None]
 
 
-def _set_of(group: Group) -> Any:
+def _set_path(group: Group) -> Any:
     paths = (r.folder / "set.safetensors" for r in group.records if r.folder is not None)
     return next((path for path in paths if path.is_file()), None)
 

@@ -1,4 +1,4 @@
-"""The field's tasks by name: which images, dealt how, on which network."""
+"""Common benchmark tasks by name."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ __all__ = ["TASK_NAMES", "named_task"]
 
 
 @dataclass(frozen=True)
-class _Known:
-    """How a task is made.
+class _TaskTemplate:
+    """Template of a named task.
 
     Attributes:
-        read: the loader, or what opens more than fits in memory, with what it is always given.
-        folder: below the data root, the loader's first argument; "" for one that reads by name and takes `root`.
-        size: default height and width; None leaves the images as they are.
-        natural: whether the data says whose images they are; else they are dealt by Dirichlet.
-        deal: how natural clients are dealt; None: each has what is of one source, or of one person.
+        read: the loader, with its fixed arguments. Large data sets are opened instead of loaded.
+        folder: folder below the data root, passed first to the loader; "" if the loader takes `root`.
+        size: default height and width; None keeps the images' size.
+        natural: whether the data names the owner of each image. Other data is partitioned by Dirichlet.
+        partition: partition of natural data; None: one client per source or person.
         options: further fields of the task.
     """
 
@@ -47,32 +47,32 @@ class _Known:
     folder: str = ""
     size: int | None = None
     natural: bool = False
-    deal: Callable[..., Any] | None = None
+    partition: Callable[..., Any] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 _SMALL = {"factory_options": {"width": 32, "depth": 2}}
 _FEW = {"participation": 10, "evaluate": "none"}
-_TASKS: dict[str, _Known] = {
-    **{name: _Known(partial(load, name)) for name in NAMES},
-    "digits": _Known(partial(load, "digits"), size=16, options=_SMALL),
-    "usps": _Known(partial(load, "usps"), options=_SMALL),
-    "tinyimagenet": _Known(partial(open_dataset, "tinyimagenet")),
-    "digits-domains": _Known(
+_TASKS: dict[str, _TaskTemplate] = {
+    **{name: _TaskTemplate(partial(load, name)) for name in NAMES},
+    "digits": _TaskTemplate(partial(load, "digits"), size=16, options=_SMALL),
+    "usps": _TaskTemplate(partial(load, "usps"), options=_SMALL),
+    "tinyimagenet": _TaskTemplate(partial(open_dataset, "tinyimagenet")),
+    "digits-domains": _TaskTemplate(
         partial(load_domains, ["mnist", "svhn", "usps", "synthdigits", "mnistm"], channels=3), size=28, natural=True
     ),
-    "cifar10c": _Known(
+    "cifar10c": _TaskTemplate(
         partial(load_cifar10c_domains, normalization=IDENTITY), "CIFAR-10-C", 28, True, partition.domains_by_dirichlet
     ),
-    "retina": _Known(partial(load_domains), "retina_balanced", 96, True),
-    "femnist": _Known(partial(load_femnist), "femnist", natural=True, options=_FEW),
-    "celeba": _Known(partial(open_celeba), "celeba", 84, True, options=_FEW),
-    "leaf-celeba": _Known(partial(open_leaf_celeba), "leaf-celeba", 84, True, options=_FEW),
-    "flair": _Known(partial(open_flair), "flair", 64, True, options=_FEW),
+    "retina": _TaskTemplate(partial(load_domains), "retina_balanced", 96, True),
+    "femnist": _TaskTemplate(partial(load_femnist), "femnist", natural=True, options=_FEW),
+    "celeba": _TaskTemplate(partial(open_celeba), "celeba", 84, True, options=_FEW),
+    "leaf-celeba": _TaskTemplate(partial(open_leaf_celeba), "leaf-celeba", 84, True, options=_FEW),
+    "flair": _TaskTemplate(partial(open_flair), "flair", 64, True, options=_FEW),
 }
 
 TASK_NAMES = tuple(_TASKS)
-"""What `named_task` knows."""
+"""Names that `named_task` accepts."""
 
 
 def named_task(
@@ -84,9 +84,9 @@ def named_task(
     size: int | None = None,
     **options: Any,
 ) -> Task:
-    """Make one of the field's tasks by its name: `named_task("cifar10", alpha=0.01, rounds=20)`.
+    """Return a common benchmark task by name: `named_task("cifar10", alpha=0.01, rounds=20)`.
 
-    Images without clients of their own are dealt by Dirichlet; those of several sources or people are dealt by these:
+    Data without owners is partitioned by Dirichlet. Data from several sources or people has one client for each:
 
     | name | clients |
     |---|---|
@@ -94,33 +94,33 @@ def named_task(
     | digits-domains | MNIST, SVHN, USPS, SynthDigits and MNIST-M, one each, 3x28x28 (FedLGD's DIGITS) |
     | cifar10c | 57: three parts of each of 19 corruptions (FedLGD) |
     | retina | Drishti, Acrima, RIM and REFUGE, one each, 3x96x96 (FedLGD) |
-    | femnist, celeba, leaf-celeba, flair | a person each, of whom ten take part in a round |
+    | femnist, celeba, leaf-celeba, flair | one per person, of whom ten take part in a round |
 
-    Tiny-ImageNet, CelebA and FLAIR are opened: a cache of bytes is made of them once, 1.4 GB, 4.3 GB and 5.3 GB at the
-    default sizes, beside their folders or where `DISTILLKIT_CACHE` says (see `data.open_folder`).
+    Tiny-ImageNet, CelebA and FLAIR are read when needed, from a cache of 1.4 GB, 4.3 GB and 5.3 GB at the default
+    sizes. It is written once, beside their folders or in `DISTILLKIT_CACHE` (see `data.open_folder`).
 
     Args:
         name: one of `TASK_NAMES`.
-        root: where the data sets lie (see `load`); the folders `CIFAR-10-C`, `retina_balanced`, `femnist`, `celeba`,
-            `leaf-celeba` and `flair` in it. Default: the environment variable `DISTILLKIT_DATA`.
-        clients, alpha: of the Dirichlet partition, for data that has no clients of its own.
-        size: height and width of the images; default that of the papers, or as the data is.
-        options: any field of `Task`, in place of the default.
+        root: folder of the data sets (see `load`), with the subfolders `CIFAR-10-C`, `retina_balanced`, `femnist`,
+            `celeba`, `leaf-celeba` and `flair`. Default: the environment variable `DISTILLKIT_DATA`.
+        clients, alpha: number of clients and concentration of the Dirichlet partition.
+        size: height and width of the images; default that of the papers, or of the data.
+        options: other fields of `Task`.
 
     Raises:
-        ValueError: no task of that name, or no root for one that lies in a folder.
-        TypeError: no such field.
+        ValueError: the name is unknown, or the task needs a root.
+        TypeError: `Task` has no such field.
     """
-    known = _TASKS[check.one_of(name, "name", TASK_NAMES)]
+    template = _TASKS[check.one_of(name, "name", TASK_NAMES)]
     given: dict[str, Any] = {}
-    if root is not None and not known.folder:
+    if root is not None and not template.folder:
         given["root"] = str(root)
-    if known.size is not None or size is not None:
-        given["size"] = known.size if size is None else check.positive_int(size, "size")
-    where = (str(data_root(root, name) / known.folder),) if known.folder else ()
-    title, deal = name, known.deal
-    if not known.natural:
+    if template.size is not None or size is not None:
+        given["size"] = template.size if size is None else check.positive_int(size, "size")
+    folder = (str(data_root(root, name) / template.folder),) if template.folder else ()
+    title, rule = name, template.partition
+    if not template.natural:
         title = f"{name}-dirichlet{check.real_number(alpha, 'alpha', above=0.0):g}-{clients}"
-        deal = partial(partition.dirichlet, clients=check.positive_int(clients, "clients"), alpha=alpha)
-    made = {"name": title, "data": partial(known.read, *where, **given), "partition": deal, **known.options}
-    return Task(**{**made, **options})
+        rule = partial(partition.dirichlet, clients=check.positive_int(clients, "clients"), alpha=alpha)
+    fields = {"name": title, "data": partial(template.read, *folder, **given), "partition": rule, **template.options}
+    return Task(**{**fields, **options})

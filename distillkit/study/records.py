@@ -1,224 +1,193 @@
-"""The records of a study's runs, read back from their folder or from one file: what tables and pictures are made of."""
+"""Records of the finished runs of a study."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Mapping, Sequence
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from distillkit._utils import check
-from distillkit._utils.files import write_atomically
-from distillkit.study.history import RecordError, read_rows
-from distillkit.study.record import Record, Records, once
 
-__all__ = [
-    "RECORDS",
-    "STUDY",
-    "Record",
-    "RecordError",
-    "Records",
-    "as_path",
-    "read_file",
-    "read_json",
-    "read_records",
-    "write_records",
-]
+__all__ = ["Record", "RecordError", "Records", "decode_settings", "require_unique"]
 
-STUDY = "distillkit.study/1"
-"""The format of `study.json`."""
-
-RECORDS = "distillkit.records/1"
-"""The format of a file that `write_records` writes."""
-
-Given = str | os.PathLike[str] | Sequence[Record]
-"""Records, or the folder where they are."""
-
-COLUMNS = (
-    *("round", "accuracy", "loss", "accuracy_by", "accuracy_clients", "accuracy_locals", "accuracy_personal"),
-    *("bytes_up", "bytes_down", "client_seconds", "seconds", "epsilon"),
-)
-"""The columns of a history that a file of records keeps."""
+Row = Mapping[str, Any]
+"""Values of one round of a history."""
 
 
-def read_records(folder: str | os.PathLike[str]) -> Records:
-    """Read the records of every finished run of a study, to make tables and pictures of them.
+class RecordError(ValueError):
+    """A file of a run is missing, damaged, or has another format; the message names the file."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """Summary and history of one finished run.
 
     Args:
-        folder: of the study; each of its folders with a `summary.json` is a run. Or a file of `write_records`.
-
-    Returns:
-        A list, in the order of the study (`study.json`: its tasks, its ways, its seeds), or of the runs' names where
-        there is none. It knows too which runs of the study are not finished, and what it chose.
-
-    Raises:
-        FileNotFoundError: no such folder, or no finished run in it.
-        TypeError: no path.
-        RecordError: a file is damaged, or of another make; it is named.
-    """
-    where = as_path(folder)
-    if where.is_file():
-        return _read_file(where)
-    if not where.is_dir():
-        raise FileNotFoundError(f"folder {where} does not exist; it should hold the runs of a study")
-    records = [_read(path) for path in sorted(where.glob("*/summary.json"))]
-    if not records:
-        raise FileNotFoundError(_nothing(where))
-    plan, choice = _plan(where / "study.json"), where / "choice.json"
-    choices = [read_json(choice)] if choice.is_file() else []
-    if plan is None:
-        return Records(once(records), choices=choices)
-    place = {key: index for index, key in enumerate(plan)}
-    done = {(r.task, r.method, r.seed): r for r in once(records)}
-    ordered = sorted(done.values(), key=lambda r: place.get((r.task, r.method, r.seed), len(place)))
-    return Records(ordered, [key for key in plan if key not in done], choices)
-
-
-def as_records(records: Given, name: str = "records") -> Records:
-    """Records as a table takes them: a folder is read, a list is looked through.
-
-    Args:
-        records: of a study, or its folder.
-        name: of the argument, for the message.
+        line: content of `summary.json`. It has `task`, `method`, `seed` and `accuracy_last`, a fraction, or None for a
+            run without a test set.
+        rows: content of `history.jsonl`, one mapping per round; empty for a candidate without rounds.
+        folder: folder of the run; None if the record was not read from files.
 
     Raises:
-        TypeError: something else.
-        ValueError: none, or two of the same task, method and seed.
+        RecordError: a column is missing, or the accuracy is not a fraction.
     """
-    if isinstance(records, str | os.PathLike):
-        return read_records(records)
-    several = check.sequence(records, name, "`Record`s, or the folder of a study")
-    wrong = [r for r in several if not isinstance(r, Record)]
-    if wrong:
-        raise TypeError(f"{name} must be a list of `Record`s, or the folder of a study, got {type(wrong[0]).__name__}")
-    if not several:
-        raise ValueError(f"{name} must hold at least one run, got none")
-    known = once(several)
-    return records if isinstance(records, Records) else Records(known)
 
+    line: Mapping[str, Any]
+    rows: Sequence[Row] = ()
+    folder: Path | None = None
 
-def write_records(records: Given, path: str | os.PathLike[str]) -> Path:
-    """Write the records of a study to one file, to be kept beside a paper or sent; `read_records` reads it again.
+    def __post_init__(self) -> None:
+        where = f"{self.folder / 'summary.json'}" if self.folder else "a record"
+        check.mapping(self.line, "line")
+        if not all(isinstance(row, Mapping) for row in check.sequence(self.rows, "rows", "mappings, one per round")):
+            raise TypeError("rows must be a list of mappings, one per round")
+        missing = [name for name in ("task", "method", "seed", "accuracy_last") if name not in self.line]
+        if missing:
+            raise RecordError(
+                f"{where}: line lacks {', '.join(missing)}; it has {', '.join(self.line) or 'nothing'}. Run the study "
+                "again, or read the file as JSON if another program wrote it"
+            )
+        for name, kind in (("task", str), ("method", str), ("seed", int)):
+            if not isinstance(self.line[name], kind) or isinstance(self.line[name], bool):
+                raise RecordError(f"{where}: {name} must be of type {kind.__name__}, got {self.line[name]!r}")
+        if not _is_fraction(self.line["accuracy_last"]):
+            raise RecordError(
+                f"{where}: accuracy_last must be a fraction in [0, 1] or null, got {self.line['accuracy_last']!r}"
+            )
 
-    It holds what tables and curves are made of: the runs' lines, of their rounds the accuracies and the costs, which
-    runs are missing, and what was tried and chosen. It holds no images, no weights, and no client by number.
+    @property
+    def task(self) -> str:
+        """Name of the task."""
+        return self.line["task"]
 
-    Args:
-        records: of a study, or its folder; of several: `read_records(a) + read_records(b)`.
-        path: the file, a line of JSON a run; `.jsonl` by custom.
+    @property
+    def method(self) -> str:
+        """Name of the candidate."""
+        return self.line["method"]
 
-    Returns:
-        The file.
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+        return self.line["seed"]
 
-    Raises:
-        TypeError: something else than records.
-        RecordError: two runs are of one task, method and seed.
-        OSError: the file cannot be written.
-    """
-    known = as_records(records)
-    head = {"format": RECORDS, "missing": [list(key) for key in known.missing], "choices": list(known.choices)}
-    lines = [
-        {"line": dict(r.line), "rows": [{name: row[name] for name in COLUMNS if name in row} for row in r.rows]}
-        for r in known
-    ]
-    write_atomically(as_path(path, "path"), "".join(f"{json.dumps(one)}\n" for one in (head, *lines)))
-    return Path(path)
+    @property
+    def failed(self) -> bool:
+        """Whether the run ended with an error; then it has no accuracy."""
+        return self.line.get("error") is not None
 
+    def last(self, column: str) -> Any:
+        """Return a value of the summary, or else of the last round; None if neither has it.
 
-def read_file(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """What `write_records` wrote: its head, and an object a run.
-
-    Args:
-        path: the file.
-
-    Raises:
-        RecordError: it is damaged or of another format.
-    """
-    try:
-        head, *lines = map(json.loads, path.read_bytes().splitlines())
-    except ValueError as error:
-        raise RecordError(f"{path} is damaged, or no file of records: {error}") from error
-    kind = head.get("format") if isinstance(head, Mapping) else None
-    if kind != RECORDS:
-        raise RecordError(f"{path} is of the format {kind!r}, this version reads {RECORDS!r}")
-    return dict(head), lines
-
-
-def as_path(given: str | os.PathLike[str], name: str = "folder") -> Path:
-    """The path of a file or a folder that was named.
-
-    Args:
-        given: its name or path.
-        name: of the argument, for the message.
-
-    Raises:
-        TypeError: neither.
-    """
-    if not isinstance(given, str | os.PathLike):
-        raise TypeError(f"{name} must be a path, got {type(given).__name__}")
-    return Path(given)
-
-
-def read_json(path: Path) -> Any:
-    """The value in a file of JSON.
-
-    Args:
-        path: the file.
-
-    Raises:
-        RecordError: it is damaged; it is named.
-    """
-    try:
-        return json.loads(path.read_bytes())
-    except ValueError as error:
-        raise RecordError(f"{path} is damaged: {error}") from error
-
-
-def _read(path: Path) -> Record:
-    line = read_json(path)
-    if not isinstance(line, Mapping):
-        raise RecordError(f"{path} is damaged: a run's line must be an object, got {type(line).__name__}")
-    rows = read_rows(path.with_name("history.jsonl"))
-    if line.get("rounds") is not None and line["rounds"] != len(rows):
-        raise RecordError(f"{path} says {line['rounds']} rounds, and {path.with_name('history.jsonl')} has {len(rows)}")
-    return Record(line, rows, path.parent)
-
-
-def _read_file(path: Path) -> Records:
-    """What `write_records` wrote."""
-    head, lines = read_file(path)
-    try:
-        records = [Record(one["line"], one["rows"]) for one in lines]
-        return Records(once(records), [(task, way, seed) for task, way, seed in head["missing"]], head["choices"])
-    except (KeyError, TypeError) as error:
-        raise RecordError(f"{path} is damaged: {error}") from error
-
-
-def _plan(path: Path) -> list[tuple[str, str, int]] | None:
-    """Every run of the study in its order: (task, method, seed); None if no file says."""
-    if not path.exists():
+        Args:
+            column: its name. A dot enters a mapping ("accuracy_clients.worst10", "settings.lr").
+        """
+        for source in (self.line, self.rows[-1] if self.rows else {}):
+            value: Any = source
+            for name in (column,) if column in source else column.split("."):
+                value = value.get(name) if isinstance(value := decode_settings(value), Mapping) else None
+            if value is not None:
+                return decode_settings(value)
         return None
-    said = read_json(path)
-    kind = said.get("format") if isinstance(said, Mapping) else None
-    if kind != STUDY:
-        raise RecordError(f"{path} is of the format {kind!r}, this version reads {STUDY!r}: run the study again")
-    parts = said.get("parts", {})
-
-    def has(way: str, part: str, one: Any) -> bool:
-        among = parts.get(way, {}).get(part)
-        return among is None or one in among
-
-    every = [(task, way, seed) for task in said["tasks"] for way in said["ways"] for seed in said["seeds"]]
-    return [(task, way, seed) for task, way, seed in every if has(way, "tasks", task) and has(way, "seeds", seed)]
 
 
-def _nothing(folder: Path) -> str:
-    """Why a folder has no records."""
-    begun = len(list(folder.glob("*/history.jsonl")))
-    said = f"folder {folder} has no finished run: none of its folders holds a summary.json"
-    if begun:
-        return f"{said}; {begun} runs are begun: go on with the study"
-    if (folder / "summary.json").exists():
-        return f"{said}. Its own summary.json is of an older script, or of one run: read it as JSON"
-    return said
+class Records(list[Record]):
+    """List of the finished runs of a study, with its missing runs and its choice of configurations.
+
+    A filtered list knows only its own runs: tables then compare the seeds of each candidate with those of the others.
+    The sum of two lists holds the records of both studies.
+
+    Args:
+        records: the finished runs.
+        missing: (task, method, seed) of each unfinished run.
+        choices: content of `choice.json`, one per study.
+    """
+
+    def __init__(
+        self,
+        records: Iterable[Record],
+        missing: Iterable[tuple[str, str, int]] = (),
+        choices: Iterable[Mapping[str, Any]] = (),
+    ) -> None:
+        super().__init__(records)
+        self.missing, self.choices = tuple(missing), tuple(choices)
+
+    def __add__(self, other: list[Any]) -> Records:  # type: ignore[override]
+        every = [*self, *other]
+        done = {(r.task, r.method, r.seed) for r in every}
+        missing = dict.fromkeys([*self.missing, *getattr(other, "missing", ())])
+        choices = [*self.choices, *getattr(other, "choices", ())]
+        return Records(every, [key for key in missing if key not in done], choices)
+
+    def late(self, rounds: int) -> Records:
+        """Return the records with a column `accuracy_late`, the mean accuracy of the last rounds.
+
+        The accuracy of a single round is noisy, and the best round is chosen on the test set. A mean over a number of
+        rounds that was fixed before the run avoids both.
+
+        Args:
+            rounds: number of last rounds; those without a test do not count. A run without rounds has None.
+
+        Raises:
+            ValueError, TypeError: not a positive integer.
+        """
+        check.positive_int(rounds, "rounds")
+
+        def late(record: Record) -> Record:
+            tested = [row["accuracy"] for row in record.rows[-rounds:] if row.get("accuracy") is not None]
+            return replace(record, line={**record.line, "accuracy_late": statistics.fmean(tested) if tested else None})
+
+        return Records(map(late, self), self.missing, self.choices)
+
+    def __repr__(self) -> str:
+        tasks, pairs = {r.task for r in self}, {(r.task, r.method) for r in self}
+        size = f"{len(self)} finished runs of {len(pairs)} candidates on {len(tasks)} tasks"
+        return f"<{size}; {len(self.missing)} missing>"
+
+
+def decode_settings(config: Any) -> Any:
+    """Return settings with the mappings and tuples of `distillkit.serialization` as plain mappings and lists.
+
+    Args:
+        config: a JSON value; anything else stays as it is.
+    """
+    if isinstance(config, list):
+        return [decode_settings(item) for item in config]
+    if not isinstance(config, Mapping):
+        return config
+    [(kind, items)] = config.items() if len(config) == 1 else [("", None)]
+    if kind == "dict" and isinstance(items, list):
+        return {str(decode_settings(name)): decode_settings(value) for name, value in items}
+    if kind == "tuple" and isinstance(items, list):
+        return decode_settings(items)
+    return {name: decode_settings(value) for name, value in config.items()}
+
+
+def require_unique(records: Iterable[Record]) -> list[Record]:
+    """Return the records, after checking that no two have the same task, method and seed.
+
+    Args:
+        records: of finished runs.
+
+    Raises:
+        RecordError: two records coincide; the message names them and the columns that differ.
+    """
+    found: dict[tuple[str, str, int], Record] = {}
+    for record in records:
+        key = (record.task, record.method, record.seed)
+        other = found.setdefault(key, record)
+        if other is not record:
+            different = [k for k in record.line if record.line[k] != other.line.get(k)]
+            names = " and ".join(str(r.folder or r.line.get("run", "a record")) for r in (other, record))
+            raise RecordError(
+                f"records must have different tasks, methods or seeds: {names} both have {key}, and differ in "
+                f"{', '.join(different) or 'nothing'}. Read them separately"
+            )
+    return list(found.values())
+
+
+def _is_fraction(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value is None or (number and math.isfinite(value) and 0 <= value <= 1)

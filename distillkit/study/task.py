@@ -1,4 +1,4 @@
-"""What methods are compared on: which images, who holds them, which network, for how long, tested on what."""
+"""Tasks of a study: data, partition, network, schedule and evaluation."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _NATURAL = ("domain", "user")
 
 @dataclass(frozen=True)
 class Allocation:
-    """Who holds what in one run of a task.
+    """Allocation of a task's images to clients, tests and the server in one run.
 
     Attributes:
-        clients: the training set of each client; it may be empty.
-        own_tests: the test set of each client, None for one without.
-        test: what the run is tested on: the test set, or while settings are tried the validation set.
-        server: what only the server holds, by name.
-        owners: for each client the numbers of its records in the task's training set, int64 [n_k].
+        clients: training set of each client; may be empty.
+        own_tests: test set of each client, or None.
+        test: test set of the run; in tuning runs the validation set.
+        server: sets that only the server holds, by name.
+        owners: numbers of each client's records in the task's training set, int64 [n_k].
     """
 
     clients: Sequence[LabeledImages]
@@ -44,36 +44,35 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Task:
-    """What methods are compared on, under one name: data, who holds them, network, schedule and evaluation.
+    """A task of a study: data, partition, network, schedule and evaluation.
 
-    A `Study` runs every way on every task. A task is built of functions with their arguments
-    (`functools.partial(load, "digits", size=16)`), so `distillkit.serialization` can write it to a file and rebuild it,
-    which makes a run repeatable from its record. `distillkit.study.named_tasks` has ready ones, and makers for a
-    folder, several folders, or a data set by name.
+    A `Study` runs every candidate on every task. Write functions with their arguments as `functools.partial(load,
+    "digits", size=16)`, so that `distillkit.serialization` can write the task to a file and rebuild it. This makes runs
+    repeatable from their records. `named_task` returns common tasks by name.
 
     Args:
-        name: what tables and folders call it: letters, digits, `-`, `_` and `.`.
-        data: gives the images when it is called, a `Split` (`partial(load_folder, "data/north", size=32)`), or a
-            `StoredSplit`, whose clients and tests are then read a part at a time (`partial(open_folder, ...)`); or one
-            of them, or a pair of training and test set as tensors, datasets or loaders, which is kept as it is.
-        partition: who holds which training image. A function that returns one index tensor a client, as those of
-            `distillkit.data.partition`; it is called with what its arguments are named after: `labels`, `generator`
-            (the run's seed), or a column of the training set (`domains` or `domain` for the column `domain`).
-            Default: a client for each value of the column `domain` or `user`, if the set has one of them.
-        factory: what makes the network, called with the number of outputs; or a name, see
-            `distillkit.networks.NETWORK_NAMES`, made for the images' shape.
-        factory_options: further arguments for a named network, as `{"width": 32}`.
-        rounds: of a federated run. A way may set its own.
-        participation: of the clients in a round, as `fl.simulate` takes it: a share in (0, 1], or a number.
-        evaluate: whose own tests are made after a round, as `fl.simulate` takes it.
-        own_tests: share of each class of the training images that is held back for the clients' own tests, in [0, 1):
-            always the same images, with whoever has them under a seed. No try trains on them or is judged by them.
-        server_share: share of each class of the training images that nobody but the server holds (as `proxy`).
-        validation: share of each class of the training images on which settings are tried, in (0, 1). A data set with
-            a validation split of its own uses that one. It is never the test set.
+        name: name in tables and folders: letters, digits, `-`, `_` and `.`.
+        data: a function that returns a `Split` (`partial(load_folder, "data/north", size=32)`), or a `StoredSplit`,
+            whose clients and tests are read when needed (`partial(open_folder, ...)`). Or one of these, or a pair of
+            training and test set as tensors, datasets or loaders, which is kept in memory.
+        partition: partition of the training images: a function that returns one index tensor per client, as those of
+            `distillkit.data.partition`. It is called with the arguments it names: `labels`, `generator` (the run's
+            seed), or a column of the training set (`domains` or `domain` for the column `domain`). Default: one client
+            per value of the column `domain` or `user`.
+        factory: makes the network from the number of outputs; or a name in `distillkit.networks.NETWORK_NAMES`, whose
+            network fits the images' shape.
+        factory_options: further arguments of a named network, for example `{"width": 32}`.
+        rounds: number of rounds of a federated run. A candidate may set its own.
+        participation: clients per round, see `fl.simulate`: a share in (0, 1], or a number.
+        evaluate: whose own tests run after a round, see `fl.simulate`.
+        own_tests: share of each class of the training images held out for the clients' own tests, in [0, 1). These
+            images are always the same; each goes to its owner under the seed. Tuning runs do not use them.
+        server_share: share of each class of the training images that only the server holds (as `proxy`).
+        validation: share of each class of the training images for validation in tuning runs, in (0, 1). A data set
+            with its own validation split uses that split. The test set is never used.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong kind or range; it is named.
+        TypeError, ValueError: an argument is invalid; the message names it.
     """
 
     name: str
@@ -91,7 +90,7 @@ class Task:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or not set(self.name) <= _LETTERS:
             raise ValueError(
-                f"name must be of letters, digits, '-', '_' and '.', as it names folders, got {self.name!r}"
+                f"name must consist of letters, digits, '-', '_' and '.', because it names folders; got {self.name!r}"
             )
         if isinstance(self.data, tuple | list):
             object.__setattr__(self, "data", as_split(*self.data))
@@ -99,7 +98,7 @@ class Task:
             check.callable_with(self.data, "data", [], "partial(load, 'digits', size=16), or a pair (train, test)")
         if self.partition is not None and not callable(self.partition):
             raise TypeError(
-                "partition must be a function as partial(partition.dirichlet, clients=10, alpha=0.1), got "
+                "partition must be a function such as partial(partition.dirichlet, clients=10, alpha=0.1), got "
                 f"{type(self.partition).__name__}"
             )
         if isinstance(self.factory, str):
@@ -107,38 +106,38 @@ class Task:
         else:
             check.callable_with(self.factory, "factory", ["outputs"], "partial(ConvNet, (3, 32, 32))", classes=True)
             if self.factory_options:
-                raise ValueError("factory_options are for a network's name; give them with partial(...) to a function")
+                raise ValueError("factory_options are for a named network; pass options of a function by partial(...)")
         check.positive_int(self.rounds, "rounds")
         for name in ("own_tests", "server_share"):
             check.real_number(getattr(self, name), name, least=0.0, below=1.0)
         check.real_number(self.validation, "validation", above=0.0, below=1.0)
 
     def load(self) -> Split:
-        """Read the images: the training and the test set, and where there is one the validation set.
+        """Read the images: training and test set, and validation set if there is one.
 
-        Those of a `StoredSplit` stay in their file: what is dealt to clients and tested on is a `StoredImages` then.
+        Images of a `StoredSplit` stay in their file; clients and tests are then `StoredImages`.
         """
-        found = self.data if isinstance(self.data, Split | StoredSplit) else self.data()
-        return cast(Split, found)  # what is done with a split here is done with either
+        split = self.data if isinstance(self.data, Split | StoredSplit) else self.data()
+        return cast(Split, split)  # a `StoredSplit` supports all uses below
 
     def network(self, split: Split) -> Callable[[int], nn.Module]:
-        """What makes the network for the images that `load` gave as `split`; called with the number of outputs."""
+        """Return the network factory for the images of `split`; it is called with the number of outputs."""
         if not isinstance(self.factory, str):
             return self.factory
         return partial(named_network, self.factory, split.train.shape, **self.factory_options)
 
     def assign(self, split: Split, seed: int, *, validation: bool = False, keep: Tensor | None = None) -> Allocation:
-        """Say who holds what in the run with this seed.
+        """Return the allocation of the images in the run with this seed.
 
         Args:
-            split: what `load` gave.
-            seed: of the run; the partition is drawn from it.
-            validation: for trying settings: the validation part is the test set, and nobody trains on it.
-            keep: numbers of training records, int [M]: every client has only those of its records that are among them,
-                and each record is with the client that has it in the whole run. Tests and the server's share stay.
+            split: the images, from `load`.
+            seed: seed of the run, from which the partition is drawn.
+            validation: whether this is a tuning run: the validation part is the test set, and nobody trains on it.
+            keep: numbers of the training records to keep, int [M]. Each kept record stays with its client. Tests and
+                the server's share do not change.
 
         Raises:
-            ValueError: `partition` asks for what the set does not have, or does not deal as it must.
+            ValueError: `partition` has an argument that the set does not provide, or its result is invalid.
         """
         train = split.train
         pool, test, server = self._pool(split, validation)
@@ -146,57 +145,58 @@ class Task:
         tests: list[LabeledImages | None] = [None] * len(owners)
         if self.own_tests:
             tested = torch.zeros(len(train), dtype=torch.bool)
-            tested[_held_back(train, pool, self.own_tests)[1]] = True
-            held = [part[tested[part]] for part in owners]
+            tested[_hold_out(train, pool, self.own_tests)[1]] = True
+            test_rows = [part[tested[part]] for part in owners]
             owners = [part[~tested[part]] for part in owners]
-            tests = [train[part] if len(part) else None for part in held]
-        owners = [_among(part, keep, len(train)) for part in owners]
+            tests = [train[part] if len(part) else None for part in test_rows]
+        owners = [_kept_rows(part, keep, len(train)) for part in owners]
         return Allocation(clients(train, owners), tests, test, server, owners)
 
     def pooled(
         self, split: Split, *, validation: bool = False, keep: Tensor | None = None
     ) -> tuple[LabeledImages, LabeledImages]:
-        """All training images that clients would share, in one set, and what is tested on: for ways without clients.
+        """Return all clients' training images in one set, and the test set, for candidates without clients.
 
-        Those of the clients' own tests are not among them.
+        The images of the clients' own tests are left out.
 
         Args:
             split, validation, keep: see `assign`.
         """
         pool, test, _ = self._pool(split, validation)
         if self.own_tests:
-            pool, _ = _held_back(split.train, pool, self.own_tests)
-        return _in_memory(split.train[_among(pool, keep, len(split.train))]), _in_memory(test)
+            pool, _ = _hold_out(split.train, pool, self.own_tests)
+        return _in_memory(split.train[_kept_rows(pool, keep, len(split.train))]), _in_memory(test)
 
     def _pool(self, split: Split, validation: bool) -> tuple[Tensor, LabeledImages, dict[str, LabeledImages]]:
-        """Who may be dealt to clients, what is tested on, and what the server holds."""
+        """Return the rows for clients, the test set, and the server's sets."""
         train, test, server = split.train, split.test, {}
         pool = torch.arange(len(train))
         if self.server_share:
-            pool, held = _held_back(train, pool, self.server_share)
-            server["proxy"] = _in_memory(train[held])
+            pool, proxy = _hold_out(train, pool, self.server_share)
+            server["proxy"] = _in_memory(train[proxy])
         if validation and split.validation is not None:
             test = split.validation
         if validation and self.own_tests:
-            pool, _ = _held_back(train, pool, self.own_tests)
+            pool, _ = _hold_out(train, pool, self.own_tests)
         if validation and split.validation is None:
-            pool, held = _held_back(train, pool, self.validation)
-            test = train[held]
+            pool, rows = _hold_out(train, pool, self.validation)
+            test = train[rows]
         return pool, test, server
 
     def _parts(self, train: LabeledImages, pool: Tensor, seed: int) -> Sequence[Tensor]:
-        deal = self.partition
-        if deal is None:
+        partition = self.partition
+        if partition is None:
             natural = [name for name in _NATURAL if name in train.columns]
             if len(natural) != 1:
                 raise ValueError(
-                    f"partition must be given, as partial(partition.dirichlet, clients=10, alpha=0.1): the images of "
-                    f"{self.name} do not say whose they are (their columns: {', '.join(train.columns) or 'none'})"
+                    f"partition must be given for {self.name}, such as partial(partition.dirichlet, clients=10, "
+                    f"alpha=0.1): its images have no single column domain or user, but "
+                    f"{', '.join(train.columns) or 'none'}"
                 )
             return by_domain(train.columns[natural[0]][pool])
         given: dict[str, Any] = {}
-        bound = set(deal.keywords) if isinstance(deal, partial) else set()
-        for name, parameter in inspect.signature(deal).parameters.items():
+        bound = set(partition.keywords) if isinstance(partition, partial) else set()
+        for name, parameter in inspect.signature(partition).parameters.items():
             column = name if name in train.columns else name.removesuffix("s")
             if name in bound:
                 continue
@@ -211,30 +211,30 @@ class Task:
                 parameter.VAR_KEYWORD,
             ):
                 raise ValueError(
-                    f"partition wants {name!r}, which is neither labels nor generator nor a column of {self.name} "
-                    f"({', '.join(train.columns) or 'it has none'}); give it as partial(..., {name}=...)"
+                    f"partition has an argument {name!r}, which is not labels, generator or a column of {self.name} "
+                    f"({', '.join(train.columns) or 'none'}); pass it by partial(..., {name}=...)"
                 )
-        return deal(**given)
+        return partition(**given)
 
 
 def as_split(train: Images, test: Images, validation: Images | None = None) -> Split:
-    """Make the `Split` that a `Task` takes of sets, pairs of tensors, datasets or loaders.
+    """Return a `Split` for a `Task`, from sets, pairs of tensors, datasets or loaders.
 
     Args:
-        train, test: the training and the test images.
-        validation: images on which settings are tried; without them a part of the training images is held back.
+        train, test: training and test images.
+        validation: images for tuning runs; default a part of the training images.
 
     Raises:
-        TypeError, ValueError: no sets, or sets of different spaces.
+        TypeError, ValueError: an argument is not a set, or the sets differ in shape, normalization or classes.
     """
     given = {"train": train, "test": test, "validation": validation}
     sets = {name: as_set(one, name=name) for name, one in given.items() if one is not None}
-    said = [one.num_classes for one in sets.values() if one.classes_given]
-    most = said[0] if said else max(one.num_classes for one in sets.values())
-    sets = {n: one if one.classes_given else one.replace(num_classes=most) for n, one in sets.items()}
+    given_counts = [one.num_classes for one in sets.values() if one.classes_given]
+    num_classes = given_counts[0] if given_counts else max(one.num_classes for one in sets.values())
+    sets = {n: one if one.classes_given else one.replace(num_classes=num_classes) for n, one in sets.items()}
     for one in sets.values():
         sets["train"].require_compatible(one)
-    return Split(sets["train"], sets["test"], tuple(map(str, range(most))), sets.get("validation"))
+    return Split(sets["train"], sets["test"], tuple(map(str, range(num_classes))), sets.get("validation"))
 
 
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
@@ -244,21 +244,21 @@ def _in_memory(data: Any) -> LabeledImages:
     return data.read() if isinstance(data, StoredImages) else data
 
 
-def _together(train: LabeledImages) -> Tensor | None:
-    """What must not be on both sides of a cut, if the set was cut so before (`split_by`)."""
+def _inseparable(train: LabeledImages) -> Tensor | None:
+    """Return the column whose values must not be on both sides of a split, if `split_by` was used before."""
     return train.columns.get(str(train.info.get("apart")))
 
 
-def _held_back(train: LabeledImages, rows: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """`hold_out` among the `rows` of a set; of multi-label images, a share of all."""
+def _hold_out(train: LabeledImages, rows: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """Split the `rows` of a set by `hold_out`; for multi-label images, without regard to labels."""
     own = train.labels[rows] if train.labels.ndim == 1 else torch.zeros(len(rows), dtype=torch.int64)
-    together = _together(train)
-    kept, held = hold_out(own, share) if together is None else hold_out_values(own, together[rows], share)
-    return rows[kept], rows[held]
+    groups = _inseparable(train)
+    kept, held_out = hold_out(own, share) if groups is None else hold_out_values(own, groups[rows], share)
+    return rows[kept], rows[held_out]
 
 
-def _among(rows: Tensor, keep: Tensor | None, count: int) -> Tensor:
-    """Those of the `rows` of a set of `count` records that are kept."""
+def _kept_rows(rows: Tensor, keep: Tensor | None, count: int) -> Tensor:
+    """Return the `rows` to keep, of a set of `count` records."""
     if keep is None:
         return rows
     keep = torch.as_tensor(keep)

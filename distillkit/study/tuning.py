@@ -1,120 +1,166 @@
-"""How settings were chosen: the tries of every way, read back from a study's `choice.json`."""
+"""Search for the best configuration of each candidate, and the record of the search, `choice.json`."""
 
 from __future__ import annotations
 
 import json
 import os
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distillkit.study.formatting import NONE, Table
-from distillkit.study.record import plain
-from distillkit.study.records import RECORDS, RecordError, as_path, read_json
+from distillkit.study._formatting import NONE, Table
+from distillkit.study._record_files import CHOICE_FORMAT, RECORDS_FORMAT, as_path, read_json
+from distillkit.study.records import RecordError, decode_settings
 
-__all__ = ["FORMAT", "TuningResult", "equal_search_sizes", "read_choice", "tuning_table"]
+__all__ = [
+    "RULES",
+    "TuningResult",
+    "best_configuration",
+    "equal_search_sizes",
+    "read_choice",
+    "score_configuration",
+    "tuning_table",
+]
 
-FORMAT = "distillkit.choice/1"
-"""Of `choice.json`."""
+RULES = {"last": "accuracy_last", "own": "accuracy_own"}
+"""Rules for the best configuration, and the validation accuracy that each looks at."""
 
 
 @dataclass(frozen=True)
 class TuningResult:
-    """What was tried of one way on one task, and what was chosen.
+    """Search result of one candidate on one task.
 
     Attributes:
-        task: on which settings were tried.
-        method: the way's name.
-        tries: an object a try: its `settings`, its `score` (the mean over the seeds of the tries; None if a run failed)
-            and the `scores` by seed. Empty for a way that had one setting to begin with, or takes another's.
-        chosen: the number of the chosen try; None for a way that takes another's settings.
-        like: the way whose settings it takes.
-        rule: by what was chosen; None where nothing was.
+        task: the task of the tuning runs.
+        method: name of the candidate.
+        configurations: one mapping each: its `settings`, its `score` (the mean over the tuning seeds; None if a run
+            failed) and the `scores` by seed. Empty for a candidate with one configuration or with `like`.
+        chosen: index of the chosen configuration; None for a candidate with `like`.
+        like: the candidate whose settings are used.
+        rule: rule of the choice; None if nothing was chosen.
     """
 
     task: str
     method: str
-    tries: tuple[Mapping[str, Any], ...]
+    configurations: tuple[Mapping[str, Any], ...]
     chosen: int | None
     like: str | None
     rule: str | None = None
 
 
-def read_choice(folder: str | os.PathLike[str]) -> tuple[list[TuningResult], Mapping[str, Any]]:
-    """Read what a study tried and chose, and by which rule.
+def score_configuration(lines: Sequence[Mapping[str, Any]], rule: str) -> dict[str, Any]:
+    """Return the settings of one configuration, its score, and the score of each seed; None where a run failed.
 
     Args:
-        folder: of the study, its `choice.json`, or a file of `write_records`.
+        lines: summaries of its runs, one per seed.
+        rule: a key of `RULES`.
+    """
+    scores = [line.get(RULES[rule]) for line in lines]
+    known = [score for score in scores if score is not None]
+    score = statistics.fmean(known) if len(known) == len(scores) else None
+    errors = [line["error"] for line in lines if "error" in line]
+    runs = [line["run"] for line in lines]
+    result = {"settings": lines[0]["settings"], "score": score, "scores": scores, "runs": runs}
+    return result | ({"errors": errors} if errors else {})
 
-    Returns:
-        What was tried, by task and way in the order of the file; and by which `rule`, under which `seeds`.
+
+def best_configuration(tries: Sequence[Mapping[str, Any]], where: str) -> int:
+    """Return the index of the configuration with the highest score. Ties go to the first.
+
+    Args:
+        tries: results of `score_configuration`.
+        where: the candidate and task, for the message.
 
     Raises:
-        FileNotFoundError: nothing was chosen there.
-        RecordError: the file is damaged, of another format, or does not choose the best of its tries.
+        ValueError: no configuration has a score.
+    """
+    known = [(number, t["score"]) for number, t in enumerate(tries) if t["score"] is not None]
+    if not known:
+        reason = next((t["errors"][0] for t in tries if t.get("errors")), "there was nothing to test")
+        raise ValueError(f"{where} has no configuration with a score: {reason}")
+    return max(known, key=lambda pair: pair[1])[0]
+
+
+def read_choice(folder: str | os.PathLike[str]) -> tuple[list[TuningResult], Mapping[str, Any]]:
+    """Read the configurations that a study compared and chose.
+
+    Args:
+        folder: the study's folder, its `choice.json`, or a file written by `write_records`.
+
+    Returns:
+        The results by task and candidate, in the order of the file; and the `rule` and `seeds` of the search.
+
+    Raises:
+        FileNotFoundError: the folder has no choice.
+        RecordError: the file is damaged, of another format, or its choice is not the best configuration.
     """
     path = as_path(folder)
     path = path / "choice.json" if path.is_dir() else path
     if not path.is_file():
-        raise FileNotFoundError(f"folder has no choice: {path} does not exist; a study writes it after its last try")
-    found = _choices(path)
-    for choice in found:
-        said = choice.get("format") if isinstance(choice, Mapping) else None
-        if said != FORMAT:
-            raise RecordError(f"{path} is of the format {said!r}, this version reads {FORMAT!r}: choose again")
-    tuned = []
-    for study_rule, task, ways in ((one["rule"], *pair) for one in found for pair in one["tasks"].items()):
-        for method, way in ways.items():
-            tries = tuple({**t, "settings": plain(t["settings"])} for t in way["tries"])
-            rule = way.get("rule", study_rule) if tries else None
-            one = TuningResult(task, method, tries, way["chosen"], way["like"], rule)
-            scores = [t["score"] for t in one.tries if t["score"] is not None]
-            if one.tries and (one.chosen is None or one.tries[one.chosen]["score"] != max(scores, default=None)):
-                raise RecordError(f"{path} is damaged: of {method} on {task}, try {one.chosen} is not the best")
-            tuned.append(one)
-    rules, seeds = (dict.fromkeys(v) for v in ([c["rule"] for c in found], [s for c in found for s in c["seeds"]]))
-    return tuned, {"rule": ", ".join(rules), "seeds": list(seeds)}
+        raise FileNotFoundError(f"folder has no choice: {path} does not exist; tuning writes it")
+    choices = _choices(path)
+    for choice in choices:
+        kind = choice.get("format") if isinstance(choice, Mapping) else None
+        if kind != CHOICE_FORMAT:
+            raise RecordError(
+                f"{path} has the format {kind!r}, this version reads {CHOICE_FORMAT!r}; run the study again"
+            )
+    results = []
+    for study_rule, task, candidates in ((one["rule"], *pair) for one in choices for pair in one["tasks"].items()):
+        for method, one in candidates.items():
+            tries = tuple({**t, "settings": decode_settings(t["settings"])} for t in one["tries"])
+            rule = one.get("rule", study_rule) if tries else None
+            result = TuningResult(task, method, tries, one["chosen"], one["like"], rule)
+            scores = [t["score"] for t in tries if t["score"] is not None]
+            if tries and (result.chosen is None or tries[result.chosen]["score"] != max(scores, default=None)):
+                raise RecordError(
+                    f"{path} is damaged: configuration {result.chosen} of {method} on {task} is not the best"
+                )
+            results.append(result)
+    rules, seeds = dict.fromkeys(c["rule"] for c in choices), dict.fromkeys(s for c in choices for s in c["seeds"])
+    return results, {"rule": ", ".join(rules), "seeds": list(seeds)}
 
 
 def equal_search_sizes(folder: str | os.PathLike[str]) -> dict[str, int]:
-    """How many settings were tried of every way, by task; refuses a study where one way had more than another.
+    """Return the number of configurations of each candidate by task, and refuse a study where they differ.
 
-    The better tuned way wins: a comparison is fair only if all had as many tries. Ways that take another's settings
-    have that one's tries; a way with one setting has one.
+    A comparison is fair only if all candidates had equally many. A candidate with one configuration counts 1, and one
+    with `like` is left out.
 
     Args:
-        folder: of the study, its `choice.json`, or a file of `write_records`.
+        folder: the study's folder, its `choice.json`, or a file written by `write_records`.
 
     Raises:
         FileNotFoundError, RecordError: see `read_choice`.
-        ValueError: the numbers of tries differ, or there are no ways; they are listed.
+        ValueError: the numbers differ, or there are no candidates.
     """
-    tuned, _ = read_choice(folder)
+    results, _ = read_choice(folder)
     counts: dict[str, dict[str, int]] = {}
-    for t in tuned:
-        if t.like is None:
-            counts.setdefault(t.task, {})[t.method] = max(1, len(t.tries))
-    for task, ways in counts.items():
-        if len(set(ways.values())) > 1:
-            said = ", ".join(f"{name} {count}" for name, count in ways.items())
-            raise ValueError(f"folder must hold a study with as many tries of every way, on {task} they are {said}")
+    for result in results:
+        if result.like is None:
+            counts.setdefault(result.task, {})[result.method] = max(1, len(result.configurations))
+    for task, sizes in counts.items():
+        if len(set(sizes.values())) > 1:
+            listed = ", ".join(f"{name} {count}" for name, count in sizes.items())
+            raise ValueError(f"all candidates must have equally many configurations; on {task} they have {listed}")
     if not counts:
-        raise ValueError("folder must hold a study that chose something, this one has no ways")
-    return {task: next(iter(ways.values())) for task, ways in counts.items()}
+        raise ValueError("folder must hold a study with candidates, got one without")
+    return {task: next(iter(sizes.values())) for task, sizes in counts.items()}
 
 
 def tuning_table(folder: str | os.PathLike[str], *, task: str | None = None) -> Table:
-    """What was tried, what it came to, and what was chosen: to be printed under a table of results.
+    """Return a table of the search, to print below a table of results.
 
     Args:
-        folder: of the study, its `choice.json`, or a file of `write_records`.
-        task: only this one; default all.
+        folder: the study's folder, its `choice.json`, or a file written by `write_records`.
+        task: only this task; default all.
 
     Returns:
-        A row a task and way: how many settings were tried, those chosen (of several tries what they differ in), their
-        score on the validation part, the worst try's score, and which chosen numbers lie at the edge of what was tried
-        (of three values or more): a better one may lie beyond.
+        A row per task and candidate: the number of configurations, the chosen settings (those that differ between
+        configurations), their score on the validation part, the worst configuration's score, and the chosen numbers at
+        the edge of the search, among at least three values. A better value may lie beyond an edge.
 
     Raises:
         FileNotFoundError, RecordError: see `read_choice`.
@@ -126,48 +172,49 @@ def tuning_table(folder: str | os.PathLike[str], *, task: str | None = None) -> 
         raise ValueError(f"task must be one of {', '.join(dict.fromkeys(repr(t.task) for t in every))}, got {task!r}")
     printed, rows = [], []
     for t in tuned:
-        scores = [one["score"] for one in t.tries]
+        scores = [one["score"] for one in t.configurations]
         known = [score for score in scores if score is not None]
-        chosen = t.tries[t.chosen] if t.tries and t.chosen is not None else None
-        edge = ", ".join(_edges(t.tries, chosen["settings"])) if chosen is not None else ""
-        settings = f"as {t.like}" if t.like else NONE if chosen is None else _said(_varied(t.tries, chosen["settings"]))
+        chosen = t.configurations[t.chosen] if t.configurations and t.chosen is not None else None
+        edge = ", ".join(_edges(t.configurations, chosen["settings"])) if chosen is not None else ""
+        settings = NONE if chosen is None else _format_settings(_varied(t.configurations, chosen["settings"]))
+        settings = f"as {t.like}" if t.like else settings
         failed = len(scores) - len(known)
-        tries = f"{len(scores)} ({failed} failed)" if failed else str(len(scores) or NONE)
+        count = f"{len(scores)} ({failed} failed)" if failed else str(len(scores) or NONE)
         best, worst = max(known, default=None), min(known, default=None)
         shares = (NONE if score is None else f"{100 * score:.1f}" for score in (best, worst))
-        printed.append((t.task, t.method, settings, tries, *shares, edge or NONE))
-        numbers = {"task": t.task, "method": t.method, "tries": len(scores), "failed": failed, "like": t.like}
+        printed.append((t.task, t.method, settings, count, *shares, edge or NONE))
+        numbers = {"task": t.task, "method": t.method, "configurations": len(scores), "failed": failed, "like": t.like}
         rows.append({**numbers, "settings": settings, "score": best, "worst": worst, "edge": edge or None})
-    header = ("task", "method", "chosen", "tries", "validation %", "worst try %", "at the edge")
+    header = ("task", "method", "chosen", "configurations", "validation %", "worst %", "at the edge")
     seeds = ", ".join(map(str, facts.get("seeds", ())))
     own: dict[str, list[str]] = {}
     for t in tuned:
         if t.rule not in (None, facts.get("rule")):
             own.setdefault(str(t.rule), []).append(t.method)
     rules = "; ".join([str(facts.get("rule")), *(f"{r} for {', '.join(dict.fromkeys(m))}" for r, m in own.items())])
-    note = f"Tried on the validation part, never on the test set; rule: {rules}; seeds of the tries: {seeds}."
+    note = f"Compared on the validation part, never on the test set; rule: {rules}; tuning seeds: {seeds}."
     return Table(header, tuple(printed), rows, (note,), left=3)
 
 
 def _choices(path: Path) -> list[Any]:
-    """Of a study's `choice.json`, or of a file of records, which may hold several studies' or none."""
+    """Read the choices in a `choice.json` or a file of records, which may hold several or none."""
     try:
         head = json.loads(path.read_bytes().split(b"\n", 1)[0])
-    except ValueError:  # a `choice.json` is not of one line
+    except ValueError:  # a `choice.json` has several lines
         head = None
-    if isinstance(head, Mapping) and head.get("format") == RECORDS:
+    if isinstance(head, Mapping) and head.get("format") == RECORDS_FORMAT:
         return list(head["choices"])
     return [read_json(path)]
 
 
 def _varied(tries: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The chosen settings without those that every try had."""
+    """Return the chosen settings that differ between configurations, or all if none does."""
     varied = {k: v for k, v in chosen.items() if any(one["settings"].get(k) != v for one in tries)}
     return varied or chosen
 
 
 def _edges(tries: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> list[str]:
-    """The settings whose chosen number is the least or the largest of at least three."""
+    """Return the names of settings whose chosen number is the smallest or largest of at least three."""
     found = []
     for name, value in chosen.items():
         values = {t["settings"].get(name) for t in tries if _is_number(t["settings"].get(name))}
@@ -176,7 +223,7 @@ def _edges(tries: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> lis
     return found
 
 
-def _said(settings: Mapping[str, Any]) -> str:
+def _format_settings(settings: Mapping[str, Any]) -> str:
     words = (v if isinstance(v, str) else json.dumps(v) for v in settings.values())
     return ", ".join(f"{name}={value}" for name, value in zip(settings, words)) or NONE
 

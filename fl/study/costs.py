@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from distillkit._utils import check
-from distillkit.study._groups import Given, Group, groups
-from distillkit.study.formatting import NONE, Table
-from distillkit.study.history import Row, rounds_to
-from distillkit.study.record import Record
-from distillkit.study.tables import numbers_of
+from distillkit.study._formatting import NONE, Table
+from distillkit.study._groups import Group, RecordsLike, group_records
+from distillkit.study._tables import numbers_of
+from distillkit.study.history import rounds_to
+from distillkit.study.records import Record, Row
 
 __all__ = ["BY", "at_equal", "spent", "to_target", "worst_clients"]
 
@@ -47,7 +47,7 @@ def spent(rows: Sequence[Row], by: str) -> list[float]:
     return list(itertools.accumulate(each))
 
 
-def to_target(records: Given, *, accuracy: float) -> Table:
+def to_target(records: RecordsLike, *, accuracy: float) -> Table:
     """What each way costs until it reaches a target accuracy on the test set: VHL's "ROUND", and bytes and seconds.
 
     Two readings stand beside each other. A seed's: the first round after which this run has the target; mean and
@@ -67,7 +67,7 @@ def to_target(records: Given, *, accuracy: float) -> Table:
     """
     target = check.real_number(accuracy, "accuracy", least=0.0, most=1.0)
     printed, rows = [], []
-    for g in groups(records):
+    for g in group_records(records):
         places = [_first(r.rows, target) for r in g.records]
         reached = sum(place is not None for place in places)
         numbers: dict[str, Any] = {"task": g.task, "method": g.method, "seeds": len(g.records), "reached": reached}
@@ -95,7 +95,7 @@ def to_target(records: Given, *, accuracy: float) -> Table:
     return Table((*header, "mean: rounds", "mean: MB", "mean: client s"), tuple(printed), rows, notes)
 
 
-def at_equal(records: Given, *, by: str = "rounds", budget: float | None = None) -> Table:
+def at_equal(records: RecordsLike, *, by: str = "rounds", budget: float | None = None) -> Table:
     """The accuracy of each way when all have spent the same: equal rounds are rarely equal bytes or equal work.
 
     Args:
@@ -114,7 +114,7 @@ def at_equal(records: Given, *, by: str = "rounds", budget: float | None = None)
     check.one_of(by, "by", BY)
     if budget is not None:
         check.real_number(budget, "budget", above=0.0)
-    found = groups(records)
+    found = group_records(records)
     runs = [r for r in _all(found) if r.rows and not r.failed]
     if not runs:
         raise ValueError("records must hold runs with rounds; these have none")
@@ -141,7 +141,7 @@ def at_equal(records: Given, *, by: str = "rounds", budget: float | None = None)
     return Table(("task", "method", "seeds", *names[: len(columns)]), tuple(printed), rows, notes)
 
 
-def worst_clients(records: Given) -> Table:
+def worst_clients(records: RecordsLike) -> Table:
     """How a way serves the clients that it serves worst, by their own tests after the last round.
 
     Args:
@@ -156,7 +156,7 @@ def worst_clients(records: Given) -> Table:
     Raises:
         ValueError: no records, or no run whose clients were tested.
     """
-    found = groups(records)
+    found = group_records(records)
     models = [m for m in ("clients", "personal") if any(r.last(f"accuracy_{m}.mean") is not None for r in _all(found))]
     if not models:
         raise ValueError("records must hold runs whose clients have tests of their own (accuracy_clients); none has")

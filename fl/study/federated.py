@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from distillkit.privacy import Ledger
-from distillkit.study.candidate import Candidate, Cost, Job, privacy_columns
+from distillkit.study._execution import privacy_columns
+from distillkit.study.candidate import Candidate, Cost, Job
 from distillkit.study.task import Allocation
 from fl.deploy.loopback import Loopback
 from fl.engine import RunFolder, history
@@ -33,7 +34,7 @@ class Federated(Candidate):
 
     Its line has the columns of `fl.history.summary`, and `accuracy_own`: the mean over clients on their own tests, of
     personal models where there are some; of a private method the columns of
-    `distillkit.study.candidate.privacy_columns` too.
+    `Condense` too.
 
     Args:
         make, search, settings, like: see `Candidate`.

@@ -20,7 +20,7 @@ from distillkit._utils.provenance import git_commit
 from distillkit.data import Split
 from distillkit.privacy import Ledger
 from distillkit.sets import Images
-from distillkit.study._execution import Order, perform
+from distillkit.study._execution import PreparedRun, RunSpec, execute
 from distillkit.study.task import Task
 from fl.engine import RunFolder
 from fl.engine._backends import Backend
@@ -114,7 +114,7 @@ def repeat(
         except OtherSettings as error:
             raise NotRepeatable(f"the run in {folder} was another one: {error}") from error
         again = load(target, method=method, names=names, trust=trust)
-        for name in ("task", "way", "settings", "kept"):  # read now what a temporary folder holds
+        for name in ("task", "candidate", "settings", "kept"):  # read now what a temporary folder holds
             with suppress(NotRepeatable):
                 getattr(again, name)
     if (
@@ -142,25 +142,25 @@ def _of_task(
     options: dict[str, Any],
 ) -> bool:
     """Repeat the run of a study; returns whether it is on all the records that the run had."""
-    task, way, notes = known.task, known.way, known.config["notes"]
+    task, candidate, notes = known.task, known.candidate, known.config["notes"]
     if data is not None and not isinstance(data, Split):
         task = replace(task, data=data)
     split = data if isinstance(data, Split) else _read(task, known.folder)
     if keep is not None and not isinstance(keep, Tensor):
         keep = torch.as_tensor(check.sequence(keep, "keep", "numbers of training records"))
     keep = known.kept if keep is None else keep
-    if backend is not None and isinstance(way, Federated):
-        way = replace(way, backend=backend)
+    if backend is not None and isinstance(candidate, Federated):
+        candidate = replace(candidate, backend=backend)
     whole = keep is None or (known.kept is not None and torch.equal(keep, known.kept))
     if "clients" in known.config and not whole:
         _require_same_images(known, task, split)
     elif whole and not (out / "config.json").exists():
         _begin(known, out, seed, options["device"])
-    order = Order(known.folder.name, "", task.name, notes["method"], seed, known.settings, bool(notes["validation"]))
+    spec = RunSpec(known.folder.name, "", task.name, notes["method"], seed, known.settings, bool(notes["validation"]))
     if seed != known.partition_seed:
         options = {**options, "partition_seed": known.partition_seed}
     options = {**options, "keep": keep, "commit": git_commit(), "shared": known.folder / "arguments"}
-    perform(order, task, split, way, known.method, out, **options)
+    execute(PreparedRun(spec, task, split, candidate, known.method), out, **options)
     return whole
 
 

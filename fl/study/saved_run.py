@@ -96,14 +96,14 @@ class Loaded:
         return task
 
     @cached_property
-    def way(self) -> Candidate:
+    def candidate(self) -> Candidate:
         """The study's way that ran it, without how it was made and tried.
 
         Raises:
             NotRepeatable: see `task`.
         """
-        way: Candidate = self._noted("way")
-        return way
+        candidate: Candidate = self._noted("way")
+        return candidate
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:

@@ -127,23 +127,21 @@ def shares(example: str, data: str, more: Sequence[str] = ()) -> dict[str, Any]:
         data: the root of the datasets.
         more: further words for its command line.
     """
-    from distillkit.study._execution import attempt
+    from distillkit.study._execution import run_trial
 
     torch.set_num_threads(1)
     wanted, words = EXAMPLES[example]
     with tempfile.TemporaryDirectory() as folder:
         words = ["--preset", "cpu", "--device", "cpu", "--seeds", "0", *words, *more]
         study = study_of(example, [*words, "--data", data, "--out", folder])
-        orders = [order for order in study.design.final_runs({}) if not wanted or order.method == wanted]
-        if not orders:
-            raise ValueError(f"{example} has no way called {wanted!r}; there are {', '.join(study.design.candidates)}")
-        order = orders[0]
-        task, way = study.design.task(order.task), study.design.candidates[order.method]
-        split = study._split(task)
+        specs = [spec for spec in study.design.final_runs({}) if not wanted or spec.method == wanted]
+        if not specs:
+            raise ValueError(f"{example} has no candidate {wanted!r}; there are {', '.join(study.design.candidates)}")
+        study._split(study.design.task(specs[0].task))
 
         def played() -> float:
-            made, begun = study._made(order), time.process_time()
-            attempt(order, task, split, way, made, device="cpu", workers=1)
+            run, begun = study._prepare(specs[0]), time.process_time()
+            run_trial(run, device="cpu", workers=1)
             return time.process_time() - begun
 
         first, spent = played(), played()
@@ -155,7 +153,7 @@ def shares(example: str, data: str, more: Sequence[str] = ()) -> dict[str, Any]:
         own = kind(event.key)
         seconds[own] = seconds.get(own, 0.0) + event.self_cpu_time_total / 1e6
     return {
-        "example": example, "method": order.method, "task": order.task,
+        "example": example, "method": specs[0].method, "task": specs[0].task,
         "words": shlex.join(["python", f"examples/{example}.py", *words]), "cpu_seconds": round(spent, 2),
         "first_seconds": round(first, 2), "profiled_seconds": round(watched, 2), "shares": shared(seconds, watched),
     }  # fmt: skip

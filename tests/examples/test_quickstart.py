@@ -88,7 +88,9 @@ def test_all_ways_have_eight_tries_that_can_be_written_down(script: Any, tmp_pat
 
 def test_what_the_demo_takes_is_the_best_of_the_recorded_tries(script: Any) -> None:
     tuned, _ = read_choice(ROOT / "docs" / "results" / "quickstart.jsonl")
-    best = {t.method: t.tries[t.chosen]["settings"] for t in tuned if t.task == TASKS[1] and t.chosen is not None}
+    best = {
+        t.method: t.configurations[t.chosen]["settings"] for t in tuned if t.task == TASKS[1] and t.chosen is not None
+    }
     assert best.keys() == script.CHOSEN.keys()
     for name, settings in script.CHOSEN.items():
         assert settings in script.TRIES[name]

@@ -14,13 +14,13 @@ from distillkit.study import (
     compare_studies,
     curves,
     equal_search_sizes,
+    markdown_table,
     mean_std,
     paired_differences,
     pictures,
     read_choice,
     read_records,
-    show,
-    spark,
+    sparkline,
     summary_table,
     tuning_table,
 )
@@ -46,8 +46,8 @@ def C(function: Any, **arguments: Any) -> Call:
 CALLS = {
     "Record": C(Record, line=dict(record(0.5).line)),
     "mean_std": C(mean_std, values=[0.1, 0.2]),
-    "spark": C(spark, accuracies=[0.1, 0.2]),
-    "show": C(show, header=["a"], rows=[["1"]]),
+    "sparkline": C(sparkline, accuracies=[0.1, 0.2]),
+    "markdown_table": C(markdown_table, header=["a"], rows=[["1"]]),
     "read_records": C(read_records, folder="nowhere"),
     "pictures": C(pictures, records=runs, task="digits"),
     "summary_table": C(summary_table, records=runs, columns=["bytes_up"]),
@@ -63,10 +63,10 @@ CALLS = {
 }
 ACCEPTED: Listed = {
     ("summary_table", "columns", "empty"): "no further columns",
-    ("Record", "rows", "empty"): "a way that makes a set has none",
-    ("show", "rows", "empty"): "a table without rows",
-    ("show", "left", "zero"): "all columns stand right",
-    ("spark", "accuracies", "empty"): "no rounds, no curve",
+    ("Record", "rows", "empty"): "a candidate without rounds has none",
+    ("markdown_table", "rows", "empty"): "a table without rows",
+    ("markdown_table", "left", "zero"): "all columns stand right",
+    ("sparkline", "accuracies", "empty"): "no rounds, no curve",
     ("mean_std", "digits", "zero"): "whole numbers",
     ("mean_std", "scale", "negative"): "losses become gains",
 }

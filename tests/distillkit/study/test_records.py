@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from distillkit.serialization import to_config
 from distillkit.study import Record, RecordError, Records, read_choice, read_records, summary_table, write_records
-from distillkit.study._groups import groups
-from distillkit.study.records import as_records
+from distillkit.study._groups import group_records
+from distillkit.study._record_files import as_records
 from tests.distillkit.study.written import record, write
 
 THREE = [record([0.1, 0.2], seed=seed) for seed in (1, 0)] + [record(0.5, "DM"), record([None, None], "Local")]
@@ -27,7 +27,7 @@ def test_records_are_read_as_they_were_written_by_name(tmp_path: Path) -> None:
         assert (r.line, [*r.rows]) == (by_name[r.line["run"]].line, by_name[r.line["run"]].rows)
         assert r.folder == tmp_path / r.line["run"]
     assert found.missing == ()
-    assert repr(found) == "<4 finished runs: 1 tasks, 3 ways on them; 0 runs are missing>"
+    assert repr(found) == "<4 finished runs of 3 candidates on 1 tasks; 0 missing>"
 
 
 PLAN = {
@@ -43,7 +43,7 @@ def test_the_order_is_the_studys_and_what_is_missing_is_known(tmp_path: Path) ->
     assert [(r.method, r.seed) for r in found] == [("Local", 0), ("FedAvg", 1), ("FedAvg", 0), ("DM", 0)]
     assert len(found.missing) == 12 - 4
     assert ("digits", "DM", 1) in found.missing
-    assert {(g.task, g.method): g.seeds for g in groups(tmp_path)} == {
+    assert {(g.task, g.method): g.seeds for g in group_records(tmp_path)} == {
         ("digits", "Local"): "1 of 2", ("digits", "FedAvg"): "2", ("digits", "DM"): "1 of 2",
         **{("other", way): "0 of 2" for way in PLAN["ways"]},
     }  # fmt: skip
@@ -52,7 +52,7 @@ def test_the_order_is_the_studys_and_what_is_missing_is_known(tmp_path: Path) ->
 @pytest.mark.parametrize("content", ['{"format": "distillkit.study/0"}', "[]", "{"])
 def test_a_study_of_another_format_is_refused(tmp_path: Path, content: str) -> None:
     (write(tmp_path, THREE) / "study.json").write_text(content)
-    with pytest.raises(RecordError, match=r"study\.json is (damaged|of the format .*, this version reads)"):
+    with pytest.raises(RecordError, match=r"study\.json (is damaged|has the format .*, this version reads)"):
         read_records(tmp_path)
 
 
@@ -66,11 +66,11 @@ def test_what_is_not_of_a_finished_run_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_runs_is_refused_and_says_what_there_is(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"none of its folders holds a summary\.json$"):
+    with pytest.raises(FileNotFoundError, match=r"no subfolder holds a summary\.json$"):
         read_records(tmp_path)
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "history.jsonl").touch()
-    with pytest.raises(FileNotFoundError, match="1 runs are begun: go on"):
+    with pytest.raises(FileNotFoundError, match="1 runs have begun"):
         read_records(tmp_path)
     with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
         read_records(tmp_path / "nowhere")
@@ -79,20 +79,20 @@ def test_a_folder_without_runs_is_refused_and_says_what_there_is(tmp_path: Path)
 def test_a_folder_of_an_older_script_is_refused_by_name(tmp_path: Path) -> None:
     """They list their runs in one file; the lines name a dataset and an accuracy_mean."""
     (tmp_path / "summary.json").write_text('[{"run": "a", "dataset": "digits", "accuracy_mean": 0.5}]')
-    with pytest.raises(FileNotFoundError, match=r"summary\.json is of an older script"):
+    with pytest.raises(FileNotFoundError, match=r"summary\.json is of one run or of another program"):
         read_records(tmp_path)
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "summary.json").write_text('{"run": "a", "dataset": "digits", "method": "DM", "seed": 0}')
-    with pytest.raises(RecordError, match=r"a/summary\.json cannot be read: it lacks task, accuracy_last; it has run"):
+    with pytest.raises(RecordError, match=r"a/summary\.json: line lacks task, accuracy_last; it has run"):
         read_records(tmp_path)
 
 
 def test_two_runs_that_only_a_split_tells_apart_are_refused(tmp_path: Path) -> None:
     """Averaged, they would pass for seeds."""
     a, b = (record([0.1], split=split, run=split) for split in ("iid", "Dirichlet 0.1"))
-    with pytest.raises(RecordError, match=r"Dirichlet 0\.1 and .*iid are both of .* they differ in run, split"):
+    with pytest.raises(RecordError, match=r"Dirichlet 0\.1 and .*iid both have .* differ in run, split"):
         read_records(write(tmp_path, [b, a]))
-    with pytest.raises(RecordError, match="they differ in run, split"):
+    with pytest.raises(RecordError, match="and differ in run, split"):
         as_records([a, b])
 
 
@@ -100,7 +100,7 @@ def test_two_runs_that_only_a_split_tells_apart_are_refused(tmp_path: Path) -> N
     ("name", "content", "said"),
     [
         ("summary.json", '{"run": "x"', r"digits-DM-0/summary\.json is damaged"),
-        ("summary.json", "[]", r"summary\.json is damaged: a run's line must be an object, got list"),
+        ("summary.json", "[]", r"summary\.json is damaged: a summary must be an object, got list"),
         ("summary.json", "\x80", r"digits-DM-0/summary\.json is damaged"),
         ("history.jsonl", '{"round": 1}\n{"rou', r"history\.jsonl is damaged: line 2"),
         ("history.jsonl", '{"round": 1}\n{"round": 3}\n', r"history\.jsonl is damaged: line 2 is of round 3"),
@@ -117,7 +117,7 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, content: str, said: 
 def test_a_history_that_is_shorter_than_its_summary_says_is_refused(tmp_path: Path) -> None:
     write(tmp_path, THREE)
     (tmp_path / "digits-FedAvg-0" / "history.jsonl").unlink()
-    with pytest.raises(RecordError, match=r"says 2 rounds, and .*history\.jsonl has 0"):
+    with pytest.raises(RecordError, match=r"has 2 rounds, but .*history\.jsonl has 0"):
         read_records(tmp_path)
 
 
@@ -156,11 +156,11 @@ def test_settings_are_shown_as_they_were_given() -> None:
 
 def test_groups_know_which_seeds_are_missing() -> None:
     runs = [record([0.1], "A", 1), record([0.1], "A", 0), record([0.1], "B", 1), record([0.1], "B", 7, task="other")]
-    found = {(g.task, g.method): (g.seeds, [r.seed for r in g.records]) for g in groups(runs)}
+    found = {(g.task, g.method): (g.seeds, [r.seed for r in g.records]) for g in group_records(runs)}
     assert found == {
         ("digits", "A"): ("2", [0, 1]), ("digits", "B"): ("1 of 2", [1]), ("other", "B"): ("1", [7]),
     }  # fmt: skip
-    planned = groups(Records(runs, [("digits", "C", 0), ("digits", "A", 2), ("third", "A", 0)]))
+    planned = group_records(Records(runs, [("digits", "C", 0), ("digits", "A", 2), ("third", "A", 0)]))
     assert {(g.task, g.method): g.seeds for g in planned} == {
         ("digits", "A"): "2 of 3", ("digits", "B"): "1 of 3", ("digits", "C"): "0 of 3", ("other", "B"): "1",
         ("third", "A"): "0 of 1",
@@ -219,9 +219,9 @@ def test_files_of_records_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     for content in ("", "{", '{"format": "distillkit.records/0"}', "[]", '{"format": "distillkit.records/1"}\n{}'):
         path.write_text(content)
-        with pytest.raises(RecordError, match=r"records\.jsonl is (damaged|of the format)"):
+        with pytest.raises(RecordError, match=r"records\.jsonl (is damaged|has the format)"):
             read_records(path)
-    with pytest.raises(RecordError, match="one run a task, method and seed"):
+    with pytest.raises(RecordError, match="different tasks, methods or seeds"):
         write_records([THREE[0], record([0.3], seed=1)], path)
     for wrong in (None, [3]):
         with pytest.raises(TypeError, match="records must be"):

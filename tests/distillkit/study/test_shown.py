@@ -57,7 +57,7 @@ def test_a_study_that_was_stopped_says_what_is_missing_and_goes_on_to_the_same_t
     Known.stop_at = ""
     half.run(trial=False, progress=False)
     assert str(summary_table(half.out)) == str(summary_table(whole.out))
-    assert {row["said"] for row in compare_studies(whole.out, half.out).rows} == {"the same"}
+    assert {row["verdict"] for row in compare_studies(whole.out, half.out).rows} == {"the same"}
 
 
 def test_tries_and_differences_are_read_from_the_folder_and_from_one_file(whole: Study, tmp_path: Path) -> None:

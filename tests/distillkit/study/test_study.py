@@ -20,7 +20,7 @@ from distillkit.networks.samplers import RandomNetworks
 from distillkit.privacy import Event, Ledger
 from distillkit.serialization import SerializationError
 from distillkit.study import Candidate, Condense, Cost, Job, Study, Task, grid, read_choice, tuning_table
-from distillkit.study.condense import placing, save_state
+from distillkit.study.condense import run_device, save_state
 from distillkit.training import Protocol
 
 
@@ -147,11 +147,11 @@ def test_more_seeds_ways_and_tasks_may_come_and_what_changed_is_refused(tmp_path
     said = (tmp_path / "choice.json").read_text()
     ran(Study(tmp_path, task(), ways, seeds=(0,)))
     assert (tmp_path / "choice.json").read_text() == said  # what is not asked for again stays
-    with pytest.raises(ValueError, match="other ways of the names A"):
+    with pytest.raises(ValueError, match="different candidates with the names A"):
         ran(Study(tmp_path, task(), {"A": known(search=grid(value=[1, 5]))}))
-    with pytest.raises(ValueError, match="other tasks of the names made"):
+    with pytest.raises(ValueError, match="different tasks with the names made"):
         ran(Study(tmp_path, task(rounds=3), ways))
-    with pytest.raises(ValueError, match="another rule"):
+    with pytest.raises(ValueError, match="study.json has rule=last, got own"):
         ran(Study(tmp_path, task(), ways, rule="own"))
 
 
@@ -159,7 +159,9 @@ def test_a_try_that_fails_is_never_chosen_and_says_why(tmp_path: Path) -> None:
     ran(Study(tmp_path / "a", task(), {"A": known(search=grid(value=[-1, 0]))}, seeds=(0,)))
     tries = json.loads((tmp_path / "a" / "choice.json").read_text())["tasks"]["made"]["A"]["tries"]
     assert (tries[0]["score"], tries[0]["errors"]) == (None, ["FloatingPointError: it diverged"])
-    with pytest.raises(ValueError, match="candidates\\['A'\\] on made has no try with a score: FloatingPointError"):
+    with pytest.raises(
+        ValueError, match="candidates\\['A'\\] on made has no configuration with a score: FloatingPointError"
+    ):
         ran(Study(tmp_path / "b", task(), {"A": known(search=grid(value=[-1, -2]))}, seeds=(0,)))
     with pytest.raises(FloatingPointError):
         ran(Study(tmp_path / "c", task(), {"A": known(settings={"value": -1})}, seeds=(0,)))
@@ -184,12 +186,12 @@ def test_a_way_may_have_a_rule_of_its_own_and_the_choice_says_which(tmp_path: Pa
     tuned, facts = read_choice(tmp_path)
     assert [one.rule for one in tuned] == ["last", "own", None]
     assert facts["rule"] == "last"
-    assert "rule: last; own for Personal; seeds" in str(tuning_table(tmp_path))
-    with pytest.raises(ValueError, match="other ways of the names Personal"):
+    assert "rule: last; own for Personal; tuning seeds" in str(tuning_table(tmp_path))
+    with pytest.raises(ValueError, match="different candidates with the names Personal"):
         ran(Study(tmp_path, task(), {"Personal": known(search=tries)}, seeds=(0,)))
     with pytest.raises(ValueError, match="rule must be one of"):
         known(rule="best")
-    with pytest.raises(ValueError, match="like='A' takes that way's choice"):
+    with pytest.raises(ValueError, match="like='A' uses that candidate's choice"):
         known(like="A", rule="own")
 
 
@@ -243,11 +245,15 @@ def test_one_try_each_means_that_nothing_is_tuned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"candidates": {"A": known(search=grid(value=[1, 2])), "B": known()}}, ValueError, "as many tries.*A 2, B 1"),
+        (
+            {"candidates": {"A": known(search=grid(value=[1, 2])), "B": known()}},
+            ValueError,
+            "equally many configurations.*A 2, B 1",
+        ),
         ({"candidates": {"A": 3}}, TypeError, "candidates\\['A'\\] must be a Candidate"),
-        ({"candidates": {}}, ValueError, "candidates must name at least one"),
+        ({"candidates": {}}, ValueError, "candidates must hold at least one"),
         ({"candidates": {"A b": known(), "a-b": known()}}, ValueError, "differ in their letters"),
-        ({"candidates": {"A": known(like="B")}}, ValueError, "like must name a way"),
+        ({"candidates": {"A": known(like="B")}}, ValueError, "like must name a candidate"),
         (
             {"candidates": {"A": known(tasks=["two"])}},
             ValueError,
@@ -261,11 +267,11 @@ def test_one_try_each_means_that_nothing_is_tuned(tmp_path: Path) -> None:
         (
             {"tasks": [task("one"), task("two")], "candidates": {"A": known(tasks=["one"]), "B": known(like="A")}},
             ValueError,
-            "like='A' must be tried where it is run, but not on \\['two'\\]",
+            "like='A' must run on all tasks of 'B', but not on \\['two'\\]",
         ),
-        ({"seeds": (100,)}, ValueError, "tune_seeds must be none of seeds"),
-        ({"seeds": ()}, ValueError, "seeds must be at least one"),
-        ({"tasks": [task(), task()]}, ValueError, "tasks must be at least one, of different names"),
+        ({"seeds": (100,)}, ValueError, "tune_seeds and seeds must be disjoint"),
+        ({"seeds": ()}, ValueError, "seeds must hold at least one"),
+        ({"tasks": [task(), task()]}, ValueError, "tasks must hold at least one task, with different names"),
         ({"tasks": 3}, TypeError, "tasks"),
         ({"tune_on": "digits"}, TypeError, "tune_on must be a Task"),
         ({"tune_on": task(rounds=3)}, ValueError, "tune_on must have a name of its own"),
@@ -415,7 +421,7 @@ def test_a_set_that_lies_there_is_not_made_again_and_its_seconds_are_not_known(t
 def test_a_make_that_is_stopped_goes_on_from_its_last_saved_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distillkit.study.condense._SAVED_EVERY", 0.0)
+    monkeypatch.setattr("distillkit.study.condense._SAVE_INTERVAL", 0.0)
     ways = {"A": Condense(few(3), settings={"lr": 1.0}, num_networks=1, protocol=Protocol(epochs=1))}
     [whole] = Study(tmp_path / "whole", task(), ways, seeds=(0,)).run(trial=False, progress=False)
     state = tmp_path / "stopped" / "made-a-0" / "state.safetensors"
@@ -438,7 +444,7 @@ def test_a_make_that_is_stopped_goes_on_from_its_last_saved_step(
 
 def test_what_makes_no_set_is_refused_by_its_type(tmp_path: Path) -> None:
     way = Condense(lambda factory: lambda real: real.images, num_networks=1, protocol=Protocol(epochs=1))
-    with pytest.raises(TypeError, match="what make gives must return a LabeledImages, got Tensor"):
+    with pytest.raises(TypeError, match="the condenser that make returned must return a LabeledImages, got Tensor"):
         Study(tmp_path, task(), {"A": way}, seeds=(0,)).estimate()
 
 
@@ -455,7 +461,7 @@ def test_a_make_may_ask_for_the_task(tmp_path: Path) -> None:
 
 def test_a_wrong_setting_names_its_way_and_a_worker_its_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = Study(tmp_path, task(), {"A": known(settings={"learning": 1})}, seeds=(0,))
-    with pytest.raises(TypeError, match="candidates\\['A'\\] cannot be made with {'learning': 1}"):
+    with pytest.raises(TypeError, match="candidates\\['A'\\] cannot be built with {'learning': 1}"):
         ran(study)
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
     with pytest.raises(RuntimeError, match="if __name__ == '__main__'"):
@@ -500,7 +506,7 @@ def test_a_control_is_not_tried_where_that_is_no_small_part_of_its_runs(
     def make(factory: Any, value: float = 1.0) -> Number:
         return Number(value)
 
-    monkeypatch.setattr("distillkit.study.cost_estimate.time.perf_counter", lambda: Slow.clock[0])
+    monkeypatch.setattr("distillkit.study._cost_estimate.time.perf_counter", lambda: Slow.clock[0])
     Slow.tried.clear()
     one: dict[str, Any] = {"like": "a", "seeds": (0,)}
     ways = {
@@ -515,7 +521,7 @@ def test_a_control_is_not_tried_where_that_is_no_small_part_of_its_runs(
     ]  # fmt: skip
     assert found.seconds == 20 * 11
     assert "made, few (as a)" in str(found)
-    assert "Not tried, as that would take over 5% of their runs: 1, put down as what they are like." in str(found)
+    assert "which would take over 5% of their time: 1. They are estimated as the candidate they are like." in str(found)
 
 
 def test_networks_are_made_where_the_run_computes_and_others_may_be_tested(tmp_path: Path) -> None:
@@ -533,7 +539,7 @@ def test_networks_are_made_where_the_run_computes_and_others_may_be_tested(tmp_p
     way = Condense(lambda factory: partial(seeing, factory=factory), num_networks=1, protocol=Protocol(epochs=1))
     where = Job("run", tmp_path, task(), task().load(), 0)
     split = where.split
-    with placing("meta"):
+    with run_device("meta"):
         seeing(split.train, factory=way.factory(where.task, split))
     count = sum(p.numel() for p in where.task.network(split)(2).parameters())
     assert seen == [("meta", count)]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from distillkit.study import Records, compare_studies, paired_differences, summary_table
+from distillkit.study._tables import CHOSEN_ON_TEST
 from distillkit.study.comparisons import interval
-from distillkit.study.tables import CHOSEN_ON_TEST
 from tests.distillkit.study.written import record, write
 
 RUNS = [
@@ -64,8 +64,8 @@ def test_pandas_would_have_one_value_a_cell() -> None:
 def test_what_a_mean_would_hide_is_said() -> None:
     runs = [record([0.5], "A", 0, failed=2), record([0.5], "A", 1, failed=1, epsilon=3.0)]
     said = str(summary_table(runs))
-    assert "A on digits: 3 replies of clients failed and were left out." in said
-    assert "A on digits: 1 of 2 runs have no epsilon, so the way has none." in said
+    assert "A on digits: 3 client replies failed and were left out." in said
+    assert "A on digits: 1 of 2 runs have no epsilon, so the method has none." in said
     assert summary_table(runs).rows[0]["epsilon"] is None
     burnt = [record(None, "A", 0, error="loss is nan"), record([0.5], "A", 1)]
     assert "A on digits: 1 of 2 runs failed (loss is nan)." in str(summary_table(burnt))
@@ -208,12 +208,12 @@ def test_only_seeds_of_both_count_and_what_has_no_interval_says_so() -> None:
 
 def test_bases_and_confidences_that_cannot_be_are_refused() -> None:
     runs = runs_of([0.1], [0.2])
-    with pytest.raises(ValueError, match="base must be a way of every task; 'digits' has no 'FedAvg', but 'A', 'B'"):
+    with pytest.raises(ValueError, match="base must be on every task; 'digits' has no 'FedAvg', but 'A', 'B'"):
         paired_differences(runs)
     for confidence in (0.0, 1.0, 95):
         with pytest.raises(ValueError, match="confidence must"):
             paired_differences(runs, "A", confidence=confidence)
-    with pytest.raises(ValueError, match="column must name numbers, 'run' holds"):
+    with pytest.raises(ValueError, match="column must hold numbers; 'run' holds"):
         paired_differences(runs, "A", column="run")
     with pytest.raises(ValueError, match="columns must be among"):
         paired_differences(runs, "A", column="nothing")
@@ -243,11 +243,11 @@ def test_a_rerun_says_what_moved_by_more_than_its_spread() -> None:
         record(0.50001, "one seed"), record(0.5, "new"), record(None, "untested"),
     ]  # fmt: skip
     table = compare_studies(before, after)
-    assert {row["method"]: row["said"] for row in table.rows} == {
-        "same": "the same", "within": "", "moved": "moved", "one seed": "moved", "new": "only after",
+    assert {row["method"]: row["verdict"] for row in table.rows} == {
+        "same": "the same", "within": "", "moved": "changed", "one seed": "changed", "new": "only after",
         "untested": "nothing to compare", "gone": "only before",
     }  # fmt: skip
-    assert table.cells[2] == ("digits", "moved", "55.0 ± 7.1 (2)", "71.0 ± 1.0 (3)", "+16.0", "moved")
+    assert table.cells[2] == ("digits", "moved", "55.0 ± 7.1 (2)", "71.0 ± 1.0 (3)", "+16.0", "changed")
     assert table.rows[0]["difference"] == 0
 
 
@@ -256,5 +256,5 @@ def test_there_and_back_is_the_opposite(a: list[float], b: list[float]) -> None:
     one, other = ([record(value, "A", s) for s, value in enumerate(values)] for values in (a, b))
     [there], [back] = compare_studies(one, other).rows, compare_studies(other, one).rows
     assert there["difference"] == -back["difference"]
-    assert (there["before"], there["said"]) == (back["after"], back["said"])
-    assert compare_studies(one, one).rows[0]["said"] == "the same"
+    assert (there["before"], there["verdict"]) == (back["after"], back["verdict"])
+    assert compare_studies(one, one).rows[0]["verdict"] == "the same"

@@ -175,7 +175,7 @@ def test_tensors_become_a_split() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"name": "my task"}, ValueError, "name must be of letters"),
+        ({"name": "my task"}, ValueError, "name must consist of letters"),
         ({"data": 3}, TypeError, "data is called as"),
         ({"partition": 4}, TypeError, "partition must be a function"),
         ({"factory": "vgg"}, ValueError, "factory must be one of"),

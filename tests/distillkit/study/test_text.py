@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distillkit.study import Table, mean_std, show, spark
-from distillkit.study.formatting import Unit, unit_of
+from distillkit.study import Table, markdown_table, mean_std, sparkline
+from distillkit.study._formatting import Unit, unit_of
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=6))
@@ -24,16 +24,16 @@ def test_one_value_has_no_deviation() -> None:
 
 
 def test_a_curve_is_one_line() -> None:
-    assert spark([0.0, 0.124, 0.125, 0.5, 0.99, 1.0, -1.0, 2.0]) == "▁▁▂▅██▁█"
+    assert sparkline([0.0, 0.124, 0.125, 0.5, 0.99, 1.0, -1.0, 2.0]) == "▁▁▂▅██▁█"
 
 
 def test_columns_line_up_and_cells_stay_whole() -> None:
-    assert show(["a", "b"], [["x", "1"], ["x|y", "2\n3"]]) == (
+    assert markdown_table(["a", "b"], [["x", "1"], ["x|y", "2\n3"]]) == (
         "| a    |   b |\n| ---- | --: |\n| x    |   1 |\n| x\\|y | 2 3 |"
     )
-    assert show(["a", "b"], [], left=2) == "| a   | b   |\n| --- | --- |"
-    with pytest.raises(ValueError, match=r"rows\[1\] must have 2 cells, one a name of the header, got 3"):
-        show(["a", "b"], [["x", "1"], ["y", "2", "3"]])
+    assert markdown_table(["a", "b"], [], left=2) == "| a   | b   |\n| --- | --- |"
+    with pytest.raises(ValueError, match=r"rows\[1\] must have 2 cells, one per name in header, got 3"):
+        markdown_table(["a", "b"], [["x", "1"], ["y", "2", "3"]])
 
 
 def test_units_follow_the_columns_name() -> None:

@@ -44,7 +44,7 @@ def test_tries_are_counted_and_ways_that_take_anothers_have_its(tmp_path: Path) 
         equal_search_sizes(tmp_path) == equal_search_sizes(str(tmp_path / "choice.json")) == {"digits": 3, "other": 3}
     )
     write(tmp_path, {"FedAvg": AVG, "FedProx": tried(0.4, 0.5, mu=[0.1, 1.0])})
-    with pytest.raises(ValueError, match="as many tries of every way, on digits they are FedAvg 3, FedProx 2"):
+    with pytest.raises(ValueError, match="equally many configurations; on digits they have FedAvg 3, FedProx 2"):
         equal_search_sizes(tmp_path)
     write(tmp_path, {"FedAvg": AVG, "DM": tried()})
     with pytest.raises(ValueError, match="DM 1"):
@@ -52,7 +52,7 @@ def test_tries_are_counted_and_ways_that_take_anothers_have_its(tmp_path: Path) 
     write(tmp_path, {"FedAvg": tried(), "DM": tried()})
     assert equal_search_sizes(tmp_path) == {"digits": 1, "other": 1}
     write(tmp_path, {})
-    with pytest.raises(ValueError, match="has no ways"):
+    with pytest.raises(ValueError, match="with candidates, got one without"):
         equal_search_sizes(tmp_path)
 
 
@@ -65,10 +65,10 @@ def test_the_table_says_what_was_chosen_and_where_the_grid_ended(tmp_path: Path)
         ("digits", "DM", "–", "–", "–", "–", "–"),
     )
     assert table.rows[1] == {
-        "task": "digits", "method": "FedProx", "tries": 3, "failed": 0, "like": None, "settings": "lr=1.0",
+        "task": "digits", "method": "FedProx", "configurations": 3, "failed": 0, "like": None, "settings": "lr=1.0",
         "score": 0.6, "worst": 0.4, "edge": "lr",
     }  # fmt: skip
-    assert "rule: last; seeds of the tries: 100." in str(table)
+    assert "rule: last; tuning seeds: 100." in str(table)
     assert tuning_table(tmp_path, task="other").cells == tuple(("other", *line[1:]) for line in table.cells[:4])
     with pytest.raises(ValueError, match="task must be one of 'digits', 'other', got 'x'"):
         tuning_table(tmp_path, task="x")
@@ -88,7 +88,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"choice\.json is damaged"):
         equal_search_sizes(tmp_path)
     write(tmp_path, {}, format="distillkit.choice/0")
-    with pytest.raises(RecordError, match="of the format 'distillkit.choice/0', this version reads"):
+    with pytest.raises(RecordError, match="has the format 'distillkit.choice/0', this version reads"):
         tuning_table(tmp_path)
     for wrong in (0, 2, None):
         write(tmp_path, {"FedAvg": {**AVG, "chosen": wrong}})

@@ -1,4 +1,4 @@
-"""Tables of a study, made from its records alone: what each way reached."""
+"""Table of the accuracies of a study."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from collections.abc import Sequence
 from typing import Any
 
 from distillkit._utils import check
-from distillkit.study._groups import Given, Group, groups
-from distillkit.study.formatting import NONE, Table, mean_std, unit_of
+from distillkit.study._formatting import NONE, Table, mean_std, unit_of
+from distillkit.study._groups import Group, RecordsLike, group_records
 from distillkit.study.history import best_seed_mean
 
 __all__ = ["header_of", "numbers_of", "require_columns", "summary_table"]
 
 BEST = ("best % *", "best of the seeds' mean % *")
-CHOSEN_ON_TEST = "*: the best round was chosen on the test set; compare ways by their last round."
+CHOSEN_ON_TEST = "*: the best round was chosen on the test set; compare methods by their last round."
 
 
-def summary_table(records: Given, *, columns: Sequence[str] = ()) -> Table:
-    """What each way reached on each task: the table to look at first.
+def summary_table(records: RecordsLike, *, columns: Sequence[str] = ()) -> Table:
+    """Return a table of accuracies by task and candidate.
 
     Args:
-        records: of a study, or its folder.
-        columns: further columns: names in the runs' lines ("bytes_up", "client_seconds") or in their last rounds
-            ("accuracy_clients.worst10"). Numbers are given as mean ± standard deviation over seeds, words as they are.
+        records: records, or a study's folder.
+        columns: further columns of the summaries ("bytes_up", "client_seconds") or of the last rounds
+            ("accuracy_clients.worst10"). Numbers are shown as mean ± standard deviation over seeds.
 
     Returns:
-        A row a task and way: its seeds ("2 of 3" if one is not finished), the accuracy after the last round and the
-        best one of each run as mean ± standard deviation (n - 1) over seeds, the maximum over rounds of the mean over
-        seeds, and epsilon (the largest over seeds) where some way has one. A way without a test accuracy has "–"; best
-        rounds are not printed where no way has rounds.
+        A row per task and candidate: its seeds ("2 of 3" if one is not finished), the accuracy after the last round and
+        the best accuracy of each run as mean ± standard deviation (n - 1) over seeds, the maximum over rounds of the
+        mean over seeds, and epsilon (the largest over seeds) if some candidate has one. A candidate without a test
+        accuracy has "–". Best rounds are left out if no candidate has rounds.
 
     Raises:
-        ValueError: no records, or a column that no run has.
-        TypeError: no records, or columns that are no names.
+        ValueError: there are no records, or no run has a column.
+        TypeError: `records` are not records, or `columns` are not names.
     """
-    found = groups(records)
+    found = group_records(records)
     require_columns(found, columns)
     private = any(e is not None for g in found for e in g.values("epsilon"))
     printed, rows, notes = [], [], []
@@ -54,25 +54,25 @@ def summary_table(records: Given, *, columns: Sequence[str] = ()) -> Table:
         numbers |= {"seeds_wanted": len(g.wanted), "epsilon": max(epsilons) if guaranteed else None}
         rows.append(numbers | {name: value for part, _ in parts for name, value in part.items()})
         printed.append((g.task, g.method, g.seeds, *(cell for _, cell in parts)))
-        notes += _odd(g, epsilons)
+        notes += _cautions(g, epsilons)
     header = ["task", "method", "seeds", "last %", *BEST, *(["ε"] if private else [])]
     header += [header_of(column, found) for column in columns]
     empty = [name for i, name in enumerate(header) if name in BEST and all(line[i] == NONE for line in printed)]
-    said = (
-        _spread(found),
+    notes = [
+        _spread_note(found),
         *([CHOSEN_ON_TEST] if len(empty) < len(BEST) else []),
-        *(_promised(found) if private else []),
+        *(_privacy_notes(found) if private else []),
         *notes,
-    )
-    return Table(tuple(header), tuple(printed), rows, said).without(*empty)
+    ]
+    return Table(tuple(header), tuple(printed), rows, tuple(notes)).without(*empty)
 
 
 def numbers_of(column: str, values: Sequence[Any]) -> tuple[dict[str, Any], str]:
-    """What a table says of one column over a way's seeds: its numbers by name, and the cell.
+    """Return the mean and deviation of one column over seeds, by name, and the printed cell.
 
     Args:
-        column: its name in the records.
-        values: one a run; what is None is not there.
+        column: name in the records.
+        values: one per run; None if missing.
     """
     known = [v for v in values if v is not None]
     if not known:
@@ -83,14 +83,14 @@ def numbers_of(column: str, values: Sequence[Any]) -> tuple[dict[str, Any], str]
         return {column: words, f"{column}_std": None}, words
     unit = unit_of(column, known)
     std = statistics.stdev(known) if len(known) > 1 else None
-    alike = not unit.name and len(set(known)) == 1  # a count that no seed changes has no spread worth a word
+    constant = not unit.name and len(set(known)) == 1  # an equal count needs no deviation
     fewer = f" ({len(known)} of {len(values)} runs)" if len(known) < len(values) else ""
-    said = mean_std(known[:1] if alike else known, unit.scale, unit.digits)
-    return {column: statistics.mean(known), f"{column}_std": std}, said + fewer
+    cell = mean_std(known[:1] if constant else known, unit.scale, unit.digits)
+    return {column: statistics.mean(known), f"{column}_std": std}, cell + fewer
 
 
 def _best_mean(group: Group) -> tuple[dict[str, Any], str]:
-    """The maximum over rounds of the mean over seeds, of the rounds that were tested."""
+    """Return the maximum over tested rounds of the mean over seeds, by name, and the printed cell."""
     tested = [[row for row in r.rows if row.get("accuracy") is not None] for r in group.records if not r.failed]
     nothing = {"accuracy_best_mean": None, "accuracy_best_mean_round": None}
     if not tested or not all(tested):
@@ -105,72 +105,72 @@ def _best_mean(group: Group) -> tuple[dict[str, Any], str]:
 
 
 def require_columns(found: Sequence[Group], columns: Sequence[str]) -> None:
-    """Refuse columns that no run has; the message lists what there is.
+    """Check that some run has each column.
 
     Args:
-        found: the ways and their runs.
+        found: the groups of runs.
         columns: names, see `Record.last`.
 
     Raises:
-        TypeError: no list of names.
-        ValueError: no run has one of them.
+        TypeError: not a list of names.
+        ValueError: no run has a column; the message lists the columns there are.
     """
-    for column in check.sequence(columns, "columns", "names in the runs' lines or last rounds"):
+    for column in check.sequence(columns, "columns", "names in the summaries or last rounds"):
         if not isinstance(column, str):
             raise TypeError(f"columns must be names, got {type(column).__name__}")
         runs = [r for g in found for r in g.records]
         if not any(column in r.line or r.last(column) is not None for r in runs):
             have = sorted({name for r in runs for name in (*r.line, *(r.rows[-1] if r.rows else ()))})
-            raise ValueError(f"columns must be among what the runs have ({', '.join(have)}), got {column!r}")
+            raise ValueError(f"columns must be among those of the runs ({', '.join(have)}), got {column!r}")
 
 
 def header_of(column: str, found: Sequence[Group]) -> str:
-    """The printed name of a column, with its unit.
+    """Return the printed name of a column, with its unit.
 
     Args:
-        column: its name in the records.
-        found: the ways and their runs.
+        column: name in the records.
+        found: the groups of runs.
     """
     values = [v for g in found for v in g.values(column) if isinstance(v, int | float)]
     unit = unit_of(column, values).name
     return f"{column.replace('_', ' ')}{f' ({unit})' if unit and values else ''}"
 
 
-def _odd(group: Group, epsilons: Sequence[Any]) -> list[str]:
-    """What of a way's runs a mean would hide: failures, replies left out, other epsilons, or runs without one."""
-    said, name = [], f"{group.method} on {group.task}"
+def _cautions(group: Group, epsilons: Sequence[Any]) -> list[str]:
+    """Return notes on failed runs, failed replies, and differing or missing epsilons, which a mean would hide."""
+    notes, name = [], f"{group.method} on {group.task}"
     errors = [e for e in group.values("error") if e is not None]
     if errors:
-        said.append(f"{name}: {len(errors)} of {len(group.records)} runs failed ({errors[0]}).")
+        notes.append(f"{name}: {len(errors)} of {len(group.records)} runs failed ({errors[0]}).")
     failed = sum(v for v in group.values("failed") if v)
     if failed:
-        said.append(f"{name}: {failed} replies of clients failed and were left out.")
+        notes.append(f"{name}: {failed} client replies failed and were left out.")
     for column in ("epsilon_reason", "epsilon_remarks"):
         words = [w for value in group.values(column) if value for w in ([value] if isinstance(value, str) else value)]
-        said += [f"{name}: {word.rstrip('.')}." for word in dict.fromkeys(words)]
+        notes += [f"{name}: {word.rstrip('.')}." for word in dict.fromkeys(words)]
     if None in epsilons and any(e is not None for e in epsilons):
-        said.append(f"{name}: {epsilons.count(None)} of {len(epsilons)} runs have no epsilon, so the way has none.")
+        notes.append(f"{name}: {epsilons.count(None)} of {len(epsilons)} runs have no epsilon, so the method has none.")
     elif len({round(e, 2) for e in epsilons if e is not None}) > 1:
-        said.append(f"{name}: ε is the largest of {_rounded_up(min(epsilons))} to {_rounded_up(max(epsilons))}.")
-    return said
+        notes.append(f"{name}: ε is the largest of {_rounded_up(min(epsilons))} to {_rounded_up(max(epsilons))}.")
+    return notes
 
 
-def _promised(found: Sequence[Group]) -> list[str]:
-    """What the epsilons of a table speak of."""
+def _privacy_notes(found: Sequence[Group]) -> list[str]:
+    """Return a note on the delta and neighbour relation of the epsilons."""
     runs = [r for g in found for r in g.records if r.last("epsilon") is not None]
-    told = {(r.last("delta"), r.last("relation")) for r in runs}
+    kinds = {(r.last("delta"), r.last("relation")) for r in runs}
     facts = [
-        ", ".join([f"delta {d:g}" if d is not None else "", r or ""]).strip(", ") for d, r in sorted(told, key=str)
+        ", ".join([f"delta {d:g}" if d is not None else "", r or ""]).strip(", ") for d, r in sorted(kinds, key=str)
     ]
     named = f" ({'; '.join(facts)})" if any(facts) else ""
-    return [f"ε{named}: of one run; each further run on the same records is a release of its own."]
+    return [f"ε{named}: of one run; each further run on the same records is another release."]
 
 
 def _rounded_up(epsilon: float) -> str:
-    """Two digits that promise no more than the ledger does."""
+    """Return epsilon with two digits, rounded up."""
     return f"{math.ceil(100 * epsilon - 1e-6) / 100:.2f}"
 
 
-def _spread(found: Sequence[Group]) -> str:
+def _spread_note(found: Sequence[Group]) -> str:
     alone = any(len(g.records) == 1 for g in found)
     return "±: standard deviation over seeds (n - 1)" + ("; a single seed has none." if alone else ".")

@@ -1,4 +1,4 @@
-"""How numbers are said: mean and deviation over seeds, curves as one line, tables in Markdown and for notebooks."""
+"""Text for numbers, curves and tables."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 
 from distillkit._utils import check
 
-__all__ = ["NONE", "Table", "Unit", "mean_std", "show", "spark", "unit_of"]
+__all__ = ["NONE", "Table", "Unit", "markdown_table", "mean_std", "sparkline", "unit_of"]
 
 NONE = "–"
-"""What stands in a table where there is no number."""
+"""Table cell without a number."""
 
 
 def mean_std(values: Sequence[float], scale: float = 1.0, digits: int = 1) -> str:
-    """Mean and standard deviation over seeds (n - 1), as text "91.2 ± 0.4"; one value has no deviation.
+    """Return mean and standard deviation (n - 1) as text, "91.2 ± 0.4"; one value has no deviation.
 
     Args:
-        values: one a seed.
-        scale: factor for all of them: 100 for fractions in per cent.
-        digits: behind the point.
+        values: one per seed.
+        scale: factor, for example 100 for fractions in per cent.
+        digits: number of decimals.
 
     Raises:
-        TypeError, ValueError: no values, or what is no number.
+        TypeError, ValueError: there are no values, or one is not a number.
     """
     check.real_number(scale, "scale")
     check.positive_int(digits, "digits", least=0)
@@ -36,35 +36,35 @@ def mean_std(values: Sequence[float], scale: float = 1.0, digits: int = 1) -> st
     return f"{statistics.mean(scaled):.{digits}f}{spread}"
 
 
-def spark(accuracies: Sequence[float]) -> str:
-    """A curve of `accuracies` in [0, 1] as one line of blocks, for a terminal."""
+def sparkline(accuracies: Sequence[float]) -> str:
+    """Return a curve of `accuracies` in [0, 1] as one line of block characters, for a terminal."""
     known = _numbers(accuracies, "accuracies")
     return "".join("▁▂▃▄▅▆▇█"[min(7, max(0, int(8 * a)))] for a in known)
 
 
-def show(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """A Markdown table whose columns line up in a terminal too.
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
+    """Return a Markdown table, aligned for a terminal too.
 
     Args:
-        header: the columns' names.
-        rows: the cells, as many in each row as there are names; a "|" in one is escaped, a line break becomes a space.
-        left: how many of the first columns are text, which stands left; numbers stand right.
+        header: names of the columns.
+        rows: cells, one per name. "|" is escaped, and a line break becomes a space.
+        left: number of first columns that are aligned left; the others are aligned right.
 
     Raises:
-        TypeError, ValueError: no names, cells that are no words, or another number of them than of names.
+        TypeError, ValueError: there are no names, a cell is not a string, or a row has another number of cells.
     """
     check.positive_int(left, "left", least=0)
-    if not _words(header, "header"):
+    if not _strings(header, "header"):
         raise ValueError("header must hold at least one name, got none")
-    for i, row in enumerate(check.sequence(rows, "rows", "rows of words")):
-        if len(_words(row, f"rows[{i}]")) != len(header):
-            raise ValueError(f"rows[{i}] must have {len(header)} cells, one a name of the header, got {len(row)}")
+    for i, row in enumerate(check.sequence(rows, "rows", "rows of strings")):
+        if len(_strings(row, f"rows[{i}]")) != len(header):
+            raise ValueError(f"rows[{i}] must have {len(header)} cells, one per name in header, got {len(row)}")
     lines = [[" ".join(c.split()).replace("|", r"\|") for c in row] for row in (header, *rows)]
     widths = [max(3, *(len(line[i]) for line in lines)) for i in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
-        said = (c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths)))
-        return f"| {' | '.join(said)} |"
+        aligned = (c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths)))
+        return f"| {' | '.join(aligned)} |"
 
     rule = ["-" * w if i < left else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
     return "\n".join([line(lines[0]), line(rule), *map(line, lines[1:])])
@@ -74,24 +74,24 @@ def _numbers(values: Sequence[float], name: str) -> list[float]:
     return [check.real_number(v, f"{name}[{i}]") for i, v in enumerate(check.sequence(values, name, "numbers"))]
 
 
-def _words(values: Sequence[str], name: str) -> Sequence[str]:
-    wrong = [v for v in check.sequence(values, name, "words") if not isinstance(v, str)]
+def _strings(values: Sequence[str], name: str) -> Sequence[str]:
+    wrong = [v for v in check.sequence(values, name, "strings") if not isinstance(v, str)]
     if wrong:
-        raise TypeError(f"{name} must hold words, got {type(wrong[0]).__name__}")
+        raise TypeError(f"{name} must hold strings, got {type(wrong[0]).__name__}")
     return values
 
 
 @dataclass(frozen=True, repr=False)
 class Table:
-    """A table: printed it is Markdown, in a notebook HTML, and `pandas.DataFrame(table.rows)` has its numbers.
+    """Table that prints as Markdown, and as HTML in a notebook. `pandas.DataFrame(table.rows)` has its numbers.
 
     Attributes:
-        header: the columns' names as they are printed.
-        cells: the printed rows; accuracies are per cent, traffic is in MB of 10^6 bytes.
-        rows: the numbers of each printed row by their name in the records, unrounded and in the records' units:
-            accuracies are fractions, traffic is in bytes. What is not there is None. All rows have the same names.
-        notes: what a reader must know of the columns and of what is missing, printed below.
-        left: how many of the first columns are text.
+        header: printed names of the columns.
+        cells: printed rows; accuracies in per cent, traffic in MB of 10^6 bytes.
+        rows: numbers of each row by their name in the records, not rounded and in the records' units: accuracies are
+            fractions, traffic is in bytes. A missing number is None. All rows have the same names.
+        notes: explanations, printed below.
+        left: number of first columns that are aligned left.
     """
 
     header: tuple[str, ...]
@@ -101,20 +101,20 @@ class Table:
     left: int = 2
 
     def with_column(self, name: str, cell: Callable[[Mapping[str, Any]], str]) -> Table:
-        """The same table with one more printed column, on the right: published numbers beside ours, say.
+        """Return the table with another printed column on the right, for example published numbers.
 
         Args:
-            name: of the column.
-            cell: what it says for a row of `rows`; "" becomes "–".
+            name: name of the column.
+            cell: returns the text for one of the `rows`; "" becomes "–".
         """
         cells = tuple((*line, cell(row) or NONE) for line, row in zip(self.cells, self.rows))
         return replace(self, header=(*self.header, name), cells=cells)
 
     def without(self, *names: str) -> Table:
-        """The same table without some of its printed columns; `rows` keeps them; "*" is explained where one is.
+        """Return the table without some printed columns. `rows` keeps them; the note on "*" goes with the last "*".
 
         Args:
-            names: of the columns, as the header says them.
+            names: names of the columns in the header.
 
         Raises:
             ValueError: the table has no such column.
@@ -130,7 +130,7 @@ class Table:
         return replace(self, header=header, cells=cells, notes=tuple(notes), left=left)
 
     def __str__(self) -> str:
-        return "\n\n".join([show(self.header, self.cells, left=self.left), *self.notes])
+        return "\n\n".join([markdown_table(self.header, self.cells, left=self.left), *self.notes])
 
     __repr__ = __str__
 
@@ -147,12 +147,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Unit:
-    """How a column of the records is printed.
+    """Printed unit of a column.
 
     Attributes:
-        name: behind the column's words, "%" say; empty for a plain number.
+        name: name of the unit, for example "%"; empty for a plain number.
         scale: factor from the records' unit.
-        digits: behind the point.
+        digits: number of decimals.
     """
 
     name: str
@@ -161,11 +161,11 @@ class Unit:
 
 
 def unit_of(column: str, values: Sequence[float]) -> Unit:
-    """The unit that a column is printed in: fractions of accuracy in per cent, bytes in MB, others as they are.
+    """Return the printed unit of a column: per cent for accuracies, MB for bytes.
 
     Args:
-        column: its name in the records.
-        values: the numbers in it, which say how many digits are worth printing.
+        column: name in the records.
+        values: its numbers, which determine the decimals.
     """
     last = column.rsplit(".", 1)[-1]
     if column.startswith("accuracy"):

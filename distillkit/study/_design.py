@@ -1,0 +1,195 @@
+"""Design of a study: its checked arguments, and the runs they imply."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distillkit._utils import check
+from distillkit.study._execution import RunSpec
+from distillkit.study.candidate import Candidate
+from distillkit.study.task import Task
+
+__all__ = ["StudyDesign", "make_design"]
+
+
+@dataclass(frozen=True)
+class StudyDesign:
+    """Tasks, candidates and seeds of a study.
+
+    Attributes:
+        tasks, candidates: by name.
+        seeds: seeds of the final runs.
+        tune_seeds: seeds of the tuning runs.
+        tune_on: the task on which all configurations are compared; None: each task separately.
+    """
+
+    tasks: Mapping[str, Task]
+    candidates: Mapping[str, Candidate]
+    seeds: tuple[int, ...]
+    tune_seeds: tuple[int, ...]
+    tune_on: Task | None
+
+    @property
+    def num_configurations(self) -> int:
+        """Number of configurations of each candidate; 1 if nothing is tuned."""
+        return max(len(candidate.search) for candidate in self.candidates.values())
+
+    @property
+    def tuned_tasks(self) -> Mapping[str, Task]:
+        """The tasks on which configurations are compared, by name."""
+        return self.tasks if self.tune_on is None else {self.tune_on.name: self.tune_on}
+
+    def task(self, name: str) -> Task:
+        """Return the task of this `name`, among the tasks of the tables and `tune_on`."""
+        return {**self.tuned_tasks, **self.tasks}[name]
+
+    def has(self, task: str, method: str) -> bool:
+        """Return whether the candidate called `method` is tuned and run on the `task`."""
+        tasks = self.candidates[method].tasks
+        return tasks is None or task in tasks or (self.tune_on is not None and task == self.tune_on.name)
+
+    @property
+    def parts(self) -> dict[str, dict[str, Any]]:
+        """The `tasks` and `seeds` of the candidates that are restricted to some; None for all."""
+        given = {name: {"tasks": c.tasks, "seeds": c.seeds} for name, c in self.candidates.items()}
+        return {
+            name: {key: None if part is None else list(part) for key, part in parts.items()}
+            for name, parts in given.items()
+            if any(part is not None for part in parts.values())
+        }
+
+    def tuning_runs(self) -> dict[tuple[str, str], list[list[RunSpec]]]:
+        """Return by task and candidate the runs of each configuration, without candidates that have `like`."""
+        if self.num_configurations == 1:
+            return {}
+
+        def spec(task: str, method: str, number: int, seed: int, settings: dict[str, Any]) -> RunSpec:
+            name = f"{task}-{_slug(method)}-{number}-{seed}"
+            return RunSpec(name, f"tries/{name}", task, method, seed, settings, validation=True)
+
+        return {
+            (task, method): [
+                [spec(task, method, number, seed, settings) for seed in self.tune_seeds]
+                for number, settings in enumerate(candidate.configurations())
+            ]
+            for task in self.tuned_tasks
+            for method, candidate in self.candidates.items()
+            if candidate.like is None and self.has(task, method)
+        }
+
+    def final_runs(self, chosen: Mapping[tuple[str, str], int]) -> list[RunSpec]:
+        """Return the runs of the tables, all runs of one seed before those of the next.
+
+        Args:
+            chosen: index of the chosen configuration, by task and candidate; default the first.
+        """
+        specs = []
+        for seed in self.seeds:
+            for task in self.tasks:
+                tuned = task if self.tune_on is None else self.tune_on.name
+                for method, candidate in self.candidates.items():
+                    if seed not in (candidate.seeds or self.seeds) or task not in (candidate.tasks or self.tasks):
+                        continue
+                    source = candidate.like or method
+                    settings = self.candidates[source].configurations()[chosen.get((tuned, source), 0)]
+                    name = f"{task}-{_slug(method)}-{seed}"
+                    specs.append(RunSpec(name, name, task, method, seed, settings | dict(candidate.settings)))
+        return specs
+
+
+def make_design(
+    tasks: Task | Sequence[Task],
+    candidates: Mapping[str, Candidate],
+    seeds: Sequence[int],
+    tune_seeds: Sequence[int],
+    tune_on: Task | None,
+) -> StudyDesign:
+    """Check the arguments of a study and return its design.
+
+    Args:
+        tasks, candidates, seeds, tune_seeds, tune_on: see `Study`.
+
+    Raises:
+        TypeError, ValueError: see `Study`.
+    """
+    design = StudyDesign(
+        _tasks(tasks), _candidates(candidates), _seeds(seeds, "seeds"), _seeds(tune_seeds, "tune_seeds"), tune_on
+    )
+    _check_parts(design)
+    if both := sorted(set(design.seeds) & set(design.tune_seeds)):
+        raise ValueError(f"tune_seeds and seeds must be disjoint, but both contain {both}")
+    if tune_on is not None and not isinstance(tune_on, Task):
+        raise TypeError(f"tune_on must be a Task, got {type(tune_on).__name__}")
+    if tune_on is not None and design.tasks.get(tune_on.name, tune_on) is not tune_on:
+        raise ValueError(f"tune_on must have a name of its own or be one of tasks; got another {tune_on.name!r}")
+    return design
+
+
+def _slug(name: str) -> str:
+    """Return a candidate's name as part of a folder name."""
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+
+
+def _tasks(given: Task | Sequence[Task]) -> dict[str, Task]:
+    tasks = [given] if isinstance(given, Task) else list(check.sequence(given, "tasks", "tasks"))
+    for number, task in enumerate(tasks):
+        if not isinstance(task, Task):
+            raise TypeError(f"tasks[{number}] must be a Task, got {type(task).__name__}")
+    names = [task.name for task in tasks]
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"tasks must hold at least one task, with different names; got {names}")
+    return dict(zip(names, tasks))
+
+
+def _candidates(given: Mapping[str, Candidate]) -> dict[str, Candidate]:
+    candidates = dict(check.mapping(given, "candidates"))
+    if not candidates:
+        raise ValueError("candidates must hold at least one candidate, such as {'FedAvg': Federated(FedAvg)}")
+    for name, candidate in candidates.items():
+        where = f"candidates[{name!r}]"
+        if not isinstance(candidate, Candidate):
+            kind = type(candidate).__name__
+            raise TypeError(f"{where} must be a Candidate, such as Federated(...) or Condense(...), got {kind}")
+        if candidate.make is None:
+            raise ValueError(f"{where} was read from a record and has no make; pass the original candidate")
+        source = candidates.get(candidate.like) if candidate.like is not None else candidate
+        if source is None or source.like is not None:
+            raise ValueError(f"{where}.like must name a candidate without like, got {candidate.like!r}")
+    slugs = [_slug(name) for name in candidates]
+    if "" in slugs or len(set(slugs)) != len(slugs):
+        raise ValueError(f"candidates must have names that differ in their letters and digits, got {list(candidates)}")
+    counts = {name: len(candidate.search) for name, candidate in candidates.items() if candidate.like is None}
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise ValueError(
+            f"all candidates must have equally many configurations, for a fair comparison; got {listed}. Use like= for "
+            "a control that takes another candidate's choice"
+        )
+    return candidates
+
+
+def _check_parts(design: StudyDesign) -> None:
+    """Check that each candidate's tasks and seeds are the study's, and that its `like` is tuned on them."""
+    for name, candidate in design.candidates.items():
+        for part, have in (("tasks", tuple(design.tasks)), ("seeds", design.seeds)):
+            given = getattr(candidate, part) or ()
+            if unknown := [one for one in given if one not in have]:
+                raise ValueError(f"candidates[{name!r}].{part} must be among the study's {list(have)}, got {unknown}")
+        if candidate.like is None or design.tune_on is not None:
+            continue
+        if lacking := [t for t in candidate.tasks or design.tasks if not design.has(t, candidate.like)]:
+            raise ValueError(
+                f"candidates[{name!r}].like={candidate.like!r} must run on all tasks of {name!r}, but not on {lacking}"
+            )
+
+
+def _seeds(given: Sequence[int], name: str) -> tuple[int, ...]:
+    seeds = tuple(
+        check.positive_int(s, f"{name}[{i}]", least=0) for i, s in enumerate(check.sequence(given, name, "seeds"))
+    )
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise ValueError(f"{name} must hold at least one seed, without duplicates; got {list(seeds)}")
+    return seeds

@@ -1,0 +1,241 @@
+"""Record files of a study: its folder, or one file with all records."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from distillkit._utils import check
+from distillkit._utils.files import write_atomically
+from distillkit.study.records import Record, RecordError, Records, require_unique
+
+__all__ = [
+    "CHOICE_FORMAT",
+    "RECORDS_FORMAT",
+    "STUDY_FORMAT",
+    "RecordsLike",
+    "as_path",
+    "as_records",
+    "read_json",
+    "read_records",
+    "read_rows",
+    "write_records",
+]
+
+STUDY_FORMAT = "distillkit.study/1"
+"""Format of `study.json`."""
+
+CHOICE_FORMAT = "distillkit.choice/1"
+"""Format of `choice.json`."""
+
+RECORDS_FORMAT = "distillkit.records/1"
+"""Format of a file written by `write_records`."""
+
+RecordsLike = str | os.PathLike[str] | Sequence[Record]
+"""Records, or the folder or file that holds them."""
+
+_COLUMNS = (
+    *("round", "accuracy", "loss", "accuracy_by", "accuracy_clients", "accuracy_locals", "accuracy_personal"),
+    *("bytes_up", "bytes_down", "client_seconds", "seconds", "epsilon"),
+)
+"""Columns of a history that a file of records keeps."""
+
+
+def read_records(folder: str | os.PathLike[str]) -> Records:
+    """Read the records of all finished runs of a study.
+
+    Args:
+        folder: the study's folder, or a file written by `write_records`. Each subfolder with a `summary.json` is a run.
+
+    Returns:
+        The records in the order of the study (`study.json`: tasks, candidates, seeds), or of the runs' names without
+        one, with the study's missing runs and its choice.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or no finished run in it.
+        TypeError: `folder` is not a path.
+        RecordError: a file is damaged or of another format; the message names the file.
+    """
+    path = as_path(folder)
+    if path.is_file():
+        return _read_records_file(path)
+    if not path.is_dir():
+        raise FileNotFoundError(f"folder {path} does not exist; it should hold the runs of a study")
+    records = require_unique([_read_run(summary) for summary in sorted(path.glob("*/summary.json"))])
+    if not records:
+        raise FileNotFoundError(_no_records_message(path))
+    planned, choice = _planned_runs(path / "study.json"), path / "choice.json"
+    choices = [read_json(choice)] if choice.is_file() else []
+    if planned is None:
+        return Records(records, choices=choices)
+    place = {key: index for index, key in enumerate(planned)}
+    done = {(r.task, r.method, r.seed): r for r in records}
+    ordered = [done[key] for key in sorted(done, key=lambda key: place.get(key, len(place)))]
+    return Records(ordered, [key for key in planned if key not in done], choices)
+
+
+def as_records(records: RecordsLike, name: str = "records") -> Records:
+    """Return checked records. A folder or file is read.
+
+    Args:
+        records: records, or the folder or file that holds them.
+        name: name of the argument, for the message.
+
+    Raises:
+        TypeError: another type.
+        ValueError: there are none, or two have the same task, method and seed.
+    """
+    if isinstance(records, str | os.PathLike):
+        return read_records(records)
+    several = check.sequence(records, name, "`Record`s, or the folder of a study")
+    wrong = [r for r in several if not isinstance(r, Record)]
+    if wrong:
+        raise TypeError(f"{name} must be a list of `Record`s, or the folder of a study, got {type(wrong[0]).__name__}")
+    if not several:
+        raise ValueError(f"{name} must hold at least one run, got none")
+    unique = require_unique(several)
+    return records if isinstance(records, Records) else Records(unique)
+
+
+def write_records(records: RecordsLike, path: str | os.PathLike[str]) -> Path:
+    """Write the records of a study to one file, which `read_records` reads.
+
+    The file holds what tables and curves need: summaries, accuracies and costs of rounds, missing runs, and the choice
+    of configurations. It holds no images, no weights, and no values of single clients.
+
+    Args:
+        records: records, or a study's folder; for several studies `read_records(a) + read_records(b)`.
+        path: the file, usually `.jsonl`, with one line of JSON per run.
+
+    Returns:
+        The path.
+
+    Raises:
+        TypeError: `records` are not records.
+        RecordError: two runs have the same task, method and seed.
+        OSError: the file cannot be written.
+    """
+    known = as_records(records)
+    head = {"format": RECORDS_FORMAT, "missing": [list(key) for key in known.missing], "choices": list(known.choices)}
+    lines = [
+        {"line": dict(r.line), "rows": [{name: row[name] for name in _COLUMNS if name in row} for row in r.rows]}
+        for r in known
+    ]
+    write_atomically(as_path(path, "path"), "".join(f"{json.dumps(one)}\n" for one in (head, *lines)))
+    return Path(path)
+
+
+def read_rows(path: Path, *, torn: bool = False) -> list[dict[str, Any]]:
+    """Read the rows of a `history.jsonl`, which has rounds 1, 2, 3 and so on.
+
+    Args:
+        path: the file; one that does not exist has no rows.
+        torn: whether the last line may be incomplete; it is then left out.
+
+    Raises:
+        RecordError: a line is damaged, or the rounds do not count up by one (as when two processes wrote the file).
+    """
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            if torn and number == len(lines):
+                break
+            raise RecordError(f"{path} is damaged: line {number} cannot be read ({error})") from error
+        found = row.get("round") if isinstance(row, dict) else None
+        if found != number:
+            raise RecordError(
+                f"{path} is damaged: line {number} is of round {found}, want {number}. It is not the history of one "
+                "run; repeat the run in another folder"
+            )
+        rows.append(row)
+    return rows
+
+
+def as_path(given: str | os.PathLike[str], name: str = "folder") -> Path:
+    """Return the path of a file or folder.
+
+    Args:
+        given: its name or path.
+        name: name of the argument, for the message.
+
+    Raises:
+        TypeError: neither.
+    """
+    if not isinstance(given, str | os.PathLike):
+        raise TypeError(f"{name} must be a path, got {type(given).__name__}")
+    return Path(given)
+
+
+def read_json(path: Path) -> Any:
+    """Return the value in a JSON file.
+
+    Args:
+        path: the file.
+
+    Raises:
+        RecordError: the file is damaged.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise RecordError(f"{path} is damaged: {error}") from error
+
+
+def _read_run(path: Path) -> Record:
+    line = read_json(path)
+    if not isinstance(line, Mapping):
+        raise RecordError(f"{path} is damaged: a summary must be an object, got {type(line).__name__}")
+    rows = read_rows(path.with_name("history.jsonl"))
+    if line.get("rounds") is not None and line["rounds"] != len(rows):
+        raise RecordError(f"{path} has {line['rounds']} rounds, but {path.with_name('history.jsonl')} has {len(rows)}")
+    return Record(line, rows, path.parent)
+
+
+def _read_records_file(path: Path) -> Records:
+    """Read a file written by `write_records`."""
+    try:
+        head, *lines = map(json.loads, path.read_bytes().splitlines())
+    except ValueError as error:
+        raise RecordError(f"{path} is damaged, or not a file of records: {error}") from error
+    kind = head.get("format") if isinstance(head, Mapping) else None
+    if kind != RECORDS_FORMAT:
+        raise RecordError(f"{path} has the format {kind!r}, this version reads {RECORDS_FORMAT!r}")
+    try:
+        records = require_unique([Record(one["line"], one["rows"]) for one in lines])
+        return Records(records, [(task, method, seed) for task, method, seed in head["missing"]], head["choices"])
+    except (KeyError, TypeError) as error:
+        raise RecordError(f"{path} is damaged: {error}") from error
+
+
+def _planned_runs(path: Path) -> list[tuple[str, str, int]] | None:
+    """Return (task, method, seed) of every run in a `study.json`, in its order; None without the file."""
+    if not path.exists():
+        return None
+    study = read_json(path)
+    kind = study.get("format") if isinstance(study, Mapping) else None
+    if kind != STUDY_FORMAT:
+        raise RecordError(f"{path} has the format {kind!r}, this version reads {STUDY_FORMAT!r}; run the study again")
+    parts = study.get("parts", {})
+
+    def includes(method: str, part: str, one: Any) -> bool:
+        given = parts.get(method, {}).get(part)
+        return given is None or one in given
+
+    every = [(task, method, seed) for task in study["tasks"] for method in study["ways"] for seed in study["seeds"]]
+    return [key for key in every if includes(key[1], "tasks", key[0]) and includes(key[1], "seeds", key[2])]
+
+
+def _no_records_message(folder: Path) -> str:
+    begun = len(list(folder.glob("*/history.jsonl")))
+    message = f"folder {folder} has no finished run: no subfolder holds a summary.json"
+    if begun:
+        return f"{message}; {begun} runs have begun, so run the study again"
+    if (folder / "summary.json").exists():
+        return f"{message}. Its own summary.json is of one run or of another program; read it as JSON"
+    return message
