@@ -92,5 +92,5 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         tuning_table(tmp_path)
     for wrong in (0, 2, None):
         write(tmp_path, {"FedAvg": {**AVG, "chosen": wrong}})
-        with pytest.raises(RecordError, match=f"of FedAvg on digits, try {wrong} is not the best"):
+        with pytest.raises(RecordError, match=f"configuration {wrong} of FedAvg on digits is not the best"):
             tuning_table(tmp_path)
