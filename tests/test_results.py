@@ -158,7 +158,7 @@ def test_new_records_are_held_against_those_before(
     monkeypatch.setattr("sys.argv", ["results.py", "mine", str(study)])
     SCRIPT.main()
     said = capsys.readouterr().out
-    assert rows(said)[1] == ["digits", "FedAvg", "50.0 ± 0.0 (2)", "90.0 ± 0.0 (2)", "+40.0", "moved"]
+    assert rows(said)[1] == ["digits", "FedAvg", "50.0 ± 0.0 (2)", "90.0 ± 0.0 (2)", "+40.0", "changed"]
     assert rows(said)[2][1:] == ["FedDM", "70.0 ± 0.0 (2)", "–", "–", "only before"]
     assert rows(page_file.read_text())[1][3] == "90.0 ± 0.0"
     assert len(read_records(records)) == 2

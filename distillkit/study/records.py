@@ -11,7 +11,7 @@ from typing import Any
 
 from distillkit._utils import check
 
-__all__ = ["Record", "RecordError", "Records", "decode_settings", "require_unique"]
+__all__ = ["Record", "RecordError", "Records", "Row", "decode_settings", "require_unique"]
 
 Row = Mapping[str, Any]
 """Values of one round of a history."""
