@@ -134,7 +134,7 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "an embedding without a name": (
         lambda: plot.tsne(torch.rand(9, 4), torch.zeros(9)),  # type: ignore[arg-type]
         TypeError,
-        r'embeddings must be a mapping, name -> rows \[N, d\], got Tensor; for a single one give {"all": embeddings}',
+        r'embeddings must be a mapping, name -> rows \[N, d\], got Tensor; for a single one use {"all": embeddings}',
     ),
     "mmd of a tensor": (lambda: plot.mmd_table(torch.rand(9, 4)), TypeError, "before must be a mapping"),  # type: ignore[arg-type]
     "a set without a name": (
@@ -170,10 +170,10 @@ class Flip(torch.nn.Module):
 
 AUGMENTS = {
     "True": (True, "got True"),
-    "a name": ("dsa", r"DSA\(\) of distillkit.augment.*got 'dsa'"),
-    "a class": (DSA, r"got the class DSA, give DSA\(\.\.\.\)"),
-    "a transform": (Flip(), r"Flip\(img.*is called otherwise\. Wrap it in a function that draws from the generator"),
-    "a lambda": (lambda images: images, "is called otherwise"),
+    "a name": ("dsa", r"distillkit.augment.DSA\(\).*got 'dsa'"),
+    "a class": (DSA, r"got the class DSA, pass DSA\(\.\.\.\)"),
+    "a transform": (Flip(), r"Flip\(img.*has other arguments\. Wrap it in a function that draws from the generator"),
+    "a lambda": (lambda images: images, "has other arguments"),
 }
 
 
@@ -197,7 +197,7 @@ def test_the_federated_form_of_an_augmentation_needs_no_siamese() -> None:
 
 def test_an_augmentation_that_changes_the_shape_is_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"augment must give images as it got them, torch.float32 \[2, 1, 8, 8\], got .*4\]"
+        ValueError, match=r"augment must return torch.float32 \[2, 1, 8, 8\], like its input, got .*4\]"
     ):
         distribution_matching(
             pixels(), marks(), networks=RandomNetworks(net), ipc=1, augment=lambda x, generator, siamese: x[..., ::2]
