@@ -6,11 +6,13 @@ It is for who writes one of them; who only runs them needs nothing here.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, ClassVar
 
 from distillkit._utils.configurable import Configurable
+from fl._options import check_options
 from fl.message import Entry, declared_entries
 
 __all__ = [
@@ -18,6 +20,7 @@ __all__ = [
     "KeyedObject",
     "constructor_call",
     "identity",
+    "require_distinct",
     "require_own_entries",
     "require_plain_options",
     "stable_repr",
@@ -58,6 +61,11 @@ class KeyedObject(Configurable):
 
 class Component(KeyedObject):
     """What goes into a method, or around one, and is none by itself: the base of add-ons and filters."""
+
+    def __post_init__(self) -> None:
+        """Check the options of a dataclass against their types (`fl._options`)."""
+        if is_dataclass(self):
+            check_options(self)
 
     @property
     def name(self) -> str:
@@ -145,6 +153,23 @@ def require_plain_options(part: KeyedObject, base: type[KeyedObject]) -> None:
                 f"{said} is no option, but its annotation makes it one: write `{name} = ...` without a type (or with "
                 "ClassVar[...]), or a property that works it out from an option of another name"
             )
+
+
+def require_distinct(components: Sequence[Component], rule: str) -> None:
+    """Refuse two components of one class or with one key.
+
+    Args:
+        components: the add-ons or filters of a method.
+        rule: which says how often one may stand there, for the message.
+
+    Raises:
+        ValueError: naming both.
+    """
+    for first, second in itertools.combinations(components, 2):
+        if type(first) is type(second):
+            raise ValueError(f"{first.name} is given twice; {rule}: leave one out")
+        if first.key == second.key:
+            raise ValueError(f"{first.name} and {second.name} have the same key, {first.key!r}: state another in one")
 
 
 def require_own_entries(parts: Sequence[KeyedObject]) -> None:

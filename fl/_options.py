@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import fields
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -15,8 +16,11 @@ __all__ = [
     "Fraction",
     "NonNegative",
     "NonNegativeInt",
+    "Options",
     "Positive",
     "PositiveInt",
+    "Rate",
+    "Rounds",
     "check_options",
 ]
 
@@ -29,9 +33,20 @@ Decay = Annotated[float, functools.partial(check.real_number, least=0.0, below=1
 PositiveInt = Annotated[int, check.positive_int]
 NonNegativeInt = Annotated[int, functools.partial(check.positive_int, least=0)]
 AtLeastTwo = Annotated[int, functools.partial(check.positive_int, least=2)]
+Rate = Annotated[float, functools.partial(check.real_number, above=0.0, most=1.0)]
+"""A number in (0, 1]."""
 
 
-def check_options(options: Any) -> None:
+def _rounds(rounds: Any, name: str) -> tuple[int, ...]:
+    return tuple(check.positive_int(n, name) for n in check.sequence(rounds, name, "rounds, from 1"))
+
+
+Options = Annotated[Mapping[str, Any], check.mapping]
+"""Options of another component, by name."""
+Rounds = Annotated[tuple[int, ...], _rounds]
+
+
+def check_options(options: Any) -> dict[str, Any]:
     """Check the fields of a dataclass against their types: the types of this module, `Literal` and `bool`.
 
     `None` passes where the type allows it. Fields of other types are not checked.
@@ -39,14 +54,15 @@ def check_options(options: Any) -> None:
     Args:
         options: an instance of a dataclass.
 
+    Returns:
+        The checked values by field, whole numbers as floats where the type is float.
+
     Raises:
         TypeError, ValueError: a value of another type or out of range; the field is named.
     """
     kind: type = type(options)
     hints = _hints(kind)
-    for field in fields(options):
-        if field.init:
-            _check_value(getattr(options, field.name), field.name, hints.get(field.name))
+    return {f.name: _checked(getattr(options, f.name), f.name, hints.get(f.name)) for f in fields(options) if f.init}
 
 
 @functools.cache
@@ -58,14 +74,12 @@ def _hints(kind: type) -> dict[str, Any]:
         return {}
 
 
-def _check_value(value: Any, name: str, hint: Any) -> None:
+def _checked(value: Any, name: str, hint: Any) -> Any:
     if get_origin(hint) in (Union, UnionType):
         alternatives = [part for part in get_args(hint) if part is not type(None)]
-        if len(alternatives) == 1 and value is not None:
-            _check_value(value, name, alternatives[0])
-    elif get_origin(hint) is Annotated:
-        get_args(hint)[1](value, name)
-    elif get_origin(hint) is Literal:
-        check.one_of(value, name, get_args(hint))
-    elif hint is bool:
-        check.boolean(value, name)
+        return value if len(alternatives) > 1 or value is None else _checked(value, name, alternatives[0])
+    if get_origin(hint) is Annotated:
+        return get_args(hint)[1](value, name)
+    if get_origin(hint) is Literal:
+        return check.one_of(value, name, get_args(hint))
+    return check.boolean(value, name) if hint is bool else value

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from distillkit._utils import check
 from distillkit.sets import LabeledImages
+from fl._options import PositiveInt, check_options
 
 __all__ = ["Batch", "Phase", "batch_at", "select_rows", "shuffled_indices"]
 
@@ -55,16 +56,14 @@ class Phase:
         TypeError, ValueError: a bad option, or `epochs` beside `steps`.
     """
 
-    epochs: int = 1
-    steps: int | None = None
+    epochs: PositiveInt = 1
+    steps: PositiveInt | None = None
     train: str = "*"
 
     def __post_init__(self) -> None:
-        check.positive_int(self.epochs, "epochs")
-        if self.steps is not None:
-            check.positive_int(self.steps, "steps")
-            if self.epochs != 1:
-                raise ValueError(f"give epochs or steps, not both: got epochs={self.epochs}, steps={self.steps}")
+        check_options(self)
+        if self.steps is not None and self.epochs != 1:
+            raise ValueError(f"give epochs or steps, not both: got epochs={self.epochs}, steps={self.steps}")
         if not isinstance(self.train, str):
             raise TypeError(f"train must be a pattern of parameter names, got {type(self.train).__name__}")
 

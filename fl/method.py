@@ -20,10 +20,19 @@ from distillkit.sets import LabeledImages
 from fl._components import Component, KeyedObject, constructor_call, require_plain_options
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.message import Entry, Message, declared_entries
+from fl.networks import Networks
 from fl.participants import Client, Server
 from fl.task import LabelTask
 
-__all__ = ["Method", "NoUsableReply", "Predictor", "evaluation_batch_size", "evaluation_spec", "require_method"]
+__all__ = [
+    "Method",
+    "NoUsableReply",
+    "Predictor",
+    "evaluation_batch_size",
+    "evaluation_spec",
+    "require_method",
+    "require_single_label",
+]
 
 
 class NoUsableReply(RuntimeError):
@@ -98,6 +107,8 @@ class Method(KeyedObject, ABC):
     left out.
     """
 
+    networks: Networks
+
     @property
     def inner(self) -> Method:
         """The method itself, without the filters that are wrapped around it."""
@@ -143,19 +154,22 @@ class Method(KeyedObject, ABC):
         return [entry for part in self.parts for entry in declared_entries(part)]
 
     def architectures(self, classes: int) -> Mapping[str, nn.Module]:
-        """The networks that take part, by name, for so many classes: what tells a resumed run that one was exchanged.
+        """Return the networks by name, for `classes` classes; the record of a run tells by them that one has changed.
 
-        They are only read, and their weights need not mean anything. Default: none.
+        They are only read, and their weights need not mean anything. Default: those of `self.networks`, if there are.
         """
-        return {}
+        return self.networks.templates(classes) if hasattr(self, "networks") else {}
 
     def assigned(self, clients: int) -> Sequence[str]:
-        """Which of its architectures each client has, for the run's record: a resumed run must have the same.
+        """Return each client's architecture for the run's record; a resumed run must have the same.
 
         Args:
-            clients: how many there are. Default: nothing, as where all have the same.
+            clients: how many there are.
+
+        Returns:
+            A name for each client; nothing where all have the same. Default: as `self.networks` assigns them.
         """
-        return ()
+        return self.networks.assigned(clients) if hasattr(self, "networks") else ()
 
     def check_run(self, server: Server, rounds: int) -> None:
         """Raise ValueError if the method cannot run on such data; warn of what will not act within `rounds`.
@@ -293,6 +307,16 @@ class Method(KeyedObject, ABC):
     def predictors(self, server: Server) -> Mapping[str, Predictor]:
         """The global models in `server.state`, to be tested and saved: one (named ""), several by name, or none."""
         return {}
+
+
+def require_single_label(name: str, task: LabelTask) -> None:
+    """Refuse a task with several classes an image, for the method or add-on called `name`.
+
+    Raises:
+        ValueError: the `task` is such a task.
+    """
+    if not task.single_label:
+        raise ValueError(f"{name} needs one class an image, which {task!r} does not have: leave it out")
 
 
 def require_method(method: object) -> Method:

@@ -16,15 +16,30 @@ from distillkit.sets import LabeledImages
 from fl.message import Message
 from fl.task import LabelTask
 
-__all__ = ["Client", "Interrupted", "Server"]
+__all__ = ["Client", "Interrupted", "Participant", "Server"]
 
 
 class Interrupted(RuntimeError):
     """A computation was asked to stop because the run is being stopped; raised by `check_running`, and not an error."""
 
 
+class Participant:
+    """Base of the server and a client: a participant that long loops ask whether the run is being stopped.
+
+    Attributes:
+        stop: set when the run is being stopped.
+    """
+
+    stop: threading.Event
+
+    def check_running(self) -> None:
+        """Raise `Interrupted` if the run is being stopped; long loops call it now and then."""
+        if self.stop.is_set():
+            raise Interrupted
+
+
 @dataclass
-class Server:
+class Server(Participant):
     """The server's side of a run, as a method sees it: the argument of everything that a method does on the server.
 
     The engine makes one for a run and gives the same one to every call. What a method keeps goes to `state`.
@@ -71,14 +86,9 @@ class Server:
         """
         return derive(self.seed, self.round, "server", purpose)
 
-    def check_running(self) -> None:
-        """Raise `Interrupted` if the run is being stopped; long loops call it now and then."""
-        if self.stop.is_set():
-            raise Interrupted
-
 
 @dataclass
-class Client:
+class Client(Participant):
     """One client's side, as a method sees it: all that `local`, `answer` and `evaluate` can reach but the message.
 
     Attributes:
@@ -138,8 +148,3 @@ class Client:
             raise PrivacyError(f"{mechanism}: there is no ledger to charge; the method must say `private = True`")
         self.ledger.spend(Event(mechanism, sigma, rate, count, self.id, self.round, seeded=self.secret.seeded))
         return self.ledger
-
-    def check_running(self) -> None:
-        """Raise `Interrupted` if the run is being stopped; long loops call it now and then."""
-        if self.stop.is_set():
-            raise Interrupted

@@ -19,7 +19,7 @@ from fl.message import Tensors
 from fl.method import Predictor
 from fl.networks import copied
 
-__all__ = ["distill", "distill_models", "due", "falling_steps", "validation_accuracy"]
+__all__ = ["distill", "distill_models", "falling_steps", "starts_from_average", "validation_accuracy"]
 
 
 def distill(
@@ -125,7 +125,7 @@ def distill_models(
         taken.append(0)
         net, generator = server.network(name, server.weights(name, of=start)), server.generator(f"{owner} {name}")
         distill(net, images, teacher_logits, generator=generator, running=running, score=score, **options)
-        found |= networks.prefixed(server.copied(net), name)
+        found |= networks.prefixed(copied(net), name)
     server.notes["distillation_steps"] = max(taken)
     return found
 
@@ -136,10 +136,14 @@ def validation_accuracy(server: AveragingServer, network: nn.Module) -> float:
     return server.task.metrics(Predictor(network, server.task.num_classes).sums(data, server.task))["accuracy"]
 
 
-def due(rate: float, number: int) -> bool:
-    """Whether round `number`, from 1, is among the share `rate` of rounds, evenly spaced (0.2: rounds 5, 10, ...)."""
+def starts_from_average(number: int, rate: float, warm_rounds: int) -> bool:
+    """Return whether the distillation of round `number` >= 1 starts from the clients' average.
+
+    It does in the first `warm_rounds` rounds, and in a share `rate` of all rounds, evenly spaced (0.2: rounds 5, 10,
+    ...).
+    """
     exact = Fraction(rate).limit_denominator(1000)
-    return math.floor(exact * number) > math.floor(exact * (number - 1))
+    return number <= warm_rounds or math.floor(exact * number) > math.floor(exact * (number - 1))
 
 
 def falling_steps(most: int, least: int, period: int, number: int) -> int:

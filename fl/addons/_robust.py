@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fl.message import Tensors
 
-__all__ = ["krum_choice", "mean_of", "trimmed_mean"]
+__all__ = ["krum_choice", "trimmed_mean"]
 
 
 def trimmed_mean(rows: Tensor, trim: int) -> Tensor:
@@ -42,13 +42,3 @@ def krum_choice(rows: Tensors, attackers: int, keep: int) -> list[int]:
     squares = torch.stack(apart).sum(0)
     nearest = squares.sort(dim=1).values[:, 1 : len(squares) - attackers - 1]  # the first is its distance to itself
     return sorted(nearest.sum(1).sort(stable=True).indices[:keep].tolist())
-
-
-def mean_of(rows: Tensor, chosen: list[int]) -> Tensor:
-    """The plain mean of some rows, in float64.
-
-    Args:
-        rows: [n, ...], a vector a row.
-        chosen: which to take, at least one.
-    """
-    return rows[chosen].double().mean(0)

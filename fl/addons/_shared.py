@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from distillkit._utils import check
+from fl._options import Fraction, NonNegativeInt, Options, Positive, PositiveInt
 from fl.addons._crops import Source, View
-from fl.addons._distill import distill_models, due, falling_steps, validation_accuracy
+from fl.addons._distill import distill_models, falling_steps, starts_from_average, validation_accuracy
 from fl.addons.scaffold import SCAFFOLD
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings
@@ -35,16 +36,16 @@ class Shared(AddOn):
     """
 
     key = "Shared"
-    keep: int
-    rate: float = 0.2
-    warm_rounds: int = 1
-    steps: int = 500
-    batch: int = 32
-    lr: float = 0.005
-    least_steps: int | None = None
-    clip: float | None = 2.5
+    keep: PositiveInt
+    rate: Fraction = 0.2
+    warm_rounds: NonNegativeInt = 1
+    steps: PositiveInt = 500
+    batch: PositiveInt = 32
+    lr: Positive = 0.005
+    least_steps: PositiveInt | None = None
+    clip: Positive | None = 2.5
     returns: Literal["last", "best"] = "last"
-    selection: Mapping[str, Any] = field(default_factory=lambda: {"kmeans_share": 0.0})
+    selection: Options = field(default_factory=lambda: {"kmeans_share": 0.0})
     fingerprint: str = field(init=False)
     held: Tensor = field(init=False, repr=False)
     source: Source = field(init=False, repr=False)
@@ -57,17 +58,8 @@ class Shared(AddOn):
 
     def _hold(self, held: Tensor, source: Source, fingerprint: str) -> None:
         check.positive_int(self.keep, "keep", most=source.count)
-        check.real_number(self.rate, "rate", least=0.0, most=1.0)
-        check.positive_int(self.warm_rounds, "warm_rounds", least=0)
-        check.positive_int(self.steps, "steps")
-        check.positive_int(self.batch, "batch")
-        check.real_number(self.lr, "lr", above=0.0)
         if self.least_steps is not None:
             check.positive_int(self.least_steps, "least_steps", most=self.steps)
-        if self.clip is not None:
-            check.real_number(self.clip, "clip", above=0.0)
-        check.one_of(self.returns, "returns", ("last", "best"))
-        check.mapping(self.selection, "selection")
         for name, value in {"held": held, "source": source, "fingerprint": fingerprint}.items():
             object.__setattr__(self, name, value)
 
@@ -87,7 +79,7 @@ class Shared(AddOn):
 
     def warm(self, number: int) -> bool:
         """Whether round `number`, from 1, has FedAvg initialisation: weights travel up in it."""
-        return number <= self.warm_rounds or due(self.rate, number)
+        return starts_from_average(number, self.rate, self.warm_rounds)
 
     def start(self, server: AveragingServer) -> None:
         """Select the images of the first round (line 4)."""

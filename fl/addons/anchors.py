@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from distillkit._utils import check
 from distillkit.condense import class_statistics, fit_to_gradient, images_from_statistics
 from distillkit.losses import rbf_mmd, supervised_contrastive
 from distillkit.sets import LabeledImages
+from fl._options import Decay, NonNegative, NonNegativeInt, Positive, Rounds
 from fl.addons.condensed import SELECTED
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings, Step
@@ -57,16 +57,17 @@ class Anchors(AddOn):
     """
 
     key = "Anchors"
-    ipc: int = 10
-    weight: float = 1.0
-    selected: tuple[int, ...] = SELECTED
+    disabled_at_zero = ("ipc",)
+    ipc: NonNegativeInt = 10
+    weight: NonNegative = 1.0
+    selected: Rounds = SELECTED
     joined: Literal["unselected", "always"] = "unselected"
     init: Literal["noise", "statistics", "statistics-whole-set"] = "noise"
-    steps: int = 500
-    lr: float = 1.0
-    momentum: float = 0.5
+    steps: NonNegativeInt = 500
+    lr: Positive = 1.0
+    momentum: Decay = 0.5
     regulariser: Literal["contrastive", "mmd"] = "contrastive"
-    temperature: float = 0.07
+    temperature: Positive = 0.07
     reduction: Literal["mean", "sum"] = "mean"
     single_label = True
     anchors = Entry[LabeledImages]("first", cached=True)
@@ -74,18 +75,7 @@ class Anchors(AddOn):
     statistics = Entry[Tensor]("mean", by=owned)
 
     def __post_init__(self) -> None:
-        check.positive_int(self.ipc, "ipc", least=0)
-        check.real_number(self.weight, "weight", least=0.0)
-        for round_number in check.sequence(self.selected, "selected", "rounds, from 1"):
-            check.positive_int(round_number, "selected")
-        check.one_of(self.joined, "joined", ("unselected", "always"))
-        check.one_of(self.init, "init", ("noise", "statistics", "statistics-whole-set"))
-        check.positive_int(self.steps, "steps", least=0)
-        check.real_number(self.lr, "lr", above=0.0)
-        check.real_number(self.momentum, "momentum", least=0.0, below=1.0)
-        check.real_number(self.temperature, "temperature", above=0.0)
-        check.one_of(self.reduction, "reduction", ("mean", "sum"))
-        check.one_of(self.regulariser, "regulariser", ("contrastive", "mmd"))
+        super().__post_init__()
         if self.regulariser == "mmd" and (self.temperature, self.reduction) != (0.07, "mean"):
             raise ValueError(
                 "temperature and reduction belong to regulariser='contrastive': leave them out with 'mmd', got "
@@ -96,11 +86,6 @@ class Anchors(AddOn):
     def first_round(self) -> int:  # type: ignore[override]
         """The first round in which clients read G."""
         return next(number for number in range(1, len(self.selected) + 2) if self._joins(number))
-
-    @property
-    def disabled(self) -> bool:
-        """Whether ipc is 0: then there are no anchors, and it is not installed."""
-        return self.ipc == 0
 
     @property
     def has_query(self) -> bool:

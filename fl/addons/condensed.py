@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import nn
 
 from distillkit._sanity_checks import without_warnings
-from distillkit._utils import check
 from distillkit.augment import DSA, Augmentation, require_augmentation
 from distillkit.condense import distribution_matching
 from distillkit.networks import FixedNetwork, RandomNetworks
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
+from fl._options import Decay, NonNegativeInt, Positive, PositiveInt, Rounds
 from fl.averaging import AddOn, Local
 from fl.message import Entry
 from fl.participants import Client, Server
@@ -55,33 +56,19 @@ class Condensed(AddOn):
     """
 
     key = "Condensed"
-    ipc: int = 50
-    steps: int = 10_000
-    refine_steps: int = 100
-    selected: tuple[int, ...] = SELECTED
-    init: str = "statistics"
+    disabled_at_zero = ("ipc",)
+    ipc: NonNegativeInt = 50
+    steps: NonNegativeInt = 10_000
+    refine_steps: NonNegativeInt = 100
+    selected: Rounds = SELECTED
+    init: Literal["statistics", "statistics-whole-set", "noise", "real"] = "statistics"
     factory: Callable[[], nn.Module] | None = field(default=None, repr=False)
-    batch_real: int = 256
-    lr: float = 1.0
-    momentum: float = 0.5
+    batch_real: PositiveInt = 256
+    lr: Positive = 1.0
+    momentum: Decay = 0.5
     augment: Augmentation | None = field(default_factory=DSA)
     single_label = True
     own = Entry[LabeledImages]("first")
-
-    def __post_init__(self) -> None:
-        for name in ("ipc", "steps", "refine_steps"):
-            check.positive_int(getattr(self, name), name, least=0)
-        for round_number in check.sequence(self.selected, "selected", "rounds, from 1"):
-            check.positive_int(round_number, "selected")
-        check.one_of(self.init, "init", ("statistics", "statistics-whole-set", "noise", "real"))
-        check.positive_int(self.batch_real, "batch_real")
-        check.real_number(self.lr, "lr", above=0.0)
-        check.real_number(self.momentum, "momentum", least=0.0, below=1.0)
-
-    @property
-    def disabled(self) -> bool:
-        """Whether ipc is 0: then clients train on their data, and it is not installed."""
-        return self.ipc == 0
 
     def start(self, server: Server) -> None:
         """Refuse an augmentation that is none for the clients' images."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from distillkit._utils import check
 from distillkit.losses import proximal
+from fl._options import NonNegative
 from fl.averaging import AddOn, Local, Settings
 from fl.batches import Phase
 from fl.message import Entry, Message, Tensors
@@ -41,7 +41,7 @@ class Ditto(AddOn):
     """
 
     key = "Ditto"
-    lam: float = 0.1
+    lam: NonNegative = 0.1
     epochs: int = 1
     steps: int | None = None
 
@@ -49,7 +49,7 @@ class Ditto(AddOn):
     data_access = "none"
 
     def __post_init__(self) -> None:
-        check.real_number(self.lam, "lam", least=0.0)
+        super().__post_init__()
         Phase(self.epochs, self.steps)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:

@@ -17,6 +17,7 @@ from distillkit.privacy.validation._arguments import refuse_half_precision
 from distillkit.privacy.validation._delta import refuse_large_delta
 from distillkit.privacy.validation._gradient_check import choose_batch_sizes
 from distillkit.sets import LabeledImages
+from fl._options import NonNegative, PositiveInt, Rate
 from fl.addons._per_example import public_examples, refuse_mixing_parts, unsound
 from fl.averaging import AddOn, AveragingServer, Local, Settings, Step
 from fl.batches import Batch, Phase, batch_at
@@ -61,26 +62,21 @@ class DPSGD(AddOn):
     """
 
     key = "DPSGD"
-    sigma: float
-    rate: float
-    size: int
+    sigma: NonNegative
+    rate: Rate
+    size: PositiveInt
     clip: float = 1.0
-    chunk: int | None = None
+    chunk: PositiveInt | None = None
     gradients: GradientMode = "auto"
     data_access = "none"
     private = True
 
     def __post_init__(self) -> None:
-        check.real_number(self.sigma, "sigma", least=0.0)
-        check.real_number(self.rate, "rate", above=0.0, most=1.0)
+        super().__post_init__()
         if self.sigma == 0:
             warn("DPSGD(sigma=0) adds no noise: nothing is guaranteed, and the history's epsilon is None")
-        check.positive_int(self.size, "size")
         if self.sigma or not (isinstance(self.clip, float) and self.clip == math.inf):
             check.real_number(self.clip, "clip", above=0.0)
-        if self.chunk is not None:
-            check.positive_int(self.chunk, "chunk")
-        check.one_of(self.gradients, "gradients", ("auto", "hooks", "func"))
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse add-ons and options that would let private data out beside the noised gradient."""

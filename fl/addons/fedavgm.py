@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from distillkit._utils import check
+from fl._options import Decay, Positive
 from fl.averaging import AddOn, AveragingServer
 from fl.message import Entry, Tensors
 
@@ -31,16 +31,11 @@ class FedAvgM(AddOn):
     """
 
     key = "ServerMomentum"
-    momentum: float = 0.9
-    lr: float = 1.0
+    momentum: Decay = 0.9
+    lr: Positive = 1.0
     rule: Literal["heavy-ball", "nesterov", "fedcog"] = "heavy-ball"
     data_access = "none"
     velocity = Entry[Tensors]("first")
-
-    def __post_init__(self) -> None:
-        check.real_number(self.momentum, "momentum", least=0.0, below=1.0)
-        check.real_number(self.lr, "lr", above=0.0)
-        check.one_of(self.rule, "rule", ("heavy-ball", "nesterov", "fedcog"))
 
     @property
     def disabled(self) -> bool:

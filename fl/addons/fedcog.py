@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distillkit._utils import check
 from distillkit.generate import invert
 from distillkit.generate._inversion_loss import Divergence
 from distillkit.sets import LabeledImages
+from fl._options import NonNegative, NonNegativeInt, Positive, PositiveInt
 from fl.averaging import AddOn, AveragingServer, Local, Settings, Step
 from fl.averaging.addon import slot_owner
 from fl.batches import Batch
@@ -70,49 +70,33 @@ class FedCOG(AddOn):
     """
 
     key = "FedCOG"
-    start_round: int = 51
-    images: int = 256
-    steps: int = 100
-    lr: float = 0.01
-    disagreement: float = 0.1
+    disabled_at_zero = ("weight",)
+    start_round: PositiveInt = 51
+    images: PositiveInt = 256
+    steps: NonNegativeInt = 100
+    lr: Positive = 0.01
+    disagreement: NonNegative = 0.1
     divergence: Divergence = "clamped"
-    weight: float | None = None
-    batch: int | None = None
+    weight: NonNegative | None = None
+    batch: PositiveInt | None = None
     labels: Literal["soft", "hard"] = "soft"
     targets: Literal["complement", "uniform"] = "complement"
     decoder: Callable[[tuple[int, int, int], int], nn.Module] | None = None
-    latent: int = 256
+    latent: PositiveInt = 256
     regenerate: bool = False
     needs_previous = True
 
     def __post_init__(self) -> None:
-        for name in ("start_round", "images"):
-            check.positive_int(getattr(self, name), name)
-        check.positive_int(self.steps, "steps", least=0)
-        check.real_number(self.lr, "lr", above=0.0)
-        check.real_number(self.disagreement, "disagreement", least=0.0)
-        check.one_of(self.divergence, "divergence", ("clamped", "jensen_shannon"))
-        if self.weight is not None:
-            check.real_number(self.weight, "weight", least=0.0)
-        if self.batch is not None:
-            check.positive_int(self.batch, "batch")
-        check.one_of(self.labels, "labels", ("soft", "hard"))
-        check.one_of(self.targets, "targets", ("complement", "uniform"))
+        super().__post_init__()
         if self.decoder is not None and not callable(self.decoder):
             raise TypeError(f"decoder must be called with a shape and a length, got {type(self.decoder).__name__}")
-        if check.positive_int(self.latent, "latent") != 256 and self.decoder is None:
+        if self.latent != 256 and self.decoder is None:
             raise ValueError(f"latent={self.latent} belongs to a decoder, but there is none: give one, or leave it out")
-        check.boolean(self.regenerate, "regenerate")
 
     @property
     def first_round(self) -> int:  # type: ignore[override]
         """The first round with generation: `start_round`."""
         return self.start_round
-
-    @property
-    def disabled(self) -> bool:
-        """Whether the weight of the distillation is 0: then nothing is generated, and it is not installed."""
-        return self.weight == 0
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse `regenerate` where another add-on makes the batches: half of the steps must be known."""

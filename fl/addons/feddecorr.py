@@ -7,8 +7,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from distillkit._utils import check
 from distillkit.losses import feature_decorrelation
+from fl._options import NonNegative
 from fl.averaging import AddOn, Step
 
 __all__ = ["FedDecorr"]
@@ -35,19 +35,11 @@ class FedDecorr(AddOn):
     """
 
     key = "FedDecorr"
-    beta: float = 0.1
+    disabled_at_zero = ("beta",)
+    beta: NonNegative = 0.1
     variant: Literal["paper", "released"] = "released"
 
     data_access = "batch"
-
-    def __post_init__(self) -> None:
-        check.real_number(self.beta, "beta", least=0.0)
-        check.one_of(self.variant, "variant", ("paper", "released"))
-
-    @property
-    def disabled(self) -> bool:
-        """Whether beta is 0: then there is no penalty, and it is not installed."""
-        return self.beta == 0
 
     def loss(self, step: Step) -> Tensor | None:
         """The term beta * L_FedDecorr of the batch's embeddings; none for a single image."""

@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from distillkit._utils import check
 from distillkit.chunking import chunk_size, forward_chunks
-from fl.addons._distill import distill_models, due
+from fl._options import Fraction, NonNegativeInt, Positive, PositiveInt
+from fl.addons._distill import distill_models, starts_from_average
 from fl.aggregation import AggregatedReplies
 from fl.averaging import AddOn, AveragingServer, FedAvg, Settings
 from fl.averaging._composition import require_full_models
@@ -63,42 +63,26 @@ class FedDF(AddOn):
     """
 
     key = "FedDF"
-    steps: int = 1000
-    batch: int = 128
-    lr: float = 1e-3
+    disabled_at_zero = ("steps",)
+    steps: NonNegativeInt = 1000
+    batch: PositiveInt = 128
+    lr: Positive = 1e-3
     schedule: Literal["cosine", "constant"] = "cosine"
-    gradient_norm: float | None = 5.0
+    gradient_norm: Positive | None = 5.0
     returns: Literal["last", "best"] = "last"
-    patience: int | None = None
-    rate: float = 1.0
-    warm_rounds: int = 1
-    clip: float | None = None
+    patience: PositiveInt | None = None
+    rate: Fraction = 1.0
+    warm_rounds: NonNegativeInt = 1
+    clip: Positive | None = None
 
     logits = Entry[Tensor]("mean")
     data_access = "none"
     single_label = True
 
     def __post_init__(self) -> None:
-        check.positive_int(self.steps, "steps", least=0)
-        check.positive_int(self.batch, "batch")
-        check.real_number(self.lr, "lr", above=0.0)
-        check.one_of(self.schedule, "schedule", ("cosine", "constant"))
-        if self.gradient_norm is not None:
-            check.real_number(self.gradient_norm, "gradient_norm", above=0.0)
-        check.one_of(self.returns, "returns", ("last", "best"))
-        if self.patience is not None:
-            check.positive_int(self.patience, "patience")
-            if self.returns != "best":
-                raise ValueError(f"patience needs validation: returns='best', got returns={self.returns!r}")
-        check.real_number(self.rate, "rate", least=0.0, most=1.0)
-        check.positive_int(self.warm_rounds, "warm_rounds", least=0)
-        if self.clip is not None:
-            check.real_number(self.clip, "clip", above=0.0)
-
-    @property
-    def disabled(self) -> bool:
-        """Whether there are no steps: then nothing is distilled, and it is not installed."""
-        return self.steps == 0
+        super().__post_init__()
+        if self.patience is not None and self.returns != "best":
+            raise ValueError(f"patience needs validation: returns='best', got returns={self.returns!r}")
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse replies from which the server cannot make every client's whole model."""
@@ -131,7 +115,7 @@ class FedDF(AddOn):
 
     def refine(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> Tensors:
         """The student of each architecture, after it has learnt the mean of the clients' logits."""
-        warm = server.round <= self.warm_rounds or due(self.rate, server.round)
+        warm = starts_from_average(server.round, self.rate, self.warm_rounds)
         if self.rate < 1:
             server.notes["initialised"] = int(warm)
         return distill_models(

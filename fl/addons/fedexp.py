@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distillkit._utils import check
+from fl._options import NonNegative
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings
+from fl.averaging._composition import require_one_architecture
 from fl.message import Entry, Message, Tensors
 
 __all__ = ["FedExP"]
@@ -47,21 +48,14 @@ class FedExP(AddOn):
     """
 
     key = "FedExP"
-    epsilon: float = 1e-3
+    epsilon: NonNegative = 1e-3
     data_access = "none"
     norm = Entry[float]("mean", by=FedAvg.samples)
     before = Entry[Tensors]("first")
 
-    def __post_init__(self) -> None:
-        check.real_number(self.epsilon, "epsilon", least=0.0)
-
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse several architectures: the step size is that of one vector of weights."""
-        if len(settings.networks.names) > 1:
-            raise ValueError(
-                f"FedExP needs one architecture, got {list(settings.networks.names)}: its step size is that of one "
-                "vector of weights"
-            )
+        require_one_architecture(self, settings, "its step size is that of one vector of weights")
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """The reply holds one number, ||Delta_i||^2."""

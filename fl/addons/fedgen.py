@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from distillkit._utils import check
 from distillkit.losses import knowledge_distillation
 from distillkit.networks import build
+from fl._options import AtLeastTwo, NonNegative, Positive, PositiveInt
 from fl.addons._latent import Head, LatentGenerator, diversity
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings, Step
 from fl.averaging.addon import overrides
 from fl.averaging.optimizer import load_state, saved_state
 from fl.message import Entry, Message, Tensors
+from fl.networks import copied
 
 __all__ = ["FedGen"]
 
@@ -57,16 +58,17 @@ class FedGen(AddOn):
     """
 
     key = "FedGen"
-    alpha: float = 10.0
-    beta: float = 10.0
-    decay: float = 0.98
-    steps: int = 50
-    batch: int = 32
-    lr: float = 3e-4
-    weight_decay: float = 0.01
-    diversity_weight: float = 1.0
-    noise: int = 32
-    hidden: int = 256
+    disabled_at_zero = ("alpha", "beta")
+    alpha: NonNegative = 10.0
+    beta: NonNegative = 10.0
+    decay: Positive = 0.98
+    steps: PositiveInt = 50
+    batch: AtLeastTwo = 32
+    lr: Positive = 3e-4
+    weight_decay: NonNegative = 0.01
+    diversity_weight: NonNegative = 1.0
+    noise: PositiveInt = 32
+    hidden: PositiveInt = 256
 
     generator = Entry[Tensors]("first")
     seen = Entry[Tensor]("first")
@@ -75,20 +77,6 @@ class FedGen(AddOn):
     head = Entry[Tensors]("union")
     single_label = True
     first_round = 2
-
-    def __post_init__(self) -> None:
-        for name in ("alpha", "beta", "weight_decay", "diversity_weight"):
-            check.real_number(getattr(self, name), name, least=0.0)
-        for name in ("decay", "lr"):
-            check.real_number(getattr(self, name), name, above=0.0)
-        for name in ("steps", "noise", "hidden"):
-            check.positive_int(getattr(self, name), name)
-        check.positive_int(self.batch, "batch", least=2)
-
-    @property
-    def disabled(self) -> bool:
-        """Whether alpha and beta are both 0: then there is no term, and it is not installed."""
-        return self.alpha == 0 and self.beta == 0
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse replies that do not hold every client's classifier, or classifiers of several kinds."""
@@ -115,7 +103,7 @@ class FedGen(AddOn):
         """Draw the generator G; no class is seen yet."""
         classes, embedding = server.task.num_classes, self._head(server).embedding
         drawn = self._generator(classes, embedding, server.generator("FedGen init")).to(server.dtype)
-        server.state[self.generator] = server.copied(drawn)
+        server.state[self.generator] = copied(drawn)
         server.state[self.seen] = torch.zeros(classes)
         server.state[self.optimizer] = {}
 
@@ -204,6 +192,6 @@ class FedGen(AddOn):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        state[self.generator] = server.copied(net)
+        state[self.generator] = copied(net)
         state[self.optimizer], state[self.seen] = saved_state(optimizer, names), torch.maximum(state[self.seen], held)
         server.notes["generator_loss"] = float(loss.detach())

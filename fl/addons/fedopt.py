@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distillkit._utils import check
+from fl._options import Decay, NonNegative, Positive
 from fl.averaging import AddOn, AveragingServer
 from fl.message import Entry, Tensors
 
@@ -38,20 +38,13 @@ class ServerAdaptive(AddOn, ABC):
     """
 
     key = "ServerAdaptive"
-    lr: float = 0.01
-    beta1: float = 0.9
-    tau: float = 1e-3
-    initial: float | None = None
+    lr: Positive = 0.01
+    beta1: Decay = 0.9
+    tau: Positive = 1e-3
+    initial: NonNegative | None = None
     data_access = "none"
     m = Entry[Tensors]("first")
     v = Entry[Tensors]("first")
-
-    def __post_init__(self) -> None:
-        check.real_number(self.lr, "lr", above=0.0)
-        check.real_number(self.beta1, "beta1", least=0.0, below=1.0)
-        check.real_number(self.tau, "tau", above=0.0)
-        if self.initial is not None:
-            check.real_number(self.initial, "initial", least=0.0)
 
     @abstractmethod
     def second(self, v: Tensor, square: Tensor) -> Tensor:
@@ -78,7 +71,7 @@ class FedAdagrad(ServerAdaptive):
     """
 
     key = "ServerAdagrad"
-    beta1: float = 0.0
+    beta1: Decay = 0.0
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
         """v + Delta^2: the sum of the squares of all rounds."""
@@ -96,11 +89,7 @@ class FedAdam(ServerAdaptive):
     """
 
     key = "ServerAdam"
-    beta2: float = 0.99
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check.real_number(self.beta2, "beta2", least=0.0, below=1.0)
+    beta2: Decay = 0.99
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
         """beta2 v + (1 - beta2) Delta^2: a moving mean of the squares."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from distillkit._utils import check
 from distillkit.losses import proximal
+from fl._options import NonNegative
 from fl.averaging import AddOn, Step
 
 __all__ = ["FedProx"]
@@ -27,21 +27,14 @@ class FedProx(AddOn):
     """
 
     key = "Proximal"
-    mu: float = 0.01
+    disabled_at_zero = ("mu",)
+    mu: NonNegative = 0.01
     data_access = "none"
-
-    def __post_init__(self) -> None:
-        check.real_number(self.mu, "mu", least=0.0)
 
     @property
     def damping(self) -> float:  # type: ignore[override]
         """mu, the strength of the pull: the drift of a client is damped by it (`local.effective_lrs`)."""
         return self.mu
-
-    @property
-    def disabled(self) -> bool:
-        """Whether mu is 0: then there is no pull, and it is not installed."""
-        return self.mu == 0
 
     def loss(self, step: Step) -> Tensor:
         """The term (mu / 2) ||w - w_t||^2 of the local objective, w_t being the received weights."""

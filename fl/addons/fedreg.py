@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distillkit._utils import check
 from distillkit.networks._dropout import seed_dropout
+from fl._options import Fraction, Positive, PositiveInt
 from fl.averaging import AddOn, Local, Settings, Step
 from fl.averaging.addon import overrides
+from fl.averaging.step import restored
 from fl.batches import batch_at, shuffled_indices
 from fl.message import Tensors
 
@@ -52,19 +53,12 @@ class FedReg(AddOn):
     """
 
     key = "FedReg"
-    gamma: float = 0.5
-    eta: float = 0.1
-    eta_perturbed: float | None = None
-    iterations: int = 10
+    gamma: Fraction = 0.5
+    eta: Positive = 0.1
+    eta_perturbed: Positive | None = None
+    iterations: PositiveInt = 10
 
     single_label = True
-
-    def __post_init__(self) -> None:
-        check.real_number(self.gamma, "gamma", least=0.0, most=1.0)
-        check.real_number(self.eta, "eta", above=0.0)
-        if self.eta_perturbed is not None:
-            check.real_number(self.eta_perturbed, "eta_perturbed", above=0.0)
-        check.positive_int(self.iterations, "iterations")
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse what would undo the projections, or needs an update that is a sum of gradients."""
@@ -81,16 +75,12 @@ class FedReg(AddOn):
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
         """Step 1: the gradient at gamma w + (1 - gamma) w_t, in place of that at w."""
-        local = step.local
-        kept = {n: p.detach().clone() for n, p in local.shared_parameters().items()}
-        with torch.no_grad():
-            for name, param in local.shared_parameters().items():
-                param.copy_(self.gamma * kept[name] + (1 - self.gamma) * local.start[name])
-        grads = compute()
-        with torch.no_grad():
-            for name, param in local.shared_parameters().items():
-                param.copy_(kept[name])
-        return grads
+        local, shared = step.local, step.local.shared_parameters()
+        with restored(shared.values()):
+            with torch.no_grad():
+                for name, param in shared.items():
+                    param.copy_(self.gamma * param + (1 - self.gamma) * local.start[name])
+            return compute()
 
     def after_step(self, step: Step) -> None:
         """Step 2: remove from the drift what raises the loss on pseudo, then on perturbed images."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from distillkit._utils import check
+from fl._options import NonNegative
 from fl.averaging import AddOn, Step
+from fl.averaging.step import restored
 from fl.message import Tensors
 
 __all__ = ["FedSAM"]
@@ -33,16 +34,9 @@ class FedSAM(AddOn):
     """
 
     key = "SAM"
-    rho: float = 0.05
+    disabled_at_zero = ("rho",)
+    rho: NonNegative = 0.05
     data_access = "none"
-
-    def __post_init__(self) -> None:
-        check.real_number(self.rho, "rho", least=0.0)
-
-    @property
-    def disabled(self) -> bool:
-        """Whether rho is 0: then the gradient is taken at w, and it is not installed."""
-        return self.rho == 0
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
         """The gradient at w + rho g / ||g||, in place of the gradient g at w. The weights come back as they were."""
@@ -51,13 +45,9 @@ class FedSAM(AddOn):
         grads = compute()
         norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt()
         reach = torch.where(norm > 0, self.rho / norm, 0.0)
-        kept = [(t, t.detach().clone()) for t in (*step.trained.values(), *local.net.buffers())]
-        with torch.no_grad():
-            for name, param in step.trained.items():
-                param.add_(grads[name] * reach)
-        local.dropout.set_state(masks)
-        grads = compute()
-        with torch.no_grad():
-            for tensor, value in kept:
-                tensor.copy_(value)
-        return grads
+        with restored((*step.trained.values(), *local.net.buffers())):
+            with torch.no_grad():
+                for name, param in step.trained.items():
+                    param.add_(grads[name] * reach)
+            local.dropout.set_state(masks)
+            return compute()

@@ -39,6 +39,7 @@ class FineTune(AddOn):
     data_access = "none"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         Phase(self.epochs, self.steps, self.train)
 
     def check_run(self, settings: Settings, names: Sequence[str]) -> None:

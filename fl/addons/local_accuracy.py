@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distillkit._utils import check
+from fl._options import PositiveInt
 from fl.aggregation import AggregatedReplies
 from fl.averaging import AddOn, AveragingServer, FedAvg, Settings
 from fl.averaging._composition import require_full_models
@@ -34,15 +34,15 @@ class LocalAccuracy(AddOn):
 
     key = "LocalAccuracy"
     on: str = "test"
-    every: int = 1
+    every: PositiveInt = 1
 
     accuracies = Entry[Tensor]("union")
     data_access = "none"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.on, str):
             raise TypeError(f"on must be the name of a set in server_data, got {type(self.on).__name__}")
-        check.positive_int(self.every, "every")
 
     @property
     def first_round(self) -> int:  # type: ignore[override]

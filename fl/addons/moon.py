@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distillkit._utils import check
 from distillkit.losses import model_contrastive
 from distillkit.networks import split
+from fl._options import NonNegative, Positive
 from fl.averaging import AddOn, Step
 
 __all__ = ["MOON"]
@@ -37,21 +37,13 @@ class MOON(AddOn):
     """
 
     key = "MOON"
-    mu: float = 1.0
-    temperature: float = 0.5
+    disabled_at_zero = ("mu",)
+    mu: NonNegative = 1.0
+    temperature: Positive = 0.5
 
     needs_previous = True
     first_round = 2
     data_access = "example"
-
-    def __post_init__(self) -> None:
-        check.real_number(self.mu, "mu", least=0.0)
-        check.real_number(self.temperature, "temperature", above=0.0)
-
-    @property
-    def disabled(self) -> bool:
-        """Whether mu is 0: then there is no contrast, and it is not installed."""
-        return self.mu == 0
 
     def loss(self, step: Step) -> Tensor | None:
         """The term mu * l_con (Eq. 3) of the batch; none before the client has a previous model."""

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from distillkit._utils import check
-from fl.addons._robust import krum_choice, mean_of, trimmed_mean
+from fl._options import NonNegativeInt, PositiveInt
+from fl.addons._robust import krum_choice, trimmed_mean
 from fl.addons.local_accuracy import LocalAccuracy
 from fl.aggregation import AggregatedReplies
 from fl.averaging import AddOn, AveragingServer, FedAvg, Settings
+from fl.averaging._composition import require_one_architecture
 from fl.message import Entry, Message, Tensors, declared_entries
 from fl.method import NoUsableReply
 
@@ -53,16 +54,14 @@ class RobustMean(AddOn):
     """
 
     key = "RobustMean"
-    attackers: int
+    attackers: NonNegativeInt
     rule: Literal["median", "trimmed", "krum"] = "median"
-    best: int = 1
+    best: PositiveInt = 1
     data_access = "none"
     updates = Entry[Tensors]("union")
 
     def __post_init__(self) -> None:
-        check.positive_int(self.attackers, "attackers", least=0)
-        check.one_of(self.rule, "rule", ("median", "trimmed", "krum"))
-        check.positive_int(self.best, "best")
+        super().__post_init__()
         if self.best > 1 and self.rule != "krum":
             raise ValueError(f"best={self.best} belongs to rule='krum', got rule={self.rule!r}; leave it out")
 
@@ -85,10 +84,7 @@ class RobustMean(AddOn):
                 f"RobustMean counts every reply alike: give weights='uniform', got {settings.weights!r}, with which "
                 "an attacker would choose its own weight"
             )
-        if len(networks.names) > 1:
-            raise ValueError(
-                f"RobustMean needs one architecture, got {list(networks.names)}: it compares the changes of one model"
-            )
+        require_one_architecture(self, settings, "it compares the changes of one model")
         if any(settings.sent_buffers(networks.template(n, some)) for n in networks.names):
             raise ValueError(
                 "RobustMean does not guard buffers, which one false reply would move: give buffers='drop', or a "
@@ -118,7 +114,7 @@ class RobustMean(AddOn):
         if self.rule == "krum":
             chosen = krum_choice(rows, self.attackers, self.best)
             server.notes["krum_clients"] = [replies.clients[i] for i in chosen]
-            combined = {n: mean_of(rows[n], chosen) for n in mean}
+            combined = {n: rows[n][chosen].double().mean(0) for n in mean}
         else:
             trim = (count - 1) // 2 if self.rule == "median" else self.attackers
             combined = {n: trimmed_mean(rows[n], trim) for n in mean}

@@ -9,6 +9,7 @@ import torch
 
 from fl.aggregation import AggregatedReplies, Schema
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings, Step
+from fl.averaging._composition import require_one_architecture
 from fl.message import Entry, Message, Tensors
 
 __all__ = ["SCAFFOLD"]
@@ -54,10 +55,7 @@ class SCAFFOLD(AddOn):
             raise ValueError(
                 "SCAFFOLD needs ClientOptimizer(state='round'), got 'client': old momentum is in the change"
             )
-        if len(settings.networks.names) > 1:
-            raise ValueError(
-                f"SCAFFOLD needs one architecture, got {list(settings.networks.names)}: c is all clients' mean"
-            )
+        require_one_architecture(self, settings, "c is all clients' mean")
 
     def start(self, server: AveragingServer) -> None:
         """The server's variate c begins at zero, as no tensor at all."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from distillkit._utils import check
 from distillkit.generate import Patches
+from fl._options import Options, PositiveInt
 from fl.addons._crops import Crops
 from fl.addons._shared import Shared
 from fl.averaging import FedAvg
@@ -56,20 +55,18 @@ class SharedImage(Shared):
     key = "SharedImage"
     image: Tensor = field(repr=False)
     keep: int = field(default=5000, kw_only=True)
-    count: int = 50_000
+    count: PositiveInt = 50_000
     seed: int = 0
-    size: int | None = None
-    crops: Mapping[str, Any] = field(default_factory=dict)
+    size: PositiveInt | None = None
+    crops: Options = field(default_factory=dict)
 
     picture = Entry[Tensor]("first", cached=True)
     index = Entry[Tensor]("first")
     logits = Entry[Tensor]("mean", by=FedAvg.samples)
 
     def __post_init__(self) -> None:
-        check.positive_int(self.keep, "keep", most=check.positive_int(self.count, "count"))
-        if self.size is not None:
-            check.positive_int(self.size, "size")
-        check.mapping(self.crops, "crops")
+        super().__post_init__()
+        check.positive_int(self.keep, "keep", most=self.count)
         patches = Patches(self.image, self.seed, size=self.size or 1, count=self.count, **self.crops)
         object.__setattr__(self, "image", (255 * patches.image.cpu()).round().to(torch.uint8))
         self._hold(self.image, Crops(self.seed, self.count, self.size, self.crops), patches.digest[:16])

@@ -49,6 +49,7 @@ class SharedPool(Shared):
     logits = Entry[Tensor]("mean", by=FedAvg.samples)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         pixels = self.pool
         if isinstance(pixels, LabeledImages):
             pixels = (255 * pixels.pixels().detach()).round().clamp(0, 255).to(torch.uint8)

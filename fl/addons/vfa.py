@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from distillkit._utils import check
 from distillkit.losses import supervised_contrastive
 from distillkit.networks import split
+from fl._options import NonNegative, Positive, PositiveInt
 from fl.averaging import AddOn, AveragingServer, Local, Step
 from fl.message import Entry, Message, Tensors
 
@@ -35,26 +35,14 @@ class VFA(AddOn):
     """
 
     key = "VFA"
-    weight: float = 1.0
-    std: float = 0.05
-    per_class: int | None = None
-    temperature: float = 0.07
+    disabled_at_zero = ("weight",)
+    weight: NonNegative = 1.0
+    std: NonNegative = 0.05
+    per_class: PositiveInt | None = None
+    temperature: Positive = 0.07
     empty: Literal["drop", "zero"] = "drop"
     single_label = True
     means = Entry[Tensors]("first", cached=True)
-
-    def __post_init__(self) -> None:
-        check.real_number(self.weight, "weight", least=0.0)
-        check.real_number(self.std, "std", least=0.0)
-        if self.per_class is not None:
-            check.positive_int(self.per_class, "per_class")
-        check.real_number(self.temperature, "temperature", above=0.0)
-        check.one_of(self.empty, "empty", ("drop", "zero"))
-
-    @property
-    def disabled(self) -> bool:
-        """Whether the weight is 0: then there is no term, and it is not installed."""
-        return self.weight == 0
 
     def start(self, server: AveragingServer) -> None:
         """Draw the means mu_k, [K, d], of each architecture's feature space."""

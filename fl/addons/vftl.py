@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from distillkit._utils import check
-from distillkit.networks._dropout import seed_dropout
 from distillkit.sets import LabeledImages
+from fl._options import AtLeastTwo, Decay, NonNegativeInt, Options, Positive, PositiveInt
+from fl.addons._server_training import train_on_set
 from fl.addons._virtual import require_source, virtual_set
 from fl.averaging import AddOn, AveragingServer, FedAvg
-from fl.batches import batch_at, shuffled_indices
 from fl.message import Tensors
+from fl.networks import copied
 
 __all__ = ["VFTL"]
 
@@ -36,31 +33,21 @@ class VFTL(AddOn):
     """
 
     key = "VFTL"
-    epochs: int = 10
-    lr: float = 0.01
-    momentum: float = 0.9
-    batch: int = 128
+    disabled_at_zero = ("epochs",)
+    epochs: NonNegativeInt = 10
+    lr: Positive = 0.01
+    momentum: Decay = 0.9
+    batch: PositiveInt = 128
     source: str | LabeledImages = "stylegan"
-    classes: int = 10
-    per_class: int = 200
-    options: Mapping[str, Any] = field(default_factory=dict)
+    classes: AtLeastTwo = 10
+    per_class: PositiveInt = 200
+    options: Options = field(default_factory=dict)
     data_access = "none"
     single_label = True
 
     def __post_init__(self) -> None:
-        check.positive_int(self.epochs, "epochs", least=0)
-        check.real_number(self.lr, "lr", above=0.0)
-        check.real_number(self.momentum, "momentum", least=0.0, below=1.0)
-        check.positive_int(self.batch, "batch")
-        check.positive_int(self.classes, "classes", least=2)
-        check.positive_int(self.per_class, "per_class")
+        super().__post_init__()
         require_source(self.source)
-        check.mapping(self.options, "options")
-
-    @property
-    def disabled(self) -> bool:
-        """Whether there are no epochs: then nothing is pretrained, and it is not installed."""
-        return self.epochs == 0
 
     def start(self, server: AveragingServer) -> None:
         """Make the virtual set, and train the first weights of every architecture on it."""
@@ -77,14 +64,9 @@ class VFTL(AddOn):
 
     def _pretrained(self, server: AveragingServer, architecture: str, noise: LabeledImages) -> Tensors:
         net = server.network(architecture).train()
-        seed_dropout(net, server.generator(f"{self.key} dropout {architecture}"))
-        optimizer = torch.optim.SGD(net.parameters(), lr=self.lr, momentum=self.momentum)
-        order = server.generator(f"{self.key} order {architecture}")
-        for index in shuffled_indices(len(noise), self.batch, order, self.epochs, None):
-            server.check_running()
-            batch = batch_at(noise, index)
-            loss = F.cross_entropy(net(batch.images), batch.labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return server.copied(net)
+        train_on_set(
+            net, noise, torch.optim.SGD(net.parameters(), lr=self.lr, momentum=self.momentum), epochs=self.epochs,
+            batch=self.batch, order=server.generator(f"{self.key} order {architecture}"),
+            dropout=server.generator(f"{self.key} dropout {architecture}"), running=server.check_running,
+        )  # fmt: skip
+        return copied(net)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from distillkit.augment._validation import Augment
 from distillkit.losses import supervised_contrastive
 from distillkit.networks import split
 from distillkit.sets import LabeledImages
+from fl._options import AtLeastTwo, NonNegative, Options, Positive, PositiveInt
 from fl.addons._virtual import require_source, virtual_set
 from fl.averaging import AddOn, AveragingServer, Local, Settings, Step
 from fl.averaging.step import outputs
@@ -66,30 +67,25 @@ class VHL(AddOn):
     """
 
     key = "VHL"
+    disabled_at_zero = ("cross_entropy", "calibration", "contrast")
     source: str | LabeledImages = "stylegan"
-    classes: int = 10
-    per_class: int = 200
-    cross_entropy: float = 1.0
-    calibration: float = 1.0
-    contrast: float = 0.1
-    batch: int | None = None
+    classes: AtLeastTwo = 10
+    per_class: PositiveInt = 200
+    cross_entropy: NonNegative = 1.0
+    calibration: NonNegative = 1.0
+    contrast: NonNegative = 0.1
+    batch: PositiveInt | None = None
     augment: Augment | Literal["method"] | None = "method"
     layer: str | None = None
-    temperature: float = 0.07
+    temperature: Positive = 0.07
     empty: Literal["drop", "zero"] = "drop"
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     single_label = True
     noise = Entry[LabeledImages]("first", cached=True)
 
     def __post_init__(self) -> None:
-        check.positive_int(self.classes, "classes", least=2)
-        check.positive_int(self.per_class, "per_class")
+        super().__post_init__()
         require_source(self.source)
-        check.mapping(self.options, "options")
-        for name in ("cross_entropy", "calibration", "contrast"):
-            check.real_number(getattr(self, name), name, least=0.0)
-        if self.batch is not None:
-            check.positive_int(self.batch, "batch")
         if isinstance(self.augment, str):
             check.one_of(self.augment, "augment", ("method",))
         else:
@@ -98,8 +94,6 @@ class VHL(AddOn):
             raise ValueError(
                 f"layer is what calibration and contrast read, but both are 0: leave it out, got layer={self.layer!r}"
             )
-        check.real_number(self.temperature, "temperature", above=0.0)
-        check.one_of(self.empty, "empty", ("drop", "zero"))
 
     @property
     def extra_outputs(self) -> int:  # type: ignore[override]
@@ -110,11 +104,6 @@ class VHL(AddOn):
     def layers(self) -> tuple[str, ...]:  # type: ignore[override]
         """The inner layer whose outputs are compared, if `layer` names one."""
         return () if self.layer is None else (self.layer,)
-
-    @property
-    def disabled(self) -> bool:
-        """Whether all three weights are 0: then it is not installed."""
-        return self.cross_entropy == self.calibration == self.contrast == 0
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse a second virtual set: `VHL` beside `NaiveVHL`."""
@@ -170,6 +159,6 @@ class NaiveVHL(VHL):
     """
 
     key = "NaiveVHL"
-    calibration: float = 0.0
-    contrast: float = 0.0
+    calibration: NonNegative = 0.0
+    contrast: NonNegative = 0.0
     data_access = "none"

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 from collections.abc import Sequence
 
 from torch import Tensor
 
 from distillkit._sanity_checks import warn
 from distillkit._utils import check
-from fl._components import require_plain_options
+from fl._components import require_distinct, require_plain_options
 from fl.averaging.addon import SLOTS, AddOn, overrides
 from fl.averaging.settings import Settings, floating_buffers
 from fl.message import Tensors
 
-__all__ = ["active_addons", "check_update", "require_answer_schema", "require_composable", "require_full_models"]
+__all__ = [
+    "active_addons",
+    "check_update",
+    "require_answer_schema",
+    "require_composable",
+    "require_full_models",
+    "require_one_architecture",
+]
 
 
 def active_addons(addons: Sequence[object]) -> tuple[AddOn, ...]:
@@ -53,11 +59,7 @@ def require_composable(addons: Sequence[AddOn]) -> None:
     Raises:
         ValueError: one is given twice, or two fill one slot.
     """
-    for first, second in itertools.pairwise(addons):
-        if type(first) is type(second):
-            raise ValueError(f"{first.name} is given twice; an add-on may stand in a method once: leave one out")
-        if first.key == second.key:
-            raise ValueError(f"{first.name} and {second.name} have the same key, {first.key!r}: state another in one")
+    require_distinct(addons, "an add-on may stand in a method once")
     for slot in SLOTS:
         both = [a.name for a in addons if overrides(a, slot)]
         if len(both) > 1:
@@ -110,6 +112,22 @@ def require_full_models(asking: AddOn, settings: Settings, addons: Sequence[AddO
                 f"{asking.name} needs the clients' models, but {addon.name} rescales what they send: leave one of the "
                 "two out"
             )
+
+
+def require_one_architecture(addon: AddOn, settings: Settings, reason: str) -> None:
+    """Refuse a method with several architectures; for the `check` of an add-on that needs one.
+
+    Args:
+        addon: the add-on that needs it.
+        settings: the method's options and its networks.
+        reason: why, for the message.
+
+    Raises:
+        ValueError: there are several.
+    """
+    names = settings.networks.names
+    if len(names) > 1:
+        raise ValueError(f"{addon.name} needs one architecture, got {list(names)}: {reason}")
 
 
 def check_update(addon: AddOn, slot: str, got: object, mean: Tensors) -> Tensors:

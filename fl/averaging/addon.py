@@ -49,6 +49,7 @@ class AddOn(Component):
             "none"; in its terms alone, one "example" at a time; or anything, the "batch" together (the default).
             `DPSGD` stands beside the first two only.
         single_label: whether its terms make sense only where each image has one class; another task is refused.
+        disabled_at_zero: options, such as a weight, whose value 0 disables the add-on. Of several, all must be 0.
         first_round: the first round in which it can change anything; a run with fewer rounds warns that it will not.
     """
 
@@ -58,6 +59,7 @@ class AddOn(Component):
     damping: float = 0.0
     data_access: Literal["none", "example", "batch"] = "batch"
     single_label: ClassVar[bool] = False
+    disabled_at_zero: ClassVar[tuple[str, ...]] = ()
     first_round: int = 1
 
     @classmethod
@@ -72,8 +74,8 @@ class AddOn(Component):
 
     @property
     def disabled(self) -> bool:
-        """Whether its options turn it off (a weight of 0, say); then the method leaves it out, and is as without it."""
-        return False
+        """Whether its options turn it off. The method leaves it out, and behaves as without it."""
+        return bool(self.disabled_at_zero) and all(getattr(self, name) == 0 for name in self.disabled_at_zero)
 
     @property
     def private(self) -> bool:

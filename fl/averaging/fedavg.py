@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from torch import nn
-
 from distillkit._sanity_checks import warn
 from distillkit.augment._validation import Augment
 from fl._codec import digest
@@ -34,7 +32,7 @@ from fl.averaging.server import AveragingServer
 from fl.averaging.settings import Objective, Settings, as_patterns, as_phases
 from fl.batches import Phase
 from fl.message import Message, Tensors
-from fl.method import Method, NoUsableReply, Predictor, evaluation_spec
+from fl.method import Method, NoUsableReply, Predictor, evaluation_spec, require_single_label
 from fl.networks import Factory, Networks
 from fl.participants import Client, Server
 from fl.schema import MAX_WEIGHT
@@ -246,14 +244,6 @@ class FedAvg(Entries, Method):
 
     # Before round 1.
 
-    def architectures(self, classes: int) -> Mapping[str, nn.Module]:
-        """Return a template of every architecture, by name, with outputs for the `classes` and the add-ons."""
-        return self.networks.templates(classes)
-
-    def assigned(self, clients: int) -> Sequence[str]:
-        """Return the architecture of each client, if there are several."""
-        return self.networks.assigned(clients)
-
     def check_run(self, server: Server, rounds: int) -> None:
         """Try the networks, `augment` and `objective` on noise, and let every add-on check the parameters' names.
 
@@ -280,11 +270,8 @@ class FedAvg(Entries, Method):
         Raises:
             ValueError: an add-on that needs one class per image in a multi-label task, or that refuses what it finds.
         """
-        for addon in self.addons:
-            if addon.single_label and not server.task.single_label:
-                raise ValueError(
-                    f"{addon.name} needs one class an image, which {server.task!r} does not have: leave it out"
-                )
+        for addon in (a for a in self.addons if a.single_label):
+            require_single_label(addon.name, server.task)
         server.state[self.model] = self.networks.all_first(server)
         for addon in self.addons:
             addon.start(self._view(server))

@@ -10,7 +10,6 @@ from fl.averaging._entries import Entries
 from fl.averaging.settings import Settings
 from fl.message import Message, Tensors
 from fl.method import Predictor
-from fl.networks import copied
 from fl.participants import Server
 
 __all__ = ["AveragingServer"]
@@ -76,7 +75,3 @@ class AveragingServer(Server):
         name = next(n for n in networks.names if networks.unprefixed(update, n))
         net = self.network(name, {**networks.unprefixed(state, name), **networks.unprefixed(trained, name)})
         return Predictor(net.eval(), self.settings.tested_outputs(self.task.num_classes))
-
-    def copied(self, network: nn.Module) -> Tensors:
-        """A copy of the parameters and buffers of `network`, by name, to keep in `state`."""
-        return copied(network)

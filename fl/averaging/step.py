@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from fl.averaging.local import Local, Term
 from fl.batches import Batch
 from fl.message import Tensors
 
-__all__ = ["Output", "Step", "outputs"]
+__all__ = ["Output", "Step", "outputs", "restored"]
 
 
 @dataclass(frozen=True)
@@ -161,3 +161,17 @@ class Step:
             if term is not None:
                 total = total + term
         return total
+
+
+@contextmanager
+def restored(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Restore these tensors in place at the end of the `with` block, bit by bit.
+
+    Args:
+        tensors: parameters or buffers that the block changes in place.
+    """
+    kept = [(t, t.detach().clone()) for t in tensors]
+    yield
+    with torch.no_grad():
+        for tensor, value in kept:
+            tensor.copy_(value)

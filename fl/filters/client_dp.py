@@ -13,6 +13,7 @@ from torch import Tensor
 from distillkit._sanity_checks import warn
 from distillkit._utils import check
 from distillkit.privacy import ADD_OR_REMOVE_CLIENT, ALL_CLIENTS, Event, Ledger, NotAccountable, PrivacyError
+from fl._options import Fraction, NonNegative, Positive, Rate, check_options
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging.fedavg import FedAvg
 from fl.filters._boundable import require_shapes, require_sums
@@ -39,15 +40,12 @@ class Adaptive:
             expected in a round, as in the paper. It must exceed half of `ClientDP.sigma`, of which it takes a share.
     """
 
-    quantile: float = 0.5
-    step: float = 0.2
-    sigma: float | None = None
+    quantile: Fraction = 0.5
+    step: Positive = 0.2
+    sigma: Positive | None = None
 
     def __post_init__(self) -> None:
-        check.real_number(self.quantile, "quantile", least=0.0, most=1.0)
-        check.real_number(self.step, "step", above=0.0)
-        if self.sigma is not None:
-            check.real_number(self.sigma, "sigma", above=0.0)
+        check_options(self)
 
 
 @dataclass(frozen=True)
@@ -85,8 +83,8 @@ class ClientDP(Filter):
     """
 
     key = "ClientDP"
-    sigma: float
-    rate: float
+    sigma: NonNegative
+    rate: Rate
     clip: float | Mapping[Entry[Any], float] = field(repr=False)
     adaptive: Adaptive | None = None
     clips: dict[Entry[Any], float] = field(init=False)
@@ -95,8 +93,7 @@ class ClientDP(Filter):
     within = Entry[Tensor]("sum")
 
     def __post_init__(self) -> None:
-        check.real_number(self.sigma, "sigma", least=0.0)
-        check.real_number(self.rate, "rate", above=0.0, most=1.0)
+        super().__post_init__()
         if self.sigma == 0:
             warn("ClientDP(sigma=0) adds no noise: nothing is guaranteed, and the history's epsilon is None")
         given = self.clip if isinstance(self.clip, Mapping) else {FedAvg.update: self.clip}

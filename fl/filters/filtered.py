@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from distillkit.privacy import PrivacyError
-from fl._components import KeyedObject, require_own_entries, require_plain_options
+from fl._components import KeyedObject, require_distinct, require_own_entries, require_plain_options
 from fl.aggregation import AggregatedReplies, Schema
 from fl.filters.filter import Filter
 from fl.message import Message
@@ -51,13 +50,7 @@ class Filtered(Method):
             raise TypeError(f"Filtered takes a method and then one or more filters, got {given}")
         for one in filters:
             require_plain_options(one, Filter)
-        for first, second in itertools.combinations(filters, 2):
-            if type(first) is type(second):
-                raise ValueError(f"{first.name} is given twice; a filter may stand in a chain once: leave one out")
-            if first.key == second.key:
-                raise ValueError(
-                    f"{first.name} and {second.name} have the same key, {first.key!r}: state another in one"
-                )
+        require_distinct(filters, "a filter may stand in a chain once")
         self.method: Method = method
         self.filters: tuple[Filter, ...] = filters
         self._links: tuple[Method | Filter, ...] = (method, *filters)
@@ -117,12 +110,10 @@ class Filtered(Method):
 
     def run_on_client(self, verb: str, client: Client, message: Message) -> Message:
         """What the method answers, or a filter in an exchange of its own."""
-        whose = self._owner(verb)
-        return (
-            getattr(whose, verb)(client, message)
-            if isinstance(whose, Filter)
-            else super().run_on_client(verb, client, message)
-        )
+        owner = self._owner(verb)
+        if isinstance(owner, Filter):
+            return cast(Message, getattr(owner, verb)(client, message))
+        return super().run_on_client(verb, client, message)
 
     @property
     def draws_clients(self) -> bool:

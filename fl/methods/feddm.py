@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from distillkit._sanity_checks import without_warnings
-from distillkit._utils import check
 from distillkit.augment import require_augmentation
 from distillkit.condense import distribution_matching
 from distillkit.networks import NetworkBall
 from distillkit.sets import LabeledImages
+from fl._options import Decay, NonNegative, Positive, PositiveInt, check_options
+from fl.addons._server_training import Projection, train_on_set
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging._validation import empty_set
 from fl.averaging.settings import learning_rate
 from fl.message import Entry, Message, Tensors
-from fl.method import Method, NoUsableReply, Predictor, evaluation_spec
-from fl.methods._union import train_on_union
+from fl.method import Method, NoUsableReply, Predictor, evaluation_spec, require_single_label
 from fl.networks import Factory, Networks, copied
 from fl.participants import Client, Server
 from fl.schema import MAX_WEIGHT
@@ -27,6 +28,7 @@ from fl.schema import MAX_WEIGHT
 __all__ = ["FedDM"]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class FedDM(Method):
     """Federated learning with iterative distribution matching (Xiong et al., CVPR 2023, Algorithm 1).
 
@@ -66,53 +68,32 @@ class FedDM(Method):
     samples = Entry[Tensor]("union")
     tested = Entry[Tensors]("sum")
 
-    def __init__(
-        self,
-        *,
-        factory: Factory,
-        ipc: int = 10,
-        steps: int = 1000,
-        rho: float = 5.0,
-        init: Literal["real", "noise"] = "real",
-        match: Literal["embedding+logits", "embedding"] = "embedding+logits",
-        batch_real: int = 256,
-        lr: float = 1.0,
-        momentum: float = 0.5,
-        augment: Callable[..., Tensor] | None = None,
-        server_epochs: int = 500,
-        server_batch: int = 256,
-        server_lr: float = 0.01,
-        server_momentum: float = 0.9,
-        server_weight_decay: float = 5e-4,
-        project: bool = True,
-        weights: Literal["synthetic", "samples"] = "synthetic",
-        max_samples: float = MAX_WEIGHT,
-    ) -> None:
-        self.networks = Networks(factory, several=False)
-        self.ipc, self.steps = check.positive_int(ipc, "ipc"), check.positive_int(steps, "steps")
-        self.rho = check.real_number(rho, "rho", above=0.0)
-        self.init = check.one_of(init, "init", ("real", "noise"))
-        self.match = check.one_of(match, "match", ("embedding+logits", "embedding"))
-        self.batch_real = check.positive_int(batch_real, "batch_real")
-        self.lr = check.real_number(lr, "lr", above=0.0)
-        self.momentum = check.real_number(momentum, "momentum", least=0.0, below=1.0)
-        self.augment = augment
-        self.server_epochs = check.positive_int(server_epochs, "server_epochs")
-        self.server_batch = check.positive_int(server_batch, "server_batch")
-        self.server_lr = learning_rate(server_lr, "server_lr")
-        self.server_momentum = check.real_number(server_momentum, "server_momentum", least=0.0, below=1.0)
-        self.server_weight_decay = check.real_number(server_weight_decay, "server_weight_decay", least=0.0)
-        self.project = check.boolean(project, "project")
-        self.weights = check.one_of(weights, "weights", ("synthetic", "samples"))
-        self.max_samples = check.real_number(max_samples, "max_samples", above=0.0)
+    factory: Factory
+    ipc: PositiveInt = 10
+    steps: PositiveInt = 1000
+    rho: Positive = 5.0
+    init: Literal["real", "noise"] = "real"
+    match: Literal["embedding+logits", "embedding"] = "embedding+logits"
+    batch_real: PositiveInt = 256
+    lr: Positive = 1.0
+    momentum: Decay = 0.5
+    augment: Callable[..., Tensor] | None = None
+    server_epochs: PositiveInt = 500
+    server_batch: PositiveInt = 256
+    server_lr: float = 0.01
+    server_momentum: Decay = 0.9
+    server_weight_decay: NonNegative = 5e-4
+    project: bool = True
+    weights: Literal["synthetic", "samples"] = "synthetic"
+    max_samples: Positive = MAX_WEIGHT
+
+    def __post_init__(self) -> None:
+        vars(self).update(check_options(self), server_lr=learning_rate(self.server_lr, "server_lr"))
+        self.networks = Networks(self.factory, several=False)
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """What `repr` and the record of a run say: every option but the network, of which the record says more."""
-        return (), {k: v for k, v in vars(self).items() if k != "networks"}
-
-    def architectures(self, classes: int) -> Mapping[str, nn.Module]:
-        """The template of the one network, for a task of so many `classes`."""
-        return self.networks.templates(classes)
+        return (), {k: v for k, v in vars(self).items() if k not in ("factory", "networks")}
 
     def check_run(self, server: Server, rounds: int) -> None:
         """Try the network on noise, and refuse an augmentation that is none for the clients' images."""
@@ -125,8 +106,7 @@ class FedDM(Method):
         Raises:
             ValueError: a task with several classes an image.
         """
-        if not server.task.single_label:
-            raise ValueError(f"{type(self).__name__} needs one class an image, which {server.task!r} does not have")
+        require_single_label(type(self).__name__, server.task)
         server.state[self.model] = self.networks.all_first(server)
 
     def send(self, server: Server, client: int) -> Message:
@@ -231,8 +211,11 @@ class FedDM(Method):
         optimizer = torch.optim.SGD(
             net.parameters(), lr=self.server_lr, momentum=self.server_momentum, weight_decay=self.server_weight_decay
         )
-        radius = self.rho if self.project else None
-        train_on_union(server, net, union, weight, optimizer, self.server_epochs, self.server_batch, radius=radius)
+        train_on_set(
+            net, union, optimizer, epochs=self.server_epochs, batch=self.server_batch, order=server.generator("train"),
+            dropout=server.generator("dropout"), running=server.check_running, weight=weight,
+            after_step=Projection(net, self.rho) if self.project else lambda: None,
+        )  # fmt: skip
         server.state[self.model] = copied(net)
         server.state[self.images] = union
         server.notes["synthetic_images"] = len(union)

@@ -71,7 +71,7 @@ class FedLGD(FedAvg):
         condense_steps: int = 10_000,
         refine_steps: int = 100,
         match_steps: int = 500,
-        init: str = "statistics",
+        init: Literal["statistics", "statistics-whole-set", "noise", "real"] = "statistics",
         joined: Literal["unselected", "always"] = "unselected",
         anchors_init: Literal["noise", "statistics", "statistics-whole-set"] = "noise",
         condense_factory: Callable[[], nn.Module] | None = None,

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from distillkit._utils import check
 from distillkit.chunking import chunk_size, forward_chunks
 from distillkit.losses import class_means, prototype_distance
 from distillkit.networks import split
 from distillkit.networks._dropout import seed_dropout
 from fl._components import stable_repr
+from fl._options import Decay, NonNegative, Positive, PositiveInt, check_options
 from fl.addons.condensed import Condensed
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging.settings import learning_rate
 from fl.batches import batch_at, shuffled_indices
 from fl.message import Entry, Message, Tensors
-from fl.method import Method, Predictor, evaluation_spec
+from fl.method import Method, Predictor, evaluation_spec, require_single_label
 from fl.networks import Factory, Networks, copied
 from fl.participants import Client, Server
 from fl.schema import MAX_WEIGHT
@@ -27,6 +28,7 @@ from fl.schema import MAX_WEIGHT
 __all__ = ["FedProto"]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class FedProto(Method):
     """Federated prototype learning (Tan et al., "FedProto", AAAI 2022, Algorithm 1).
 
@@ -69,51 +71,35 @@ class FedProto(Method):
     own = Entry[Tensors]("first")
     tested = Entry[Tensors]("sum")
 
-    def __init__(
-        self,
-        *,
-        factory: Factory | Mapping[str, Factory],
-        assign: Mapping[int, str] | Callable[[int], str] | None = None,
-        lam: float = 1.0,
-        lr: float = 0.01,
-        momentum: float = 0.5,
-        weight_decay: float = 0.0,
-        epochs: int = 1,
-        batch: int = 32,
-        weights: Literal["samples", "uniform"] = "samples",
-        max_samples: float = MAX_WEIGHT,
-        predict: Literal["prototype", "classifier"] = "prototype",
-        condensed: Condensed | None = None,
-    ) -> None:
-        self.networks = Networks(factory, assign)
-        self.lam = check.real_number(lam, "lam", least=0.0)
-        self.lr = learning_rate(lr, "lr")
-        self.momentum = check.real_number(momentum, "momentum", least=0.0, below=1.0)
-        self.weight_decay = check.real_number(weight_decay, "weight_decay", least=0.0)
-        self.epochs, self.batch = check.positive_int(epochs, "epochs"), check.positive_int(batch, "batch")
-        self.weights = check.one_of(weights, "weights", ("samples", "uniform"))
-        self.max_samples = check.real_number(max_samples, "max_samples", above=0.0)
-        self.predict = check.one_of(predict, "predict", ("prototype", "classifier"))
-        if condensed is not None and not isinstance(condensed, Condensed):
-            raise TypeError(f"condensed must be a Condensed(refine_steps=0, ...), got {stable_repr(condensed)}")
-        if condensed is not None and condensed.refine_steps and condensed.selected:
+    factory: Factory | Mapping[str, Factory]
+    assign: Mapping[int, str] | Callable[[int], str] | None = None
+    lam: NonNegative = 1.0
+    lr: float = 0.01
+    momentum: Decay = 0.5
+    weight_decay: NonNegative = 0.0
+    epochs: PositiveInt = 1
+    batch: PositiveInt = 32
+    weights: Literal["samples", "uniform"] = "samples"
+    max_samples: Positive = MAX_WEIGHT
+    predict: Literal["prototype", "classifier"] = "prototype"
+    condensed: Condensed | None = None
+
+    def __post_init__(self) -> None:
+        vars(self).update(check_options(self), lr=learning_rate(self.lr, "lr"))
+        self.networks = Networks(self.factory, self.assign)
+        if self.condensed is not None and not isinstance(self.condensed, Condensed):
+            raise TypeError(f"condensed must be a Condensed(refine_steps=0, ...), got {stable_repr(self.condensed)}")
+        if self.condensed is not None and self.condensed.refine_steps and self.condensed.selected:
             raise ValueError(
                 "FedProto has no global network to refine sets under: Condensed(refine_steps=0), got "
-                f"refine_steps={condensed.refine_steps}"
+                f"refine_steps={self.condensed.refine_steps}"
             )
-        self.condensed = None if condensed is None or condensed.disabled else condensed
+        if self.condensed is not None and self.condensed.disabled:
+            self.condensed = None
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """What `repr` and the record of a run say: every option but the networks, of which the record says more."""
-        return (), {k: v for k, v in vars(self).items() if k != "networks"}
-
-    def architectures(self, classes: int) -> Mapping[str, nn.Module]:
-        """The template of every architecture, by name, for a task of so many `classes`."""
-        return self.networks.templates(classes)
-
-    def assigned(self, clients: int) -> Sequence[str]:
-        """The architecture of each client, if there are several."""
-        return self.networks.assigned(clients)
+        return (), {k: v for k, v in vars(self).items() if k not in ("factory", "assign", "networks")}
 
     def check_run(self, server: Server, rounds: int) -> None:
         """Try every architecture on noise, and look `assign` up."""
@@ -127,11 +113,7 @@ class FedProto(Method):
         Raises:
             ValueError: a task with several classes an image, or architectures whose embeddings differ in size.
         """
-        if not server.task.single_label:
-            raise ValueError(
-                f"FedProto needs one class an image, which {server.task!r} does not have: such an image has no one "
-                "prototype"
-            )
+        require_single_label("FedProto", server.task)
         classes, blank = server.task.num_classes, torch.zeros(1, *server.shape, dtype=server.dtype)
         sizes = {}
         for name in self.networks.names:

@@ -20,7 +20,7 @@ from distillkit.select import prune_by_confidence, select
 from fl import FedAvg, MultiLabel, NoUsableReply, Run, simulate
 from fl.addons import SCAFFOLD, FedAvgM, FedDF, FedProx, SharedImage
 from fl.addons._crops import Crops, View
-from fl.addons._distill import distill, due, falling_steps
+from fl.addons._distill import distill, falling_steps, starts_from_average
 from fl.averaging.addon import AddOn
 from fl.methods import ClippedCrossEntropy, SingleImage
 from tests.fl.laws import assert_lawful, assert_same
@@ -282,7 +282,7 @@ def test_buffers_stay_at_home_with_the_weights() -> None:
 
 
 def test_initialisations_are_evenly_spaced() -> None:
-    due_in = {rate: [t for t in range(1, 13) if due(rate, t)] for rate in (0.0, 0.2, 0.3, 0.5, 1.0)}
+    due_in = {rate: [t for t in range(1, 13) if starts_from_average(t, rate, 0)] for rate in (0.0, 0.2, 0.3, 0.5, 1.0)}
     assert due_in == {0.0: [], 0.2: [5, 10], 0.3: [4, 7, 10], 0.5: [2, 4, 6, 8, 10, 12], 1.0: list(range(1, 13))}
 
 

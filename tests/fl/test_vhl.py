@@ -93,7 +93,7 @@ def test_so_many_virtual_images_a_step(batch: int | None, sizes: list[int]) -> N
 
     class Peek(AddOn):
         def after_step(self, step: Any) -> None:
-            seen.append(len(step.own["VHL"].images))
+            seen.append(len(step.extra["VHL"].images))
 
     played(VHL(VIRTUAL, 3, batch=batch), Peek(), clients=[toy(5, 1)], factory=Small, rounds=1, batch=5, steps=3)
     assert seen == sizes
@@ -150,7 +150,7 @@ def test_virtual_images_are_cropped_with_their_own_black(own: bool) -> None:
 
     class Peek(AddOn):
         def loss(self, step: Any) -> None:
-            seen.append(step.own["VHL"].images)
+            seen.append(step.extra["VHL"].images)
 
     addon = VHL(**{**NOISE, "options": {"width": 8, "normalization": virtual}})
     crop = CropFlip(real, pad=3, flip=0.0)

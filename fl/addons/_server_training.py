@@ -1,0 +1,78 @@
+"""Training of a server's network on a set of images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from distillkit.networks._dropout import seed_dropout
+from distillkit.sets import LabeledImages
+from fl.batches import batch_at, select_rows, shuffled_indices
+
+__all__ = ["Projection", "train_on_set"]
+
+
+def train_on_set(
+    network: nn.Module,
+    data: LabeledImages,
+    optimizer: torch.optim.Optimizer,
+    *,
+    epochs: int,
+    batch: int,
+    order: torch.Generator,
+    dropout: torch.Generator,
+    running: Callable[[], None],
+    weight: Tensor | None = None,
+    after_step: Callable[[], None] = lambda: None,
+) -> None:
+    """Train `network` in place: shuffled passes over the set, mean cross-entropy, optionally weighted by image.
+
+    Args:
+        network: on the images' device.
+        data: the set.
+        optimizer: of the network's parameters.
+        epochs: passes over the set.
+        batch: images per step.
+        order, dropout: generators of the order and of the dropout masks.
+        running: called before every step; raises to stop.
+        weight: of each image, float [N] with mean 1; None: equal weights.
+        after_step: called after every step.
+    """
+    seed_dropout(network, dropout)
+    for index in shuffled_indices(len(data), batch, order, epochs, None):
+        running()
+        part = batch_at(data, index)
+        if weight is None:
+            loss = F.cross_entropy(network(part.images), part.labels)
+        else:
+            losses = F.cross_entropy(network(part.images), part.labels, reduction="none")
+            loss = (losses * select_rows(weight, index)).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        after_step()
+
+
+class Projection:
+    """Projection of a network's parameters to the ball around their present values.
+
+    Args:
+        network: whose parameters; the ball's center is a copy of their values.
+        radius: of the ball, in l2 norm over all parameters.
+    """
+
+    def __init__(self, network: nn.Module, radius: float) -> None:
+        self.params, self.radius = list(network.parameters()), radius
+        self.center = [p.detach().clone() for p in self.params]
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """Move the parameters to the nearest point of the ball."""
+        moved = [p - c for p, c in zip(self.params, self.center)]
+        distance = torch.stack([m.square().sum() for m in moved]).sum().sqrt()
+        if float(distance) > self.radius:
+            for param, center, m in zip(self.params, self.center, moved):
+                param.copy_(center + m * (self.radius / distance))
