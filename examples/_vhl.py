@@ -10,7 +10,7 @@ import torch
 
 from distillkit.augment import CropFlip
 from distillkit.data import Split, load
-from distillkit.data.readers.torchvision import CIFAR10_NORMALIZATION
+from distillkit.data.readers.cifar10c import CIFAR10_NORMALIZATION
 from distillkit.rng import derive
 from distillkit.study import Task, grid
 from fl import AddOn, ClientOptimizer, FedAvg

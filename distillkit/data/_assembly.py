@@ -9,11 +9,12 @@ from torch import Tensor
 
 from distillkit._sanity_checks import without_warnings
 from distillkit.data._cache import Cache, cached_normalization
+from distillkit.data._pixels import Size, to_pixels
 from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import Normalization
 from distillkit.sets import LabeledImages, StoredImages
 
-__all__ = ["assemble", "assemble_stored"]
+__all__ = ["assemble", "assemble_raw", "assemble_stored"]
 
 Columns = Mapping[str, Mapping[str, Tensor]]
 
@@ -60,6 +61,26 @@ def assemble(
     return Split(
         sets["train"], sets["test"], tuple(classes), sets.get("validation"), users=tuple(users), domains=tuple(domains)
     )
+
+
+def assemble_raw(
+    raw: Mapping[str, tuple[Tensor, Tensor]],
+    classes: Sequence[str],
+    dataset: str,
+    size: Size | None = None,
+    channels: int | None = None,
+    normalization: Normalization | None = None,
+) -> Split:
+    """Build a `Split` from raw images and labels.
+
+    Args:
+        raw: by part, images uint8 or float in [0, 1], [N, C, H, W], and labels.
+        classes: the class names, in label order.
+        dataset: its name.
+        size, channels, normalization: see `load`.
+    """
+    pixels = {part: to_pixels(images, size, channels) for part, (images, _) in raw.items()}
+    return assemble(pixels, {part: own for part, (_, own) in raw.items()}, classes, normalization, {"dataset": dataset})
 
 
 def assemble_stored(

@@ -11,21 +11,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from distillkit.data._assembly import assemble
-from distillkit.data._pixels import AnyPath, Size, to_pixels
+from torch import Tensor
+
+from distillkit.data._assembly import assemble_raw
+from distillkit.data._pixels import AnyPath, Size
 from distillkit.data._root import data_root
 from distillkit.data.lookalike_digits import mnist_m_like, synth_digits_like
-from distillkit.data.readers import torchvision as tv
+from distillkit.data.readers import _torchvision as tv
+from distillkit.data.readers._digits import load_digits
+from distillkit.data.readers._medmnist import CLASSES as MEDMNIST_CLASSES
+from distillkit.data.readers._medmnist import load_medmnist, open_medmnist
+from distillkit.data.readers._mnist_m import load_mnist_m
+from distillkit.data.readers._synth_digits import load_synth_digits
+from distillkit.data.readers._tiny_imagenet import load_tiny_imagenet, open_tiny_imagenet
 from distillkit.data.readers.celeba import load_celeba, load_leaf_celeba, open_celeba, open_leaf_celeba
 from distillkit.data.readers.cifar10c import load_cifar10c_domains
-from distillkit.data.readers.digits import load_digits
 from distillkit.data.readers.femnist import load_femnist
 from distillkit.data.readers.flair import load_flair, open_flair
-from distillkit.data.readers.medmnist import CLASSES as MEDMNIST_CLASSES
-from distillkit.data.readers.medmnist import load_medmnist, open_medmnist
-from distillkit.data.readers.mnist_m import load_mnist_m
-from distillkit.data.readers.synth_digits import load_synth_digits
-from distillkit.data.readers.tiny_imagenet import load_tiny_imagenet, open_tiny_imagenet
 from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import IDENTITY, Normalization
 
@@ -81,26 +83,17 @@ def _medmnist(name: str, channels: int, *counts: int) -> Dataset:
     )  # fmt: skip
 
 
-def _load_mnist_m_like(
-    root: Path, *, size: Size | None = None, channels: int | None = None, normalization: Normalization | None = None,
-    download: bool = False,
-) -> Split:  # fmt: skip
-    made = mnist_m_like(load("mnist", root=root, download=download), normalization=IDENTITY)
-    return _converted(made, "mnistm-like", size, channels, normalization)
+def _load_mnist_m_like(root: Path, *, download: bool = False, **options: Any) -> Split:
+    digits = load("mnist", root=root, download=download)
+    return assemble_raw(_raw(mnist_m_like(digits, normalization=IDENTITY)), _DIGITS, "mnistm-like", **options)
 
 
-def _load_synth_digits_like(
-    root: None, *, size: Size | None = None, channels: int | None = None, normalization: Normalization | None = None
-) -> Split:
-    return _converted(synth_digits_like(normalization=IDENTITY), "synthdigits-like", size, channels, normalization)
+def _load_synth_digits_like(root: None, **options: Any) -> Split:
+    return assemble_raw(_raw(synth_digits_like(normalization=IDENTITY)), _DIGITS, "synthdigits-like", **options)
 
 
-def _converted(
-    made: Split, name: str, size: Size | None, channels: int | None, normalization: Normalization | None
-) -> Split:
-    pixels = {part: to_pixels(data.images, size, channels) for part, data in zip(("train", "test"), made)}
-    labels = {"train": made.train.labels, "test": made.test.labels}
-    return assemble(pixels, labels, _DIGITS, normalization, {"dataset": name})
+def _raw(made: Split) -> dict[str, tuple[Tensor, Tensor]]:
+    return {part: (data.images, data.labels) for part, data in zip(("train", "test"), made)}
 
 
 _DIGITS = tuple("0123456789")

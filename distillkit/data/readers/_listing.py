@@ -46,10 +46,10 @@ class Listing:
 
 def read_listing(
     listing: Listing,
-    size: Size | None,
-    channels: int | None,
-    normalization: Normalization | None,
-    progress: bool,
+    size: Size | None = None,
+    channels: int | None = None,
+    normalization: Normalization | None = None,
+    progress: bool = True,
     test_fraction: float = 0.0,
 ) -> Split:
     """Read all pictures of a listing into memory.
@@ -63,21 +63,19 @@ def read_listing(
         ValueError: an unreadable picture, pictures of different shapes, or more pictures than fit in memory.
     """
     pixels = read_pictures(listing.files, size, channels, open_with=listing.open_with, progress=progress)
-    parts = _with_test(listing, pixels, test_fraction)
-    pixels, labels, columns, info = parts
+    pixels, labels, columns, info = _with_test(listing, pixels, test_fraction)
     return assemble(pixels, labels, listing.classes, normalization, info, columns=columns, users=listing.users)
 
 
 def open_listing(
     listing: Listing,
     path: Path,
-    size: Size | None,
-    channels: int | None,
-    normalization: Normalization | None,
-    *,
-    cache: AnyPath | None,
-    workers: int | None,
-    progress: bool,
+    size: Size | None = None,
+    channels: int | None = None,
+    normalization: Normalization | None = None,
+    cache: AnyPath | None = None,
+    workers: int | None = None,
+    progress: bool = True,
     test_fraction: float = 0.0,
 ) -> StoredSplit:
     """Open all pictures of a listing through a cache.

@@ -92,8 +92,8 @@ def open_celeba(
         OSError, distillkit.locking.InUse: see `open_folder`.
     """
     folder = Path(path).expanduser()
-    options: dict[str, Any] = {"cache": cache, "workers": workers, "progress": progress}
-    return open_listing(_list_celeba(folder, attributes), folder, size, channels, normalization, **options)
+    listing = _list_celeba(folder, attributes)
+    return open_listing(listing, folder, size, channels, normalization, cache, workers, progress)
 
 
 def _list_celeba(folder: Path, attributes: str | Sequence[str]) -> Listing:
@@ -186,8 +186,8 @@ def open_leaf_celeba(
         OSError, distillkit.locking.InUse: see `open_folder`.
     """
     folder = Path(path).expanduser()
-    options: dict[str, Any] = {"cache": cache, "workers": workers, "progress": progress}
-    return open_listing(_list_leaf_celeba(folder, images), folder, size, channels, normalization, **options)
+    listing = _list_leaf_celeba(folder, images)
+    return open_listing(listing, folder, size, channels, normalization, cache, workers, progress)
 
 
 def _list_leaf_celeba(folder: Path, images: AnyPath | None) -> Listing:

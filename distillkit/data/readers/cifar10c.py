@@ -13,34 +13,18 @@ from numpy.typing import NDArray
 from distillkit._sanity_checks import without_warnings
 from distillkit._utils import check
 from distillkit.data._pixels import AnyPath, Size, to_pixels
-from distillkit.data.readers.torchvision import CIFAR10_CLASSES, CIFAR10_NORMALIZATION
+from distillkit.data.readers._torchvision import CIFAR10_CLASSES, CIFAR10_NORMALIZATION
 from distillkit.data.split import Split, split_by
 from distillkit.normalization import Normalization
 from distillkit.sets import LabeledImages
 
-__all__ = ["CORRUPTIONS", "load_cifar10c", "load_cifar10c_domains"]
+__all__ = ["CIFAR10_NORMALIZATION", "CORRUPTIONS", "load_cifar10c", "load_cifar10c_domains"]
 
 CORRUPTIONS = (
-    "gaussian_noise",
-    "shot_noise",
-    "impulse_noise",
-    "defocus_blur",
-    "glass_blur",
-    "motion_blur",
-    "zoom_blur",
-    "snow",
-    "frost",
-    "fog",
-    "brightness",
-    "contrast",
-    "elastic_transform",
-    "pixelate",
-    "jpeg_compression",
-    "speckle_noise",
-    "gaussian_blur",
-    "spatter",
-    "saturate",
-)
+    "gaussian_noise", "shot_noise", "impulse_noise", "defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "snow",
+    "frost", "fog", "brightness", "contrast", "elastic_transform", "pixelate", "jpeg_compression", "speckle_noise",
+    "gaussian_blur", "spatter", "saturate",
+)  # fmt: skip
 """The corruptions, by the names of their files. The benchmark reserves the last four for validation."""
 
 _SEVERITIES = 5

@@ -87,8 +87,7 @@ def open_flair(
         OSError, distillkit.locking.InUse: see `open_folder`.
     """
     folder = Path(path).expanduser()
-    options: dict[str, Any] = {"cache": cache, "workers": workers, "progress": progress}
-    return open_listing(_list(folder, labels), folder, size, channels, normalization, **options)
+    return open_listing(_list(folder, labels), folder, size, channels, normalization, cache, workers, progress)
 
 
 def _list(folder: Path, labels: str) -> Listing:

@@ -87,7 +87,5 @@ def open_folder(
     """
     test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, below=1.0)
     path = Path(path).expanduser()
-    return open_listing(
-        list_folder(path), path, size, channels, normalization,
-        cache=cache, workers=workers, progress=progress, test_fraction=test_fraction,
-    )  # fmt: skip
+    listing = list_folder(path)
+    return open_listing(listing, path, size, channels, normalization, cache, workers, progress, test_fraction)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from distillkit import Normalization
 from distillkit.data import NAMES, load, open_dataset
-from distillkit.data.readers.medmnist import CLASSES
+from distillkit.data.readers._medmnist import CLASSES
 from tests.stored import require_same
 
 # Channels of the pictures and number of classes, after the table of Yang et al., "MedMNIST v2", Scientific Data 2023.

@@ -8,13 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distillkit.data._assembly import assemble
-from distillkit.data._pixels import Size, to_pixels
+from distillkit.data._assembly import assemble_raw
 from distillkit.data.readers._listing import Listing, read_listing, require_pictures
+from distillkit.data.readers._synth_digits import require_colour_digits
 from distillkit.data.readers.npz import load_npz
-from distillkit.data.readers.synth_digits import require_colour_digits
 from distillkit.data.split import Split
-from distillkit.normalization import Normalization
 
 __all__ = ["load_mnist_m"]
 
@@ -25,9 +23,7 @@ _SOURCE = "http://yaroslav.ganin.net"
 _INFO = {"dataset": "mnistm"}
 
 
-def load_mnist_m(
-    root: Path, *, size: Size | None = None, channels: int | None = None, normalization: Normalization | None = None
-) -> Split:
+def load_mnist_m(root: Path, **options: Any) -> Split:
     """Load MNIST-M (Ganin and Lempitsky, ICML 2015): |photo - digit| for each digit of MNIST and a crop of a photo.
 
     Args:
@@ -35,27 +31,23 @@ def load_mnist_m(
             `mnist_m_train_labels.txt`, a name and a label per line, and the same for `test`); or `mnist_m_train.pt` and
             `mnist_m_test.pt`, perhaps in `processed`, as ports of torchvision's MNIST write them (a pair of images and
             labels); or `mnist_m.npz` in MedMNIST's layout.
-        size, channels: see `load`.
-        normalization: default measured on the training split.
+        options: `size`, `channels` and `normalization`; see `load`.
 
     Raises:
         FileNotFoundError: none of these files, or an incomplete copy; names what is missing.
         ValueError: a damaged file, or another layout.
     """
-    options: dict[str, Any] = {"size": size, "channels": channels, "normalization": normalization}
     for folder in (root / name for name in _FOLDERS):
         if (folder / "mnist_m.npz").is_file():
             split = load_npz(folder / "mnist_m.npz", classes=_CLASSES, **options)
             train, test = (data.replace(info={**data.info, **_INFO}) for data in split)
             return Split(train, test, _CLASSES)
         if (folder / "mnist_m_train_labels.txt").is_file():
-            return read_listing(_list_release(folder), **options, progress=True)
+            return read_listing(_list_release(folder), **options)
         for place in (folder, folder / "processed"):
             if (place / "mnist_m_train.pt").is_file():
                 raw = {part: _read_pt(place / f"mnist_m_{part}.pt") for part in _PARTS}
-                pixels = {part: to_pixels(images, size, channels) for part, (images, _) in raw.items()}
-                labels = {part: own for part, (_, own) in raw.items()}
-                return assemble(pixels, labels, _CLASSES, normalization, _INFO)
+                return assemble_raw(raw, _CLASSES, "mnistm", **options)
     raise FileNotFoundError(
         f"mnistm is not in {root}: missing MNIST-M/mnist_m_train_labels.txt (with mnist_m_train/*.png, and the same "
         f"for test), MNIST-M/mnist_m_train.pt or MNIST-M/mnist_m.npz. Get it from {_SOURCE}, not with download=. Or "

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from distillkit.data._assembly import assemble
-from distillkit.data._pixels import Size, to_pixels
+from distillkit.data._assembly import assemble_raw
 from distillkit.data.split import Split
-from distillkit.normalization import Normalization
 
 __all__ = ["load_synth_digits", "require_colour_digits"]
 
 _SOURCE = "http://yaroslav.ganin.net"
 
 
-def load_synth_digits(
-    root: Path, *, size: Size | None = None, channels: int | None = None, normalization: Normalization | None = None
-) -> Split:
+def load_synth_digits(root: Path, **options: Any) -> Split:
     """Load SynthDigits (Ganin and Lempitsky, ICML 2015).
 
     Args:
         root: the data root. Its folder `SynthDigits` has `synth_train_32x32.mat` and `synth_test_32x32.mat` in SVHN's
             layout: `X`, uint8 [32, 32, 3, N], and `y`, [N, 1], in which 10 may stand for 0.
-        size, channels: see `load`.
-        normalization: default measured on the training split.
+        options: `size`, `channels` and `normalization`; see `load`.
 
     Raises:
         FileNotFoundError: missing files.
@@ -41,9 +37,7 @@ def load_synth_digits(
             "with download=. Or load synthdigits-like, which needs no files."
         )
     raw = {part: _read(file) for part, file in files.items()}
-    pixels = {part: to_pixels(images, size, channels) for part, (images, _) in raw.items()}
-    labels = {part: own for part, (_, own) in raw.items()}
-    return assemble(pixels, labels, tuple("0123456789"), normalization, {"dataset": "synthdigits"})
+    return assemble_raw(raw, tuple("0123456789"), "synthdigits", **options)
 
 
 def _read(file: Path) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distillkit.data._assembly import assemble
-from distillkit.data._pixels import Size, to_pixels
+from distillkit.data._assembly import assemble_raw
 from distillkit.data.readers.npz import load_npz
 from distillkit.data.split import Split
 from distillkit.normalization import Normalization
@@ -45,10 +44,8 @@ def load_torchvision(
     loader: str,
     files: tuple[str, ...],
     classes: tuple[str, ...] | None = None,
-    size: Size | None = None,
-    channels: int | None = None,
-    normalization: Normalization | None = None,
     download: bool = False,
+    **options: Any,
 ) -> Split:
     """Load one of torchvision's datasets from its files, or else from `<name>.npz` in MedMNIST's layout.
 
@@ -58,7 +55,8 @@ def load_torchvision(
         loader: the class in `torchvision.datasets`.
         files: the files below `root`.
         classes: the class names; None reads them from the files.
-        size, channels, normalization, download: see `load`.
+        download: see `load`.
+        options: `size`, `channels` and `normalization`; see `load`.
 
     Raises:
         FileNotFoundError, ValueError: see `load`.
@@ -66,7 +64,7 @@ def load_torchvision(
     missing = [file for file in files if not (root / file).is_file()]
     stored = root / f"{name}.npz"
     if missing and stored.is_file():
-        return load_npz(stored, size=size, channels=channels, normalization=normalization, classes=classes)
+        return load_npz(stored, classes=classes, **options)
     if missing and not download:
         command = f"from distillkit.data import load; load({name!r}, root={str(root)!r}, download=True)"
         raise FileNotFoundError(
@@ -76,9 +74,7 @@ def load_torchvision(
             "DISTILLKIT_DATA."
         )
     raw, found = _read(root, name, loader, files, bool(missing))
-    pixels = {part: to_pixels(images, size, channels) for part, (images, _) in raw.items()}
-    labels = {part: own for part, (_, own) in raw.items()}
-    return assemble(pixels, labels, classes or found, normalization, {"dataset": name})
+    return assemble_raw(raw, classes or found, name, **options)
 
 
 def _read(

@@ -3,149 +3,84 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from distillkit.data._pixels import AnyPath, Size
 from distillkit.data.readers.npz import load_npz, open_npz
 from distillkit.data.split import Split, StoredSplit
-from distillkit.normalization import Normalization
 
 __all__ = ["CLASSES", "load_medmnist", "open_medmnist"]
 
 _ORGANS = (
-    "bladder",
-    "femur-left",
-    "femur-right",
-    "heart",
-    "kidney-left",
-    "kidney-right",
-    "liver",
-    "lung-left",
-    "lung-right",
-    "pancreas",
-    "spleen",
-)
+    "bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidney-right", "liver", "lung-left", "lung-right",
+    "pancreas", "spleen",
+)  # fmt: skip
 CLASSES: dict[str, tuple[str, ...]] = {
     "pathmnist": (
-        "adipose",
-        "background",
-        "debris",
-        "lymphocytes",
-        "mucus",
-        "smooth muscle",
-        "normal colon mucosa",
-        "cancer-associated stroma",
-        "colorectal adenocarcinoma epithelium",
+        "adipose", "background", "debris", "lymphocytes", "mucus", "smooth muscle", "normal colon mucosa",
+        "cancer-associated stroma", "colorectal adenocarcinoma epithelium",
     ),
     "chestmnist": (
-        "atelectasis",
-        "cardiomegaly",
-        "effusion",
-        "infiltration",
-        "mass",
-        "nodule",
-        "pneumonia",
-        "pneumothorax",
-        "consolidation",
-        "edema",
-        "emphysema",
-        "fibrosis",
-        "pleural",
-        "hernia",
+        "atelectasis", "cardiomegaly", "effusion", "infiltration", "mass", "nodule", "pneumonia", "pneumothorax",
+        "consolidation", "edema", "emphysema", "fibrosis", "pleural", "hernia",
     ),
     "dermamnist": (
-        "actinic keratoses and intraepithelial carcinoma",
-        "basal cell carcinoma",
-        "benign keratosis-like lesions",
-        "dermatofibroma",
-        "melanoma",
-        "melanocytic nevi",
-        "vascular lesions",
+        "actinic keratoses and intraepithelial carcinoma", "basal cell carcinoma", "benign keratosis-like lesions",
+        "dermatofibroma", "melanoma", "melanocytic nevi", "vascular lesions",
     ),
     "octmnist": ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
     "pneumoniamnist": ("normal", "pneumonia"),
     "retinamnist": ("0", "1", "2", "3", "4"),
     "breastmnist": ("malignant", "normal, benign"),
     "bloodmnist": (
-        "basophil",
-        "eosinophil",
-        "erythroblast",
-        "immature granulocytes",
-        "lymphocyte",
-        "monocyte",
-        "neutrophil",
+        "basophil", "eosinophil", "erythroblast", "immature granulocytes", "lymphocyte", "monocyte", "neutrophil",
         "platelet",
     ),
     "tissuemnist": (
-        "Collecting Duct, Connecting Tubule",
-        "Distal Convoluted Tubule",
-        "Glomerular endothelial cells",
-        "Interstitial endothelial cells",
-        "Leukocytes",
-        "Podocytes",
-        "Proximal Tubule Segments",
+        "Collecting Duct, Connecting Tubule", "Distal Convoluted Tubule", "Glomerular endothelial cells",
+        "Interstitial endothelial cells", "Leukocytes", "Podocytes", "Proximal Tubule Segments",
         "Thick Ascending Limb",
     ),
     "organamnist": _ORGANS,
     "organcmnist": _ORGANS,
     "organsmnist": _ORGANS,
-}
+}  # fmt: skip
 """The classes of each set in label order, from `medmnist/info.py` of MedMNIST 2.1, where class 3 of bloodmnist also
 lists the kinds of granulocytes. The classes of chestmnist are not exclusive."""
 
 _SOURCE = "https://zenodo.org/records/10519652 (MedMNIST v2)"
 
 
-def load_medmnist(
-    root: Path,
-    *,
-    name: str,
-    side: int | None = None,
-    size: Size | None = None,
-    channels: int | None = None,
-    normalization: Normalization | None = None,
-) -> Split:
+def load_medmnist(root: Path, *, name: str, side: int | None = None, **options: Any) -> Split:
     """Load a 2D dataset of MedMNIST with its authors' splits.
 
     Args:
         root: the folder of `pathmnist.npz` and the others.
         name: the dataset, for example "pathmnist".
         side: 64, 128 or 224 for the larger pictures (`pathmnist_64.npz`); None for 28.
-        size, channels, normalization: see `load`.
+        options: `size`, `channels` and `normalization`; see `load`.
 
     Raises:
         FileNotFoundError: no such file; says where to get it.
         ValueError: a damaged file, a missing array, or labels outside the classes.
     """
     file = _file(root, name, side)
-    split = load_npz(file, size=size, channels=channels, normalization=normalization, classes=CLASSES[name])
+    split = load_npz(file, classes=CLASSES[name], **options)
     _require_validation(file, split.validation)
     return split
 
 
 def open_medmnist(
-    root: Path,
-    *,
-    name: str,
-    side: int | None = None,
-    size: Size | None = None,
-    channels: int | None = None,
-    normalization: Normalization | None = None,
-    cache: AnyPath | None = None,
-    workers: int | None = None,
-    progress: bool = True,
+    root: Path, *, name: str, side: int | None = None, workers: int | None = None, **options: Any
 ) -> StoredSplit:
     """Open a 2D dataset of MedMNIST: as `load_medmnist`, but pictures are read when needed.
 
     Args:
-        root, name, side, size, channels, normalization: see `load_medmnist`.
-        cache, progress: see `open_npz`.
+        root, name, side: see `load_medmnist`.
         workers: ignored; the file is streamed.
+        options: see `open_npz`.
     """
     file = _file(root, name, side)
-    split = open_npz(
-        file, size=size, channels=channels, normalization=normalization, classes=CLASSES[name],
-        cache=cache, progress=progress,
-    )  # fmt: skip
+    split = open_npz(file, classes=CLASSES[name], **options)
     _require_validation(file, split.validation)
     return split
 

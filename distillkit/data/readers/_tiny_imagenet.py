@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from distillkit.data._pixels import AnyPath, Size
 from distillkit.data.readers._folder_layout import SUFFIXES
 from distillkit.data.readers._listing import Listing, open_listing, read_listing, require_files
 from distillkit.data.split import Split, StoredSplit
-from distillkit.normalization import Normalization
 
 __all__ = ["load_tiny_imagenet", "open_tiny_imagenet"]
 
@@ -18,16 +17,15 @@ _NAME = "tinyimagenet"
 _SOURCE = "unpack http://cs231n.stanford.edu/tiny-imagenet-200.zip there, as it is"
 
 
-def load_tiny_imagenet(
-    path: Path, *, size: Size | None = None, channels: int = 3, normalization: Normalization | None = None
-) -> Split:
+def load_tiny_imagenet(path: Path, *, channels: int = 3, **options: Any) -> Split:
     """Load Tiny-ImageNet from the unpacked release. Its `val` is the test set, because its `test` has no labels.
 
     Args:
         path: the folder `tiny-imagenet-200` with `wnids.txt` (the classes), `words.txt` (their names),
             `train/<wnid>/images/*.JPEG`, `val/images/*.JPEG` and `val/val_annotations.txt` (tab-separated lines of a
             picture, its class and a box).
-        size, channels, normalization: see `load`. Some pictures are grey, so the default is 3 channels.
+        channels: 3, because some pictures are grey, or 1.
+        options: `size` and `normalization`; see `load`.
 
     Labels follow the sorted class ids, as in torchvision's ImageFolder.
 
@@ -35,28 +33,17 @@ def load_tiny_imagenet(
         FileNotFoundError: missing files.
         ValueError: another layout.
     """
-    return read_listing(_list(path), size, channels, normalization, progress=True)
+    return read_listing(_list(path), channels=channels, **options)
 
 
-def open_tiny_imagenet(
-    path: Path,
-    *,
-    size: Size | None = None,
-    channels: int = 3,
-    normalization: Normalization | None = None,
-    cache: AnyPath | None = None,
-    workers: int | None = None,
-    progress: bool = True,
-) -> StoredSplit:
+def open_tiny_imagenet(path: Path, *, channels: int = 3, **options: Any) -> StoredSplit:
     """Open Tiny-ImageNet: as `load_tiny_imagenet`, but pictures are read when needed.
 
     Args:
-        path, size, channels, normalization: see `load_tiny_imagenet`.
-        cache, workers, progress: see `open_folder`.
+        path, channels: see `load_tiny_imagenet`.
+        options: see `open_listing`.
     """
-    return open_listing(
-        _list(path), path, size, channels, normalization, cache=cache, workers=workers, progress=progress
-    )
+    return open_listing(_list(path), path, channels=channels, **options)
 
 
 def _list(folder: Path) -> Listing:

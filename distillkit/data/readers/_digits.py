@@ -1,0 +1,28 @@
+"""The 8x8 digits inside scikit-learn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from distillkit.data._assembly import assemble_raw
+from distillkit.data._hold_out import hold_out
+from distillkit.data.split import Split
+
+__all__ = ["load_digits"]
+
+
+def load_digits(root: None = None, **options: Any) -> Split:
+    """Load the 1,797 real 8x8 digits inside scikit-learn, of which a fixed fifth of each class is the test set.
+
+    Args:
+        root: ignored; the digits need no files.
+        options: `size`, `channels` and `normalization`; see `load`.
+    """
+    from sklearn import datasets
+
+    bunch = datasets.load_digits()
+    images, labels = torch.from_numpy(bunch.images).float()[:, None] / 16, torch.from_numpy(bunch.target).long()
+    raw = {part: (images[rows], labels[rows]) for part, rows in zip(("train", "test"), hold_out(labels, 0.2))}
+    return assemble_raw(raw, tuple("0123456789"), "digits", **options)
