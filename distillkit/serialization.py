@@ -328,9 +328,10 @@ class _Decoder:
             raise ConfigError(f"{at}: {config['object']} is neither a dataclass nor Configurable, so it is not built")
         args, options = self._arguments(config, at, depth)
         known = inspect.signature(kind).parameters
-        for new, old in getattr(kind, "old_options", {}).items():
-            if old in options and old not in known:
-                options[new] = options.pop(old)
+        for new, names in getattr(kind, "old_options", {}).items():
+            for old in (names,) if isinstance(names, str) else names:
+                if old in options and old not in known:
+                    options[new] = options.pop(old)
         if hasattr(kind, "upgrade_options"):
             options = kind.upgrade_options(options)
         if not issubclass(kind, nn.Module):

@@ -32,9 +32,10 @@ TITLES = {
     "shares": "FedDM-DP, sums, shared noise", "client_dp": "FedAvg, whole clients protected",
 }  # fmt: skip
 _MEANS: list[dict[str, Any]] = [
-    {"rounds": 1, "draws": 20, "server_lr": 0.03, "warm": False}, {"rounds": 3, "draws": 10, "server_lr": 0.01},
-    {"rounds": 3, "draws": 10, "server_lr": 0.1}, {"rounds": 3, "draws": 20, "server_lr": 0.03},
-    {"rounds": 5, "draws": 5, "server_lr": 0.03}, {"rounds": 5, "draws": 5, "server_lr": 0.1},
+    {"rounds": 1, "num_networks": 20, "server_lr": 0.03, "warm": False},
+    {"rounds": 3, "num_networks": 10, "server_lr": 0.01},
+    {"rounds": 3, "num_networks": 10, "server_lr": 0.1}, {"rounds": 3, "num_networks": 20, "server_lr": 0.03},
+    {"rounds": 5, "num_networks": 5, "server_lr": 0.03}, {"rounds": 5, "num_networks": 5, "server_lr": 0.1},
 ]  # fmt: skip
 _SUMS = [{"times": times, **settings} for times, settings in zip((5, 5, 5, 1, 5, 1), _MEANS)]
 _STEPS = [{"rounds": rounds, "rate": rate, "lr": 0.5} for rounds in (10, 20, 40) for rate in (0.2, 0.5)]
@@ -87,7 +88,7 @@ def method(
         noise = plan_noise(epsilon, DELTA, count=chosen["steps"] * rounds, rate=chosen["rate"], spent=histograms)
         return PrivateFedDM(mechanism="image_sgd", sigma=noise.sigma, sigma_sizes=sigma_sizes, **chosen)
     chosen |= {"sigma_sizes": sigma_sizes, "weights": "samples"}
-    chosen["sigma"] = plan_noise(epsilon, DELTA, count=chosen["draws"] * rounds, spent=histograms).sigma
+    chosen["sigma"] = plan_noise(epsilon, DELTA, count=chosen["num_networks"] * rounds, spent=histograms).sigma
     if name == "class_means":
         return PrivateFedDM(**chosen)
     return SummedFedDM(noise="full" if name == "sums" else "shares", **chosen)

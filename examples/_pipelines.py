@@ -19,7 +19,7 @@ from distillkit import LabeledImages, Normalization
 from distillkit.condense import distribution_matching
 from distillkit.data import Split, load
 from distillkit.networks import RandomNetworks, build
-from distillkit.privacy import condense_private, train_private
+from distillkit.privacy import Account, Ledger, Passes, condense_private, train_private
 from distillkit.rng import derive
 
 __all__ = ["NUMBERS", "ROWS", "pipeline"]
@@ -70,8 +70,8 @@ def class_means(n: Numbers, data: LabeledImages, indices: Tensor, seed: int) -> 
     """A set fitted to noised class means, and a network trained on it."""
     small = condense_private(
         data[indices], epsilon=EPSILON, delta=DELTA, size=len(indices), ipc=n["ipc"], networks=RandomNetworks(convnet),
-        draws=n["releases"], steps=n["fit_steps"], first_steps=n["fit_steps"], secret=seed, generator=seed,
-        progress=False,
+        num_networks=n["releases"], steps=n["fit_steps"], passes=Passes(first_steps=n["fit_steps"]), generator=seed,
+        ledger=Account(Ledger(delta=DELTA), secret=seed), progress=False,
     )  # fmt: skip
     return published(trained(small, n["set_epochs"], seed), [small.images])
 
@@ -81,7 +81,7 @@ def dp_sgd(n: Numbers, data: LabeledImages, indices: Tensor, seed: int) -> dict[
     network = build(convnet, seed)
     train_private(
         network, data[indices], size=len(indices), epsilon=EPSILON, delta=DELTA, rate=n["rate"], steps=n["dp_steps"],
-        clip=0.5, lr=1.0, secret=seed, progress=False,
+        clip=0.5, lr=1.0, ledger=Account(Ledger(delta=DELTA), secret=seed), progress=False,
     )  # fmt: skip
     return published(network)
 

@@ -47,11 +47,13 @@ SERVER: dict[str, Any] = {"server_lr": 0.03, "server_batch": 32, "server_epochs"
 RAW = Protocol(epochs=60, lr=0.03, batch=32)
 
 
-def private(factory: Any, rounds: int, epsilon: float, steps: int, draws: int = 5) -> PrivateFedDM:
+def private(factory: Any, rounds: int, epsilon: float, steps: int, num_networks: int = 5) -> PrivateFedDM:
     """FedDM whose clients send noised class means: `epsilon` for each record over the whole run."""
     sizes = gaussian_sigma(epsilon, DELTA) / 0.05**0.5  # a twentieth of the budget for the class sizes
-    sigma = plan_noise(epsilon, DELTA, count=draws * rounds, spent=[(sizes, 1.0, 1)]).sigma
-    return PrivateFedDM(factory=factory, sigma=sigma, sigma_sizes=sizes, draws=draws, steps=steps, **SERVER)
+    sigma = plan_noise(epsilon, DELTA, count=num_networks * rounds, spent=[(sizes, 1.0, 1)]).sigma
+    return PrivateFedDM(
+        factory=factory, sigma=sigma, sigma_sizes=sizes, num_networks=num_networks, steps=steps, **SERVER
+    )
 
 
 def made(options: Any, seed: int) -> Path:

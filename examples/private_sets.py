@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from distillkit.augment import DIGITS, DSA, NATURAL
 from distillkit.condense import distribution_matching, random_subset
 from distillkit.data import Split, load
 from distillkit.networks import ConvNet, RandomNetworks
-from distillkit.privacy import condense_private, image_sgd
+from distillkit.privacy import EmbeddingNetworks, Passes, condense_private, image_sgd
 from distillkit.rng import derive
 from distillkit.study import Condense, Study, Task, grid, summary_table
 from distillkit.training import Protocol
@@ -35,13 +36,13 @@ from distillkit.training import Protocol
 RECORDS = {"digits": 1438, "usps": 7291, "public": 1438}  # public numbers of private records; 60,000 of the others
 
 TRIES: dict[str, list[dict[str, Any]]] = {
-    "class_means": grid(draws=[5, 20], steps=[100, 200]), "quick": grid(draws=[5, 20], lr=[100.0, 200.0]),
+    "class_means": grid(num_networks=[5, 20], steps=[100, 200]), "quick": grid(num_networks=[5, 20], lr=[100.0, 200.0]),
     "image_sgd": grid(lr=[0.03, 0.1, 0.3, 1.0]), "dm": grid(lr=[0.3, 1.0, 3.0, 10.0]),
 }  # fmt: skip
 """At 16x16. Class means take two passes; "quick" makes 30 updates of the images in all."""
 FULL = {
-    "class_means": [{"draws": 4, "steps": 300, "first_draws": 3, "first_steps": 150}],
-    "larger": [{"draws": 10, "steps": 600, "first_draws": 10, "first_steps": 300}],
+    "class_means": [{"num_networks": 4, "steps": 300, "first_num_networks": 3, "first_steps": 150}],
+    "larger": [{"num_networks": 10, "steps": 600, "first_num_networks": 10, "first_steps": 300}],
 }
 """At 28x28; class means take three passes, the networks of the later ones learn from the set before."""
 
@@ -86,10 +87,13 @@ def ways(o: argparse.Namespace) -> dict[str, Condense]:
 
     def matched(condense: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
         def make(factory: Any, task: Task, **tried: Any) -> Any:
-            own = {"ipc": o.ipc, **fixed, **tried, **o.small}
+            own, networks = {"ipc": o.ipc, **fixed, **tried, **o.small}, RandomNetworks(factory)
             if condense is image_sgd:
                 own["size"] = o.records or RECORDS.get(task.name, 60_000)
-            return partial(condense, networks=RandomNetworks(factory), **own)
+            if condense is condense_private:
+                own["passes"] = Passes(**{f.name: own.pop(f.name) for f in fields(Passes) if f.name in own})
+                networks = EmbeddingNetworks(networks, augment=own.pop("augment", None))
+            return partial(condense, networks=networks, **own)
 
         return make
 
@@ -99,7 +103,7 @@ def ways(o: argparse.Namespace) -> dict[str, Condense]:
         return Condense(make, num_networks=o.nets or (2 if full else 3), protocol=protocol, **options)
 
     tries = FULL if full else {key: own[-1:] for key, own in TRIES.items()} if o.preset == "smoke" else TRIES
-    learned = {"passes": 3, "augment": augment, "train": Protocol(epochs=60, batch=25, augment=augment)}
+    learned = {"count": 3, "augment": augment, "train": Protocol(epochs=60, batch=25, augment=augment)}
     means = partial(matched, condense_private, **(learned if full else {"first_steps": o.small.get("steps", 100)}))
     rows = [("class_means", f"class means, epsilon {e:g}", means(epsilon=e)) for e in o.epsilons]
     like: dict[str, Any] = {} if full else {"like": rows[0][1]}

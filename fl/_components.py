@@ -34,11 +34,11 @@ class KeyedObject(Configurable):
         key: what its entries' keys begin with, what its random draws are derived from, its place in an order, and what
             the record of a run calls it. A class that states none has its own name, never its parent's key. State the
             old name when you rename a class, `key = "OldName"`, and no run, checkpoint or transcript changes.
-        old_options: what records call options that were renamed, name -> old name.
+        old_options: the names of renamed options in records: name -> old name, or several, the oldest first.
     """
 
     key: ClassVar[str] = "Keyed"
-    old_options: ClassVar[Mapping[str, str]] = {}
+    old_options: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -112,7 +112,7 @@ def _said(value: Any, *, pinned: bool) -> str:
     title = type(value).__qualname__
     if pinned and isinstance(value, KeyedObject):
         title = title if value.key == type(value).__name__ else value.key
-        named = {value.old_options.get(option, option): v for option, v in named.items()}
+        named = {_oldest(value.old_options.get(option, option)): v for option, v in named.items()}
     return f"{title}({', '.join([*map(say, given), *(f'{k}={say(v)}' for k, v in named.items())])})"
 
 
@@ -200,3 +200,7 @@ def require_own_entries(parts: Sequence[KeyedObject]) -> None:
                 f"{known.owner} and {entry.owner} both have an entry with the key {entry.key!r}, and {one} and {other} "
                 "would write over each other: rename a class, or state another `key` in it"
             )
+
+
+def _oldest(names: str | tuple[str, ...]) -> str:
+    return names if isinstance(names, str) else names[0]

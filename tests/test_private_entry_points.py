@@ -22,6 +22,7 @@ from distillkit.privacy import (
     ASSUMPTIONS,
     PUBLIC_INPUTS,
     Ledger,
+    Passes,
     PublicEmbedders,
     class_sums,
     condense_private,
@@ -50,7 +51,7 @@ def convnet(outputs: int = 3) -> nn.Module:
 
 def standalone(ledger: Ledger | None) -> dict[str, Callable[[], Any]]:
     """What each function leaves in its result, or in the ledger that it returns or was given."""
-    data, own = images(), ledger or Ledger()
+    data, own, first = images(), ledger or Ledger(), Passes(first_num_networks=1)
     small: dict[str, Any] = {"networks": RandomNetworks(convnet), "ipc": 1, "steps": 1, "ledger": ledger}
     maps = PublicEmbedders(RandomNetworks(convnet), 1, like=data)
 
@@ -64,7 +65,7 @@ def standalone(ledger: Ledger | None) -> dict[str, Callable[[], Any]]:
         return own.guarantee().info()
 
     return {
-        "condense_private": lambda: condense_private(data, epsilon=2.0, draws=1, first_draws=1, **small).info,
+        "condense_private": lambda: condense_private(data, epsilon=2.0, num_networks=1, passes=first, **small).info,
         "image_sgd": lambda: image_sgd(data, size=12, sigma=2.0, **small).info,
         "train_private": lambda: (
             train_private(convnet(), data, size=12, sigma=2.0, steps=1, ledger=ledger).guarantee().info()
@@ -75,7 +76,7 @@ def standalone(ledger: Ledger | None) -> dict[str, Callable[[], Any]]:
 
 
 FEDDM: dict[str, Any] = {"factory": convnet, "sigma": 2.0, "sigma_sizes": 2.0, "least": 0.0}
-FEDDM |= {"draws": 1, "ipc": 1, "steps": 1}
+FEDDM |= {"num_networks": 1, "ipc": 1, "steps": 1}
 RUNS = {
     "DPSGD": lambda: FedAvg(DPSGD(sigma=1.0, rate=0.5, size=12), factory=convnet, weights="uniform", steps=1),
     "PrivateFedDM": lambda: PrivateFedDM(**FEDDM, server_epochs=1),

@@ -47,7 +47,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "FedDM": lambda: FedDM(**DM),
     "Real": lambda: Real(**DM),
     "PrivateFedDM": lambda: PrivateFedDM(sigma_sizes=2.0, least=0, **DP),
-    "SummedFedDM": lambda: SummedFedDM(sizes=[10, 10, 10], draws=DRAWS, **DP),
+    "SummedFedDM": lambda: SummedFedDM(sizes=[10, 10, 10], num_networks=DRAWS, **DP),
     "FedProto": lambda: FedProto(factory=Net, lr=0.05, batch=16),
 }
 """Every public method and add-on, so that no two letters of the formulas have the same value but where they must."""

@@ -1,14 +1,24 @@
-"""Differential privacy for synthetic sets and for models, with a ledger of what was spent.
+"""Differential privacy for synthetic sets and models, with a ledger of what was spent.
 
-Three calls make something private from private images: `condense_private` (a set from noised class means, the best
-place to start), `image_sgd` (a set by noised gradient steps, FedDM's way) and `train_private` (a model, by DP-SGD).
-Each charges a `Ledger` before it draws noise and returns what the ledger guarantees. `plan` says beforehand how much
-noise a wanted epsilon costs; `release`, `private_histogram` and `PrivateGradient` are the pieces for a mechanism of
-one's own.
+Three functions turn private images into something that may be published: `condense_private` (a set fitted to noised
+class means, the best place to start), `image_sgd` (a set by DP-SGD on its images, as in FedDM) and `train_private` (a
+network, by DP-SGD). Each charges a `Ledger` before it draws noise. `plan_noise` gives the noise multiplier for a target
+epsilon; `release`, `private_histogram` and `PrivateGradient` are the building blocks of your own mechanism.
+
+The files, by what they answer:
+
+- Where is noise drawn? `noise.py` (`Secret`). Where is it added? `gradients/private_gradient.py` (DP-SGD on networks
+  and images), `sets/class_means.py` (`release`) and `sets/histogram.py`.
+- Where is a ledger line written? `ledger.py` (`Ledger.spend`), into the file of `_journal.py`; `events.py` defines the
+  events, `account.py` the client and round that a call charges, `_child_ledger.py` the ledgers on other machines.
+- Where is epsilon computed? `accounting/composition.py` (`compose`); `accounting/planning.py` inverts it.
+- Where are inputs refused? `validation/`: data and options, networks and losses that mix examples, delta. `errors.py`
+  defines the errors, `assumptions.py` the inputs that each entry point assumes to be public.
 """
 
 from distillkit.privacy._clients import ALL_CLIENTS
-from distillkit.privacy.accounting.composition import Bound, compose
+from distillkit.privacy.account import Account
+from distillkit.privacy.accounting.composition import Bound, Spend, compose
 from distillkit.privacy.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_sigma
 from distillkit.privacy.accounting.planning import NoisePlan, plan_noise
 from distillkit.privacy.assumptions import ASSUMPTIONS, PUBLIC_INPUTS
@@ -30,8 +40,10 @@ from distillkit.privacy.ledger import Ledger
 from distillkit.privacy.noise import Secret, as_secret
 from distillkit.privacy.sets.class_means import class_means_gradient, class_sums, fit_to_means, release
 from distillkit.privacy.sets.condense import condense_private
+from distillkit.privacy.sets.embedding_networks import EmbeddingNetworks
 from distillkit.privacy.sets.histogram import private_histogram
 from distillkit.privacy.sets.image_sgd import image_gradients, image_sgd
+from distillkit.privacy.sets.passes import Passes
 from distillkit.privacy.sets.public_embedders import PublicEmbedder, PublicEmbedders
 from distillkit.privacy.sets.separable import SeparableLoss, require_separable, separable, squared_distance
 from distillkit.privacy.sets.trained_networks import TrainedNetworks
@@ -43,9 +55,11 @@ __all__ = [
     "ASSUMPTIONS",
     "PUBLIC_INPUTS",
     "REPLACE_RECORD",
+    "Account",
     "BatchStatistics",
     "Bound",
     "BudgetExhausted",
+    "EmbeddingNetworks",
     "Event",
     "ExampleGradients",
     "Guarantee",
@@ -53,6 +67,7 @@ __all__ = [
     "NoisePlan",
     "NotAccountable",
     "NotSeparable",
+    "Passes",
     "PrivacyError",
     "PrivateGradient",
     "PrivateInitialization",
@@ -61,6 +76,7 @@ __all__ = [
     "PublicEmbedders",
     "Secret",
     "SeparableLoss",
+    "Spend",
     "TrainedNetworks",
     "as_secret",
     "class_means_gradient",

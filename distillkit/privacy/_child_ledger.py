@@ -1,6 +1,7 @@
-"""A client's ledger away from the run's: it begins with what the run's knows, and its charges are carried back.
+"""Ledgers of clients on other machines: child ledgers of a run's ledger, and mirrors of a client's own ledger.
 
-Where the client's own machine keeps a ledger too, the run's mirrors it: line by line, each of them once.
+A child ledger begins with the state of the run's ledger, and its charges are merged back. If the client's machine keeps
+a ledger of its own, the run's ledger mirrors it, each line once.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ Line = dict[str, Any]
 
 
 def child_state(ledger: Ledger, client: int | str) -> dict[str, Any]:
-    """What a `ChildLedger` for one client must know of the run's ledger, as plain values that JSON can write.
+    """Return the state of the run's ledger that a `ChildLedger` for one client starts from, as JSON values.
 
-    Events of one kind are summed up; where records may lie with several clients, they are those of all clients.
+    Events of one kind are merged. If clients may share records, the events of all clients are included.
 
     Args:
-        ledger: the run's.
-        client: whose records will be charged.
+        ledger: the run's ledger.
+        client: the client whose records will be charged.
     """
     owners, counts = dict.fromkeys((client_id(client), ALL_CLIENTS)), Counter[Event]()
-    with ledger._current():
-        touching = [e for k in owners for e in ledger._of.get(k, ())] if ledger.disjoint else list(ledger._events)
+    with ledger._synced():
+        own = [event for owner in owners for event in ledger._events_of.get(owner, ())]
+        touching = own if ledger.disjoint else list(ledger._events)
     for event in touching:
         counts[replace(event, count=1, round=0)] += event.count
     lines: list[Line] = [{"void": reason, "client": owner} for owner, reason in ledger._reasons.items()]
@@ -42,8 +44,8 @@ def child_state(ledger: Ledger, client: int | str) -> dict[str, Any]:
     return {"delta": ledger.delta, "budget": ledger.budget, "disjoint": ledger.disjoint, "lines": lines}
 
 
-class _Kept(Journal):
-    """Keeps what it is given instead of writing it."""
+class _MemoryJournal(Journal):
+    """Journal that keeps its lines in memory."""
 
     def __init__(self, before: Callable[[Sequence[Line]], None] | None) -> None:
         super().__init__(None)
@@ -57,44 +59,44 @@ class _Kept(Journal):
 
 
 class ChildLedger(Ledger):
-    """A ledger in memory for one client, where the run's cannot be reached: on another machine, say.
+    """Ledger in memory for one client that cannot reach the run's ledger, for instance on another machine.
 
-    It refuses what the run's would refuse, and lists what it is charged, for `merge_child` to the run's ledger.
+    It refuses the same charges as the run's ledger, and lists its own for `merge_child`.
 
     Args:
-        known: see `child_state`.
-        before: is called with what is charged or noted before that counts; what it raises refuses the charge.
+        state: see `child_state`.
+        before: called with the lines of a charge before it counts; an exception refuses the charge.
     """
 
-    def __init__(self, known: Mapping[str, Any], before: Callable[[Sequence[Line]], None] | None = None) -> None:
-        super().__init__(None, delta=known["delta"], budget=known["budget"], disjoint=known["disjoint"])
-        for number, line in enumerate(known["lines"], start=1):
-            self._take(number, line)
-        self._journal = self._kept = _Kept(before)
+    def __init__(self, state: Mapping[str, Any], before: Callable[[Sequence[Line]], None] | None = None) -> None:
+        super().__init__(None, delta=state["delta"], budget=state["budget"], disjoint=state["disjoint"])
+        for number, line in enumerate(state["lines"], start=1):
+            self._read_line(number, line)
+        self._journal = self._memory = _MemoryJournal(before)
 
     @property
     def charged(self) -> list[Line]:
-        """What was charged and noted here, in order, as plain values."""
-        return list(self._kept.lines)
+        """The lines charged and recorded here, in order, as plain values."""
+        return list(self._memory.lines)
 
 
 def merge_child(ledger: Ledger, lines: Sequence[Line]) -> None:
-    """Record in the run's ledger what was charged to a branch of it; it is on disk when this returns.
+    """Record the charges of a child ledger in the run's ledger; they are on disk when this returns.
 
-    Nothing is refused, whatever the budget: it was spent. What is known already is not noted again.
+    Nothing is refused, whatever the budget, because it was spent. Remarks and assumptions are recorded once.
 
     Args:
-        ledger: the run's.
-        lines: a branch's `charged`.
+        ledger: the run's ledger.
+        lines: `charged` of the child ledger.
     """
-    with ledger._current():
-        new = [line for line in lines if not _known(ledger, line)]
+    with ledger._synced():
+        new = [line for line in lines if not _is_recorded(ledger, line)]
         ledger._journal.append(*new)
         for number, line in enumerate(new, start=1):
-            ledger._take(number, line)
+            ledger._read_line(number, line)
 
 
-def _known(ledger: Ledger, line: Line) -> bool:
+def _is_recorded(ledger: Ledger, line: Line) -> bool:
     if "remark" in line:
         return line["remark"] in ledger._remarks
     if "assumed" in line:
@@ -103,41 +105,41 @@ def _known(ledger: Ledger, line: Line) -> bool:
 
 
 def ledger_lines(ledger: Ledger, since: int = 0) -> list[tuple[int, Line]]:
-    """The lines of a ledger's file behind the first `since`, each with its number from 1.
+    """Return the lines of a ledger's file after the first `since`, each with its number from 1.
 
     Args:
-        ledger: one with a file.
-        since: how many lines are known.
+        ledger: a ledger with a file.
+        since: number of lines to skip.
     """
-    with ledger._current():
+    with ledger._synced():
         lines, _ = Journal(ledger.path).unread()
     return [(number, line) for number, line in lines if number > since]
 
 
 def mirrored_count(ledger: Ledger, source: str) -> int:
-    """How many lines of the ledger called `source` the `ledger` has taken over."""
-    with ledger._current():
+    """Return how many lines of the ledger called `source` the `ledger` has mirrored."""
+    with ledger._synced():
         return ledger._mirrored.get(source, 0)
 
 
 def mirror_lines(ledger: Ledger, source: str, client: int | str, lines: Sequence[tuple[int, Line]]) -> None:
-    """Take over lines of another ledger of the same records, each once however often it comes.
+    """Copy the lines of another ledger of the same records, each once even if it is received repeatedly.
 
-    Nothing is refused for the budget: it was spent. On disk when this returns.
+    The budget refuses nothing, because it was spent. The lines are on disk when this returns.
 
     Args:
-        ledger: of a run, say.
-        source: a name of the other ledger, which it keeps.
-        client: whose records the other ledger is about, by whatever name it knows them itself.
-        lines: of the other ledger, see `ledger_lines`; they may come from anywhere.
+        ledger: the ledger to extend, for instance of a run.
+        source: a constant name of the other ledger.
+        client: the client that the other ledger belongs to, under its name in this ledger.
+        lines: lines of the other ledger, see `ledger_lines`; they may come from an untrusted source.
 
     Raises:
-        ValueError: no lines of a ledger, or of one under another relation.
+        ValueError: invalid lines, or lines under another relation.
     """
     owner = client_id(client)
-    with ledger._current():
+    with ledger._synced():
         seen = ledger._mirrored.get(source, 0)
-        new = [{**_owned(line, owner), "from": [source, number]} for number, line in lines if number > seen]
+        new = [{**_for_client(line, owner), "from": [source, number]} for number, line in lines if number > seen]
         relations = {line["event"]["relation"] for line in new if "event" in line}
         relations |= {event.relation for event in ledger._events[:1]}
         if len(relations) > 1:
@@ -147,16 +149,16 @@ def mirror_lines(ledger: Ledger, source: str, client: int | str, lines: Sequence
             )
         ledger._journal.append(*new)
         for number, line in enumerate(new, start=1):
-            ledger._take(number, line)
+            ledger._read_line(number, line)
 
 
-def _owned(line: Line, owner: str) -> Line:
-    """The same line about the records of `owner`, with nothing else in it."""
+def _for_client(line: Line, owner: str) -> Line:
+    """Return the line for the records of `owner`, without unknown fields."""
     try:
         if "event" in line:
             event = Event(**{**line["event"], "client": owner})
             if [type(x) for x in (event.mechanism, event.round, event.seeded)] != [str, int, bool]:
-                raise TypeError("its mechanism, round or seeded")
+                raise TypeError("mechanism, round or seeded")
             return {"event": asdict(event)}
         if "assumed" in line:
             return {"assumed": [str(fact) for fact in line["assumed"]], "by": str(line["by"])}

@@ -11,7 +11,7 @@ ALL_CLIENTS = "*"
 
 
 def client_id(client: int | str) -> str:
-    """The one form in which a ledger knows a client, a string: 1 and "1" are the same.
+    """Return a client's name in a ledger, a string: 1 and "1" are the same client.
 
     Args:
         client: a number or a name.

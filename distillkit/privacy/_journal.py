@@ -1,4 +1,4 @@
-"""A file of JSON lines that survives a kill at any byte: what a ledger is kept in."""
+"""Append-only file of JSON lines that survives a kill at any byte; a ledger is stored in it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _TORN = {"torn": True}
 
 
 class Journal:
-    """A file that several processes append JSON objects to, and of which no line is lost once `append` returned.
+    """File to which several processes append JSON objects; no line is lost once `append` has returned.
 
-    A line is torn if the writer died inside it: no append ever returned for it. Whoever opens the file next closes
-    the line and adds a mark, so that damage of another kind is told apart and refused.
+    A line is torn if the writer died while writing it; `append` never returned for it. The next process to open the
+    file ends the line and adds a mark. Other damage has no mark and is refused.
 
     Args:
-        path: the file, made with its first line; None writes nothing.
+        path: the file, created with its first line; None writes nothing.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -33,8 +33,8 @@ class Journal:
         self._bad: list[int] = []
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """A `with` block that keeps other processes out for a moment, so that reading and appending are one step."""
+    def transaction(self) -> Iterator[None]:
+        """Open a `with` block that locks the file briefly, so that reading and appending are one step."""
         from filelock import FileLock
 
         if self._path is None:
@@ -44,11 +44,11 @@ class Journal:
         with FileLock(self._path.with_name(f"{self._path.name}.lock"), thread_local=False):
             yield
 
-    def owned(self, wait: float | None = None) -> AbstractContextManager[None]:
-        """A `with` block for the length of a run, in which other processes may read but not append.
+    def run_lock(self, wait: float | None = None) -> AbstractContextManager[None]:
+        """Open a `with` block for a run, in which other processes may read but not append.
 
         Args:
-            wait: seconds to wait for another process to end its own block; None for the default of `owner.owned`.
+            wait: seconds to wait for another process to end its own block; None for the default of `locking.locked`.
 
         Raises:
             distillkit.locking.InUse: another process has done so.
@@ -59,10 +59,10 @@ class Journal:
         return locked(lock, f"the ledger {self._path}", shared=True, wait=wait)
 
     def unread(self) -> tuple[list[tuple[int, dict[str, Any]]], int]:
-        """What was appended since the last call, by whomever; a torn end is closed and marked.
+        """Return the lines appended since the last call, by any process; a torn last line is ended and marked.
 
         Returns:
-            (line number, object) pairs, and how many torn lines were among them.
+            (line number, object) pairs, and the number of torn lines among them.
 
         Raises:
             ValueError: a line in the middle is damaged, or the file is shorter than it was.
@@ -70,9 +70,7 @@ class Journal:
         if self._path is None or not (self._offset or self._path.exists()):
             return [], 0
         if not self._path.exists() or self._path.stat().st_size < self._offset:
-            raise ValueError(
-                f"{self._path} lost lines since it was read; a ledger that forgets gives no epsilon: restore the file"
-            )
+            raise ValueError(f"{self._path} lost lines since it was read, so there is no epsilon: restore the file")
         with open(self._path, "rb") as file:
             file.seek(self._offset)
             text = file.read()
@@ -94,8 +92,8 @@ class Journal:
                 lines.append((self._line, line))
         if self._bad:
             raise ValueError(
-                f"line {self._bad[0]} of {self._path} is damaged; what it charged is not known, so there is no "
-                "epsilon: restore the file"
+                f"line {self._bad[0]} of {self._path} is damaged, so its charge is unknown and there is no epsilon: "
+                "restore the file"
             )
         return lines, torn
 
@@ -103,7 +101,7 @@ class Journal:
         """Write objects at the end of the file; they are on disk when this returns.
 
         Args:
-            lines: JSON objects without NaN and infinities, one a line; none writes nothing.
+            lines: JSON objects without NaN and infinities, one per line; none writes nothing.
 
         Raises:
             distillkit.locking.InUse: another process owns the file.
@@ -112,7 +110,7 @@ class Journal:
         if self._path is None or not lines:
             return
         text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
-        with self.owned(wait=0.0):
+        with self.run_lock(wait=0.0):
             self._offset += len(self._write(text.encode()))
             self._line += len(lines)
 
@@ -145,7 +143,7 @@ def _parsed(raw: bytes) -> dict[str, Any] | None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a new file's name durable, where the system lets a folder be opened."""
+    """Sync a new file's name to disk, if the system can open folders."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except PermissionError:

@@ -1,4 +1,4 @@
-"""Noise images that owe nothing to private data."""
+"""Noise images that are independent of the private data."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["public_noise", "public_test_images"]
 
 
 def public_noise(count: int, like: LabeledImages, generator: torch.Generator, *, coarse: int = 2) -> Tensor:
-    """Smooth noise images that owe nothing to the data, [count, C, H, W] in the set's normalised space.
+    """Draw smooth noise images, independent of the data, float [count, C, H, W] in the set's normalised space.
 
-    Gaussian noise with the mean and standard deviation that the normalisation, a public constant, says pixels have; it
-    is drawn at a `coarse`-th of the resolution, enlarged bilinearly and clamped to [0, 1].
+    Gaussian noise with the pixel mean and standard deviation of the normalisation, which is a public constant. It is
+    drawn at 1 / `coarse` of the resolution, enlarged bilinearly and clamped to [0, 1].
 
     Args:
-        count: how many images.
-        like: gives shape, normalisation, dtype and device, and nothing else.
-        generator: draws them.
-        coarse: how much coarser than the images the noise is; 1 is white noise.
+        count: number of images.
+        like: gives shape, normalisation, dtype and device; its images are not used.
+        generator: draws the images.
+        coarse: factor by which the noise is coarser than the images; 1 is white noise.
     """
     c, h, w = like.shape
     small_h, small_w = (min(side, max(2, side // coarse)) for side in (h, w))
@@ -31,15 +31,15 @@ def public_noise(count: int, like: LabeledImages, generator: torch.Generator, *,
 
 
 def public_test_images(count: int, like: LabeledImages, generator: torch.Generator) -> Tensor:
-    """Images to try a network on, float [count, C, H, W], that owe nothing to the data.
+    """Draw images for checking a network, independent of the data, float [count, C, H, W].
 
-    `public_noise` and a little white noise. The white noise keeps every image from being constant, where rounding in a
-    norm layer would look like a difference.
+    They are `public_noise` with a little white noise. The white noise keeps every image from being constant, where
+    rounding in a norm layer would look like a difference.
 
     Args:
-        count: how many images.
-        like: gives shape, normalisation, dtype and device, and nothing else.
-        generator: draws them.
+        count: number of images.
+        like: gives shape, normalisation, dtype and device; its images are not used.
+        generator: draws the images.
     """
     white = torch.randn(count, *like.shape, generator=generator, dtype=like.images.dtype)
     return public_noise(count, like, generator) + 0.3 * white.to(like.images.device)

@@ -1,7 +1,7 @@
-"""What each private entry point takes to be public: epsilon covers the records, never these.
+"""Assumptions of each private entry point: the inputs that must be public, because epsilon covers only the records.
 
-A ledger writes the facts of the entry points that charged it beside its epsilon (`Guarantee.assumed`), so that whoever
-reads the number can check them.
+A ledger records the assumptions of the entry points that charged it (`Guarantee.assumptions`), so that whoever reads
+epsilon can check them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PUBLIC_INPUTS = {
     "taking part": "which clients take part in which round",
     "disjoint": "that no record lies with two clients",
 }
-"""The facts that an entry point may assume: name -> what exactly is taken to be public."""
+"""Inputs that an entry point may assume to be public: name -> description."""
 
 _SET = ("classes", "space", "size", "budget", "clip", "networks", "start", "augment", "seed", "options")
 _RUN = ("clients", "taking part", "disjoint")
@@ -40,4 +40,4 @@ ASSUMPTIONS: dict[str, tuple[str, ...]] = {
     "SummedFedDM": (*_SET, "model", *_RUN),
     "ClientDP": ("classes", "space", "budget", "clip", "model", "seed", "options", "clients"),
 }
-"""Entry point -> the names (in `PUBLIC_INPUTS`) of what it takes to be public."""
+"""Entry point -> the names (in `PUBLIC_INPUTS`) of the inputs that it assumes to be public."""

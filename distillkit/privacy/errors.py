@@ -1,7 +1,7 @@
-"""What the privacy components refuse, one type for each reason.
+"""Errors of the privacy components, one type for each reason.
 
-All are `PrivacyError`, so that one `except` catches them. What can be known before a run is refused before anything is
-charged.
+All derive from `PrivacyError`, so that one `except` catches them. What can be checked before a run is refused before
+anything is charged.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ __all__ = [
 
 
 class PrivacyError(ValueError):
-    """A request that would void a privacy guarantee, or that cannot be accounted for; the message gives the remedy."""
+    """A request that would void a privacy guarantee or cannot be accounted for; the message gives the remedy."""
 
 
 class BudgetExhausted(PrivacyError):
     """The next release would exceed the ledger's budget; nothing was released and nothing was charged.
 
     Args:
-        message: what would have been spent, and by whom.
-        remaining: as the attribute.
+        message: the refused spending, and its client.
+        remaining: see the attribute.
 
     Attributes:
-        remaining: how many of the event's repetitions the budget still allows.
+        remaining: number of the event's releases that the budget still allows.
     """
 
     def __init__(self, message: str, *, remaining: int) -> None:
@@ -44,20 +44,20 @@ class BudgetExhausted(PrivacyError):
 
 
 class NotAccountable(PrivacyError):
-    """No accountant here gives a sound epsilon for what was asked: odd sampling, mixed relations, a delta too large."""
+    """No accountant here gives a sound epsilon: unsupported sampling, mixed relations, or a delta too large."""
 
 
 class NotSeparable(PrivacyError):
-    """The loss is not a sum over real examples, so a single example has no contribution that a clip could bound."""
+    """The loss is not a sum over real examples, so no clip bounds the contribution of one example."""
 
 
 class BatchStatistics(PrivacyError):
-    """The network or augmentation mixes the examples of a batch, as batch norm does: none has a share of its own."""
+    """The network or augmentation mixes the examples of a batch, as batch norm does."""
 
 
 class PrivateStatistics(PrivacyError):
-    """A number that was measured on the private data, as their mean pixel, would enter the release without noise."""
+    """A statistic of the private data, such as the mean pixel, would enter the release without noise."""
 
 
 class PrivateInitialization(PrivacyError):
-    """Private images would be the starting point of a set that is released, and show in it whatever is added later."""
+    """A released set would start from private images, which stay visible in it whatever noise is added later."""

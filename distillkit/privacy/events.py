@@ -1,4 +1,4 @@
-"""What a ledger records (`Event`), and what it can promise (`Guarantee`)."""
+"""Events that a ledger records, and the guarantees that it gives."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ _SAMPLINGS = ("everything", "poisson")
 
 @dataclass(frozen=True)
 class Event:
-    """What a ledger is charged: `count` Gaussian releases of the same kind, described by what decides their cost.
+    """Charge to a ledger: `count` Gaussian releases of the same kind, with everything that determines their cost.
 
-    The components here make their own; make one for a mechanism of your own, and hand it to `Ledger.spend` before the
+    The components create their own events. For your own mechanism, create one and pass it to `Ledger.spend` before the
     noise is drawn.
 
     Args:
-        mechanism: what released, for the reader.
+        mechanism: name of the mechanism, for the reader.
         sigma: noise standard deviation / sensitivity under `relation`. 0 is allowed and means no guarantee.
-        rate: with which probability a record takes part, the largest over all records (over the classes, if each
-            class has its own). 1 if all do.
-        count: how many releases.
-        client: whose records, a number or a name, kept as a string (1 is "1"). Default `ALL_CLIENTS`, which is always
-            safe.
-        round: when, for the reader.
+        rate: sample rate: the probability with which a record takes part, the largest over all records (over the
+            classes, if each class has its own). 1 if all take part.
+        count: number of releases.
+        client: the client whose records are released, a number or a name, stored as a string (1 is "1"). Default
+            `ALL_CLIENTS`, which is always safe.
+        round: number of the round, for the reader.
         sampling: `"poisson"` (each record independently), or `"everything"` (rate 1). Default by the rate.
-        relation: which data sets count as neighbours: `"add or remove one record"`, `"replace one record"` (at rate 1
+        relation: the neighbouring relation: `"add or remove one record"`, `"replace one record"` (at rate 1
             only) or `"add or remove one client"`.
-        seeded: the noise is known to whoever knows a seed, so that no guarantee holds.
+        seeded: whether the noise comes from a seed, so that no guarantee holds.
 
     Raises:
-        NotAccountable: another kind of sampling, or a relation that no accountant here covers at this rate.
+        NotAccountable: unsupported sampling, or a relation that no accountant here covers at this rate.
         TypeError, ValueError: numbers out of range.
     """
 
@@ -61,7 +61,7 @@ class Event:
     seeded: bool = False
 
     def __post_init__(self) -> None:
-        # Python's own numbers, which the ledger's file can hold: NumPy's are taken, and are no JSON.
+        # Convert NumPy's numbers to Python's, which the ledger's JSON file can hold.
         object.__setattr__(self, "sigma", check.real_number(self.sigma, "sigma", least=0.0))
         object.__setattr__(self, "rate", check.real_number(self.rate, "rate", above=0.0, most=1.0))
         object.__setattr__(self, "count", check.positive_int(self.count, "count"))
@@ -79,25 +79,24 @@ class Event:
         if self.relation == REPLACE_RECORD and self.rate < 1:
             raise NotAccountable(
                 f"{self.mechanism}: Poisson amplification is proved for {ADD_OR_REMOVE_RECORD!r}, not for "
-                f"{REPLACE_RECORD!r}; state the sensitivity under the former, or take rate 1"
+                f"{REPLACE_RECORD!r}; state the sensitivity under the former, or use rate 1"
             )
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What a ledger can promise for somebody's records: an epsilon at a delta, or why there is none.
+    """Guarantee of a ledger for a client's records: an epsilon at a delta, or the reason why none holds.
 
-    Made by `Ledger.guarantee`. Printed, it is a sentence for a report.
+    `Ledger.guarantee` returns it. Printed, it is a sentence for a report.
 
     Attributes:
-        epsilon: the guarantee, or None where none holds.
-        reason: why none holds, or "".
-        nominal: epsilon of the noise as it was scaled, secret or not; for planning and for budgets.
-        delta, relation: what epsilon refers to: its delta, and which data sets count as neighbours ("" if nothing was
-            spent).
-        accountant: how epsilon was computed, an upper bound each; see `compose`.
-        remarks: what the reader must know besides, such as tuning on the private data.
-        assumed: what is taken to be public, by entry point (`ASSUMPTIONS`); epsilon does not cover it.
+        epsilon: the guaranteed epsilon, or None if no guarantee holds.
+        reason: why no guarantee holds, or "".
+        nominal: epsilon of the noise scale, whether or not the noise was secret; for planning and budgets.
+        delta, relation: the delta and the neighbouring relation of epsilon ("" if nothing was spent).
+        accountant: the accountant that computed epsilon, an upper bound; see `compose`.
+        remarks: limits of the guarantee, such as tuning on the private data.
+        assumptions: the inputs assumed to be public, by entry point (`ASSUMPTIONS`); epsilon does not cover them.
     """
 
     epsilon: float | None
@@ -107,10 +106,10 @@ class Guarantee:
     accountant: str
     reason: str = ""
     remarks: tuple[str, ...] = ()
-    assumed: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    assumptions: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def info(self) -> dict[str, Any]:
-        """The guarantee as JSON values, for a set's `info` or a run's history: what holds, or why nothing does."""
+        """Return the guarantee as JSON values, for a set's `info` or a run's history."""
         values: dict[str, Any] = {"epsilon": self.epsilon, "delta": self.delta, "relation": self.relation}
         if self.epsilon is None:
             nominal = self.nominal if math.isfinite(self.nominal) else None
@@ -119,8 +118,8 @@ class Guarantee:
             values["accountant"] = self.accountant
         if self.remarks:
             values["remarks"] = list(self.remarks)
-        if self.assumed:
-            values["assumed_public"] = {entry: list(facts) for entry, facts in self.assumed.items()}
+        if self.assumptions:
+            values["assumed_public"] = {entry: list(facts) for entry, facts in self.assumptions.items()}
         return values
 
     def __str__(self) -> str:

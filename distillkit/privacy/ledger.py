@@ -1,4 +1,4 @@
-"""An append-only record of what was spent: written before a release is used, and never rolled back."""
+"""The privacy ledger: an append-only file of charges, written before a release and never rolled back."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ _RDP_REMARK = (
 
 
 class Ledger:
-    """What every client's records have paid.
+    """Privacy ledger: the record of what has been spent on every client's records.
 
-    The account book of a data set's privacy: every noised release of its records is charged here, and `guarantee` says
-    what all of them cost together. Give every call on the same records the same ledger.
+    Every noised release is charged here, and `guarantee` returns the guarantee for all of them together. Give every
+    call on the same records the same ledger.
 
-    `spend` writes an event and syncs it to disk *before* it returns, so call it before the noise is drawn: whatever
-    happens to the run afterwards, the event counts. A round that is run again is charged again. A line that a crash
-    tore counts as the costliest event of the ledger, to everyone, although its release can never have been used.
+    `spend` writes an event and syncs it to disk *before* it returns, so call it before the noise is drawn: the event
+    counts whatever happens to the run afterwards. A repeated round is charged again. A line that was cut off by a crash
+    counts as the costliest event of the ledger, for all clients, although its release was never used.
 
-    Epsilon composes over the events of a client and is the *maximum* over clients: their records are disjoint, so one
-    record is touched by one client's events only, and by those of `ALL_CLIENTS`. It covers what was charged to *this*
-    ledger: releases from the same records that were charged to another one, or to none, come on top.
+    Epsilon composes over the events of a client and is the *maximum* over clients. Their records are assumed to be
+    disjoint, so only the events of one client, and those of `ALL_CLIENTS`, touch a record. Epsilon covers the charges
+    to *this* ledger; releases of the same records that were charged elsewhere, or nowhere, add to it.
 
     Args:
-        path: a file of JSON lines, continued if it exists; None keeps the ledger in memory, for trying things out.
+        path: a file of JSON lines, continued if it exists; None keeps the ledger in memory, for experiments.
         delta: in (0, 1), well below one over the number of records of the largest client.
-        budget: epsilon that no client may exceed; None for no limit. Compared with the nominal epsilon, so that a
-            seeded rehearsal stops where the real run will.
-        disjoint: whether no record lies with two clients, which is assumed and cannot be seen here. If False the events
-            of all clients compose.
+        budget: epsilon that no client may exceed; None for no limit. It is compared with the nominal epsilon, so a
+            seeded test run stops where the real run will.
+        disjoint: whether no two clients hold the same record. This is assumed and cannot be checked here. If False the
+            events of all clients compose.
 
-    Threads and processes may share a ledger file: a charge reads what others wrote and appends in one step. A run owns
-    its ledger (`owned`): while it goes on, what other processes would charge is refused by name, and they may read.
+    Threads and processes may share a ledger file: a charge reads the lines of others and appends in one step. During a
+    run (`run_lock`), charges of other processes are refused, and they may still read.
 
     Raises:
         NotAccountable: delta out of range.
-        ValueError: the file is damaged, or is no ledger.
+        ValueError: the file is damaged, or is not a ledger.
     """
 
     def __init__(
@@ -73,113 +73,113 @@ class Ledger:
         self._journal = Journal(self.path)
         self._lock = threading.Lock()
         self._events: list[Event] = []
-        self._of: dict[int | str, list[Event]] = {}
+        self._events_of: dict[int | str, list[Event]] = {}
         self._totals: dict[int | str, dict[tuple[float, float], int]] = {}
         self._reasons: dict[int | str, str] = {}
         self._remarks: list[str] = []
         self._assumed: dict[str, tuple[str, ...]] = {}
         self._mirrored: dict[str, int] = {}
-        self._untaken: deque[tuple[int, dict[str, Any]]] = deque()
+        self._pending: deque[tuple[int, dict[str, Any]]] = deque()
         self._torn = 0
-        with self._current():
+        with self._synced():
             pass
 
     def __repr__(self) -> str:
-        """What it holds in memory; the file is not looked at, and no epsilon computed."""
+        """Describe the ledger in memory, without reading the file or computing epsilon."""
         where = "in memory" if self.path is None else repr(str(self.path))
         limit = "" if self.budget is None else f", budget={self.budget:g}"
         shared = "" if self.disjoint else ", disjoint=False"
-        payers = len({e.client for e in self._events})
-        known = f"{len(self._events)} events of {payers} payers" if self._events else "nothing spent"
+        clients = len({e.client for e in self._events})
+        known = f"{len(self._events)} events of {clients} clients" if self._events else "nothing spent"
         return f"Ledger({where}, delta={self.delta:g}{limit}{shared}: {known})"
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """All that was charged so far, in the order in which it was charged, by other processes too."""
-        with self._current():
+        """All events so far, in order, including those that other processes charged."""
+        with self._synced():
             return tuple(self._events)
 
     def check(self, *events: Event) -> None:
-        """See whether a run can be paid for before it begins: raise what `spend` would, and charge nothing.
+        """Check whether the budget allows a run before it begins; charge nothing.
 
         Args:
-            events: all that the run will charge, taken together.
+            events: all charges of the run.
 
         Raises:
             BudgetExhausted, NotAccountable: as `spend`.
         """
-        with self._current():
-            self._admit(events)
+        with self._synced():
+            self._check_budget(events)
 
     def spend(self, *events: Event) -> None:
         """Charge `events`, all or none; call it before their noise is drawn.
 
         Args:
-            events: what will be released; on disk when this returns.
+            events: the coming releases; on disk when this returns.
 
         Raises:
-            BudgetExhausted: the budget does not allow it; nothing was written. `.remaining` of the first event's
-                `count` would do.
-            NotAccountable: a relation that differs from that of the events before it.
+            BudgetExhausted: the budget does not allow it, and nothing was written. `.remaining` of the first event's
+                `count` are still allowed.
+            NotAccountable: a relation that differs from that of earlier events.
             distillkit.locking.InUse: another process owns the ledger.
         """
-        with self._current():
-            self._admit(events)
+        with self._synced():
+            self._check_budget(events)
             self._journal.append(*({"event": asdict(event)} for event in events))
             for event in events:
-                self._add(event)
+                self._add_event(event)
 
     def remaining(self, event: Event) -> int:
-        """How many of the event's `count` releases the budget still allows, 0 to `count`; nothing is charged.
+        """Return how many of the event's `count` releases the budget still allows; charge nothing.
 
         Args:
-            event: what would be released; without a budget all of it fits.
+            event: the planned releases; without a budget all are allowed.
         """
-        with self._current():
+        with self._synced():
             return self._remaining(event)
 
-    def owned(self) -> AbstractContextManager[None]:
-        """A `with` block for the length of a run, in which no other process may charge; the threads of this one may.
+    def run_lock(self) -> AbstractContextManager[None]:
+        """Open a `with` block for a run, in which only the threads of this process may charge.
 
         Raises:
-            distillkit.locking.InUse: another process does so already; it is named.
+            distillkit.locking.InUse: another process is in such a block; the message names it.
         """
-        return self._journal.owned()
+        return self._journal.run_lock()
 
     def void(self, reason: str, *, client: int | str = ALL_CLIENTS) -> None:
-        """Record that no guarantee holds for somebody any more, for instance because its raw images took part.
+        """Record that no guarantee holds for a client any more, for instance because its raw images were sent.
 
         Args:
-            reason: why, in words that complete "no guarantee: ..."; the first one given is the one shown.
-            client: whose records; `ALL_CLIENTS` by default.
+            reason: the reason, to complete "no guarantee: ..."; the first one recorded is shown.
+            client: the client; `ALL_CLIENTS` by default.
 
         Raises:
             distillkit.locking.InUse: another process owns the ledger.
         """
-        with self._current():
+        with self._synced():
             self._journal.append({"void": reason, "client": client_id(client)})
             self._reasons.setdefault(client_id(client), reason)
 
     def add_remark(self, text: str) -> None:
-        """Record, once, what epsilon does not cover, such as options that were tuned on the private data.
+        """Record, once, a limit of the guarantee, such as options that were tuned on the private data.
 
         Args:
-            text: a sentence that every later guarantee carries (`Guarantee.remarks`).
+            text: a sentence for every later guarantee (`Guarantee.remarks`).
         """
-        with self._current():
+        with self._synced():
             if text not in self._remarks:
                 self._journal.append({"remark": text})
                 self._remarks.append(text)
 
     def assume(self, entry: str, facts: Sequence[str] | None = None) -> None:
-        """Record, once, what an entry point takes to be public; every later guarantee lists it (`Guarantee.assumed`).
+        """Record, once, the inputs that an entry point assumes to be public; see `Guarantee.assumptions`.
 
         Args:
             entry: the entry point's name.
-            facts: names in `PUBLIC_INPUTS`; default the line of `ASSUMPTIONS` with the entry's name.
+            facts: names in `PUBLIC_INPUTS`; default: `ASSUMPTIONS[entry]`.
         """
         found = tuple(ASSUMPTIONS[entry] if facts is None else facts)
-        with self._current():
+        with self._synced():
             if self._assumed.get(entry) != found:
                 self._journal.append({"assumed": list(found), "by": entry})
                 self._assumed[entry] = found
@@ -188,23 +188,23 @@ class Ledger:
         """List what has been spent on a client's records: (sigma, rate, count) each, as `compose` takes it.
 
         Args:
-            client: whose records; events of `ALL_CLIENTS` touch them too. None: the events of all clients.
+            client: the client; events of `ALL_CLIENTS` count too. None: the events of all clients.
         """
-        with self._current():
+        with self._synced():
             return self._spends(None if client is None else client_id(client))
 
     def guarantee(self, client: int | str | None = None, *, delta: float | None = None) -> Guarantee:
-        """What can be promised for somebody's records after all that was charged, or why nothing can.
+        """Return the guarantee for a client's records after all charges, or the reason why none holds.
 
         Args:
-            client: whose records; None or `ALL_CLIENTS` for whoever paid most.
-            delta: in (0, 1); default the ledger's.
+            client: the client; None or `ALL_CLIENTS` for the one with the largest epsilon.
+            delta: in (0, 1); default: the ledger's.
 
         Raises:
             NotAccountable: delta outside (0, 1).
         """
         client = None if client in (None, ALL_CLIENTS) else client_id(client)
-        with self._current():
+        with self._synced():
             delta = self.delta if delta is None else delta
             clients = self._clients() if client is None else [client]
             bounds = [compose(self._spends(c), delta) for c in clients]
@@ -219,20 +219,20 @@ class Ledger:
                 accountant=worst.accountant,
                 reason=reason,
                 remarks=(*self._remarks, *([_RDP_REMARK] if worst.accountant == "rdp" and not reason else [])),
-                assumed=dict(self._assumed),
+                assumptions=dict(self._assumed),
             )
 
     def epsilon(self, client: int | str | None = None, *, delta: float | None = None) -> float | None:
-        """The epsilon that can be promised, None where none can: `guarantee(client, delta=delta).epsilon`.
+        """Return `guarantee(client, delta=delta).epsilon`: None if no guarantee holds.
 
         Args:
             client, delta: as for `guarantee`.
         """
         return self.guarantee(client, delta=delta).epsilon
 
-    def _add(self, event: Event) -> None:
+    def _add_event(self, event: Event) -> None:
         self._events.append(event)
-        self._of.setdefault(event.client, []).append(event)
+        self._events_of.setdefault(event.client, []).append(event)
         totals = self._totals.setdefault(event.client, {})
         totals[event.sigma, event.rate] = totals.get((event.sigma, event.rate), 0) + event.count
         if event.sigma == 0:
@@ -245,7 +245,7 @@ class Ledger:
         return [c for c in owners if c != ALL_CLIENTS] or [ALL_CLIENTS]
 
     def _touching(self, client: int | str | None) -> list[int | str]:
-        """Whose events touch the records of `client`."""
+        """Return the clients whose events touch the records of `client`."""
         owners = list(dict.fromkeys([*self._totals, *self._reasons]))
         return [o for o in owners if not self.disjoint or client is None or o in (client, ALL_CLIENTS)]
 
@@ -258,8 +258,8 @@ class Ledger:
             spends.append((sigma, rate, count * self._torn))
         return spends
 
-    def _after(self, events: Sequence[Event]) -> float:
-        """The largest nominal epsilon of any client whom `events` touch."""
+    def _epsilon_after(self, events: Sequence[Event]) -> float:
+        """Return the largest nominal epsilon, after `events`, of the clients that they touch."""
         owners = [e.client for e in events]
         clients = self._clients() + [c for c in owners if c != ALL_CLIENTS] if ALL_CLIENTS in owners else owners
 
@@ -271,7 +271,7 @@ class Ledger:
 
     def _remaining(self, event: Event) -> int:
         def within(count: int) -> bool:
-            return self.budget is None or self._after([replace(event, count=count)]) <= self.budget * _ROUNDING
+            return self.budget is None or self._epsilon_after([replace(event, count=count)]) <= self.budget * _ROUNDING
 
         low, high = 0, event.count + 1
         if within(event.count):
@@ -281,53 +281,53 @@ class Ledger:
             low, high = (middle, high) if within(middle) else (low, middle)
         return low
 
-    def _admit(self, events: Sequence[Event]) -> None:
+    def _check_budget(self, events: Sequence[Event]) -> None:
         relations = [self._events[0], *events] if self._events else list(events)
         for event in events:
             if event.relation != relations[0].relation:
                 raise NotAccountable(
-                    f"{event.mechanism} is private under {event.relation!r}, but the ledger holds "
+                    f"{event.mechanism} is private under {event.relation!r}, but the ledger contains "
                     f"{relations[0].mechanism} under {relations[0].relation!r}; one epsilon cannot cover both: keep "
                     "two ledgers"
                 )
-        if not events or self.budget is None or (after := self._after(events)) <= self.budget * _ROUNDING:
+        if not events or self.budget is None or (after := self._epsilon_after(events)) <= self.budget * _ROUNDING:
             return
         first, remaining = events[0], self._remaining(events[0])
         raise BudgetExhausted(
-            f"{' and '.join(e.mechanism for e in events)} for {_who(events)} would bring epsilon to "
+            f"{' and '.join(e.mechanism for e in events)} for {_client_names(events)} would bring epsilon to "
             f"{after:.4g}, over the budget of {self.budget:g} (delta {self.delta:g}). {remaining} of {first.count} "
             f"releases of {first.mechanism} fit; or raise sigma, or stop here",
             remaining=remaining,
         )
 
     @contextmanager
-    def _current(self) -> Iterator[None]:
-        """Hold the ledger, having read what other processes wrote."""
-        with self._lock, self._journal.locked():
+    def _synced(self) -> Iterator[None]:
+        """Open a `with` block in which the ledger is locked and includes the charges of other processes."""
+        with self._lock, self._journal.transaction():
             lines, torn = self._journal.unread()
             self._torn += torn
-            self._untaken.extend(lines)
-            while self._untaken:  # a line at which this was interrupted, or that is refused, is not passed over later
-                self._take(*self._untaken[0])
-                self._untaken.popleft()
+            self._pending.extend(lines)
+            while self._pending:  # an interrupted or refused line is read again later
+                self._read_line(*self._pending[0])
+                self._pending.popleft()
             yield
 
-    def _take(self, number: int, line: dict[str, Any]) -> None:
+    def _read_line(self, number: int, line: dict[str, Any]) -> None:
         try:
-            self._enter(line)
+            self._apply(line)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"line {number} of {self.path} is not a ledger's: {json.dumps(line)[:80]} ({error}); give the path of "
-                "a ledger, or of a file that does not exist yet"
+                f"line {number} of {self.path} is not a line of a ledger: {json.dumps(line)[:80]} ({error}); give the "
+                "path of a ledger, or of a new file"
             ) from error
 
-    def _enter(self, line: dict[str, Any]) -> None:
+    def _apply(self, line: dict[str, Any]) -> None:
         known = {f.name for f in fields(Event)}
         if "from" in line:  # see `distillkit.privacy._child_ledger.mirror`
             source, place = line["from"]
             self._mirrored[source] = max(place, self._mirrored.get(source, 0))
         if isinstance(line.get("event"), dict) and set(line["event"]) <= known:
-            self._add(Event(**line["event"]))
+            self._add_event(Event(**line["event"]))
         elif "void" in line:
             self._reasons.setdefault(client_id(line.get("client", ALL_CLIENTS)), line["void"])
         elif "remark" in line:
@@ -336,9 +336,9 @@ class Ledger:
         elif "assumed" in line:
             self._assumed[line["by"]] = tuple(line["assumed"])
         else:
-            raise ValueError("it says nothing that was spent, noted or assumed")
+            raise ValueError("unknown kind of line")
 
 
-def _who(events: Sequence[Event]) -> str:
+def _client_names(events: Sequence[Event]) -> str:
     names = ["everyone" if e.client == ALL_CLIENTS else f"client {e.client!r}" for e in events]
     return " and ".join(dict.fromkeys(names))

@@ -1,4 +1,4 @@
-"""Where the noise and the Poisson draws of a mechanism come from."""
+"""`Secret`: the source of the noise and the Poisson draws of every mechanism."""
 
 from __future__ import annotations
 
@@ -19,28 +19,27 @@ _BITS = 53
 
 
 class Secret:
-    """A source of noise: the operating system's entropy, or a seed.
+    """Source of noise: the operating system's entropy, or a seed.
 
-    Everything that a privacy claim hides behind is drawn here: noise, who takes part in a step, dropout. Without a seed
-    every number comes from the operating system's cryptographic generator (`secrets.token_bytes`), never from
-    `torch.Generator`: that is a Mersenne Twister, whose state an adversary who knows all records but one could solve
-    for from the noise it sees. With a seed the draws repeat, the noise is known to whoever knows the seed, and a ledger
-    records that no guarantee holds: for tests, not for releases.
+    Every random draw that a privacy claim relies on comes from here: noise, the records of a step, dropout. Without a
+    seed every number comes from the operating system's cryptographic generator (`secrets.token_bytes`), never from
+    `torch.Generator`. The latter is a Mersenne Twister: an adversary who knows all records but one could solve for its
+    state from the noise. With a seed the draws repeat and whoever knows the seed knows the noise, so the ledger records
+    that no guarantee holds: seeds are for tests, not for releases.
 
-    Uniforms have 53 bits, so an example is drawn with the rate that the accountant is told to within 2^-53.
-    A Gaussian is the sum of four Box-Muller draws in float64, divided by two (Holohan and Braghin, "Secure random
-    sampling in differential privacy", 2021, section 5.1; so does Opacus' secure mode): a single draw has gaps in its
-    last bits that can reveal what it was added to (Mironov, CCS 2012). This makes that attack impractical; it is not
-    the discrete mechanism that would exclude it.
+    Uniforms have 53 bits, so the sample rate equals the accounted one to within 2^-53. A Gaussian is the sum of four
+    Box-Muller draws in float64, divided by two (Holohan and Braghin, "Secure random sampling in differential privacy",
+    2021, section 5.1; also Opacus' secure mode). A single draw has gaps in its last bits that can reveal the value it
+    was added to (Mironov, CCS 2012). Four draws make that attack impractical; only a discrete mechanism excludes it.
 
     Args:
         seed: `None` for the operating system's entropy, or an int.
 
     Attributes:
         seeded: whether the draws repeat, so that no guarantee holds.
-        draws: how many noise tensors were drawn so far.
-        drawn: how many Gaussian numbers were drawn so far, by standard deviation: what an audit holds against the
-            ledger (`attacks.audit.audit_noise`).
+        draws: number of noise tensors drawn so far.
+        drawn: number of Gaussian values drawn so far, by standard deviation; an audit compares it with the ledger
+            (`attacks.audit.audit_noise`).
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -52,11 +51,11 @@ class Secret:
 
     @property
     def seeded(self) -> bool:
-        """Whether the draws repeat, because they come from a seed; then a ledger gives no guarantee."""
+        """Whether the draws come from a seed; then a ledger gives no guarantee."""
         return self._generator is not None
 
     def uniform(self, count: int) -> Tensor:
-        """Independent numbers spread evenly over (0, 1): float64 [`count`], on the CPU, of 53 random bits each."""
+        """Draw `count` independent uniform numbers in (0, 1): float64 [count] on the CPU, with 53 random bits each."""
         if self._generator is not None:
             whole = torch.randint(1 << _BITS, (count,), generator=self._generator)
         elif count:
@@ -67,9 +66,9 @@ class Secret:
         return (whole.double() + 0.5) * 2.0**-_BITS
 
     def generator(self) -> torch.Generator:
-        """A new generator whose whole state comes from here, for draws that must be hidden but are no noise.
+        """Return a new generator with a secret state, for draws that must be hidden but are not noise.
 
-        For augmentation and dropout: draws that are public would tell where in a batch a record stands.
+        Use it for augmentation and dropout, whose public draws would reveal the position of a record in a batch.
         """
         if self._generator is None:
             return generator_from_bytes(secrets.token_bytes(STATE_BYTES))
@@ -77,11 +76,11 @@ class Secret:
         return generator_from_bytes(drawn.numpy().tobytes())
 
     def normal(self, shape: Sequence[int], std: float) -> Tensor:
-        """One tensor of Gaussian noise, N(0, std^2), float64 on the CPU.
+        """Draw a tensor of Gaussian noise, N(0, std^2), float64 on the CPU.
 
         Args:
-            shape: of the tensor.
-            std: standard deviation, >= 0; 0 draws nothing and gives zeros.
+            shape: shape of the tensor.
+            std: standard deviation, >= 0; 0 draws nothing and returns zeros.
 
         Raises:
             TypeError, ValueError: `std` out of range.
@@ -98,14 +97,14 @@ class Secret:
         return (total * (std / 2)).view(tuple(shape))
 
     def poisson(self, count: int, rate: float) -> Tensor:
-        """Which records take part in a step: each independently, so that their number differs from step to step.
+        """Draw the records of a step by Poisson sampling: each takes part independently, so their number varies.
 
         Args:
-            count: how many records there are.
-            rate: with which probability each takes part, in [0, 1].
+            count: number of records.
+            rate: the probability with which each takes part, in [0, 1].
 
         Returns:
-            Their places, int64 [m], ascending; m may be 0.
+            Their indices, int64 [m], ascending; m may be 0.
 
         Raises:
             TypeError, ValueError: `rate` out of range.
@@ -118,11 +117,11 @@ class Secret:
 
 
 def as_secret(secret: Secret | int | None) -> Secret:
-    """Read the option `secret` that all private components have.
+    """Return the source of noise for the option `secret` of a private component.
 
     Args:
         secret: a source of noise, which is returned as it is; None for the operating system's entropy; or an int, a
-            seed, for a rehearsal whose draws repeat and which carries no guarantee.
+            seed for repeatable tests, which carry no guarantee.
 
     Raises:
         TypeError: anything else.

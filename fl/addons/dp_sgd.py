@@ -128,7 +128,7 @@ class DPSGD(AddOn):
         key = (self, local.architecture, phase, chunk, like.shape, like.type())
         with per_example_gradients(
             local.net, losses, public=public_examples(local), chunk=chunk, sizes=sizes, trained=moved,
-            how=self.gradients, engine=settings.tried.get(key),
+            mode=self.gradients, engine=settings.tried.get(key),
         ) as gradients:  # fmt: skip
             settings.tried[key] = gradients.engine
             yield gradients

@@ -86,7 +86,7 @@ def execute(
         if store is not None:
             stack.enter_context(store.owned())
         if ledger is not None:
-            stack.enter_context(ledger.owned())
+            stack.enter_context(ledger.run_lock())
         thread = stack.enter_context(ServerThread(config.server_threads))
         server = _server(config, deployment)
         context = RunContext(task, server.device, store.memories if store is not None else None, server.stop, ledger)

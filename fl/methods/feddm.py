@@ -62,7 +62,7 @@ class FedDM(Method):
     """
 
     key = "FedDM"
-    old_options: ClassVar[Mapping[str, str]] = {"max_samples": "most_samples"}
+    old_options: ClassVar[Mapping[str, str | tuple[str, ...]]] = {"max_samples": "most_samples"}
     model = Entry[Tensors]("first")
     images = Entry[LabeledImages]("union")
     samples = Entry[Tensor]("union")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -14,7 +15,8 @@ from distillkit._utils import check
 from distillkit.networks import NetworkBall
 from distillkit.privacy import (
     ASSUMPTIONS,
-    Ledger,
+    Account,
+    EmbeddingNetworks,
     PrivacyError,
     PrivateInitialization,
     PublicEmbedders,
@@ -39,7 +41,7 @@ __all__ = ["PrivateFedDM"]
 class PrivateFedDM(FedDM):
     """FedDM whose clients' sets are differentially private (Xiong et al., CVPR 2023, section 3.3), record by record.
 
-    `"class_means"`: each round a client embeds its records with `draws` public maps around the received weights,
+    `"class_means"`: each round a client embeds its records with public networks around the received weights,
     adds noise once to the class sums of all classes, and fits images to the noised means, which costs nothing more.
     `"image_sgd"` is the paper's way: DP-SGD on the images. Every client takes part, one without records too. Noise is
     charged to the run's ledger before it is drawn; epsilon composes over rounds and is the largest of any client.
@@ -50,11 +52,11 @@ class PrivateFedDM(FedDM):
     the server would train on noise for every class that a client lacks.
 
     Args:
-        sigma: noise standard deviation / sensitivity of each of the `draws` (or `steps`) releases of a round; from
-            `privacy.plan_noise(epsilon, delta, count=draws * rounds, spent=[(sigma_sizes, 1.0, 1)])`, with `rate=rate`
-            and `count=steps * rounds` for `"image_sgd"`.
+        sigma: noise standard deviation / sensitivity of each of the `num_networks` (or `steps`) releases of a round.
+            `privacy.plan_noise(epsilon, delta, count=num_networks * rounds, spent=[(sigma_sizes, 1.0, 1)])` computes
+            it; for `"image_sgd"` use `rate=rate` and `count=steps * rounds`.
         mechanism: "class_means" or "image_sgd", see above.
-        draws: how many networks are drawn, a map of each, in a round (class means only).
+        num_networks: number of networks in a round, with one release each (class means only).
         sizes: public number of records per class, [classes], of every client. Or else:
         sigma_sizes: noise, in records, on a histogram that each client takes once, when it first takes part. (If that
             reply is lost it is taken, and charged, again.)
@@ -76,7 +78,10 @@ class PrivateFedDM(FedDM):
     """
 
     key = "PrivateFedDM"
-    old_options: ClassVar[Mapping[str, str]] = {**FedDM.old_options, "draws": "networks"}
+    old_options: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
+        **FedDM.old_options,
+        "num_networks": ("networks", "draws"),
+    }
     counts = Entry[Tensor]("first")
     last = Entry[Tensor]("first")
 
@@ -85,7 +90,7 @@ class PrivateFedDM(FedDM):
         *,
         sigma: float,
         mechanism: Literal["class_means", "image_sgd"] = "class_means",
-        draws: int = 10,
+        num_networks: int = 10,
         sizes: Sequence[float] | None = None,
         sigma_sizes: float | None = None,
         least: float | None = None,
@@ -112,7 +117,7 @@ class PrivateFedDM(FedDM):
         if self.sigma == 0:
             name = type(self).__name__
             warn(f"{name}(sigma=0) adds no noise: nothing is guaranteed, and the history's epsilon is None")
-        self.draws = check.positive_int(draws, "draws")
+        self.num_networks = check.positive_int(num_networks, "num_networks")
         if (sizes is None) == (sigma_sizes is None):
             raise PrivacyError(
                 "give either sizes, public numbers, or sigma_sizes, the noise of a histogram that is taken once: the "
@@ -162,16 +167,16 @@ class PrivateFedDM(FedDM):
         if server.ledger is not None and self.sizes is not None:
             refuse_large_delta(sum(self.sizes), server.ledger.delta)
         net = self.networks.on(server, server.state[self.model])
-        self.maps(net.eval(), self.blank(server), torch.Generator())
+        self.embedders(net.eval(), self.blank(server), torch.Generator())
 
-    def maps(
+    def embedders(
         self, network: nn.Module, like: LabeledImages, generator: torch.Generator, around: Tensor | None = None
     ) -> PublicEmbedders:
-        """The public maps of one round: networks around the received weights, centred on released images or noise.
+        """Return a round's public embedders: networks around the received weights, centred on released images or noise.
 
         Args:
             network: the one with the received weights, in eval mode.
-            like: a set in whose space the maps work; its own images are not read.
+            like: gives the space of the images; its own images are not read.
             generator: draws the networks.
             around: images released before, whose mean embedding is the centre; None: noise.
         """
@@ -179,19 +184,19 @@ class PrivateFedDM(FedDM):
         options: dict[str, Any] = {"clip": self.clip, "match": self.match, "augment": self.augment}
         if around is not None and len(around):
             options["centers"] = around
-        return PublicEmbedders(NetworkBall(network, self.rho), self.draws, like=like, seed=seed, **options)
+        return PublicEmbedders(NetworkBall(network, self.rho), self.num_networks, like=like, seed=seed, **options)
 
-    def charged(self, client: Client) -> tuple[LabeledImages, Ledger]:
-        """The records of this `client`, checked for a private release, and the ledger that they are charged to.
+    def charged(self, client: Client) -> tuple[LabeledImages, Account]:
+        """Return the records of `client`, checked for a private release, and the account that their release charges.
 
         Raises:
-            PrivacyError: the client has no ledger, or its set says something that is private.
+            PrivacyError: the client has no ledger, or the metadata of its set show private data.
         """
         if client.ledger is None:
             raise PrivacyError("the client has no ledger to charge: run the method with `simulate`, which gives it one")
-        options: dict[str, Any] = {"num_classes": None, "normalization": None, "delta": client.ledger.delta}
-        real = as_private_set(client.data, None, public_statistics=self.public_statistics, **options)
-        return real, client.ledger
+        options: dict[str, Any] = {"delta": client.ledger.delta, "public_statistics": self.public_statistics}
+        account = Account(client.ledger, client=client.id, round=client.round, secret=client.secret)
+        return as_private_set(client.data, None, **options), account
 
     def sizes_of(self, client: Client) -> Tensor:
         """Records of each class, float64 [classes]: the public `sizes`, or the one noised histogram of this `client`.
@@ -201,36 +206,33 @@ class PrivateFedDM(FedDM):
         if self.sizes is not None:
             return client.data.images.new_tensor(self.sizes, dtype=torch.float64)
         if self.counts not in client.memory:
-            real, ledger = self.charged(client)
+            real, account = self.charged(client)
             client.memory[self.counts] = private_histogram(
-                real.labels, num_classes=real.num_classes, sigma=self.sigma_sizes,
-                ledger=ledger, client=client.id, round=client.round, secret=client.secret,
-            )  # fmt: skip
+                real.labels, num_classes=real.num_classes, sigma=self.sigma_sizes, ledger=account
+            )
         return client.memory[self.counts]
 
     def synthesize(self, client: Client, network: nn.Module) -> LabeledImages:
         """Make S_k from noised statistics only; what is drawn is charged to the client's ledger before."""
-        real, ledger = self.charged(client)
+        real, account = self.charged(client)
         counts = self.sizes_of(client)
         chosen = self.kept(counts).repeat_interleave(self.ipc)
         last = client.memory.get(self.last)
         start = last if last is not None else self.noise_images(real, client.generator("start"))
         start = start.to(real.images)
-        who: dict[str, Any] = {
-            "sigma": self.sigma, "ledger": ledger, "client": client.id, "round": client.round, "secret": client.secret
-        }  # fmt: skip
         if self.mechanism == "class_means":
-            maps = self.maps(network, real, client.generator("maps"), None if last is None else start[chosen])
-            sums = class_sums(real.images, real.labels, maps, num_classes=real.num_classes)
-            noised = release(sums, sensitivity=maps.sensitivity, **who)
-            images = self.fit(start, maps, noised, counts, self.kept(counts))
+            embedders = self.embedders(network, real, client.generator("maps"), None if last is None else start[chosen])
+            sums = class_sums(real.images, real.labels, embedders, num_classes=real.num_classes)
+            noised = release(sums, sigma=self.sigma, sensitivity=embedders.sensitivity, ledger=account)
+            images = self.fit(start, embedders, noised, counts, self.kept(counts))
         else:
+            ball = EmbeddingNetworks(NetworkBall(network, self.rho), match=self.match, augment=self.augment)
+            public = replace(real.normalization, measured=False)  # `charged` has checked it
             images = image_sgd(
-                real, size=max(1, round(float(counts.sum()))), delta=ledger.delta, ipc=self.ipc,
-                networks=NetworkBall(network, self.rho), match=self.match, augment=self.augment, clip=self.clip,
-                rate=self.rate, steps=self.steps, lr=self.lr, momentum=self.momentum, init=self.as_set(start, real),
-                public_statistics=True, generator=client.generator("images"),
-                callback=lambda *_: client.check_running(), **who,
+                real.replace(normalization=public), size=max(1, round(float(counts.sum()))), sigma=self.sigma,
+                delta=account.ledger.delta, ipc=self.ipc, networks=ball, clip=self.clip, rate=self.rate,
+                steps=self.steps, lr=self.lr, momentum=self.momentum, init=self.as_set(start, real), ledger=account,
+                generator=client.generator("images"), callback=lambda *_: client.check_running(),
             ).images  # fmt: skip
         if self.warm:
             client.memory[self.last] = images
@@ -255,13 +257,13 @@ class PrivateFedDM(FedDM):
         least = 3 * self.sigma_sizes * clients**0.5 if self.least is None else self.least
         return counts.clamp_min(0.0) >= least
 
-    def fit(self, start: Tensor, maps: PublicEmbedders, sums: Tensor, counts: Tensor, kept: Tensor) -> Tensor:
+    def fit(self, start: Tensor, embedders: PublicEmbedders, sums: Tensor, counts: Tensor, kept: Tensor) -> Tensor:
         """Fit images to noised means, class by class; post-processing, which costs no epsilon.
 
         Args:
             start: images to start from, [classes * ipc, C, H, W].
-            maps: the public maps of the round.
-            sums: noised class sums under each map, [draws, classes, d].
+            embedders: the public embedders of the round.
+            sums: noised class sums for each embedder, [num_networks, classes, d].
             counts: records of each class, public or noised, [classes].
             kept: which classes are fitted, bool [classes]; the others stay as they are.
         """
@@ -269,7 +271,7 @@ class PrivateFedDM(FedDM):
         if bool(kept.any()):
             targets = (sums / counts.clamp_min(1.0).view(1, -1, 1))[:, kept]
             fitted = fit_to_means(
-                images[kept].flatten(0, 1), maps, targets, steps=self.steps, lr=self.lr, momentum=self.momentum
+                images[kept].flatten(0, 1), embedders, targets, steps=self.steps, lr=self.lr, momentum=self.momentum
             )
             images[kept] = fitted.unflatten(0, (-1, self.ipc))
         return images.flatten(0, 1)

@@ -28,7 +28,7 @@ REMARK = (
 class SummedFedDM(PrivateFedDM):
     """Private FedDM by one sum (after Xiong et al., CVPR 2023, section 3.3): clients optimise no images.
 
-    Each round all clients embed their records with the *same* public maps, around the received weights, and send
+    Each round all clients embed their records with the *same* public embedders, around the received weights, and send
     noised class sums. These need only be added, so a secure sum may hide each one. The server fits `ipc` images per
     class to the noised means of everybody's records, and trains on them as FedDM does on the union.
 
@@ -66,24 +66,28 @@ class SummedFedDM(PrivateFedDM):
     def start(self, server: Server) -> None:
         """Draw w_0, find out how long a sum is, and remark in the ledger what epsilon rests on."""
         super().start(server)
-        shape = self.draws, server.task.num_classes, self.maps_of(server, server.state, self.blank(server)).dim
+        shape = (
+            self.num_networks,
+            server.task.num_classes,
+            self.shared_embedders(server, server.state, self.blank(server)).dim,
+        )
         server.state[self.sums] = torch.zeros(shape, dtype=torch.float64)
         if self.noise == "shares" and server.ledger is not None:
             server.ledger.add_remark(REMARK)
 
-    def maps_of(self, side: Server | Client, holds: Message, like: LabeledImages) -> PublicEmbedders:
-        """This round's maps, the same on either side: a function of the seed, the round and what was sent.
+    def shared_embedders(self, side: Server | Client, holds: Message, like: LabeledImages) -> PublicEmbedders:
+        """Return this round's embedders, a function of seed, round and message, the same on server and clients.
 
         Args:
             side: the server or a client, where they are made.
             holds: the server's state or the client's message, with the weights and the images to centre on.
-            like: a set in whose space the maps work; its own images are not read.
+            like: gives the space of the images; its own images are not read.
         """
         net = self.networks.on(side, holds[self.model])
-        return self.maps(net.eval(), like, derive(side.seed, side.round, "maps"), holds.get(self.around))
+        return self.embedders(net.eval(), like, derive(side.seed, side.round, "maps"), holds.get(self.around))
 
     def send(self, server: Server, client: int) -> Message:
-        """Send the current weights, how many clients share the noise, and the images around which maps are centred."""
+        """Send the current weights, how many clients share the noise, and the images that centre the embeddings."""
         among = float(len(server.drawn)) if self.noise == "shares" else 1.0
         message = Message({self.model: server.state[self.model], self.among: among})
         if self.around in server.state:
@@ -93,10 +97,10 @@ class SummedFedDM(PrivateFedDM):
     def local(self, client: Client, message: Message) -> Message:
         """Send noised sums of v(x) for every map and class, and noised class sizes if these are not public."""
         real, _ = self.charged(client)
-        maps = self.maps_of(client, message, real)
-        sums = class_sums(real.images, real.labels, maps, num_classes=real.num_classes)
+        embedders = self.shared_embedders(client, message, real)
+        sums = class_sums(real.images, real.labels, embedders, num_classes=real.num_classes)
         share = message[self.among] ** -0.5
-        reply = Message({self.sums: self.noised(client, "class_means", sums, self.sigma, maps.sensitivity, share)})
+        reply = Message({self.sums: self.noised(client, "class_means", sums, self.sigma, embedders.sensitivity, share)})
         if self.sizes is None:
             counts = client.memory.get(self.counts)
             if counts is None:
@@ -146,7 +150,7 @@ class SummedFedDM(PrivateFedDM):
         kept = self.kept(counts, len(server.drawn) if self.noise == "full" else 1)
         last = server.state.get(self.last)
         start = last if last is not None else self.noise_images(like, server.generator("start"))
-        images = self.fit(start, self.maps_of(server, server.state, like), sums, counts, kept)
+        images = self.fit(start, self.shared_embedders(server, server.state, like), sums, counts, kept)
         union = self.as_set(images, like)[kept.repeat_interleave(self.ipc)]
         if self.warm:
             server.state[self.last], server.state[self.around] = images, union.images

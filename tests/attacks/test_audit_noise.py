@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from attacks.audit import audit_noise, replay_release
 from distillkit.networks import ConvNet, RandomNetworks, build
 from distillkit.privacy import (
+    Account,
     Event,
     Ledger,
     PrivateGradient,
@@ -41,8 +42,8 @@ def trained(
 ) -> Tensor:
     network = build(linear, 0)
     train_private(
-        network, data, size=8, sigma=SIGMA, clip=CLIP, rate=0.5, steps=steps, secret=secret, ledger=ledger,
-        progress=False,
+        network, data, size=8, sigma=SIGMA, clip=CLIP, rate=0.5, steps=steps,
+        ledger=Account(ledger or Ledger(), secret=secret), progress=False,
     )  # fmt: skip
     return torch.cat([p.detach().flatten() for p in network.parameters()])
 
@@ -66,8 +67,8 @@ def test_a_private_set_draws_what_it_is_charged_for() -> None:
     secret, ledger = Secret(), Ledger()
     maps = PublicEmbedders(RandomNetworks(lambda: ConvNet((1, 8, 8), 2, width=4, depth=1)), 3, like=DATA)
     sums = class_sums(DATA.images, DATA.labels, maps, num_classes=2)
-    release(sums, sigma=SIGMA, sensitivity=maps.sensitivity, ledger=ledger, secret=secret)
-    private_histogram(DATA.labels, num_classes=2, sigma=5.0, ledger=ledger, secret=secret)
+    release(sums, sigma=SIGMA, sensitivity=maps.sensitivity, ledger=Account(ledger, secret=secret))
+    private_histogram(DATA.labels, num_classes=2, sigma=5.0, ledger=Account(ledger, secret=secret))
     means, counts = ledger.events
     charged = [(means.sigma * maps.sensitivity, means.count * sums[0].numel()), (counts.sigma, 2)]
     assert audit_noise(secret.drawn, charged).holds

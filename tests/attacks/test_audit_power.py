@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from distillkit.networks import build
-from distillkit.privacy import Secret, compose, train_private
+from distillkit.privacy import Account, Ledger, Secret, compose, train_private
 from distillkit.study import read_records
 from tests.scripts import load_script
 
@@ -27,7 +27,7 @@ def test_a_run_is_a_step_of_train_private(way: str, first: int) -> None:
         network = build(BENCH.linear, 0)
         train_private(
             network, BENCH.records()[first:], size=BENCH.OTHERS, sigma=mechanism.sigma, clip=BENCH.CLIP,
-            rate=mechanism.rate, steps=1, lr=1.0, secret=seed, public_statistics=True, progress=False,
+            rate=mechanism.rate, steps=1, lr=1.0, ledger=Account(Ledger(), secret=seed), progress=False,
         )  # fmt: skip
         theirs = torch.cat([p.detach().flatten() for p in network.parameters()])
         assert torch.allclose(ours.float(), theirs, rtol=0, atol=1e-6)

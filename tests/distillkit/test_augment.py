@@ -14,7 +14,7 @@ from distillkit.augment import DIGITS, DSA, NATURAL, CropFlip
 from distillkit.condense import InnerTraining, distribution_matching, gradient_matching
 from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.normalization import IDENTITY, ZCA
-from distillkit.privacy import condense_private
+from distillkit.privacy import EmbeddingNetworks, Passes, condense_private
 from distillkit.privacy.validation._independence import require_independent_augmentation
 from distillkit.rng import derive
 from distillkit.training import Protocol, train
@@ -331,8 +331,8 @@ def test_crop_flip_serves_wherever_augment_is_taken() -> None:
             lambda: distribution_matching(data, steps=1, **few),
             lambda: gradient_matching(data, iterations=1, inner=InnerTraining(loops=(1, 1)), **few),
             lambda: condense_private(
-                data, epsilon=5.0, delta=1e-3, networks=networks, draws=2, first_draws=2, first_steps=1, steps=1,
-                ipc=1, augment=augment, public_statistics=True,
+                data, epsilon=5.0, delta=1e-3, networks=EmbeddingNetworks(networks, augment=augment), num_networks=2,
+                passes=Passes(first_num_networks=2, first_steps=1), steps=1, ipc=1,
             ),
             lambda: train(ConvNet((1, 8, 8), 2, width=4, depth=1), data, Protocol(epochs=1, augment=augment)),
         ]  # fmt: skip

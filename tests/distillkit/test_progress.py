@@ -32,7 +32,7 @@ from distillkit.data import load_folder
 from distillkit.evaluate import evaluate
 from distillkit.generate import Patches, cnn_noise, invert, separability, stylegan_noise, upsampled_gaussian
 from distillkit.networks import ConvNet, RandomNetworks, build
-from distillkit.privacy import condense_private, image_sgd, train_private
+from distillkit.privacy import Passes, condense_private, image_sgd, train_private
 from distillkit.rng import derive
 from distillkit.training import Protocol, train
 
@@ -73,9 +73,9 @@ TINY: dict[str, Any] = {
     "epsilon": 8.0,
     "size": 12,
     "ipc": 1,
-    "draws": 1,
+    "num_networks": 1,
     "steps": 1,
-    "first_steps": 1,
+    "passes": Passes(first_steps=1),
     "networks": RandomNetworks(net),
 }
 

@@ -138,8 +138,8 @@ def test_bfloat16_networks_move_a_class_sum_by_one_record_of_length_one_and_trai
 def test_networks_of_the_full_size_learn_from_the_pass_before(private_sets: ModuleType, asked: list[Study]) -> None:
     found = ways(private_sets, asked, "--dataset", "mnist28", "--epsilons", "1", "--methods", "class_means")
     small = {
-        "draws": 1,
-        "first_draws": 1,
+        "num_networks": 1,
+        "first_num_networks": 1,
         "steps": 1,
         "first_steps": 1,
         "train": Protocol(epochs=1, batch=25),

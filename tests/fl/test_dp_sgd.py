@@ -515,11 +515,11 @@ class Centred(nn.Module):
 
 
 BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "class weights": ({"objective": weighted}, NotSeparable, "Take the mean over examples"),
-    "a sum": ({"objective": added}, NotSeparable, "Take the mean over examples"),
+    "class weights": ({"objective": weighted}, NotSeparable, "Use the mean over examples"),
+    "a sum": ({"objective": added}, NotSeparable, "Use the mean over examples"),
     "no number": ({"objective": each}, ValueError, "must give one number"),
-    "mixup": ({"augment": mixup}, BatchStatistics, "augment every image by itself"),
-    "the batch's mean": ({"augment": brightness}, BatchStatistics, "augment every image by itself"),
+    "mixup": ({"augment": mixup}, BatchStatistics, "augment every image independently"),
+    "the batch's mean": ({"augment": brightness}, BatchStatistics, "augment every image independently"),
     "two of one": ({"augment": lambda x, g: torch.cat([x, x])}, ValueError, r"augment must give torch.float32 \[2,"),
     "a mixing network": (
         {"factory": partial(Centred, how="centres")},

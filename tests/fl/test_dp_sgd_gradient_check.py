@@ -71,7 +71,7 @@ class Mixes(AddOn):
 
 def test_a_term_that_says_example_and_reads_the_batch_is_found() -> None:
     ledger = Ledger()
-    with pytest.raises(BatchStatistics, match="or its loss makes something else of an example"):
+    with pytest.raises(BatchStatistics, match="or its loss treats an example differently"):
         play(FaultyNetwork, Mixes(), ledger=ledger)
     assert ledger.events == ()
 

@@ -16,6 +16,7 @@ from distillkit import LabeledImages
 from distillkit.networks import NetworkBall
 from distillkit.normalization import ZCA, Normalization
 from distillkit.privacy import (
+    Account,
     BatchStatistics,
     BudgetExhausted,
     Ledger,
@@ -56,7 +57,14 @@ def clients() -> list[LabeledImages]:
 
 
 def method(kind: type[PrivateFedDM] = PrivateFedDM, **changes: Any) -> PrivateFedDM:
-    options = {"factory": double, "sigma": SIGMA, "sigma_sizes": SIGMA_SIZES, "draws": MAPS, "ipc": IPC, "rho": RHO}
+    options = {
+        "factory": double,
+        "sigma": SIGMA,
+        "sigma_sizes": SIGMA_SIZES,
+        "num_networks": MAPS,
+        "ipc": IPC,
+        "rho": RHO,
+    }
     return kind(**{**options, "steps": STEPS, "lr": LR, "least": 0.0, **SERVER, **changes})
 
 
@@ -224,7 +232,7 @@ def test_image_sgd_is_the_component_around_the_received_weights() -> None:
         expected = image_sgd(
             data, size=max(1, round(float(counted.sum()))), sigma=SIGMA, ipc=IPC, networks=NetworkBall(net, RHO),
             clip=0.5, rate=0.3, steps=STEPS, lr=0.1, init=start, generator=derive(0, 2, k, "images"),
-            secret=noise_of(k, 2),
+            ledger=Account(Ledger(), secret=noise_of(k, 2)),
         )  # fmt: skip
         assert torch.equal(found.images[found.columns["client"] == k], expected.images)
 

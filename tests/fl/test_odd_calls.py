@@ -252,7 +252,7 @@ CALLS: dict[str, Call] = {
         lambda: {
             **{k: v for k, v in FAST.items() if k != "batch_real"},
             "sigma": 1.0,
-            "draws": 1,
+            "num_networks": 1,
             "sizes": (4.0, 4.0, 4.0),
             "least": 0.0,
             "warm": False,
@@ -268,7 +268,7 @@ CALLS: dict[str, Call] = {
         lambda: {
             **{k: v for k, v in FAST.items() if k != "batch_real"},
             "sigma": 1.0,
-            "draws": 1,
+            "num_networks": 1,
             "sigma_sizes": 1.0,
             "least": 0.0,
             "noise": "full",

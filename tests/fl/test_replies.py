@@ -36,7 +36,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "FedAvg FedDF": lambda: FedAvg(FedDF(steps=1), factory=Tiny, **SMALL),
     "FedDM": lambda: FedDM(factory=Tiny, **DM),
     "PrivateFedDM": lambda: PrivateFedDM(
-        factory=Tiny, sigma=1.0, sigma_sizes=1.0, draws=1, least=0.0, clip=1.0, **{**DM, "lr": 1.0}
+        factory=Tiny, sigma=1.0, sigma_sizes=1.0, num_networks=1, least=0.0, clip=1.0, **{**DM, "lr": 1.0}
     ),
     "FedProto": lambda: FedProto(factory=Tiny),
     "FedGen": lambda: FedAvg(FedGen(steps=1, batch=4, noise=2, hidden=4), factory=Tiny, **SMALL),

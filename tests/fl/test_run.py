@@ -145,7 +145,7 @@ def test_a_ledger_says_what_it_holds(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "l.jsonl", budget=2.0, disjoint=False)
     ledger.spend(Event("dp_sgd", 8.0, 0.1, 3, 0, 1), Event("dp_sgd", 8.0, 0.1, 3, 1, 1))
     path = str(tmp_path / "l.jsonl")
-    assert repr(ledger) == f"Ledger({path!r}, delta=1e-05, budget=2, disjoint=False: 2 events of 2 payers)"
+    assert repr(ledger) == f"Ledger({path!r}, delta=1e-05, budget=2, disjoint=False: 2 events of 2 clients)"
 
 
 @pytest.mark.parametrize("private", [False, True])

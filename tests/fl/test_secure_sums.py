@@ -176,7 +176,7 @@ def test_the_largest_values_of_all_clients_do_not_wrap() -> None:
 
 def feddm() -> Method:
     return SummedFedDM(
-        sigma=1.0, sigma_sizes=1.0, factory=Tiny, ipc=1, steps=2, server_epochs=1, server_batch=4, draws=2,
+        sigma=1.0, sigma_sizes=1.0, factory=Tiny, ipc=1, steps=2, server_epochs=1, server_batch=4, num_networks=2,
         noise="shares", public_statistics=True,
     )  # fmt: skip
 

@@ -37,7 +37,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "PrivateFedDM": lambda: PrivateFedDM(**NOISED),
     "Real": lambda: Real(**DM),
     "SingleImage": lambda: SingleImage(factory=Net, image=PICTURE, shared=SHARED),
-    "SummedFedDM": lambda: SummedFedDM(**NOISED, draws=2),
+    "SummedFedDM": lambda: SummedFedDM(**NOISED, num_networks=2),
 }
 WITHOUT = ("ClippedCrossEntropy",)
 """Names that are not methods."""

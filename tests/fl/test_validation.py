@@ -99,7 +99,7 @@ def test_a_rate_beyond_all_custom_is_warned_of() -> None:
         lambda sigma: Filtered(FedAvg(factory=Tiny, weights="uniform"), ClientDP(sigma, 1.0, 1.0)),
         lambda sigma: FedAvg(DPSGD(sigma=sigma, rate=0.5, size=20), factory=Tiny, weights="uniform"),
         lambda sigma: PrivateFedDM(
-            factory=Tiny, ipc=1, steps=1, server_epochs=1, draws=1, sigma=sigma, sizes=[5.0, 5.0, 5.0]
+            factory=Tiny, ipc=1, steps=1, server_epochs=1, num_networks=1, sigma=sigma, sizes=[5.0, 5.0, 5.0]
         ),
     ],
 )

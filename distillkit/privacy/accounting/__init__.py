@@ -1,1 +1,1 @@
-"""Privacy accounting: Gaussian, PRV and PLD bounds, composition and planning."""
+"""Privacy accounting: the Gaussian mechanism, composition by RDP, PRV or PLD, and planning."""

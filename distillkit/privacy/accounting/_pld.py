@@ -1,4 +1,4 @@
-"""Privacy loss distributions, by Google's dp-accounting where it is installed."""
+"""Privacy loss distributions (PLD), by Google's dp-accounting if it is installed."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ __all__ = ["dp_accounting_installed", "pld_epsilon"]
 
 
 def dp_accounting_installed() -> bool:
-    """Whether dp-accounting can be imported here; `pip install "distillkit[pld]"` brings it."""
+    """Return whether dp-accounting is installed; `pip install "distillkit[pld]"` installs it."""
     return importlib.util.find_spec("dp_accounting") is not None
 
 
 def pld_epsilon(spends: Sequence[tuple[float, float, int]], delta: float) -> float:
-    """dp-accounting's pessimistic epsilon for one added or removed record: an upper bound that is nearly exact.
+    """Compute dp-accounting's pessimistic epsilon for one added or removed record, a nearly exact upper bound.
 
     Paper: Doroshenko et al., "Connect the dots: tighter discrete approximations of privacy loss distributions" (PoPETs
-    2022). It takes fractions of a second at epsilon 1, and grows with epsilon (half a minute at some thousands).
+    2022). The cost grows with epsilon.
 
     Args:
         spends: (sigma, rate, count) each, all positive.
-        delta: in (0, 1), at which epsilon is wanted.
+        delta: in (0, 1).
     """
     from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDpEvent
     from dp_accounting.pld import PLDAccountant

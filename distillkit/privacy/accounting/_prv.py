@@ -1,4 +1,4 @@
-"""PRV accounting for both directions of a Poisson-subsampled Gaussian, on Opacus' numerical pieces."""
+"""PRV accounting for both directions of a Poisson-subsampled Gaussian, with Opacus' numerical routines."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ __all__ = ["prv_epsilon"]
 def prv_epsilon(
     spends: Sequence[tuple[float, float, int]], delta: float, *, width: float, eps_error: float, delta_error: float
 ) -> float:
-    """An epsilon that PRV accounting surely does not understate: the upper end of its interval, in both directions.
+    """Compute the PRV upper bound on epsilon: the larger of the bounds for an added and for a removed record.
 
-    The larger one of the removed and of the added record counts. `compose` calls it.
-
-    Papers: Gopi, Lee and Wutschitz, "Numerical composition of differential privacy" (NeurIPS 2021); that both
-    directions are needed: Lebeda et al., "Avoiding pitfalls for privacy accounting of subsampled mechanisms under
-    composition" (2024). Opacus' `PRVAccountant` computes the removed record only.
+    Papers: Gopi, Lee and Wutschitz, "Numerical composition of differential privacy" (NeurIPS 2021). Lebeda et al.,
+    "Avoiding pitfalls for privacy accounting of subsampled mechanisms under composition" (2024), show that both
+    directions are needed; Opacus' `PRVAccountant` computes the removed record only.
 
     Args:
         spends: (sigma, rate, count) each, all positive.
-        delta: in (0, 1), at which epsilon is wanted.
-        width: losses are followed within +-width.
-        eps_error, delta_error: width of the interval; the result is above the truth by at most about these.
+        delta: in (0, 1).
+        width: losses are tracked within +-width.
+        eps_error, delta_error: width of the interval; the result exceeds the true value by at most about these.
     """
     import numpy as np
     from opacus.accountants.analysis import prv as pieces
@@ -44,10 +42,10 @@ def prv_epsilon(
 
 
 class _Loss:
-    """The privacy loss of one step: log of the ratio of the two output densities, under the first.
+    """Privacy loss of one step: log of the ratio of the two output densities, under the first.
 
     With t the loss, N = N(0, sigma^2) and M = (1 - q) N + q N(1, sigma^2), the ratio M/N at x is
-    1 - q + q exp((2x - 1) / (2 sigma^2)), so `_point(r)` is where it equals r (minus infinity if it never does).
+    1 - q + q exp((2x - 1) / (2 sigma^2)), so `_point(r)` is the x at which it is r (minus infinity if there is none).
     """
 
     def __init__(self, rate: float, sigma: float) -> None:
@@ -66,7 +64,7 @@ class _Loss:
 
 
 class _Removed(_Loss):
-    """With the record in the first world: x ~ M, loss log(M/N), increasing in x."""
+    """The record is in the first data set: x ~ M, loss log(M/N), increasing in x."""
 
     def cdf(self, t: Any) -> Any:
         import numpy as np
@@ -76,7 +74,7 @@ class _Removed(_Loss):
 
 
 class _Added(_Loss):
-    """With the record in the second world: x ~ N, loss log(N/M), decreasing in x."""
+    """The record is in the second data set: x ~ N, loss log(N/M), decreasing in x."""
 
     def cdf(self, t: Any) -> Any:
         import numpy as np

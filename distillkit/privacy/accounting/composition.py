@@ -1,4 +1,4 @@
-"""What Gaussian releases cost together, as an epsilon: in closed form at rate 1, by Opacus' accountants below it."""
+"""Composition: the epsilon of several Gaussian releases, in closed form at rate 1 and by Opacus' accountants below."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distillkit.privacy.validation._delta import check_delta
 __all__ = ["Bound", "Spend", "compose"]
 
 Spend = tuple[float, float, int]
-"""(sigma, rate, count): noise standard deviation / sensitivity, sampling rate, number of releases."""
+"""(sigma, rate, count): noise standard deviation / sensitivity, sample rate, number of releases."""
 
 _ORDERS = (
     *(1.01, 1.02, 1.03, 1.05, 1.07),
@@ -35,10 +35,10 @@ _PRV_EPSILON = 100.0
 
 @dataclass(frozen=True)
 class Bound:
-    """What `compose` found: an epsilon, which is an upper bound however it was computed, and by what.
+    """Upper bound on epsilon, as `compose` computes it, with the accountant that gave it.
 
     Attributes:
-        epsilon: at the delta that was asked for; infinite where something was released without noise.
+        epsilon: at the given delta; infinite if a release has no noise.
         accountant: `"exact"` (closed form), `"rdp"`, `"prv"` or `"pld"`.
     """
 
@@ -47,29 +47,29 @@ class Bound:
 
 
 def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto") -> Bound:
-    """What several noised releases of the same records cost together: one epsilon at a given delta.
+    """Compute the epsilon of several noised releases of the same records together, at a given delta.
 
-    `Ledger` calls it for you; call it yourself to account releases that no ledger saw, or to compare accountants.
+    `Ledger` calls it for you; call it yourself to account for releases outside a ledger, or to compare accountants.
     Neighbours differ by one added or removed record.
 
     Args:
         spends: (sigma, rate, count) each: noise standard deviation / sensitivity, the probability with which a record
-            takes part, and how many such releases; below rate 1 the records must have been drawn by Poisson sampling.
+            takes part, and the number of such releases. Below rate 1 the records must be drawn by Poisson sampling.
         delta: in (0, 1), well below one over the number of records.
         accountant: `"auto"`: the closed form if every rate is 1; otherwise RDP, and PRV where that is smaller and
-            affordable (RDP epsilon below 100, at most 1.5 million points), or where it is not, PLD if dp-accounting is
-            installed. `"rdp"`, `"prv"` or `"pld"` to insist.
+            affordable (RDP epsilon below 100, at most 1.5 million points); otherwise PLD if dp-accounting is installed.
+            `"rdp"`, `"prv"` or `"pld"` selects one accountant.
 
-    All are upper bounds. PRV (Gopi et al., NeurIPS 2021) is computed for the added and for the removed record, and the
-    larger one counts; Opacus' own accountant does the removed one only. RDP takes orders from 1.01 to 512, beyond
-    Opacus' own on either side; it lies 5 to 26 per cent above the truth where it was compared with PLD.
+    All results are upper bounds. PRV (Gopi et al., NeurIPS 2021) takes the larger bound of an added and of a removed
+    record; Opacus' own accountant covers the removed record only. RDP uses orders from 1.01 to 512, a wider range than
+    Opacus' default.
 
     Returns:
         Epsilon, and the accountant that gave it.
 
     Raises:
-        NotAccountable: delta outside (0, 1); PRV asked for where it would not fit into memory; PLD where dp-accounting
-            is missing.
+        NotAccountable: delta outside (0, 1); PRV requested where it would not fit into memory; PLD requested without
+            dp-accounting.
         TypeError, ValueError: numbers out of range.
     """
     check.one_of(accountant, "accountant", ("auto", "rdp", "prv", "pld"))
@@ -104,7 +104,7 @@ def _bound(spends: tuple[Spend, ...], delta: float, accountant: str) -> Bound:
     if accountant == "prv":
         raise NotAccountable(
             f"PRV would need {_prv_points(spends, delta, by_rdp):.1e} points at delta {delta:g} for these spends (RDP "
-            f"epsilon {by_rdp:.4g}), or is not accurate enough there; take accountant='rdp', a sound upper bound"
+            f"epsilon {by_rdp:.4g}), or is not accurate enough there; use accountant='rdp', a sound upper bound"
         )
     if not affordable and by_rdp < _PRV_EPSILON and _pld.dp_accounting_installed():
         return min(Bound(_pld_epsilon(spends, delta), "pld"), Bound(by_rdp, "rdp"), key=lambda bound: bound.epsilon)
@@ -114,14 +114,14 @@ def _bound(spends: tuple[Spend, ...], delta: float, accountant: str) -> Bound:
 def _pld_epsilon(spends: tuple[Spend, ...], delta: float) -> float:
     if not _pld.dp_accounting_installed():
         raise NotAccountable(
-            "accountant='pld' needs dp-accounting: pip install \"distillkit[pld]\"; or take 'auto', a sound upper bound"
+            "accountant='pld' needs dp-accounting: pip install \"distillkit[pld]\"; or use 'auto', a sound upper bound"
         )
     return _pld.pld_epsilon(spends, delta)
 
 
 @lru_cache(maxsize=65536)
 def _renyi(sigma: float, rate: float, order: float) -> float:
-    """Renyi divergence of one release; infinity where Opacus' series fails."""
+    """Return the Renyi divergence of one release; infinity where Opacus' series fails."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
     try:
@@ -132,7 +132,7 @@ def _renyi(sigma: float, rate: float, order: float) -> float:
 
 
 def _rdp(spends: tuple[Spend, ...], delta: float) -> float:
-    """The best bound over the orders. Any order gives one, so a descent from the best cheap order is sound."""
+    """Return the best bound over the orders. Any order gives one, so a descent from the best cheap order is sound."""
 
     def bound(index: int) -> float:
         order = _ORDERS[index]
@@ -151,7 +151,7 @@ def _prv_errors(by_rdp: float, delta: float) -> tuple[float, float]:
 
 
 def _prv_width(spends: tuple[Spend, ...], delta_error: float) -> float:
-    """Beyond which losses of the composition have negligible mass (Gopi et al., remark 5.6)."""
+    """Return the width beyond which losses of the composition have negligible mass (Gopi et al., remark 5.6)."""
     total = sum(count for _, _, count in spends)
     single = max(_rdp(((sigma, rate, 1),), delta_error / (8 * total)) for sigma, rate, _ in spends)
     return max(_rdp(spends, delta_error / 4), single) + 3
@@ -165,7 +165,7 @@ def _prv_points(spends: tuple[Spend, ...], delta: float, by_rdp: float) -> float
 
 
 def _prv(spends: tuple[Spend, ...], delta: float, by_rdp: float) -> float:
-    """PRV's bound; infinity where its numerics give up, as they do for tiny delta."""
+    """Return PRV's bound; infinity where its numerics fail, as for a tiny delta."""
     from distillkit.privacy.accounting._prv import prv_epsilon
 
     eps_error, delta_error = _prv_errors(by_rdp, delta)

@@ -59,14 +59,14 @@ def gaussian_epsilon(sigma: float, delta: float) -> float:
 
 
 def gaussian_sigma(epsilon: float, delta: float, *, releases: int = 1) -> float:
-    """How much noise is needed: the smallest sigma at which `releases` Gaussian releases cost at most (epsilon, delta).
+    """Compute the smallest sigma at which `releases` Gaussian releases cost at most (epsilon, delta).
 
-    For releases that all records take part in; below rate 1 use `plan`.
+    All records take part in each release; for a sample rate below 1 use `plan_noise`.
 
     Args:
         epsilon: > 0, for all releases together.
         delta: in (0, 1).
-        releases: how many, all with the sigma that is returned.
+        releases: number of releases, all with the returned sigma.
 
     Raises:
         NotAccountable: delta outside (0, 1).

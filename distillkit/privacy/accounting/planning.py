@@ -1,4 +1,4 @@
-"""How much noise a wanted epsilon takes, and what signal is left, before any budget is spent."""
+"""Planning: the noise multiplier for a target epsilon, before any budget is spent."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from distillkit.privacy.accounting._bisection import bisect, smallest_sigma
 from distillkit.privacy.accounting.composition import Bound, Spend, compose
 from distillkit.privacy.errors import NotAccountable, PrivacyError
 
-__all__ = ["NoisePlan", "plan_noise", "resolve_sigma"]
+__all__ = ["NoisePlan", "plan_noise"]
 
 
 @dataclass(frozen=True)
 class NoisePlan:
-    """The noise for a wanted guarantee, and what signal is left; see `plan`.
+    """Noise for a target guarantee, as `plan_noise` computes it.
 
     Attributes:
         sigma: noise standard deviation / sensitivity of each release.
-        epsilon, delta: what all releases cost together (at most what was wanted).
-        rate, count: sampling rate and number of releases.
+        epsilon, delta: the cost of all releases together, at most the target.
+        rate, count: sample rate and number of releases.
         accountant: how epsilon was computed; see `compose`.
     """
 
@@ -33,10 +33,10 @@ class NoisePlan:
     accountant: str
 
     def noise_std(self, size: float) -> float:
-        """How large the noise is on one coordinate of a mean, as a standard deviation in units of the clip.
+        """Return the noise standard deviation on one coordinate of a mean, in units of the clip.
 
         Args:
-            size: records that the mean is taken over, a public number, > 0.
+            size: number of records in the mean, public, > 0.
 
         Raises:
             TypeError, ValueError: `size` out of range.
@@ -44,12 +44,12 @@ class NoisePlan:
         return self.sigma / (self.rate * check.real_number(size, "size", above=0.0))
 
     def snr(self, size: float, dim: int, *, signal: float = 1.0) -> float:
-        """How far the signal stands out of the noise in one release of a mean: their norms' ratio.
+        """Return the signal-to-noise ratio of one release of a mean, as the ratio of the norms.
 
         Args:
-            size: records that the mean is taken over, a public number, > 0.
-            dim: how many numbers a record's vector has.
-            signal: norm of the mean, in units of the clip; 1 is the most it can be.
+            size: number of records in the mean, public, > 0.
+            dim: dimensions of a record's vector.
+            signal: norm of the mean, in units of the clip; at most 1.
 
         Raises:
             TypeError, ValueError: numbers out of range.
@@ -66,16 +66,16 @@ def plan_noise(
     spent: Iterable[Spend] = (),
     accountant: str = "auto",
 ) -> NoisePlan:
-    """How much noise a wanted (epsilon, delta) takes, before any budget is spent, and how much signal it leaves.
+    """Compute the noise multiplier sigma for a target (epsilon, delta), before any budget is spent.
 
-    Call it before a run to choose its steps, rate and sigma. Neighbours differ by one added or removed record.
+    Call it before a run to choose steps, rate and sigma. Neighbours differ by one added or removed record.
 
     Args:
-        epsilon: > 0, the guarantee for all `count` releases and `spent` together.
+        epsilon: > 0, the target for all `count` releases and `spent` together.
         delta: in (0, 1); well below one over the number of records.
-        count: releases, or steps, over the whole run: steps per round times rounds.
-        rate: Poisson sampling rate of each; 1 releases a statistic of all records.
-        spent: what the same records have spent before (`Ledger.spends(client)`).
+        count: number of releases, or steps, in the whole run: steps per round times rounds.
+        rate: Poisson sample rate of each; 1 if all records take part.
+        spent: earlier spending of the same records (`Ledger.spends(client)`).
         accountant: as for `compose`. `"auto"` searches with RDP and then tightens.
 
     Raises:
@@ -89,7 +89,7 @@ def plan_noise(
     cost = compose(before, delta, accountant=accountant)
     if cost.epsilon >= epsilon:
         raise NotAccountable(
-            f"epsilon={epsilon:g} is wanted, but {cost.epsilon:.4g} is spent already; raise epsilon, or release "
+            f"epsilon={epsilon:g} is the target, but {cost.epsilon:.4g} is spent already; raise epsilon, or release "
             "nothing more"
         )
 
@@ -106,16 +106,16 @@ def plan_noise(
 
 
 def resolve_sigma(epsilon: float | None, sigma: float | None, *, delta: float, count: int, rate: float) -> float:
-    """Read two options of which a caller gives one: the noise, or the guarantee from which it follows.
+    """Return sigma from the two options of which a caller gives one: sigma, or the epsilon that it follows from.
 
     Args:
         epsilon: for all steps together, or None.
         sigma: noise standard deviation / clip, or None.
-        delta, count, rate: as for `plan`, which turns epsilon into sigma.
+        delta, count, rate: as for `plan_noise`, which computes sigma from epsilon.
 
     Raises:
         PrivacyError: both or neither.
-        TypeError, ValueError: as `plan`.
+        TypeError, ValueError: as `plan_noise`.
     """
     if (epsilon is None) == (sigma is None):
         raise PrivacyError(

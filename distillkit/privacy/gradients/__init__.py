@@ -1,1 +1,1 @@
-"""Per-example gradients: clipping, noise and DP-SGD."""
+"""DP-SGD for networks: per-example gradients, clipping and noise."""

@@ -1,4 +1,4 @@
-"""The collector of per-example gradients: one row for each example, by hooks, by vmap or by a loop."""
+"""Engines for per-example gradients: Opacus' hooks, vmap of grad, or a loop over the examples."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ GradientMode = Literal["auto", "hooks", "func"]
 """Engines that may compute per-example gradients: any, Opacus' hooks alone, or torch.func (else a loop)."""
 
 Losses = Callable[..., Tensor]
-"""`losses(images, labels, ...)`: the loss of each of n examples, float [n]."""
+"""`losses(images, labels, ...)` returns the loss of each of n examples, float [n]."""
 
 
 class UnsupportedLayer(Exception):
-    """One way of collecting gradients does not serve this parameter; the next way is tried. Never reaches a user."""
+    """Signal that the hooks do not support a parameter, so that the next engine is used. Never reaches a user."""
 
 
 def folded_batch_message(parameter: str, rows: int, examples: int) -> str:
-    """The message for a network that folds the views or patches of an example into the batch, with the remedy.
+    """Return the error message for a network that folds the views or patches of an example into the batch.
 
     Args:
-        parameter: the name of a parameter of the layer where it was seen.
-        rows: how many rows that layer was given.
-        examples: how many examples went in.
+        parameter: the name of a parameter of the first such layer.
+        rows: number of rows of that layer's input.
+        examples: number of examples in the batch.
     """
     return (
-        f"the layer of parameter {parameter} is given {rows} rows for {examples} examples: the network folds views or "
-        "patches of an example into the batch (or has the batch elsewhere), and each would be clipped by itself. Keep "
-        "one row for each example in every layer, or ask for the gradients of whole examples: gradients='func'"
+        f"the layer of parameter {parameter} gets {rows} rows for {examples} examples: the network folds views or "
+        "patches of an example into the batch (or uses another batch dimension), and each would be clipped separately. "
+        "Keep one row for each example in every layer, or request gradients of whole examples: gradients='func'"
     )
 
 
 class ExampleGradients:
-    """The function that `per_example_gradients` hands out: call it with examples, get the gradient of each.
+    """Collector of per-example gradients, as `per_example_gradients` returns it; call it with examples.
 
-    Called with n examples, n <= chunk, it gives n rows for each parameter. The way in which it finds them was chosen by
-    the trial; the methods `by_...` are the ways themselves.
+    For n <= chunk examples it returns n rows for each parameter. The check on public examples chose the engine; the
+    methods `by_...` are the engines.
 
     Args:
         network: the network, in training mode.
@@ -66,10 +66,10 @@ class ExampleGradients:
         self._wrapped: nn.Module | None = None
 
     def __call__(self, *examples: Tensor) -> list[Tensor]:
-        """The gradients of these examples, for each parameter in the order of `trained` a tensor [n, *parameter.shape].
+        """Compute the gradients of these examples: for each parameter of `trained`, a tensor [n, *parameter.shape].
 
         Args:
-            examples: what `losses` takes: images and labels, say, of n rows each.
+            examples: the arguments of `losses`, for instance images and labels, with n rows each.
 
         Raises:
             ValueError: more than `chunk` examples.
@@ -85,10 +85,10 @@ class ExampleGradients:
         return self.by_vmap(*examples) if self.engine == "vmap" else self.by_loop(*examples)
 
     def loss_rows(self, *examples: Tensor) -> Tensor:
-        """The losses of n `examples`, one by one, float [n].
+        """Return the losses of n `examples`, float [n].
 
         Raises:
-            NotSeparable: the user's function gives another shape.
+            NotSeparable: the user's function returns another shape.
         """
         losses = self.losses(*examples)
         if losses.shape != (len(examples[0]),):
@@ -96,9 +96,9 @@ class ExampleGradients:
         return losses
 
     def alone(self, *examples: Tensor) -> list[Tensor]:
-        """The gradient of the sum of the losses of all `examples`, by plain autograd: for one, what its row must be.
+        """Compute the gradient of the summed losses of all `examples` by autograd; for one example, its reference row.
 
-        For each parameter a tensor of its shape; zero where the loss does not depend on it.
+        Returns a tensor for each parameter, of its shape; zero where the loss does not depend on the parameter.
         """
         total = self.loss_rows(*examples).sum()
         parameters = list(self.trained.values())
@@ -108,12 +108,12 @@ class ExampleGradients:
         return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads)]
 
     def by_loop(self, *examples: Tensor) -> list[Tensor]:
-        """The rows of `examples` by one plain backward pass for each: slow, and right for every network."""
+        """Compute the rows of `examples` by one backward pass each: slow, and correct for every network."""
         rows = [self.alone(*(e[i : i + 1] for e in examples)) for i in range(len(examples[0]))]
         return [torch.stack(column) for column in zip(*rows)]
 
     def by_vmap(self, *examples: Tensor) -> list[Tensor]:
-        """The rows of `examples` by one call of torch.func's `vmap(grad)`: the network sees batches of one."""
+        """Compute the rows of `examples` by one call of torch.func's `vmap(grad)`, with batches of one."""
         call = _Call(self.network, self.loss_rows)
 
         def loss(values: dict[str, Tensor], *one: Tensor) -> Tensor:
@@ -122,21 +122,21 @@ class ExampleGradients:
 
         values = {f"network.{n}": p.detach() for n, p in self.trained.items()}
         batched = torch.func.vmap(torch.func.grad(loss), (None, *[0] * len(examples)), randomness="different")
-        with sdpa_kernel(SDPBackend.MATH):  # the fused ones have no batching rule
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no batching rule
             found: dict[str, Tensor] = batched(values, *(e.detach() for e in examples))
         return [found[name] for name in values]
 
     def by_hooks(self, *examples: Tensor) -> list[Tensor]:
-        """The rows of `examples` by one backward pass, in which Opacus' hooks collect them.
+        """Compute the rows of `examples` by one backward pass, in which Opacus' hooks collect them.
 
         Raises:
-            UnsupportedLayer: hooks see nothing of a parameter that has a gradient.
+            UnsupportedLayer: hooks do not see a parameter that has a gradient.
             PrivacyError: they see more or fewer rows than examples.
         """
         self._begin()
         images, *rest = examples
         count, parameters = len(images), list(self.trained.values())
-        if images.is_floating_point():  # else PyTorch warns about the hooks
+        if images.is_floating_point():  # otherwise PyTorch warns about the hooks
             images = images.detach().requires_grad_()
         try:
             self.loss_rows(images, *rest).sum().backward()
@@ -152,7 +152,7 @@ class ExampleGradients:
         return [p.new_zeros((count, *p.shape)) if g is None else g for p, g in zip(parameters, grads)]
 
     def unknown_to_hooks(self) -> str:
-        """The name of a trained parameter whose layer Opacus has no rule for, or "" if `by_hooks` may serve all."""
+        """Return the name of a trained parameter whose layer Opacus has no rule for, or "" if there is none."""
         known = _opacus().GRAD_SAMPLERS
         ours = {id(p): n for n, p in self.trained.items()}
         for module in self.network.modules():
@@ -164,7 +164,7 @@ class ExampleGradients:
     def _begin(self) -> None:
         if self._wrapped is None:
             self._wrapped = _opacus()(self.network, loss_reduction="sum", strict=False)
-        for module in self.network.modules():  # a layer whose output is not used leaves its activations behind
+        for module in self.network.modules():  # a layer whose output is not used keeps its activations
             if "activations" in vars(module):
                 vars(module)["activations"] = []
         for parameter in self.trained.values():
@@ -172,7 +172,7 @@ class ExampleGradients:
             vars(parameter).pop("_current_grad_sample", None)
 
     def close(self) -> None:
-        """Remove all that Opacus put on the network; it may be used as before, and `by_hooks` may be called again."""
+        """Remove everything that Opacus attached to the network; `by_hooks` may be called again."""
         if self._wrapped is None:
             return
         self._wrapped.remove_hooks()  # type: ignore[operator]
@@ -187,7 +187,7 @@ class ExampleGradients:
 
 
 def _opacus() -> type[GradSampleModule]:
-    """Opacus' hooks, which go by a layer's exact type, told that our instance norm is a group norm."""
+    """Return Opacus' hook class, with our instance norm registered as a group norm (hooks match exact types)."""
     from opacus.grad_sample import GradSampleModule
 
     rules = GradSampleModule.GRAD_SAMPLERS
@@ -196,7 +196,7 @@ def _opacus() -> type[GradSampleModule]:
 
 
 class _Call(nn.Module):
-    """A function of the network as a module that holds the network."""
+    """Module that holds the network and calls a function of it."""
 
     def __init__(self, network: nn.Module, function: Losses) -> None:
         super().__init__()

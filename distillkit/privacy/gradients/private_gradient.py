@@ -1,4 +1,4 @@
-"""The step of every private optimiser here: clip per-example gradients, sum them, add noise."""
+"""The noise of DP-SGD: clip per-example gradients, sum them and add Gaussian noise."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ _BLOCK_CPU, _BLOCK_ACCELERATOR = 1 << 18, 1 << 26
 
 
 class PrivateGradient:
-    """Collects the gradients of single examples and gives a noised mean in their place, one step after the other.
+    """Accumulator that replaces the per-example gradients of each step by their noised mean.
 
-    A step gives (sum of clipped gradients + N(0, (sigma clip)^2)) / denominator, as in DP-SGD (Abadi et al., CCS 2016,
-    algorithm 1). `add` may be called any number of times a step, so that the gradients of a batch never have to exist
-    together, or not at all (an empty batch is pure noise). `take` ends the step. Charge a ledger before the first
-    `take`.
+    A step returns (sum of clipped gradients + N(0, (sigma clip)^2)) / denominator, as in DP-SGD (Abadi et al., CCS
+    2016, algorithm 1). Call `add` any number of times per step, so that the gradients of a batch need not be in memory
+    together; without a call (an empty batch) the step is pure noise. `take` ends the step. Charge a ledger before the
+    first `take`.
 
-    Norms, clipping and sums are in float64, whatever the parameters are: a sum in float32 rounds what is added to it,
-    and a record that shifts where it rounds moves the sum by several clips. In float64 the sum of n records is off by
+    Norms, clipping and sums are in float64, whatever the type of the parameters. A float32 sum rounds its terms, and a
+    record that shifts the rounding can change the sum by several clips. In float64 the error of the sum of n records is
     at most n^2 2^-53 clips (1e-6 for 100,000 in a step), and no clipped norm exceeds the clip.
 
     Args:
-        parameters: what is trained: leaf tensors that require gradients, float32 or float64; an example's gradients of
-            all of them are clipped as one vector.
+        parameters: the trained parameters: leaf tensors that require gradients, float32 or float64. An example's
+            gradients in all of them are clipped as one vector.
         sigma: noise standard deviation / clip; 0 draws no noise.
         clip: largest l2 norm of one example's gradient; longer ones are scaled down to it. Infinity only with sigma 0.
-        denominator: a *public* number, rate * records, never the size of the batch that was drawn.
-        secret: where the noise comes from.
+        denominator: a *public* number, rate * records, never the size of the drawn batch.
+        secret: the source of the noise.
 
     Raises:
-        PrivacyError: a parameter in half precision, or no clip under noise.
+        PrivacyError: a parameter in half precision, or noise without a clip.
         TypeError, ValueError: numbers out of range.
     """
 
@@ -55,7 +55,7 @@ class PrivateGradient:
             check.real_number(clip, "clip", above=0.0)
         elif sigma:
             raise PrivacyError(
-                f"clip must be finite, or sigma 0, got sigma {sigma:g}: without a clip no noise is large enough"
+                f"clip must be finite unless sigma is 0, got sigma {sigma:g}: without a clip no noise is large enough"
             )
         self._parameters, self._clip, self._secret = list(parameters), clip, secret
         for parameter in self._parameters:
@@ -67,12 +67,13 @@ class PrivateGradient:
 
     @torch.no_grad()
     def add(self, grad_samples: Sequence[Tensor]) -> None:
-        """Clip the gradients of some examples, one by one, and add them to the step's sum.
+        """Clip the gradient of each example and add it to the step's sum.
 
-        An example whose gradient is not finite adds zero, silently: how many there are is private.
+        An example whose gradient is not finite adds zero without a warning, because the number of such examples is
+        private.
 
         Args:
-            grad_samples: for each parameter, in their order, a tensor [n, *parameter.shape] of n examples.
+            grad_samples: for each parameter, in order, a tensor [n, *parameter.shape] of n examples.
         """
         flat = [g.flatten(1) for g in grad_samples]
         norm = torch.stack([b.square().sum(1) for g in flat for _, b in _in_blocks(g)]).sum(0).sqrt()
@@ -86,7 +87,7 @@ class PrivateGradient:
 
     @torch.no_grad()
     def take(self) -> list[Tensor]:
-        """End the step: the noised gradient of every parameter, of its shape and type. `add` then begins a new one."""
+        """End the step: add the noise and return the gradient of every parameter, of its shape and type."""
         std = self._sigma * self._clip if self._sigma else 0.0
         sizes = [s.numel() for s in self._sums]
         noise = self._secret.normal((sum(sizes),), std).split(sizes)
@@ -99,7 +100,7 @@ class PrivateGradient:
 
 
 def _in_blocks(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Columns of `rows` in float64, a few at a time: the copy of all of them would not fit the cache."""
+    """Yield the columns of `rows` in float64, a few at a time, because a copy of all would not fit the cache."""
     width = max(1, (_BLOCK_CPU if rows.device.type == "cpu" else _BLOCK_ACCELERATOR) // max(1, len(rows)))
     for start in range(0, rows.shape[1], width):
         place = slice(start, start + width)

@@ -1,1 +1,1 @@
-"""Private synthetic sets: class means, histograms and noisy image gradients."""
+"""Private condensation: noised class means, noised histograms and DP-SGD on images."""

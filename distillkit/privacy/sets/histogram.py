@@ -1,4 +1,4 @@
-"""How many records every class has, released once with noise."""
+"""Noised class counts, released once."""
 
 from __future__ import annotations
 
@@ -6,48 +6,35 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
-from distillkit.privacy._clients import ALL_CLIENTS
-from distillkit.privacy.events import Event
+from distillkit.privacy.account import Account
 from distillkit.privacy.ledger import Ledger
-from distillkit.privacy.noise import Secret, as_secret
 
 __all__ = ["private_histogram"]
 
 
-def private_histogram(
-    labels: Tensor,
-    *,
-    num_classes: int,
-    sigma: float,
-    ledger: Ledger,
-    client: int | str = ALL_CLIENTS,
-    round: int = 0,
-    secret: Secret | int | None = None,
-) -> Tensor:
-    """How many records each class has, with Gaussian noise, so that it may be published.
+def private_histogram(labels: Tensor, *, num_classes: int, sigma: float, ledger: Ledger | Account) -> Tensor:
+    """Count the records of each class and add Gaussian noise, so that the counts may be published.
 
-    Its sensitivity is 1, because a record adds 1 to one class. Take it once a run and reuse it: weights, denominators
-    and dropping small classes are then post-processing.
+    The sensitivity is 1, because a record adds 1 to one class. Release the histogram once per run and reuse it:
+    weights, denominators and dropping small classes are then post-processing.
 
     Args:
         labels: class indices int [N]; N may be 0.
-        num_classes: K, a public number. Classes that nobody holds get noise like all others.
+        num_classes: K, a public number. Classes without records get noise too.
         sigma: noise standard deviation, in records; 0 adds none, which the ledger records as no guarantee.
-        ledger: charged before the noise is drawn.
-        client, round: whose records these are and when, for the ledger.
-        secret: where the noise comes from; see `Secret`.
+        ledger: charged before the noise is drawn; an `Account` also names client, round and the source of the noise.
 
     Returns:
-        The noised counts, float64 [K] on the labels' device, not rounded, possibly negative.
+        The noised counts, float64 [K] on the device of `labels`, not rounded and possibly negative.
 
     Raises:
         BudgetExhausted, NotAccountable: see `Ledger.spend`.
-        TypeError, ValueError: labels that are no class indices below K, or numbers out of range.
+        TypeError, ValueError: labels that are not class indices below K, or numbers out of range.
     """
     check.positive_int(num_classes, "num_classes")
     labels = check.class_labels(labels, None, num_classes)
-    secret = as_secret(secret)
-    ledger.assume("private_histogram")
-    ledger.spend(Event("histogram", sigma, client=client, round=round, seeded=secret.seeded))
+    account = Account.of(ledger)
+    account.ledger.assume("private_histogram")
+    account.spend("histogram", sigma)
     counts = torch.bincount(labels, minlength=num_classes).double()
-    return counts + secret.normal((num_classes,), sigma).to(counts.device)
+    return counts + account.secret.normal((num_classes,), sigma).to(counts.device)

@@ -1,4 +1,4 @@
-"""FedDM's differentially private images: noise on the gradient of the synthetic images, step by step."""
+"""DP-SGD on synthetic images, as in FedDM: every step adds noise to the gradient of the images."""
 
 from __future__ import annotations
 
@@ -10,21 +10,17 @@ from torch import Tensor
 from distillkit._sanity_checks import without_warnings
 from distillkit._utils import check
 from distillkit._utils.progress import bar
-from distillkit.augment import Augmentation
 from distillkit.chunking import chunk_size
 from distillkit.networks.samplers import NetworkSampler
-from distillkit.normalization import Normalization
-from distillkit.privacy._clients import ALL_CLIENTS
 from distillkit.privacy._public_noise import public_noise
+from distillkit.privacy.account import Account
 from distillkit.privacy.accounting.planning import resolve_sigma
-from distillkit.privacy.events import Event
 from distillkit.privacy.gradients.private_gradient import PrivateGradient
 from distillkit.privacy.ledger import Ledger
-from distillkit.privacy.noise import Secret, as_secret
-from distillkit.privacy.sets.condense import public_networks
+from distillkit.privacy.sets.embedding_networks import EmbeddingNetworks
 from distillkit.privacy.sets.public_embedders import PublicEmbedder, PublicEmbedders
 from distillkit.privacy.sets.separable import SeparableLoss, require_separable, squared_distance
-from distillkit.privacy.validation._arguments import as_private_set, initial_images, ledger_or_new
+from distillkit.privacy.validation._arguments import as_private_set, initial_images, open_account
 from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages
 
@@ -41,21 +37,21 @@ def image_gradients(
     chunk: int = 8,
     batched: bool | None = None,
 ) -> Iterator[Tensor]:
-    """How each real example alone would change the synthetic images: its own gradient of them, some examples at a time.
+    """Compute the per-example gradients of the matching loss in the synthetic images, a few examples at a time.
 
-    What `image_sgd` clips; for a private optimiser of one's own. Example i adds g_i = gradient of l(phi(x_i), mu_y),
-    with mu_c = mean_j phi(s_cj). All g_i of a class are vector-Jacobian products of the one map S_c -> mu_c, so the
-    synthetic images go forward once a class and the real ones are only needed as embeddings. g_i is zero outside its
-    class.
+    `image_sgd` clips these gradients; use them for a private optimiser of your own. Example i contributes g_i, the
+    gradient of l(phi(x_i), mu_y) with mu_c = mean_j phi(s_cj). All g_i of a class are vector-Jacobian products of the
+    map S_c -> mu_c. The synthetic images are therefore embedded once per class, and of the real ones only the
+    embeddings are needed. g_i is zero outside the class of example i.
 
     Args:
         images: the synthetic images s, float [K, ipc, C, H, W].
-        embed: phi, the map of images to [N, F].
-        embedding: phi(x_i) of n real examples, float [n, F], no graph.
+        embed: phi, which maps images to [N, F].
+        embedding: phi(x_i) of n real examples, float [n, F], without a graph.
         labels: their class indices, int [n].
         loss: l, a separable loss; see `separable`.
         chunk: examples at a time.
-        batched: products of a chunk all at once (default on an accelerator), or one after the other (on a CPU faster).
+        batched: compute the products of a chunk together (default on an accelerator) or one by one (faster on a CPU).
 
     Yields:
         Gradients [m, K, ipc, C, H, W] of m <= chunk examples, class by class, not in the order of `labels`.
@@ -88,64 +84,53 @@ def image_sgd(
     delta: float = 1e-5,
     num_classes: int | None = None,
     ipc: int = 10,
-    networks: NetworkSampler | None = None,
-    match: str = "embedding+logits",
+    networks: NetworkSampler | EmbeddingNetworks | None = None,
     loss: SeparableLoss = squared_distance,
-    augment: Augmentation | None = None,
     clip: float | None = None,
     rate: float = 0.05,
     steps: int = 100,
     lr: float = 0.1,
     momentum: float = 0.5,
     init: str | LabeledImages = "noise",
-    normalization: Normalization | None = None,
-    public_statistics: bool = False,
-    ledger: Ledger | None = None,
-    client: int | str = ALL_CLIENTS,
-    round: int = 0,
-    secret: Secret | int | None = None,
+    ledger: Ledger | Account | None = None,
     generator: int | torch.Generator = 0,
-    chunk: int | None = None,
     progress: bool = True,
     callback: Callable[[int, Tensor], None] | None = None,
 ) -> LabeledImages:
     """Condense a private set to one that may be published, by DP-SGD on the synthetic images (FedDM, section 3.3).
 
-    Take `condense_private` unless you study FedDM: on the digits that were measured it was more accurate at the same
-    epsilon, and cheaper. Every step draws records by Poisson sampling over the *whole* set, clips each one's gradient
-    of the images over all classes, sums, and adds noise to every pixel of every class, also of classes that nobody drew
-    or holds.
+    Prefer `condense_private` unless you study FedDM: it is cheaper and was more accurate at the same epsilon. Every
+    step draws records by Poisson sampling over the *whole* set, clips the gradient that each record has in the images
+    of all classes, sums, and adds noise to every pixel of every class, also of classes without records.
 
-    Paper: Xiong et al., "FedDM" (CVPR 2023), section 3.3, Eq. 8 and Eq. 16. Deviations, all of them needed for the
-    guarantee: the paper samples 256 records *per class*, whose rate (one half or more for 500 records a class) is ten
-    times the one that it accounts; it divides by the records drawn; it sends only the classes that exist. Its noise
-    scale (Theorem 3.2) is not sound outside q < 1 / (16 sigma) and covers one round: the ledger takes an accountant.
+    Paper: Xiong et al., "FedDM" (CVPR 2023), section 3.3, Eq. 8 and Eq. 16. Deviations, all needed for the guarantee:
+    the paper samples 256 records *per class*, at a rate (one half or more for 500 records per class) that is ten times
+    the accounted one; it divides by the number of records drawn; it sends only classes that exist. Its noise scale
+    (Theorem 3.2) is not sound outside q < 1 / (16 sigma) and covers one round: here an accountant computes epsilon.
 
     Args:
-        images, labels, num_classes, ipc, init, networks, augment, normalization, public_statistics, ledger, client,
-            round, secret, generator, chunk, progress: see `condense_private`. `networks` may be
-            `NetworkBall(network, rho)` around weights that are public or were released under this ledger.
-        size: the public number of records that the mean gradient is scaled by and delta is compared with; not the
+        images, labels, num_classes, ipc, init, ledger, generator, progress: see `condense_private`.
+        size: the public number of records, which scales the mean gradient and which delta is compared with; not the
             private `len(images)`.
-        epsilon: for all steps of this call, from which sigma follows; or give `sigma`.
+        epsilon: for all steps of this call; sigma follows from it. Or give `sigma`.
         sigma: noise standard deviation / clip; 0 adds no noise, which the ledger records as no guarantee.
-        delta: below 1 / size; that of the ledger, if one is given.
-        match: what is matched of each image; `"embedding+logits"`, the two in a row, is Eq. 8, the other choice is
-            `"embedding"`.
+        delta: below 1 / size, and equal to that of a given ledger.
+        networks: see `condense_private`. `match` defaults to `"embedding+logits"` (Eq. 8). The sampler may be
+            `NetworkBall(network, rho)` around weights that are public or were released under this ledger.
         loss: between a real example and the synthetic mean of its class; separable, see `separable`.
         clip: the largest l2 norm of one record's gradient. Default: the median norm on public smooth noise, which costs
-            nothing.
-        rate: probability with which a record takes part in a step.
-        steps, lr, momentum: of SGD. All steps are charged before the first. Distribution matching's lr of 1 is for
-            gradients without noise: 0.1 was the best of four at epsilon 8, on 1,437 images of MNIST at 16x16.
-        callback: `callback(step, gradient)` gets every released gradient [K, ipc, C, H, W].
+            no privacy.
+        rate: the probability with which a record takes part in a step (sample rate).
+        steps, lr, momentum: of SGD. All steps are charged before the first. Use a smaller lr than for distribution
+            matching without noise.
+        callback: `callback(step, gradient)` receives every released gradient [K, ipc, C, H, W].
 
     Returns:
         As `condense_private`.
 
     Raises:
         PrivacyError: as `condense_private`, and NotSeparable for a loss that is not a sum over examples.
-        TypeError, ValueError: bad images, labels or options.
+        TypeError, ValueError: invalid images, labels or options.
     """
     loss = require_separable(loss)
     check.positive_int(size, "size")
@@ -154,43 +139,37 @@ def image_sgd(
     check.real_number(lr, "lr", above=0.0)
     check.real_number(momentum, "momentum", least=0.0, below=1.0)
     sigma = resolve_sigma(epsilon, sigma, delta=delta, count=steps, rate=rate)
-    real = as_private_set(
-        images,
-        labels,
-        num_classes=num_classes,
-        normalization=normalization,
-        public_statistics=public_statistics,
-        delta=delta,
-        size=size,
-    )
+    real = as_private_set(images, labels, num_classes=num_classes, delta=delta, size=size)
     check.boolean(progress, "progress")
-    part = chunk_size(real.images, chunk)
+    embedding_options = EmbeddingNetworks.of(networks)
+    augment, match = embedding_options.augment, embedding_options.match
+    match = "embedding+logits" if match is None else match
+    chunk = chunk_size(real.images, embedding_options.chunk)
     if callback is not None:
         check.callable_with(callback, "callback", ["step", "gradient"], "a function of both")
-    ledger = ledger_or_new(ledger, delta)
-    secret = as_secret(secret)
+    account = open_account(ledger, delta)
+    secret = account.secret
     seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
     start, init_name = initial_images(init, real, ipc=ipc, generator=derive(seed, "start"))
     synthetic = start.unflatten(0, (real.num_classes, ipc)).requires_grad_()
-    maps = PublicEmbedders(
-        public_networks(networks, real), steps, like=real, match=match, augment=augment, centers=0, seed=seed
-    )
+    sampler = embedding_options.sampler_for(real)
+    embedders = PublicEmbedders(sampler, steps, like=real, match=match, augment=augment, centers=0, seed=seed)
     if clip is None:
-        clip = _public_clip(synthetic, maps[0], loss, real, seed)
+        clip = _public_clip(synthetic, embedders[0], loss, real, seed)
 
     private = PrivateGradient(
         [synthetic], sigma=sigma, clip=clip, denominator=rate * size / real.num_classes, secret=secret
     )
-    ledger.assume("image_sgd")
-    ledger.spend(Event("image_sgd", sigma, rate, steps, client, round, seeded=secret.seeded))
+    account.ledger.assume("image_sgd")
+    account.spend("image_sgd", sigma, rate=rate, count=steps)
     velocity = torch.zeros_like(start).view_as(synthetic)
     with bar(steps, "private image steps", progress=progress) as shown:
         for step in range(steps):
-            phi = maps[step].embedding
+            phi = embedders[step].embedding
             rows = secret.poisson(len(real), rate).to(real.images.device)
             drawn = real.images.index_select(0, rows)
             with torch.no_grad():
-                embedding = torch.cat([phi(x) for x in drawn.split(part)]) if len(rows) else None
+                embedding = torch.cat([phi(x) for x in drawn.split(chunk)]) if len(rows) else None
             if embedding is not None:
                 for grads in image_gradients(synthetic, phi, embedding, real.labels[rows], loss=loss):
                     private.add([grads])
@@ -202,12 +181,11 @@ def image_sgd(
                 synthetic.sub_(velocity, alpha=lr)
             shown.update()
 
-    guarantee = ledger.guarantee(client)
-    info = {"method": "image_sgd", **guarantee.info(), "sigma": sigma, "clip": clip, "rate": rate, "steps": steps}
-    info |= {"match": match, "ipc": ipc, "init": init_name}
+    info = {"method": "image_sgd", **account.guarantee().info()}
+    info |= {"sigma": sigma, "clip": clip, "rate": rate, "steps": steps, "match": match, "ipc": ipc, "init": init_name}
     classes = torch.arange(real.num_classes, device=real.labels.device).repeat_interleave(ipc)
     learned = synthetic.detach().flatten(0, 1)
-    with without_warnings():  # what noise drives far out of the pixels' range is still what was learned
+    with without_warnings():  # noise may drive pixels far out of their range, and the images are right nevertheless
         return LabeledImages(
             learned, classes, num_classes=real.num_classes, normalization=real.normalization, info=info
         )

@@ -1,4 +1,4 @@
-"""The public embedding maps whose class sums are released: networks that owe nothing to the private images."""
+"""Public embedders: networks, independent of the private images, that map images to vectors of bounded length."""
 
 from __future__ import annotations
 
@@ -22,20 +22,18 @@ __all__ = ["PublicEmbedder", "PublicEmbedders"]
 
 
 class PublicEmbedder:
-    """One map v(x) of images to vectors of bounded length, the same for private and synthetic images.
+    """An embedder v(x): maps images to vectors of bounded length, in the same way for private and synthetic images.
 
-    Its bound is what makes noise on a sum of vectors private. `PublicEmbedders` makes it; it is called with images
-    [N, C, H, W]. v(x) = (phi(x) - a) / ||phi(x) - a||, or with a clip C, (phi(x) - a) min(1, C / ||phi(x) - a||).
+    The bound makes noise on a sum of vectors private. With phi the embedding and a the centre, v(x) =
+    (phi(x) - a) / ||phi(x) - a||, or with a clip C, v(x) = (phi(x) - a) min(1, C / ||phi(x) - a||). Call it with images
+    [N, C, H, W]. `PublicEmbedders` creates the embedders of a release.
 
     Args:
-        network: gives phi, its embedding, or embedding and logits in a row.
+        network: gives phi: its embedding, or embedding and logits concatenated.
         center: a, float [F], public; None for no centre.
         clip: C, the greatest length of a vector; None for unit length.
-        match: what phi is: `"embedding"`, or `"embedding+logits"`, the two in a row.
+        match: what phi is: `"embedding"`, or `"embedding+logits"` (both, concatenated).
         augment, state: an augmentation with one draw for all images, and the seed keys of that draw.
-
-    Attributes:
-        sensitivity: the most that one record adds to a sum of v: 1, or the clip.
     """
 
     def __init__(
@@ -53,14 +51,14 @@ class PublicEmbedder:
 
     @property
     def sensitivity(self) -> float:
-        """The most that one record adds to a sum of v, as a length: 1, or the clip."""
+        """The most that one record adds to a sum of v, in l2 norm: 1, or the clip."""
         return 1.0 if self.clip is None else self.clip
 
     def embedding(self, images: Tensor) -> Tensor:
-        """phi(x), before it is centred and bounded; every call repeats the map's one augmentation.
+        """Compute phi(x), before centring and clipping; every call repeats this embedder's one augmentation.
 
         Args:
-            images: float [N, C, H, W] in the space of the maps.
+            images: float [N, C, H, W] in the space of the release.
 
         Returns:
             Float [N, F].
@@ -70,10 +68,10 @@ class PublicEmbedder:
         return self.plain(images)
 
     def plain(self, images: Tensor) -> Tensor:
-        """phi(x) of the images as they are, without the augmentation.
+        """Compute phi(x) without the augmentation.
 
         Args:
-            images: float [N, C, H, W] in the space of the maps.
+            images: float [N, C, H, W] in the space of the release.
 
         Returns:
             Float [N, F].
@@ -84,7 +82,7 @@ class PublicEmbedder:
         return torch.cat([embedding, self.network.classifier(embedding)], 1)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """v(x): the embedding of `images` [N, C, H, W], centred and bounded in length, float [N, F]."""
+        """Compute v(x) of `images` [N, C, H, W]: the embedding, centred and bounded in length, float [N, F]."""
         vectors = self.embedding(images)
         if self.center is not None:
             vectors = vectors - self.center
@@ -97,26 +95,26 @@ class PublicEmbedder:
 
 
 class PublicEmbedders:
-    """The public maps of one release, each with its own network, centre and augmentation: `maps[0]`, `maps[1]`, ...
+    """Sequence of the public embedders of one release, each with its own network, centre and augmentation.
 
-    What `class_sums`, `release` and `fit_to_means` share. `maps[k]` is a pure function of the seed. A map is valid
-    until the next one is asked for: networks may be drawn in place.
+    `class_sums`, `release` and `fit_to_means` share it. `embedders[k]` is a pure function of the seed. An embedder is
+    valid until the next one is requested, because networks may be drawn in place.
 
     Args:
-        networks: draws the networks, as in `distribution_matching`; it must know nothing about the private data, or
-            only what was released.
-        draws: how many networks are drawn, a map of each.
-        like: gives the shape, space, dtype and device of the images, and nothing else.
-        clip: the greatest length of a vector; None normalises every vector, so that there is no clip to tune.
-        match: what is matched: `"embedding"`, or `"embedding+logits"`, the two in a row (FedDM's Eq. 8).
+        networks: draws the networks, as in `distribution_matching`; it must not depend on the private data, except
+            through earlier releases.
+        num_networks: number of networks, with one embedder each.
+        like: gives the shape, space, dtype and device of the images; its own images are not used.
+        clip: the greatest length of a vector; None normalises every vector, so there is no clip to tune.
+        match: what is matched: `"embedding"`, or `"embedding+logits"` (both, concatenated; FedDM's Eq. 8).
         augment: an augmentation that can draw once for all images, such as `DSA()`.
-        centers: how many smooth noise images' mean embedding is the centre, 0 for no centre; or public images [n, C,
-            H, W] in their place, such as a set that was released before: the closer their mean embedding is to that of
-            the private images, the more of a unit vector tells classes apart.
+        centers: the number of smooth noise images whose mean embedding is the centre, 0 for no centre. Or public images
+            [n, C, H, W], such as a set that was released before: the closer their mean embedding is to that of the
+            private images, the better unit vectors separate the classes.
         seed: of networks, noise images and augmentations; public.
 
     Attributes:
-        dim: F, how many numbers a vector has.
+        dim: F, the number of dimensions of a vector.
 
     Raises:
         BatchStatistics: a network or augmentation that mixes the images of a batch.
@@ -126,7 +124,7 @@ class PublicEmbedders:
     def __init__(
         self,
         networks: NetworkSampler,
-        draws: int,
+        num_networks: int,
         *,
         like: LabeledImages,
         clip: float | None = None,
@@ -135,57 +133,57 @@ class PublicEmbedders:
         centers: int | Tensor = 64,
         seed: int = 0,
     ) -> None:
-        self.draws = check.positive_int(draws, "draws")
+        self.num_networks = check.positive_int(num_networks, "num_networks")
         self.clip = clip if clip is None or clip == math.inf else check.real_number(clip, "clip", above=0.0)
         check.one_of(match, "match", MATCHES)
         self._networks, self._match, self._augment, self._seed = networks, match, augment, seed
         self._centers: dict[int, Tensor] = {}
         if isinstance(centers, Tensor):
             check.batch_of_images(centers, "centers")
-            self._around, self._centered = centers.detach().to(like.images), True
+            self._center_images, self._centered = centers.detach().to(like.images), True
         else:
             count = check.positive_int(centers, "centers", least=0)
-            self._around = public_noise(max(count, 4), like, derive(seed, "centre"))
+            self._center_images = public_noise(max(count, 4), like, derive(seed, "centre"))
             self._centered = count > 0
         if augment is not None:
             require_normalization(augment, like.normalization)
         first = self[0]
         noise = public_test_images(6, like, derive(seed, "try"))
-        self._refuse(first, noise, chunk_size(like.images))
+        self._check_independence(first, noise, chunk_size(like.images))
         with torch.no_grad():
             self.dim = first.embedding(noise[:1]).shape[1]
 
-    def _refuse(self, first: PublicEmbedder, noise: Tensor, chunk: int) -> None:
+    def _check_independence(self, first: PublicEmbedder, noise: Tensor, chunk: int) -> None:
         network, augment = first.network, self._augment
         refuse_batch_norm(network)
-        held = [network] if isinstance(network, nn.Module) else []
+        modules = [network] if isinstance(network, nn.Module) else []
         sizes = sorted({5, 8, 16, chunk // 2, min(chunk, 256)} & set(range(2, chunk + 1)))
-        require_independent_rows(first.plain, noise, f"the network {type(network).__name__}", *held, sizes=sizes)
+        require_independent_rows(first.plain, noise, f"the network {type(network).__name__}", *modules, sizes=sizes)
         if augment is None:
             return
-        for k in range(8):  # it may act on some draws alone
+        for k in range(8):  # an augmentation may mix images in some draws only
 
-            def once(images: Tensor, k: int = k) -> Tensor:
+            def augmented(images: Tensor, k: int = k) -> Tensor:
                 return augment(images, derive(self._seed, "augment", k), siamese=True)
 
-            require_independent_rows(once, noise[:4], "augment with siamese=True (one draw for all images)")
+            require_independent_rows(augmented, noise[:4], "augment with siamese=True (one draw for all images)")
 
     @property
     def sensitivity(self) -> float:
-        """The most that one record adds to a class sum of any one map, as a length: 1, or the clip."""
+        """The most that one record adds to a class sum of any one embedder, in l2 norm: 1, or the clip."""
         return 1.0 if self.clip is None else self.clip
 
     def __len__(self) -> int:
-        return self.draws
+        return self.num_networks
 
     def __getitem__(self, k: int) -> PublicEmbedder:
         network = self._networks.draw(derive(self._seed, "network", k))
         if self._centered and k not in self._centers:
             with torch.no_grad():
-                self._centers[k] = self._map(network, None, k).embedding(self._around).mean(0)
-        return self._map(network, self._centers.get(k), k)
+                self._centers[k] = self._embedder(network, None, k).embedding(self._center_images).mean(0)
+        return self._embedder(network, self._centers.get(k), k)
 
-    def _map(self, network: Network, center: Tensor | None, k: int) -> PublicEmbedder:
+    def _embedder(self, network: Network, center: Tensor | None, k: int) -> PublicEmbedder:
         return PublicEmbedder(
             network, center, clip=self.clip, match=self._match, augment=self._augment, state=(self._seed, k)
         )

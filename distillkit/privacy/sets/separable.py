@@ -1,4 +1,4 @@
-"""Which matching losses a per-example guarantee can be given for: those that are a sum over real examples."""
+"""Separable matching losses: sums over real examples, whose per-example gradients can be clipped."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["SeparableLoss", "require_separable", "separable", "squared_distance"
 class SeparableLoss(Protocol):
     """A matching loss that is a sum over real examples: l(phi(x_i), mean embedding of the example's class).
 
-    Write it as a function and flag it with `@separable`; `image_sgd` takes it as `loss`.
+    Write it as a function and decorate it with `@separable`; `image_sgd` takes it as `loss`.
     """
 
     def __call__(self, embedding: Tensor, means: Tensor) -> Tensor:
-        """The loss of every real example by itself.
+        """Return the loss of every real example.
 
         Args:
             embedding: of n real examples, float [n, F].
-            means: for each of them the synthetic mean of its class, float [n, F].
+            means: the synthetic mean of each example's class, float [n, F].
 
         Returns:
-            Float [n]; row i depends on row i of both alone.
+            Float [n]; row i depends only on row i of both arguments.
         """
         ...
 
@@ -38,7 +38,7 @@ F = TypeVar("F", bound=Callable[..., Tensor])
 
 
 def separable(loss: F) -> F:
-    """Flag a matching loss of your own as a sum over real examples, so that `image_sgd` takes it; a decorator.
+    """Declare that a matching loss is a sum over real examples, so that `image_sgd` accepts it; a decorator.
 
     Args:
         loss: a `SeparableLoss`. It gets the attribute `separable = True` and is returned.
@@ -49,14 +49,14 @@ def separable(loss: F) -> F:
 
 @separable
 def squared_distance(embedding: Tensor, means: Tensor) -> Tensor:
-    """Distribution matching's loss as a sum over real examples: ||phi(x_i) - mu||^2 for each of them.
+    """Compute the distribution-matching loss of each real example, ||phi(x_i) - mu||^2.
 
-    Its mean over the examples of a class differs from distribution matching's ||mean phi(x_i) - mu||^2 by the
-    variance of the embeddings, which does not depend on the synthetic images: both have the same gradient.
+    Its mean over a class differs from ||mean phi(x_i) - mu||^2 by the variance of the embeddings. The variance does not
+    depend on the synthetic images, so both have the same gradient.
 
     Args:
         embedding: phi(x_i) of n real examples, float [n, F].
-        means: mu, the synthetic mean of the class of each, float [n, F].
+        means: mu, the synthetic mean of each example's class, float [n, F].
 
     Returns:
         Float [n].
@@ -65,25 +65,25 @@ def squared_distance(embedding: Tensor, means: Tensor) -> Tensor:
 
 
 def require_separable(loss: object) -> SeparableLoss:
-    """Return `loss` if it carries the flag of `separable` and treats every row by itself; else refuse it.
+    """Return `loss` if it is declared `separable` and treats every row independently; otherwise refuse it.
 
     Args:
-        loss: what a user gave as a matching loss.
+        loss: the user's matching loss.
 
     Raises:
-        NotSeparable: no flag, a flag that is False (its `loss.why`, if there is one, is quoted), or rows that depend
-            on each other when it is tried on random numbers, up to 64 of them.
+        NotSeparable: it is not declared separable (`loss.why`, if there is one, is quoted), or its rows depend on each
+            other for up to 64 rows of random numbers.
         PrivacyError: it draws from a global random state.
     """
     if not callable(loss) or getattr(loss, "separable", None) is not True:
         name = getattr(loss, "__name__", type(loss).__name__)
         why = getattr(loss, "why", "")
         raise NotSeparable(
-            f"{name} is not flagged as a sum over real examples{f' ({why})' if why else ''}, so no example's "
+            f"{name} is not declared as a sum over real examples{f' ({why})' if why else ''}, so no example's "
             "contribution to its gradient can be bounded. Cosines of means, variances, MMD cross terms and gradient "
             "matching have a denominator over the batch: use condense_private (class means), whose matching runs after "
-            "the noise. If yours is a sum over examples, write l(embedding [n, F], means [n, F]) -> [n] and flag it "
-            "with @separable"
+            "the noise. If yours is a sum over examples, write l(embedding [n, F], means [n, F]) -> [n] and decorate "
+            "it with @separable"
         )
     name = getattr(loss, "__name__", type(loss).__name__)
     generator = derive(0, "separable")
@@ -94,6 +94,6 @@ def require_separable(loss: object) -> SeparableLoss:
             together = loss(embedding[:size], means[:size])
             if together.shape != (size,) or not torch.allclose(together, alone[:size]):
                 raise NotSeparable(
-                    f"{name} is flagged separable, but must give one value for each row that depends on that row alone"
+                    f"{name} is declared separable, but must return one value per row that depends on that row alone"
                 )
     return loss

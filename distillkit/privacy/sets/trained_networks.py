@@ -1,4 +1,4 @@
-"""Networks that learned from what was released, for the next release to embed with."""
+"""Networks trained on a released set, which embed the private images for the next release."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ __all__ = ["TrainedNetworks"]
 
 
 class TrainedNetworks(Configurable):
-    """A sampler of networks that were trained from scratch on a public set, a fresh one for every draw.
+    """Sampler of networks trained from scratch on a public set, a new one for every draw.
 
-    For `condense_private`'s later passes, or as `networks` of `PublicEmbedders`. Trained on a set that was released
-    before, they know only what was released, so they may embed the private images for the next release. Their
-    embeddings tell classes apart where those of untrained networks mostly tell what all images have in common.
+    The later passes of `condense_private` use it; it may also be the `networks` of `PublicEmbedders`. Networks trained
+    on a released set depend on that release alone, so they may embed the private images for the next one. Their
+    embeddings separate the classes, while those of untrained networks mostly show what all images share.
 
-    Papers: DM embeds by untrained networks (Zhao and Bilen, WACV 2023); matching with networks that were trained on
+    Papers: DM embeds with untrained networks (Zhao and Bilen, WACV 2023); matching with networks that were trained on
     the synthetic images is IDM (Zhao et al., "Improved distribution matching for dataset condensation", CVPR 2023).
     Deviation: IDM keeps a queue of networks that it trains on while the images change; ours are trained once, because
     every private release needs one fixed map.
 
     Args:
-        factory: `factory()` gives a network, on the device and of the dtype of the set; its parameters are drawn.
+        factory: `factory()` returns a network with the device and dtype of the set; its parameters are drawn.
         data: the public set.
-        protocol: how they are trained: epochs, optimiser, augmentation.
-        redraw: how the parameters are set that no rule is known for; see `networks.initialize`.
-        progress: whether a training shows a bar where somebody watches.
+        protocol: how they are trained (epochs, optimiser, augmentation).
+        redraw: initialises parameters that have no known rule; see `networks.initialize`.
+        progress: whether to show a progress bar on a terminal.
 
-    A network is kept for every state it was drawn with, so that a second draw is free and gives the same bits.
+    Networks are cached by the state of the generator, so that drawing one again is free and gives the same bits.
 
     Raises:
-        TypeError: `protocol` is no `Protocol`.
+        TypeError: `protocol` is not a `Protocol`.
     """
 
     fixed = False
@@ -56,7 +56,7 @@ class TrainedNetworks(Configurable):
         self._drawn: dict[bytes, Network] = {}
 
     def draw(self, generator: torch.Generator) -> Network:
-        """A trained network, frozen and in eval mode; what a `NetworkSampler` draws.
+        """Return a trained network, frozen and in eval mode.
 
         Args:
             generator: draws the first weights and the order of the batches; the same state gives the same network.

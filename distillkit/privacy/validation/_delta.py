@@ -12,8 +12,8 @@ def check_delta(delta: float) -> float:
     """Return `delta` if it is in (0, 1).
 
     Raises:
-        NotAccountable: it is not, so that no accountant can say anything.
-        TypeError: it is no number.
+        NotAccountable: it is outside (0, 1), where no accountant applies.
+        TypeError: it is not a number.
     """
     check.real_number(delta, "delta")
     if not 0 < delta < 1:
@@ -22,14 +22,14 @@ def check_delta(delta: float) -> float:
 
 
 def refuse_large_delta(size: float, delta: float) -> None:
-    """Refuse a delta at which even publishing a random record counts as private.
+    """Refuse a delta at which even publishing a random record would count as private.
 
     Args:
-        size: a *public* number of records; 0 compares with nothing.
+        size: a *public* number of records; 0 skips the check.
         delta: must be below 1 / size.
 
     Raises:
-        NotAccountable: it is not.
+        NotAccountable: delta is at least 1 / size.
     """
     if size and delta >= 1 / size:
         raise NotAccountable(

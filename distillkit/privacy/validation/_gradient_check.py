@@ -1,4 +1,4 @@
-"""The trial of per-example gradients on public examples: each row is one example's own, or the network is refused."""
+"""Check of per-example gradients on public examples: every row must be the gradient of one example's own loss."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ _PIXELS = 128 * 32 * 32
 
 
 def choose_batch_sizes(images: Tensor, expected: float, chunk: int | None) -> tuple[int, list[int]]:
-    """How many examples go through the network at once, and other batch sizes to try it on; from public numbers alone.
+    """Choose the number of examples per pass, and other batch sizes to check, from public numbers alone.
 
-    The default of `chunk` in private training. A batch is filled up to a multiple of the first: on a CPU that is a
-    quarter of what is expected, so that few rows are wasted, on an accelerator all that is likely to be drawn.
+    This is the default of `chunk` in private training. Every batch is padded to a multiple of the first number. On a
+    CPU that is a quarter of the expected number, so that few rows are wasted; on an accelerator it is the number that
+    is likely to be drawn.
 
     Args:
-        images: give device, height and width, and nothing else.
-        expected: how many records a step is expected to draw, rate * size.
+        images: give device, height and width; their values are not used.
+        expected: the expected number of records in a step, rate * size.
         chunk: an upper bound instead of the default by device and image size.
 
     Returns:
@@ -52,39 +53,42 @@ def choose_batch_sizes(images: Tensor, expected: float, chunk: int | None) -> tu
     return count, sorted({size for size in sizes if 2 <= size <= largest} - {count})
 
 
-def choose_engine(gradients: ExampleGradients, public: Sequence[Tensor], sizes: Sequence[int], how: str) -> str:
-    """Try a network's per-example gradients on public examples, and say which way of finding them is right for it.
+def choose_engine(gradients: ExampleGradients, public: Sequence[Tensor], sizes: Sequence[int], mode: str) -> str:
+    """Return the first engine whose per-example gradients are correct on public examples.
 
-    The first in which every row is one example's own: "hooks", "vmap" or "loop". Tried in float64 where the network can
-    be run so, because there rounding cannot be mistaken for a difference, and once more, coarsely, in its own type;
-    else in its own type alone, where a trial that fails is repeated on other examples before it counts.
+    The check runs in float64 if the network supports it, because rounding cannot be mistaken for a difference there,
+    and again, coarsely, in the network's own type. Otherwise it runs in that type alone, and a check that fails is
+    repeated on other examples before it counts.
 
     Args:
-        gradients: the collector, whose ways are tried.
+        gradients: the collector of per-example gradients.
         public: tensors of at least two public examples, as the losses take them.
-        sizes: batch sizes at which a batch's loss is compared with the sum of its examples' own, besides the chunk.
-        how: which ways are allowed: "auto", "hooks" or "func".
+        sizes: batch sizes, besides the chunk, at which a batch's loss must equal the sum of its examples' losses.
+        mode: the allowed engines: "auto", "hooks" or "func".
+
+    Returns:
+        "hooks", "vmap" or "loop".
 
     Raises:
         BatchStatistics, NotSeparable, PrivacyError: see `per_example_gradients`.
     """
     examples = list(public)
     if len(examples[0]) < 2:
-        raise ValueError(f"public must hold at least two examples, got {len(examples[0])}: one cannot meet another")
+        raise ValueError(f"public must hold at least two examples, got {len(examples[0])}: mixing needs two")
     double = [e.double() if e.is_floating_point() else e for e in examples] if examples[0].device.type != "mps" else []
     if double:
         try:
             with _in_float64(gradients.network):
-                engine = _GradientCheck(gradients, double, sizes, how).run()
+                engine = _GradientCheck(gradients, double, sizes, mode).run()
             if examples[0].dtype != torch.float64:
-                _GradientCheck(gradients, examples, sizes, how).confirm(engine)
+                _GradientCheck(gradients, examples, sizes, mode).confirm(engine)
             return engine
-        except (RuntimeError, TypeError):  # a type that is written into the network, or a real fault: see below
+        except (RuntimeError, TypeError):  # the network needs its own type, or has a real fault: see below
             gradients.close()
     for attempt in range(_TRIES):
         noise = torch.randn(examples[0].shape, generator=derive(attempt, "try")).to(examples[0])
         try:
-            return _GradientCheck(gradients, [examples[0] + 0.1 * attempt * noise, *examples[1:]], sizes, how).run()
+            return _GradientCheck(gradients, [examples[0] + 0.1 * attempt * noise, *examples[1:]], sizes, mode).run()
         except PrivacyError:
             if attempt + 1 == _TRIES:
                 raise
@@ -93,169 +97,170 @@ def choose_engine(gradients: ExampleGradients, public: Sequence[Tensor], sizes: 
 
 @contextmanager
 def _in_float64(network: nn.Module) -> Iterator[None]:
-    held = [t for t in (*network.parameters(), *network.buffers()) if t.is_floating_point()]
-    before = [t.data for t in held]
+    tensors = [t for t in (*network.parameters(), *network.buffers()) if t.is_floating_point()]
+    before = [t.data for t in tensors]
     try:
-        for tensor in held:
+        for tensor in tensors:
             tensor.data = tensor.data.double()
         yield
     finally:
-        for tensor, data in zip(held, before):
+        for tensor, data in zip(tensors, before):
             tensor.data = data
 
 
 class _GradientCheck:
-    """One trial in one type. `examples` are a few; larger batches hold them several times, in random places."""
+    """A check in one number type, on a few `examples`; larger batches repeat them at random positions."""
 
-    def __init__(self, gradients: ExampleGradients, examples: list[Tensor], sizes: Sequence[int], how: str) -> None:
-        self.gradients, self.examples, self.sizes, self.how = gradients, examples, sizes, how
-        self.what = f"the network {type(gradients.network).__name__}"
+    def __init__(self, gradients: ExampleGradients, examples: list[Tensor], sizes: Sequence[int], mode: str) -> None:
+        self.gradients, self.examples, self.sizes, self.mode = gradients, examples, sizes, mode
+        self.network, self.device = gradients.network, examples[0].device
+        self.what = f"the network {type(self.network).__name__}"
         eps = torch.finfo(examples[0].dtype).eps
         self.tolerance, self.strict = eps**0.5, eps**0.75
         self.count, self.folded = 0, cast("tuple[str, int, int] | None", None)
 
     def run(self) -> str:
-        network, device = self.gradients.network, self.examples[0].device
-        with no_dropout(network):
-            with forbid_side_effects(self.what, network, device=device), self._watching_rows():
-                each = self._look_at_each()
-                self.values = torch.stack([self._value(self._at(i)) for i in each])
-                self._totals()
-            return self._engine()
+        with no_dropout(self.network):
+            with forbid_side_effects(self.what, self.network, device=self.device), self._record_folding():
+                single = self._compute_single_gradients()
+                self.losses = torch.stack([self._loss_sum(self._batch(i)) for i in single])
+                self._check_batches()
+            return self._first_correct_engine()
 
     def confirm(self, engine: str) -> None:
-        """Refuse rows that are right in float64 but not, by far, in the network's own type."""
+        """Refuse rows that are right in float64 but far off in the network's own type."""
         self.gradients.close()
         self.tolerance = 0.05
-        with no_dropout(self.gradients.network):
-            with forbid_side_effects(self.what, self.gradients.network, device=self.examples[0].device):
-                self._look_at_each()
-                wrong = self._wrong(engine) if engine != "loop" else ""
+        with no_dropout(self.network):
+            with forbid_side_effects(self.what, self.network, device=self.device):
+                self._compute_single_gradients()
+                wrong = self._wrong_parameter(engine) if engine != "loop" else ""
             if wrong:
                 raise BatchStatistics(
-                    f"{self.what}: parameter {wrong} gets gradients in {self.examples[0].dtype} that are not those of "
-                    "single examples, though they are in float64; every example must be treated by itself"
+                    f"{self.what}: the gradients of parameter {wrong} in {self.examples[0].dtype} are not those of "
+                    "single examples, though they are in float64; treat every example independently"
                 )
 
-    def _look_at_each(self) -> list[Tensor]:
-        each = [torch.tensor([i]) for i in range(len(self.examples[0]))]
-        rows = [self.gradients.alone(*self._at(i)) for i in each]
+    def _compute_single_gradients(self) -> list[Tensor]:
+        single = [torch.tensor([i]) for i in range(len(self.examples[0]))]
+        rows = [self.gradients.alone(*self._batch(i)) for i in single]
         self.alone = [torch.stack(column) for column in zip(*rows)]
-        return each
+        return single
 
     @contextmanager
-    def _watching_rows(self) -> Iterator[None]:
-        """Note a layer in training that is given more or fewer rows than there are examples."""
-        ours = {id(p): n for n, p in self.gradients.trained.items()}
+    def _record_folding(self) -> Iterator[None]:
+        """Record the first trained layer whose input has more or fewer rows than there are examples."""
+        trained = {id(p): n for n, p in self.gradients.trained.items()}
 
-        def note(name: str, module: nn.Module, inputs: tuple[object, ...]) -> None:
+        def record(name: str, module: nn.Module, inputs: tuple[object, ...]) -> None:
             rows = inputs[0].shape[:1] if inputs and isinstance(inputs[0], Tensor) else ()
             if rows != (self.count,):
                 self.folded = self.folded or (name, rows[0] if rows else 0, self.count)
 
         handles = []
-        for module in self.gradients.network.modules():
-            names = [ours[id(p)] for p in module.parameters(recurse=False) if id(p) in ours]
+        for module in self.network.modules():
+            names = [trained[id(p)] for p in module.parameters(recurse=False) if id(p) in trained]
             if names:
-                handles.append(module.register_forward_pre_hook(partial(note, names[0])))
+                handles.append(module.register_forward_pre_hook(partial(record, names[0])))
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _at(self, index: Tensor) -> list[Tensor]:
+    def _batch(self, index: Tensor) -> list[Tensor]:
         self.count = len(index)
         return [e.index_select(0, index.to(e.device)) for e in self.examples]
 
     @torch.no_grad()
-    def _value(self, examples: list[Tensor]) -> Tensor:
+    def _loss_sum(self, examples: list[Tensor]) -> Tensor:
         return self.gradients.loss_rows(*examples).sum().double()
 
     def _index(self, size: int) -> Tensor:
         return torch.randint(len(self.examples[0]), (size,), generator=derive(size, "try"))
 
-    def _totals(self) -> None:
-        """A batch's loss, and its gradient at the size that is used, are the sums of its examples' own."""
+    def _check_batches(self) -> None:
+        """Check that a batch's loss, and at the chunk size its gradient, is the sum over its single examples."""
         for size in sorted({*self.sizes, self.gradients.chunk}):
             index = self._index(size)
-            own, place = self.values[index], index.to(self.values.device)
-            value = self._value(self._at(index))
-            off = not bool((value - own.sum()).abs() <= self.tolerance * own.abs().sum())
-            if size == self.gradients.chunk and not off:
-                whole = self.gradients.alone(*self._at(index))
+            own, place = self.losses[index], index.to(self.losses.device)
+            total = self._loss_sum(self._batch(index))
+            wrong = not bool((total - own.sum()).abs() <= self.tolerance * own.abs().sum())
+            if size == self.gradients.chunk and not wrong:
+                whole = self.gradients.alone(*self._batch(index))
                 wanted = [rows[place].sum(0) for rows in self.alone]
                 scale = sum(float(rows[place].flatten(1).norm(dim=1).sum()) for rows in self.alone)
-                off = not all(float((w - t).norm()) <= self.tolerance * scale for w, t in zip(whole, wanted))
-                off |= not self._heeds_no_seed(index)
-            if off:
+                wrong = not all(float((w - t).norm()) <= self.tolerance * scale for w, t in zip(whole, wanted))
+                wrong |= not self._ignores_global_seed(index)
+            if wrong:
                 raise BatchStatistics(
-                    f"{self.what} or its loss makes something else of an example when it stands in a batch of {size}, "
-                    "so one record changes more than its own contribution; every example must be treated by itself, "
-                    "whatever the others are and however many"
+                    f"{self.what} or its loss treats an example differently in a batch of {size}, so one record "
+                    "changes more than its own contribution; treat every example independently of the others and of "
+                    "their number"
                 )
 
-    def _heeds_no_seed(self, index: Tensor) -> bool:
-        found = []
+    def _ignores_global_seed(self, index: Tensor) -> bool:
+        totals = []
         for seed in (0, 1):
             with torch.random.fork_rng(devices=[]):
                 torch.set_rng_state(derive(seed, "global").get_state())
-                found.append(self._value(self._at(index)))
-        return bool((found[0] - found[1]).abs() <= self.tolerance * self.values[index].abs().sum())
+                totals.append(self._loss_sum(self._batch(index)))
+        return bool((totals[0] - totals[1]).abs() <= self.tolerance * self.losses[index].abs().sum())
 
-    def _engine(self) -> str:
-        unserved = self.gradients.unknown_to_hooks()
-        if self.how != "func" and not unserved:
+    def _first_correct_engine(self) -> str:
+        unsupported = self.gradients.unknown_to_hooks()
+        if self.mode != "func" and not unsupported:
             if self.folded is not None:
                 raise PrivacyError(folded_batch_message(*self.folded))
             try:
-                with forbid_side_effects(self.what, self.gradients.network, device=self.examples[0].device):
-                    unserved = self._wrong("hooks")
-                if not unserved:
+                with forbid_side_effects(self.what, self.network, device=self.device):
+                    unsupported = self._wrong_parameter("hooks")
+                if not unsupported:
                     return "hooks"
             except UnsupportedLayer as parameter:
-                unserved = str(parameter)
-            except RuntimeError:  # from inside a rule for a layer
-                unserved = next(iter(self.gradients.trained))
+                unsupported = str(parameter)
+            except RuntimeError:  # from inside Opacus' rule for a layer
+                unsupported = next(iter(self.gradients.trained))
             self.gradients.close()
-        if self.how == "hooks":
+        if self.mode == "hooks":
             raise PrivacyError(
-                f"{self.what}: parameter {unserved} has a gradient but none per example by Opacus' hooks; use it in "
-                "its layer's forward alone, in a layer that Opacus knows, or allow gradients='auto' (slower)"
+                f"{self.what}: Opacus' hooks compute no per-example gradient of parameter {unsupported}. Use the "
+                "parameter only in its layer's forward, in a layer that Opacus supports, or allow gradients='auto' "
+                "(slower)"
             )
         try:
-            with forbid_side_effects(self.what, self.gradients.network, device=self.examples[0].device):
-                if not self._wrong("vmap"):
+            with forbid_side_effects(self.what, self.network, device=self.device):
+                if not self._wrong_parameter("vmap"):
                     return "vmap"
-        except RuntimeError:  # no batching rule, or control flow by values
+        except RuntimeError:  # no batching rule, or control flow that depends on values
             pass
         return "loop"
 
-    def _wrong(self, engine: str) -> str:
-        """The first parameter whose rows are not its examples' own, at any place, whatever the others are; or ""."""
+    def _wrong_parameter(self, engine: str) -> str:
+        """Return the first parameter with a row that is not its example's own gradient in every batch; or ""."""
         collect = self.gradients.by_hooks if engine == "hooks" else self.gradients.by_vmap
-        # A call of vmap shows the network batches of one, however many there are.
+        # vmap passes batches of one to the network, however many examples there are.
         size = self.gradients.chunk if engine == "hooks" else min(8, self.gradients.chunk)
         index = self._index(size)
         wanted = [rows[index.to(rows.device)] for rows in self.alone]
-        plain, others = self._at(index), self._at(index.flip(0))
+        plain, others = self._batch(index), self._batch(index.flip(0))
         others[0] = 30 * others[0].flip(0) + 1
         kept = (torch.randperm(size, generator=derive(size, "kept")) % 2 == 0).to(plain[0].device)
         rows = collect(*plain)
-        if wrong := self._apart(rows, wanted, self.tolerance):
+        if wrong := self._differing_parameter(rows, wanted, self.tolerance):
             return wrong
         for keep in (kept, ~kept) if size > 1 else ():
             mixed = collect(*(torch.where(keep.view(-1, *[1] * (a.ndim - 1)), a, b) for a, b in zip(plain, others)))
             ours, before = [r[keep] for r in mixed], [r[keep] for r in rows]
-            if wrong := self._apart(ours, before, self.strict):
+            if wrong := self._differing_parameter(ours, before, self.strict):
                 return wrong
         return ""
 
-    def _apart(self, ours: list[Tensor], wanted: list[Tensor], tolerance: float) -> str:
+    def _differing_parameter(self, rows: list[Tensor], wanted: list[Tensor], tolerance: float) -> str:
         norms = [w.flatten(1).norm(dim=1) for w in wanted]
         whole = torch.stack(norms).norm(dim=0)
-        floor = torch.maximum(0.1 * whole, 0.01 * whole.max())
-        for name, a, b, norm in zip(self.gradients.trained, ours, wanted, norms):
-            if not bool(((a - b).flatten(1).norm(dim=1) <= tolerance * torch.maximum(norm, floor)).all()):
+        least = torch.maximum(0.1 * whole, 0.01 * whole.max())
+        for name, a, b, norm in zip(self.gradients.trained, rows, wanted, norms):
+            if not bool(((a - b).flatten(1).norm(dim=1) <= tolerance * torch.maximum(norm, least)).all()):
                 return name
         return ""

@@ -1,4 +1,4 @@
-"""Tries on public noise whether a batch lets one image see another, which would void a guarantee for single records."""
+"""Checks on public noise that a network, augmentation or loss treats the examples of a batch independently."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from distillkit.networks._validation import uses_batch_statistics
-from distillkit.privacy.errors import (
-    BatchStatistics,
-    NotSeparable,
-)
+from distillkit.privacy.errors import BatchStatistics, NotSeparable
 from distillkit.privacy.validation._side_effects import forbid_side_effects
 from distillkit.rng import derive
 
@@ -36,51 +33,53 @@ def refuse_batch_norm(network: object) -> None:
     if uses_batch_statistics(network):
         raise BatchStatistics(
             f"{type(network).__name__} has batch norm that uses the batch's own statistics, so one record changes the "
-            "embedding of all; take norm='instance' or 'group', or a network in eval mode whose running statistics "
-            "come from public data"
+            "embedding of all. Use norm='instance' or 'group', or a network in eval mode whose running statistics come "
+            "from public data"
         )
 
 
 def require_independent_augmentation(
     augment: Callable[[Tensor, torch.Generator], Tensor], public: Tensor, *, tries: int = 8
 ) -> None:
-    """Refuse an augmentation in which the images of a batch meet: what it makes of one may not depend on the others.
+    """Check that an augmentation transforms each image independently of the other images in the batch.
 
     Args:
         augment: maps [N, C, H, W] to as many images, drawing from the generator. Batches of equal size and equal draws
-            are compared, because an image may have a draw of its own, by its place.
-        public: a few images to try it on, at least two.
-        tries: with so many seeds, because it may act on some draws alone.
+            are compared, because the draw of an image may depend on its position.
+        public: a few images for the check, at least two.
+        tries: number of seeds, because an augmentation may mix images in some draws only.
 
     Raises:
-        BatchStatistics: an image changes with the others, or there are more or fewer images than before.
+        BatchStatistics: an image changes with the others, or the number of images changes.
     """
     others = 3 * public.flip(0) + 1
     for seed in range(tries):
         kept = torch.rand(len(public), generator=derive(seed)).to(public.device) < 0.5
         whole = augment(public.clone(), derive(seed))
         if len(whole) != len(public):
-            raise BatchStatistics(f"the augmentation makes {len(whole)} images of {len(public)}; each must stay one")
+            raise BatchStatistics(
+                f"the augmentation turns {len(public)} images into {len(whole)}; it must return one image for each"
+            )
         for rows in (kept, ~kept):
             batch = torch.where(rows.view(-1, 1, 1, 1), public, others)
             mixed = augment(batch, derive(seed))
-            moved = (whole - mixed).abs().flatten(1).mean(1) / (whole.abs().flatten(1).mean(1) + 1e-12)
-            if not bool((moved[rows] <= torch.finfo(moved.dtype).eps ** 0.5).all()):
+            change = (whole - mixed).abs().flatten(1).mean(1) / (whole.abs().flatten(1).mean(1) + 1e-12)
+            if not bool((change[rows] <= torch.finfo(change.dtype).eps ** 0.5).all()):
                 raise BatchStatistics(
-                    "the augmentation makes something else of an image when other images are in the batch, so one "
-                    "record changes more than its own contribution; augment every image by itself"
+                    "the augmentation of an image depends on the other images of the batch, so one record changes more "
+                    "than its own contribution; augment every image independently"
                 )
 
 
 def require_mean_objective(loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, labels: Tensor) -> None:
-    """Refuse a training objective that is not the mean of what each example alone would give.
+    """Check that a training objective is the mean of the objectives of single examples.
 
     Args:
         loss: gives one number for logits [N, K] and labels.
-        logits, labels: public rows to try it on, several of one class among them.
+        logits, labels: public rows for the check, with several of one class among them.
 
     Raises:
-        NotSeparable: it is no number, or weighs, contrasts or averages over the batch.
+        NotSeparable: it is not one number, or it weighs, contrasts or normalises over the batch.
     """
     together = loss(logits, labels)
     if together.ndim:
@@ -88,18 +87,18 @@ def require_mean_objective(loss: Callable[[Tensor, Tensor], Tensor], logits: Ten
     alone = torch.stack([loss(z[None], y[None]) for z, y in zip(logits, labels)]).mean()
     if not bool((together - alone).abs() <= together.abs() * torch.finfo(logits.dtype).eps ** 0.5):
         raise NotSeparable(
-            f"the objective of a batch is {float(together):.5g}, the mean of its examples' own {float(alone):.5g}: an "
-            "example has no contribution of its own to clip. Take the mean over examples, without weights that "
-            "depend on the batch"
+            f"the objective of a batch is {float(together):.5g}, but the mean over its single examples is "
+            f"{float(alone):.5g}, so an example has no contribution that could be clipped. Use the mean over examples, "
+            "without weights that depend on the batch"
         )
 
 
 def require_independent_losses(loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, labels: Tensor) -> None:
-    """Refuse a loss of examples in which they meet: each must have the loss that its row alone would give.
+    """Check that the loss of each example depends on its own row alone.
 
     Args:
         loss: gives losses [n] for logits [n, K] and labels.
-        logits, labels: public rows to try it on, at least two.
+        logits, labels: public rows for the check, at least two.
 
     Raises:
         NotSeparable: there are not n losses, or one changes with the other rows.
@@ -111,31 +110,31 @@ def require_independent_losses(loss: Callable[[Tensor, Tensor], Tensor], logits:
         alone = torch.cat([loss(z[None], y[None]) for z, y in zip(logits, labels)])
     if not torch.allclose(together, alone, rtol=1e-4, atol=1e-6):
         raise NotSeparable(
-            f"the losses of {len(labels)} examples are not those that each has alone, so an example has no "
-            "contribution of its own to clip; take a loss of every row by itself, without weights, contrasts or means "
-            "over the batch"
+            f"the losses of {len(labels)} examples in a batch differ from their losses one by one, so an example "
+            "has no contribution that could be clipped. Compute the loss of every row independently, without weights, "
+            "contrasts or means over the batch"
         )
 
 
 def require_independent_rows(
     function: Callable[[Tensor], Tensor], images: Tensor, what: str, *modules: nn.Module, sizes: Sequence[int] = ()
 ) -> None:
-    """Refuse a function in which the images of a batch meet: each row must be what its image alone would give.
+    """Check that a function computes each row from its own image alone.
 
-    Called before private images go through a network or an augmentation, because the sensitivity of a sum rests on it:
-    one record may change its own row and no other, wherever it stands. Tried on all images together, on a few, at other
-    batch sizes, and with some of them replaced.
+    The sensitivity of a sum assumes this: one record may change its own row and no other, at any position in the batch.
+    The function is evaluated on all images together, on a few, at other batch sizes, and with some images replaced.
+    Call this check before private images pass through a network or an augmentation.
 
     Args:
-        function: maps images [N, C, H, W] to N rows of anything, without draws of its own.
-        images: public ones to try it on, float [N, C, H, W], at least two.
+        function: maps images [N, C, H, W] to N rows of any shape, without random draws of its own.
+        images: public images for the check, float [N, C, H, W], at least two.
         what: names the function in the message.
-        modules: what the function uses; it must change no tensor that they hold.
-        sizes: further batch sizes; larger batches hold the images several times, in random places.
+        modules: modules that the function uses; it must change none of their tensors.
+        sizes: further batch sizes; larger batches repeat the images at random positions.
 
     Raises:
-        BatchStatistics: images meet, or their number or place counts, or there are not as many rows as images.
-        PrivacyError: it draws from a global random state.
+        BatchStatistics: a row depends on other images, on their number or on its position, or rows are missing.
+        PrivacyError: the function draws from a global random state.
     """
     with torch.no_grad(), forbid_side_effects(what, *modules, device=images.device):
         alone = torch.cat([_rows(function, image, what) for image in images.split(1)])
@@ -143,24 +142,26 @@ def require_independent_rows(
             drawn = torch.randint(len(images), (size,), generator=derive(size, "try"))
             index = (drawn if size != len(images) else torch.arange(size)).to(images.device)
             batch, own = images[index], alone[index]
-            _same(_rows(function, batch, what), own, what)
+            _require_equal(_rows(function, batch, what), own, what)
             kept = (torch.randperm(size, generator=derive(size, "kept")) % 2 == 0).to(images.device)
             for rows in (kept, ~kept) if size in (len(images), max(sizes, default=0)) else ():
                 mixed = torch.where(rows.view(-1, 1, 1, 1), batch, 30 * batch.flip(0) + 1)
-                _same(_rows(function, mixed, what)[rows], own[rows], what)
+                _require_equal(_rows(function, mixed, what)[rows], own[rows], what)
 
 
 def _rows(function: Callable[[Tensor], Tensor], images: Tensor, what: str) -> Tensor:
     out = function(images.clone())
     if out.ndim < 1 or len(out) != len(images):
-        raise BatchStatistics(f"{what} makes {list(out.shape)} of {len(images)} images; each must give one row")
+        raise BatchStatistics(
+            f"{what} turns {len(images)} images into shape {list(out.shape)}; it must return one row for each"
+        )
     return out.flatten(1) if out.ndim > 1 else out[:, None]
 
 
-def _same(ours: Tensor, alone: Tensor, what: str) -> None:
-    moved = (ours - alone).abs().mean(1) / (alone.abs().mean(1) + 1e-12)
-    if not bool((moved <= torch.finfo(moved.dtype).eps ** 0.5).all()):
+def _require_equal(rows: Tensor, alone: Tensor, what: str) -> None:
+    change = (rows - alone).abs().mean(1) / (alone.abs().mean(1) + 1e-12)
+    if not bool((change <= torch.finfo(change.dtype).eps ** 0.5).all()):
         raise BatchStatistics(
-            f"{what} makes something else of an image when it stands elsewhere or among other images, so one record "
-            "changes more than its own contribution; every example must be treated by itself"
+            f"{what} gives an image another result at another position or among other images, so one record changes "
+            "more than its own contribution; treat every example independently"
         )

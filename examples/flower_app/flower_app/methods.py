@@ -30,6 +30,11 @@ def method_of(config: Mapping[str, Any]) -> Method:
             config["epsilon"], DELTA, count=NUM_NETWORKS * config["rounds"], spent=[(SIGMA_SIZES, 1.0, 1)]
         )
         return PrivateFedDM(
-            factory=factory, sigma=noise.sigma, sigma_sizes=SIGMA_SIZES, draws=NUM_NETWORKS, server_batch=32, **sets
+            factory=factory,
+            sigma=noise.sigma,
+            sigma_sizes=SIGMA_SIZES,
+            num_networks=NUM_NETWORKS,
+            server_batch=32,
+            **sets,
         )
     raise ValueError(f'method must be "feddm", "vhl" or "private"; got {config["method"]!r}')

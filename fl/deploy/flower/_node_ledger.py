@@ -46,7 +46,7 @@ class NodeLedger:
         options: dict[str, Any] = {} if policy is None else {"delta": policy.delta, "budget": policy.budget}
         self.ledger = Ledger(folder / f"{name}.jsonl", disjoint=False, **options)
         history = Journal(folder / f"partition-{partition}.names")
-        with history.locked():
+        with history.transaction():
             names = [line["data"] for _, line in history.unread()[0]]
             if name not in names:
                 history.append({"data": name})

@@ -16,6 +16,7 @@ from distillkit.condense._mean_matching import distance_to_means, embedding_mean
 from distillkit.networks import build, split
 from distillkit.networks.samplers import FixedNetwork, NetworkBall, RandomNetworks
 from distillkit.privacy import (
+    Account,
     BudgetExhausted,
     Ledger,
     PrivacyError,
@@ -34,6 +35,7 @@ from distillkit.privacy import (
 from distillkit.privacy.sets import condense
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
+from tests.distillkit.privacy.options import grouped
 
 Factory = Callable[[], nn.Module]
 
@@ -166,25 +168,25 @@ def test_matching_moves_towards_the_released_means(toy_set: LabeledImages, toy_n
 def test_release_charges_first_and_draws_once(toy_set: LabeledImages, toy_network: Factory) -> None:
     sums = class_sums(toy_set.images, toy_set.labels, maps_of(toy_set, toy_network), num_classes=3)
     ledger, secret = Ledger(), Secret()
-    release(sums, sigma=2.0, sensitivity=1.0, ledger=ledger, client=3, round=7, secret=secret)
+    release(sums, sigma=2.0, sensitivity=1.0, ledger=Account(ledger, client=3, round=7, secret=secret))
     (event,) = ledger.events
     assert (event.mechanism, event.sigma, event.rate, event.count) == ("class_means", 2.0, 1.0, 3)
     assert (event.client, event.round, event.seeded) == ("3", 7, False)
     assert secret.draws == 1
     poor = Ledger(budget=0.1)
     with pytest.raises(BudgetExhausted):
-        release(sums, sigma=2.0, sensitivity=1.0, ledger=poor, secret=secret)
+        release(sums, sigma=2.0, sensitivity=1.0, ledger=Account(poor, secret=secret))
     assert secret.draws == 1
     assert poor.events == ()
     with pytest.raises(PrivacyError, match="bounded sensitivity"):
         release(sums, sigma=2.0, sensitivity=math.inf, ledger=ledger)
-    with pytest.raises(ValueError, match="sums must be"):
+    with pytest.raises(ValueError, match="sums must have shape"):
         release(sums[0], sigma=2.0, sensitivity=1.0, ledger=ledger)
 
 
 def test_noise_reaches_every_class_and_scales_with_the_sensitivity(toy_set: LabeledImages) -> None:
     sums = torch.zeros(50, 4, 300, dtype=torch.float64)
-    noised = release(sums, sigma=2.0, sensitivity=3.0, ledger=Ledger(), secret=0)
+    noised = release(sums, sigma=2.0, sensitivity=3.0, ledger=Account(Ledger(), secret=0))
     torch.testing.assert_close(
         noised.transpose(0, 1).flatten(1).std(1), torch.full((4,), 6.0).double(), rtol=0.03, atol=0
     )
@@ -195,7 +197,10 @@ def test_histogram(toy_set: LabeledImages) -> None:
     exact = private_histogram(toy_set.labels, num_classes=4, sigma=0.0, ledger=Ledger())
     assert exact.tolist() == [4, 4, 4, 0]
     noised = torch.stack(
-        [private_histogram(toy_set.labels, num_classes=4, sigma=2.0, ledger=ledger, secret=i) for i in range(300)]
+        [
+            private_histogram(toy_set.labels, num_classes=4, sigma=2.0, ledger=Account(ledger, secret=i))
+            for i in range(300)
+        ]
     )
     assert float((noised.mean(0) - exact).abs().max()) < 5 * 2 / math.sqrt(300)
     assert float((noised.std(0) - 2).abs().max()) < 0.5
@@ -206,9 +211,18 @@ def test_histogram(toy_set: LabeledImages) -> None:
 def condensed(toy_set: LabeledImages, toy_network: Factory, **options: object) -> LabeledImages:
     return condense_private(
         toy_set,
-        **{"epsilon": 8.0, "networks": RandomNetworks(toy_network), "draws": 3, "ipc": 2, "steps": 6, "lr": 2.0}  # type: ignore[arg-type]
-        | {"first_draws": 2, "first_steps": 2}
-        | options,
+        **grouped(
+            **{
+                "epsilon": 8.0,
+                "networks": RandomNetworks(toy_network),
+                "num_networks": 3,
+                "ipc": 2,
+                "steps": 6,
+                "lr": 2.0,
+            }
+            | {"first_num_networks": 2, "first_steps": 2}
+            | options
+        ),
     )
 
 
@@ -259,11 +273,11 @@ def test_histogram_and_releases_share_the_budget(toy_set: LabeledImages, toy_net
         condensed(toy_set, toy_network, ledger=ledger, client="a")
     assert len(ledger.events) == 3
     known = Ledger(budget=8.0)
-    condensed(toy_set, toy_network, ledger=known, sizes=torch.tensor([4.0, 4.0, 4.0]), first_share=0.0)
+    condensed(toy_set, toy_network, ledger=known, size=torch.tensor([4.0, 4.0, 4.0]), first_share=0.0)
     assert [e.mechanism for e in known.events] == ["class_means"]
     assert known.events[0].sigma == pytest.approx(plan_noise(8.0, 1e-5, count=3).sigma, rel=1e-9)
     with pytest.raises(BudgetExhausted):
-        condensed(toy_set, toy_network, ledger=known, sizes=torch.tensor([4.0, 4.0, 4.0]))
+        condensed(toy_set, toy_network, ledger=known, size=torch.tensor([4.0, 4.0, 4.0]))
 
 
 def test_the_second_pass_is_centred_on_the_first_and_goes_on_from_it(
@@ -308,7 +322,7 @@ def test_an_infinite_epsilon_is_the_same_without_noise_and_without_a_claim(
 
 def test_options(toy_set: LabeledImages, toy_network: Factory) -> None:
     tensors = condense_private(
-        toy_set.images.float(), toy_set.labels, epsilon=2.0, num_classes=3, draws=1, ipc=1, steps=1
+        toy_set.images.float(), toy_set.labels, epsilon=2.0, num_classes=3, num_networks=1, ipc=1, steps=1
     )
     assert tensors.images.dtype == torch.float32
     ball = NetworkBall(build(toy_network, 0), 0.5)
@@ -327,17 +341,17 @@ def test_options(toy_set: LabeledImages, toy_network: Factory) -> None:
     generator = torch.Generator().manual_seed(1)
     one, two = (condensed(toy_set, toy_network, generator=generator, steps=0) for _ in range(2))
     assert not torch.equal(one.images, two.images)
-    with pytest.raises(ValueError, match="sizes must be positive numbers, one a class"):
-        condensed(toy_set, toy_network, sizes=torch.tensor([1.0, 0.0, 2.0]))
+    with pytest.raises(ValueError, match="size must be one positive number, or one per class"):
+        condensed(toy_set, toy_network, size=torch.tensor([1.0, 0.0, 2.0]))
     with pytest.raises(ValueError, match="first_share"):
         condensed(toy_set, toy_network, first_share=0.6)
-    with pytest.raises(ValueError, match="first_draws"):
-        condensed(toy_set, toy_network, first_draws=0)
+    with pytest.raises(ValueError, match="first_num_networks"):
+        condensed(toy_set, toy_network, first_num_networks=0)
     with pytest.raises(ValueError, match="init must hold 2 images"):
         condensed(toy_set, toy_network, init=start[:4])
-    with pytest.raises(ValueError, match="delta must be the ledger's"):
+    with pytest.raises(ValueError, match="delta must equal the ledger's"):
         condensed(toy_set, toy_network, ledger=Ledger(delta=1e-6))
-    with pytest.raises(ValueError, match="targets must be"):
+    with pytest.raises(ValueError, match="targets must have"):
         fit_to_means(start.images, maps_of(toy_set, toy_network), torch.zeros(2, 3, 16))
 
 

@@ -26,6 +26,7 @@ from distillkit.privacy import (
 )
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
+from tests.distillkit.privacy.options import grouped
 
 
 def convnet(norm: str = "instance") -> nn.Module:
@@ -33,7 +34,7 @@ def convnet(norm: str = "instance") -> nn.Module:
 
 
 def train(model: nn.Module, data: LabeledImages, **options: object) -> Ledger:
-    return train_private(model, data, **{"size": 12, "sigma": 1.0, "rate": 0.5, "steps": 3} | options)  # type: ignore[arg-type]
+    return train_private(model, data, **grouped(**{"size": 12, "sigma": 1.0, "rate": 0.5, "steps": 3} | options))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("how", ["hooks", "func"])
@@ -45,7 +46,7 @@ def test_gradients_are_those_of_one_example_at_a_time(toy_set: LabeledImages, no
         return F.cross_entropy(model(images), labels, reduction="none")
 
     public = torch.randn(4, 1, 4, 4, generator=derive(1), dtype=torch.float64), torch.tensor([0, 1, 2, 0])
-    with per_example_gradients(model, losses, public=public, chunk=16, how=how) as gradients:
+    with per_example_gradients(model, losses, public=public, chunk=16, mode=how) as gradients:
         assert gradients.engine == {"hooks": "hooks", "func": "vmap"}[how]
         grads = gradients(toy_set.images, toy_set.labels)
     for i in range(len(toy_set)):
@@ -98,7 +99,7 @@ def test_gradients_of_examples_that_are_none_are_refused(toy_set: LabeledImages)
         gradients(toy_set.images[:3], toy_set.labels[:3])
     nothing = per_example_gradients(model, losses, public=(), chunk=4, trained={})
     with (
-        pytest.raises(PrivacyError, match="trained names no parameter, so there is nothing to take gradients"),
+        pytest.raises(PrivacyError, match="trained names no parameter, so there are no gradients to compute"),
         nothing,
     ):
         pass

@@ -36,6 +36,7 @@ from distillkit.privacy.validation._gradient_check import choose_batch_sizes
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from tests.distillkit.privacy.faulty_network import FAULTS, OCCASIONS, FaultyNetwork
+from tests.distillkit.privacy.options import grouped
 
 DRAWN = 7
 DATA = LabeledImages(torch.randn(24, 1, 4, 4, generator=derive(0)), torch.arange(24) % 3, num_classes=3)
@@ -43,7 +44,9 @@ DATA = LabeledImages(torch.randn(24, 1, 4, 4, generator=derive(0)), torch.arange
 
 def train(model: nn.Module, data: LabeledImages = DATA, **options: Any) -> Ledger:
     """Seven examples at once, of twelve that are drawn."""
-    return train_private(model, data, **{"size": 24, "sigma": 1.0, "rate": 0.5, "steps": 2, "chunk": DRAWN} | options)
+    return train_private(
+        model, data, **grouped(**{"size": 24, "sigma": 1.0, "rate": 0.5, "steps": 2, "chunk": DRAWN} | options)
+    )
 
 
 def state(model: nn.Module) -> dict[str, Any]:
@@ -79,10 +82,10 @@ def test_every_breach_on_every_occasion_is_refused_before_a_charge(
 
 
 WHY = {
-    "folds rows": r"body.weight is given (2 rows for 1|\d+ rows for \d+) examples.*gradients='func'",
-    "mixes examples": "something else of an example when it stands in a batch",
+    "folds rows": r"body.weight gets (2 rows for 1|\d+ rows for \d+) examples.*gradients='func'",
+    "mixes examples": "treats an example differently in a batch",
     "draws globally": "draws from the global random state",
-    "counts the batch": "something else of an example when it stands in a batch",
+    "counts the batch": "treats an example differently in a batch",
     "moves a buffer": "a forward pass changes moved",
 }
 
@@ -155,16 +158,16 @@ def forked(x: Tensor) -> Tensor:
 
 
 OTHERS: dict[str, tuple[Callable[[], nn.Module], type[Exception], str]] = {
-    "patches": (Patches, PrivacyError, "is given 4 rows for 1 examples"),
+    "patches": (Patches, PrivacyError, "gets 4 rows for 1 examples"),
     "a normalisation by the batch": (
         Normed, BatchStatistics, "batch",
     ),
     "alpha dropout": (lambda: Alone(nn.AlphaDropout(0.5)), PrivacyError, "global random state.*alpha dropout"),
     "dropout in forward": (lambda: Alone(lambda x: F.dropout(x, 0.5)), PrivacyError, "global random state"),
-    "public noise by place": (lambda: Alone(same_noise), BatchStatistics, "something else of an example"),
-    "the global seed, put back": (lambda: Alone(forked), BatchStatistics, "something else of an example"),
-    "weak mixing": (lambda: Alone(lambda x: x + 1e-5 * x.mean(0)), BatchStatistics, "something else of an example"),
-    "a neighbour": (lambda: Alone(lambda x: x + x.roll(1, 0)), BatchStatistics, "something else of an example"),
+    "public noise by place": (lambda: Alone(same_noise), BatchStatistics, "treats an example differently"),
+    "the global seed, put back": (lambda: Alone(forked), BatchStatistics, "treats an example differently"),
+    "weak mixing": (lambda: Alone(lambda x: x + 1e-5 * x.mean(0)), BatchStatistics, "treats an example differently"),
+    "a neighbour": (lambda: Alone(lambda x: x + x.roll(1, 0)), BatchStatistics, "treats an example differently"),
     "an attribute": (lambda: Remembering(nn.Identity()), BatchStatistics, "changes last"),
     "batch norm": (lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16)), BatchStatistics, "^layers 1"),
 }  # fmt: skip
@@ -203,7 +206,7 @@ def test_a_network_that_is_written_for_one_type_is_tried_in_it() -> None:
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     for mixes in ("always", "float32 alone"):
         ledger = Ledger()
-        with pytest.raises(BatchStatistics, match="something else of an example|in torch.float32 that are not those"):
+        with pytest.raises(BatchStatistics, match="treats an example differently|in torch.float32 are not those"):
             train(build(lambda mixes=mixes: Casts(mixes), 0), ledger=ledger)
         assert ledger.events == ()
 
@@ -221,7 +224,7 @@ def contrastive(logits: Tensor, labels: Tensor) -> Tensor:
 @pytest.mark.parametrize("loss", [weighted, contrastive, lambda z, y: F.cross_entropy(z, y)])
 def test_a_loss_that_reads_the_batch_is_refused(loss: Any) -> None:
     ledger = Ledger()
-    with pytest.raises(NotSeparable, match="one value for each example|not those that each has alone"):
+    with pytest.raises(NotSeparable, match="one value for each example|differ from their losses one by one"):
         train(FaultyNetwork(3), loss=loss, ledger=ledger)
     with pytest.raises(PrivacyError):  # a loss that mixes where it is used only
         train(
@@ -235,7 +238,7 @@ def test_a_measured_normalisation_is_refused_unless_public() -> None:
     measured = DATA.replace(normalization=Normalization.of(DATA.images))
     with pytest.raises(PrivateStatistics, match="train_private"):
         train(FaultyNetwork(3), measured)
-    train(FaultyNetwork(3), measured, public_statistics=True)
+    train(FaultyNetwork(3), DATA.replace(normalization=Normalization.of(DATA.images, public=True)))
 
 
 def dropping() -> nn.Module:
@@ -266,7 +269,7 @@ def test_masks_of_torch_func_differ_from_example_to_example() -> None:
         return F.cross_entropy(model(x), y, reduction="none")
 
     public = DATA.images[:6].double(), DATA.labels[:6]
-    with per_example_gradients(model, losses, public=public, chunk=6, how="func") as gradients:
+    with per_example_gradients(model, losses, public=public, chunk=6, mode="func") as gradients:
         rows = gradients(images, torch.zeros(6, dtype=torch.int64))
         assert gradients.engine == "vmap"
     assert len({tuple(r.flatten().tolist()) for r in rows[0]}) == 6
@@ -370,9 +373,9 @@ def test_a_vit_is_trained_privately() -> None:
 
 
 def test_hooks_alone_can_be_asked_for() -> None:
-    with pytest.raises(PrivacyError, match="shift has a gradient but none per example.*gradients='auto'"):
+    with pytest.raises(PrivacyError, match="no per-example gradient of parameter shift.*gradients='auto'"):
         train(FaultyNetwork(3, free=True), gradients="hooks")
-    with pytest.raises(ValueError, match="how must be one of"):
+    with pytest.raises(ValueError, match="mode must be one of"):
         train(FaultyNetwork(3), gradients="both")
 
 

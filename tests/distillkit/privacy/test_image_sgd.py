@@ -27,6 +27,7 @@ from distillkit.privacy import (
 )
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
+from tests.distillkit.privacy.options import grouped
 
 Factory = Callable[[], nn.Module]
 
@@ -41,7 +42,7 @@ def private(toy_set: LabeledImages, toy_network: Factory, **options: object) -> 
         "networks": RandomNetworks(toy_network),
         "clip": 1.0,
     }
-    return image_sgd(toy_set, **defaults | options)  # type: ignore[arg-type]
+    return image_sgd(toy_set, **grouped(**defaults | options))  # type: ignore[arg-type]
 
 
 def phi(model: nn.Module) -> Callable[[Tensor], Tensor]:

@@ -13,6 +13,7 @@ from distillkit.augment import DSA
 from distillkit.networks import RandomNetworks
 from distillkit.privacy import (
     BatchStatistics,
+    EmbeddingNetworks,
     Ledger,
     NotSeparable,
     PrivacyError,
@@ -41,9 +42,9 @@ def global_jitter(x: Tensor, generator: torch.Generator, *, siamese: bool = Fals
 
 def test_an_augmentation_is_tried_at_every_place() -> None:
     require_independent_augmentation(by_place, IMAGES)
-    with pytest.raises(BatchStatistics, match="when other images are in the batch"):
+    with pytest.raises(BatchStatistics, match="depends on the other images of the batch"):
         require_independent_augmentation(only_the_last_mixes, IMAGES)
-    with pytest.raises(BatchStatistics, match="makes 12 images of 6"):
+    with pytest.raises(BatchStatistics, match="turns 6 images into 12"):
         require_independent_augmentation(lambda x, g: torch.cat([x, x]), IMAGES)
 
 
@@ -53,9 +54,9 @@ def test_an_augmentation_is_tried_at_every_place() -> None:
         (
             by_place,
             BatchStatistics,
-            "siamese=True .one draw for all images. makes something else of an image when it stands elsewhere",
+            "siamese=True .one draw for all images. gives an image another result at another position",
         ),
-        (only_the_last_mixes, BatchStatistics, "when it stands elsewhere or among other images"),
+        (only_the_last_mixes, BatchStatistics, "at another position or among other images"),
         (global_jitter, PrivacyError, "draws from the global random state"),
     ],
 )
@@ -65,17 +66,21 @@ def test_maps_refuse_an_augmentation_with_a_draw_for_each_place(
     ledger = Ledger()
     with pytest.raises(error, match=why):
         condense_private(
-            toy_set, epsilon=1.0, networks=RandomNetworks(toy_network), draws=1, ipc=1, augment=augment, ledger=ledger
+            toy_set,
+            epsilon=1.0,
+            networks=EmbeddingNetworks(RandomNetworks(toy_network), augment=augment),
+            num_networks=1,
+            ipc=1,
+            ledger=ledger,
         )
     assert ledger.events == ()
     condense_private(
         toy_set,
         epsilon=1.0,
-        networks=RandomNetworks(toy_network),
-        draws=1,
+        networks=EmbeddingNetworks(RandomNetworks(toy_network), augment=DSA()),
+        num_networks=1,
         ipc=1,
         steps=1,
-        augment=DSA(),
         ledger=ledger,
     )
     assert ledger.events
@@ -102,9 +107,9 @@ BAD: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "mixes a little": (lambda x: x + 1e-3 * x.mean(0), "among other images"),
     "counts": (lambda x: x / len(x), "among other images"),
     "mixes six only": (lambda x: x - x.mean(0) if len(x) == 6 else x, "among other images"),
-    "knows its place": (lambda x: x * torch.arange(1, len(x) + 1).view(-1, 1, 1, 1), "stands elsewhere"),
-    "folds": (lambda x: torch.cat([x, x]), r"makes \[2, 1, 4, 4\] of 1 images"),
-    "one number": (lambda x: x.mean(), r"makes \[\] of 1 images"),
+    "knows its place": (lambda x: x * torch.arange(1, len(x) + 1).view(-1, 1, 1, 1), "another position"),
+    "folds": (lambda x: torch.cat([x, x]), r"turns 1 images into shape \[2, 1, 4, 4\]"),
+    "one number": (lambda x: x.mean(), r"turns 1 images into shape \[\]"),
     "draws": (lambda x: nn.functional.dropout(x, 0.5), "."),
     "draws by NumPy": (lambda x: x + 0 * __import__("numpy").random.rand(), "global random state"),
     "draws by random": (lambda x: x + 0 * __import__("random").random(), "global random state"),

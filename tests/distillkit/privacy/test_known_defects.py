@@ -72,7 +72,7 @@ def test_psg_and_dosser_print_neither_counts_nor_statistics(
     options: dict[str, Any] = {
         "epsilon": 2.0,
         "networks": RandomNetworks(toy_network),
-        "draws": 2,
+        "num_networks": 2,
         "ipc": 1,
         "steps": 1,
     }

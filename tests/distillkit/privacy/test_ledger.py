@@ -140,7 +140,7 @@ def test_damage_and_loss_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="lost lines"):
         ledger.spend(ONE)
     path.write_text('{"accuracy": 1}\n')
-    with pytest.raises(ValueError, match="line 1 of .* is not a ledger's"):
+    with pytest.raises(ValueError, match="line 1 of .* is not a line of a ledger"):
         Ledger(path)
 
 
@@ -160,7 +160,7 @@ def test_a_line_that_is_refused_stays_refused_and_what_stands_behind_it_is_not_p
     with open(tmp_path / "l", "a") as file:
         file.write(f"{json.dumps(odd)}\n{json.dumps({'event': asdict(ONE)})}\n")
     for use in (ledger.epsilon, ledger.epsilon, lambda: ledger.spend(ONE), lambda: Ledger(tmp_path / "l")):
-        with pytest.raises(ValueError, match="line 2 of .* is not a ledger's: .* give the path of a ledger"):
+        with pytest.raises(ValueError, match="line 2 of .* is not a line of a ledger: .* give the path of a ledger"):
             use()
     assert len((tmp_path / "l").read_text().splitlines()) == 3
 
@@ -169,7 +169,7 @@ def test_reading_that_is_interrupted_forgets_nothing(tmp_path: Path, monkeypatch
     """Ctrl-C among the lines of another process: whoever goes on counts them all."""
     ledger, other = Ledger(tmp_path / "l"), Ledger(tmp_path / "l")
     other.spend(ONE, replace(ONE, client=2), ONE)
-    take, taken = Ledger._take, []
+    take, taken = Ledger._read_line, []
 
     def interrupted(self: Ledger, number: int, line: dict[str, Any]) -> None:
         taken.append(number)
@@ -177,7 +177,7 @@ def test_reading_that_is_interrupted_forgets_nothing(tmp_path: Path, monkeypatch
             raise KeyboardInterrupt
         take(self, number, line)
 
-    monkeypatch.setattr(Ledger, "_take", interrupted)
+    monkeypatch.setattr(Ledger, "_read_line", interrupted)
     with pytest.raises(KeyboardInterrupt):
         ledger.epsilon()
     assert ledger.events == other.events
@@ -342,9 +342,9 @@ def test_a_check_foresees_what_the_ledger_says_afterwards(events: list[tuple[str
     held.spend(*asked[:first])
     after = Ledger(disjoint=disjoint)
     after.spend(*asked)
-    assert held._after(asked[first:]) <= after.guarantee().nominal * (1 + 1e-9)
+    assert held._epsilon_after(asked[first:]) <= after.guarantee().nominal * (1 + 1e-9)
     if first == 0:
-        assert held._after(asked) == pytest.approx(after.guarantee().nominal, rel=1e-9)
+        assert held._epsilon_after(asked) == pytest.approx(after.guarantee().nominal, rel=1e-9)
 
 
 def test_a_client_is_the_same_by_number_and_by_name(tmp_path: Path) -> None:

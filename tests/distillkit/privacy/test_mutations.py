@@ -18,15 +18,23 @@ from distillkit.privacy.gradients import private_gradient
 from distillkit.privacy.sets import class_means, condense
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
+from tests.distillkit.privacy.options import grouped
 
 Factory = Callable[[], nn.Module]
 Patch = pytest.MonkeyPatch
 
 
 def condensed(toy_set: LabeledImages, toy_network: Factory, **options: Any) -> LabeledImages:
-    fixed = {"epsilon": 4.0, "networks": RandomNetworks(toy_network), "draws": 2, "ipc": 1, "steps": 6, "lr": 1.0}
-    fixed |= {"first_draws": 1, "first_steps": 2}
-    return condense_private(toy_set, **fixed | options)
+    fixed = {
+        "epsilon": 4.0,
+        "networks": RandomNetworks(toy_network),
+        "num_networks": 2,
+        "ipc": 1,
+        "steps": 6,
+        "lr": 1.0,
+    }
+    fixed |= {"first_num_networks": 1, "first_steps": 2}
+    return condense_private(toy_set, **grouped(**fixed | options))
 
 
 def stepped(toy_set: LabeledImages, toy_network: Factory, **options: Any) -> LabeledImages:
@@ -39,7 +47,7 @@ def stepped(toy_set: LabeledImages, toy_network: Factory, **options: Any) -> Lab
         "ipc": 1,
         "steps": 4,
     }
-    return image_sgd(toy_set, **fixed | options)
+    return image_sgd(toy_set, **grouped(**fixed | options))
 
 
 def check_noise_is_drawn_once_for_what_is_charged(toy_set: LabeledImages, toy_network: Factory) -> None:
@@ -75,7 +83,7 @@ def check_the_data_enter_through_the_released_sums_alone(toy_set: LabeledImages,
         patch.setattr(condense, "class_sums", lambda x, y, maps, **_: fixed[: len(maps)].clone())
         sizes = torch.full((3,), 4.0)
         first, *others = (
-            condensed(data, toy_network, sizes=sizes, secret=7)
+            condensed(data, toy_network, size=sizes, secret=7)
             for data in (toy_set, toy_set[:5], toy_set[toy_set.labels != 2], toy_set[:0])
         )
         for other in others:
@@ -139,7 +147,7 @@ def renoise(patch: Patch) -> None:
     release = condense.release
 
     def keep(*args: Any, **options: Any) -> Tensor:
-        secrets.append(options["secret"])
+        secrets.append(options["ledger"].secret)
         return release(*args, **options)
 
     patch.setattr(condense, "release", keep)

@@ -16,7 +16,17 @@ from torch import Tensor, nn
 
 from distillkit.networks import build
 from distillkit.networks.samplers import FixedNetwork
-from distillkit.privacy import Ledger, PublicEmbedders, Secret, class_sums, gaussian_delta, image_sgd, release
+from distillkit.privacy import (
+    Account,
+    EmbeddingNetworks,
+    Ledger,
+    PublicEmbedders,
+    Secret,
+    class_sums,
+    gaussian_delta,
+    image_sgd,
+    release,
+)
 from distillkit.sets import LabeledImages
 
 EACH = 5000
@@ -57,7 +67,7 @@ SIGMA = 1.2
 
 def released(sums: Tensor) -> Tensor:
     """`EACH` independent releases of the same sums: [EACH, 2, 3]."""
-    return release(sums.expand(EACH, -1, -1), sigma=SIGMA, sensitivity=1.0, ledger=Ledger(), secret=Secret())
+    return release(sums.expand(EACH, -1, -1), sigma=SIGMA, sensitivity=1.0, ledger=Account(Ledger(), secret=Secret()))
 
 
 def read_twice_with_fresh_noise(sums: Tensor) -> Tensor:
@@ -166,9 +176,8 @@ def image_gradients(data: LabeledImages, *, rate: float, sigma: float) -> Steps:
         lr=1e-300,  # the images stay where they are
         ipc=1,
         steps=EACH,
-        match="embedding",
-        networks=FixedNetwork(linear()),
-        secret=secret,
+        networks=EmbeddingNetworks(FixedNetwork(linear()), match="embedding"),
+        ledger=Account(Ledger(), secret=secret),
         callback=lambda step, g: seen.append(g.clone()),
     )
     drawn = torch.stack([(rows[:, None] == torch.arange(2)).any(0) for rows in secret.who])
@@ -205,8 +214,7 @@ def image_sgd_sum(data: LabeledImages) -> Tensor:
     """The sum of the clipped gradients of all records, in units of the clip."""
     seen: list[Tensor] = []
     options = {"size": 2, "sigma": 0.0, "rate": 1.0, "clip": 0.1, "lr": 1e-300, "ipc": 1, "steps": 1}
-    options |= {"match": "embedding"}
-    network = FixedNetwork(linear())
+    network = EmbeddingNetworks(FixedNetwork(linear()), match="embedding")
     image_sgd(data, networks=network, callback=lambda step, g: seen.append(g.clone()), **options)  # type: ignore[arg-type]
     return seen[0] / 0.1
 

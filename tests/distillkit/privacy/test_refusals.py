@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from distillkit.privacy import (
     Ledger,
     NotAccountable,
     NotSeparable,
+    Passes,
     PrivacyError,
     PrivateInitialization,
     PrivateStatistics,
@@ -32,6 +34,7 @@ from distillkit.privacy import (
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from distillkit.training import Protocol
+from tests.distillkit.privacy.options import grouped
 
 Factory = Callable[[], nn.Module]
 
@@ -41,8 +44,8 @@ def condense(request: pytest.FixtureRequest, toy_network: Factory) -> Callable[.
     def run(images: Tensor | LabeledImages, labels: Tensor | None = None, **options: Any) -> LabeledImages:
         common = {"networks": RandomNetworks(toy_network), "ipc": 1, "steps": 1, "epsilon": 4.0} | options
         if request.param == "class_means":
-            return condense_private(images, labels, **{"draws": 1} | common)
-        return image_sgd(images, labels, **{"size": 12, "rate": 1.0} | common)
+            return condense_private(images, labels, **grouped(**{"num_networks": 1} | common))
+        return image_sgd(images, labels, **grouped(**{"size": 12, "rate": 1.0} | common))
 
     return run
 
@@ -80,7 +83,7 @@ def test_options_of_later_passes_are_looked_at_first(
 ) -> None:
     ledger = Ledger()
     with pytest.raises((TypeError, ValueError), match="first_steps|protocol"):
-        condense_private(toy_set, epsilon=4.0, networks=RandomNetworks(toy_network), ledger=ledger, **wrong)
+        condense_private(toy_set, **grouped(epsilon=4.0, networks=RandomNetworks(toy_network), ledger=ledger, **wrong))
     assert ledger.events == ()
 
 
@@ -109,14 +112,10 @@ def test_private_initial_images(condense: Callable[..., LabeledImages], toy_set:
 
 
 @pytest.mark.parametrize("word", ["no", 0, None], ids=str)
-def test_a_word_is_no_promise_that_something_is_public(
-    condense: Callable[..., LabeledImages], toy_set: LabeledImages, toy_network: Factory, word: Any
-) -> None:
+def test_a_word_is_no_promise_that_something_is_public(toy_set: LabeledImages, word: Any) -> None:
     """As a truth value "no" would be a yes, and each of these a weaker guarantee than was meant."""
     pixels = torch.rand(3, 1, 4, 4)
     for wrong in (
-        lambda: condense(toy_set, public_statistics=word),
-        lambda: train_private(toy_network(), toy_set, size=12, sigma=1.0, public_statistics=word),
         lambda: Normalization.of(pixels, public=word),
         lambda: Ledger(disjoint=word),
     ):
@@ -163,7 +162,7 @@ def test_augmentation_by_statistics_of_the_batch(
     def whiten(images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
         return (images - images.mean()) / images.std()
 
-    with pytest.raises(BatchStatistics, match="augment with siamese=True .* makes something else"):
+    with pytest.raises(BatchStatistics, match="augment with siamese=True .* another result"):
         condense(toy_set, augment=whiten)
     assert len(condense(toy_set, augment=DSA())) == 3
 
@@ -175,9 +174,10 @@ def test_statistics_of_the_private_images(condense: Callable[..., LabeledImages]
     leaky = LabeledImages(measured.encode(pixels), toy_set.labels, num_classes=3, normalization=measured)
     whitened = toy_set.replace(normalization=Normalization((0.5,), (0.25,), ZCA.fit(toy_set.images)))
     for bad in (leaky, whitened):
-        with pytest.raises(PrivateStatistics, match="public_statistics=True"):
+        with pytest.raises(PrivateStatistics, match="measured=False"):
             condense(bad)
-        assert len(condense(bad, public_statistics=True)) == 3
+        public = replace(bad.normalization, measured=False)
+        assert len(condense(bad.replace(normalization=public))) == 3
     assert len(condense(LabeledImages(pixels, toy_set.labels, num_classes=3))) == 3
 
 
@@ -200,14 +200,14 @@ def test_no_refusal_depends_on_how_many_records_there_are(
     sizes = torch.full((3,), 1.5)
     assert len(
         condense_private(
-            data, sizes=sizes, epsilon=4.0, delta=0.19, networks=RandomNetworks(toy_network), draws=1, steps=1
+            data, size=sizes, epsilon=4.0, delta=0.19, networks=RandomNetworks(toy_network), num_networks=1, steps=1
         )
     )
     for public in ({"size": 6}, {"size": 600}):
         with pytest.raises(NotAccountable, match=rf"one over the number of records \(1/{public['size']}\)"):
             condense(data, delta=0.19, **public)
     with pytest.raises(NotAccountable, match=r"number of records \(1/6\)"):
-        condense_private(data, sizes=2 * torch.ones(3), epsilon=4.0, delta=0.19, networks=RandomNetworks(toy_network))
+        condense_private(data, size=2 * torch.ones(3), epsilon=4.0, delta=0.19, networks=RandomNetworks(toy_network))
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double()
     train_private(model, data, size=5, sigma=1.0, steps=1, delta=0.19)
     with pytest.raises(NotAccountable, match=r"number of records \(1/6\)"):
@@ -215,7 +215,7 @@ def test_no_refusal_depends_on_how_many_records_there_are(
 
 
 def test_delta_is_compared_with_the_noised_size_after_the_fact(toy_set: LabeledImages, toy_network: Factory) -> None:
-    options: dict[str, Any] = {"epsilon": 1e6, "networks": RandomNetworks(toy_network), "draws": 1, "steps": 1}
+    options: dict[str, Any] = {"epsilon": 1e6, "networks": RandomNetworks(toy_network), "num_networks": 1, "steps": 1}
     with pytest.warns(UserWarning, match="not below one over the .noised. number of records"):
         condense_private(toy_set, delta=0.2, **options)
     with warnings.catch_warnings():
@@ -246,7 +246,7 @@ def test_a_normalization_is_judged_by_where_it_came_from(
 
 
 def test_a_ledger_at_another_delta(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
-    with pytest.raises(ValueError, match="delta must be the ledger's"):
+    with pytest.raises(ValueError, match="delta must equal the ledger's"):
         condense(toy_set, ledger=Ledger(delta=1e-6))
 
 
@@ -260,14 +260,14 @@ def test_losses_that_are_not_separable(toy_set: LabeledImages, toy_network: Fact
         return 1 - torch.cosine_similarity(embedding.mean(0), means.mean(0), 0)
 
     ledger = Ledger()
-    with pytest.raises(NotSeparable, match="cosine_of_means is not flagged .* use condense_private"):
+    with pytest.raises(NotSeparable, match="cosine_of_means is not declared .* use condense_private"):
         image_sgd(
             toy_set, size=12, sigma=1.0, networks=RandomNetworks(toy_network), loss=cosine_of_means, ledger=ledger
         )
     cosine_of_means.why = "its denominator is the norm of a batch mean"  # type: ignore[attr-defined]
     with pytest.raises(NotSeparable, match="its denominator is the norm of a batch mean"):
         require_separable(cosine_of_means)
-    with pytest.raises(NotSeparable, match="one value for each row"):
+    with pytest.raises(NotSeparable, match="one value per row"):
         require_separable(separable(cosine_of_means))
     with pytest.raises(NotSeparable, match="depends on that row alone"):
         require_separable(separable(lambda e, m: (e - m).square().sum(1) / e.norm()))
@@ -282,10 +282,10 @@ def test_bad_options_are_named(toy_set: LabeledImages, toy_network: Factory) -> 
         PublicEmbedders(networks, 1, like=toy_set, clip=-1.0)
     with pytest.raises(ValueError, match="match"):
         PublicEmbedders(networks, 1, like=toy_set, match="gradient")
-    with pytest.raises(ValueError, match="draws"):
+    with pytest.raises(ValueError, match="num_networks"):
         PublicEmbedders(networks, 0, like=toy_set)
     with pytest.raises(ValueError, match="histogram_share"):
-        condense_private(toy_set, epsilon=1.0, networks=RandomNetworks(toy_network), histogram_share=0.9)
+        condense_private(toy_set, epsilon=1.0, networks=networks, passes=Passes(histogram_share=0.9))
     for option in ({"rate": 0.0}, {"steps": 0}, {"size": 0}, {"lr": -1.0}, {"sigma": -1.0}):
         with pytest.raises(ValueError, match=next(iter(option))):
             image_sgd(toy_set, **{"size": 12, "sigma": 1.0, "networks": RandomNetworks(toy_network)} | option)  # type: ignore[arg-type]

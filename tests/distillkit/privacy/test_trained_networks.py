@@ -24,6 +24,7 @@ from distillkit.privacy.sets import condense
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from distillkit.training import Protocol, train
+from tests.distillkit.privacy.options import grouped
 
 Factory = Callable[[], nn.Module]
 SHORT = Protocol(epochs=2, batch=6, lr=0.1)
@@ -62,13 +63,22 @@ def test_a_record_adds_one_to_the_sum_of_trained_maps_as_well(toy_set: LabeledIm
 
 
 def condensed(toy_set: LabeledImages, toy_network: Factory, **options: Any) -> LabeledImages:
-    small = {"epsilon": 8.0, "networks": RandomNetworks(toy_network), "draws": 3, "ipc": 2, "steps": 6, "lr": 2.0}
-    return condense_private(toy_set, **{**small, "first_draws": 2, "first_steps": 2, "train": SHORT, **options})
+    small = {
+        "epsilon": 8.0,
+        "networks": RandomNetworks(toy_network),
+        "num_networks": 3,
+        "ipc": 2,
+        "steps": 6,
+        "lr": 2.0,
+    }
+    return condense_private(
+        toy_set, **grouped(**{**small, "first_num_networks": 2, "first_steps": 2, "train": SHORT, **options})
+    )
 
 
 def test_every_pass_is_charged_and_all_together_cost_epsilon(toy_set: LabeledImages, toy_network: Factory) -> None:
     ledger = Ledger(budget=8.0)
-    private = condensed(toy_set, toy_network, passes=3, ledger=ledger)
+    private = condensed(toy_set, toy_network, count=3, ledger=ledger)
     _, first, *later = ledger.events
     assert [e.count for e in (first, *later)] == [2, 3, 3]
     spent = sum(e.count / e.sigma**2 for e in ledger.events)
@@ -103,7 +113,7 @@ def test_the_networks_of_a_pass_are_trained_on_the_set_of_the_pass_before(
         return passes[-1][1]
 
     monkeypatch.setattr(condense, "fit_to_means", told)
-    condensed(toy_set, toy_network, passes=3, networks=RandomNetworks(toy_network, doubled))
+    condensed(toy_set, toy_network, count=3, networks=RandomNetworks(toy_network, doubled))
     assert len(passes) == 3
     for (_, before), (maps, _) in pairwise(passes):
         shown = toy_set.replace(images=before, labels=torch.tensor([0, 0, 1, 1, 2, 2]))
@@ -122,9 +132,9 @@ def test_without_noise_a_pass_is_the_matching_of_clean_means(
         torch.testing.assert_close(targets, means)
         return fit_to_means(start, maps, means, **options)
 
-    plain = condensed(toy_set, toy_network, passes=3, epsilon=math.inf)
+    plain = condensed(toy_set, toy_network, count=3, epsilon=math.inf)
     monkeypatch.setattr(condense, "fit_to_means", exact)
-    assert torch.equal(condensed(toy_set, toy_network, passes=3, epsilon=math.inf).images, plain.images)
+    assert torch.equal(condensed(toy_set, toy_network, count=3, epsilon=math.inf).images, plain.images)
 
 
 def test_what_cannot_be_trained_is_refused(toy_set: LabeledImages, toy_network: Factory) -> None:
@@ -132,6 +142,6 @@ def test_what_cannot_be_trained_is_refused(toy_set: LabeledImages, toy_network: 
     networks = TrainedNetworks(toy_network, toy_set, SHORT)
     with pytest.raises(ValueError, match=r"networks must be RandomNetworks\(factory\) if .* got TrainedNetworks"):
         condensed(toy_set, toy_network, networks=networks, ledger=ledger)
-    with pytest.raises(ValueError, match="passes"):
-        condensed(toy_set, toy_network, passes=1, ledger=ledger)
+    with pytest.raises(ValueError, match="count"):
+        condensed(toy_set, toy_network, count=1, ledger=ledger)
     assert not ledger.events

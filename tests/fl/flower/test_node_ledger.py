@@ -27,7 +27,9 @@ from tests.fl.small import images
 from tests.fl.test_private_runs import SIGMA, NoisySum
 
 METHODS: dict[str, Callable[[], Method]] = {
-    "PrivateFedDM": lambda: PrivateFedDM(sigma=2.0, sigma_sizes=2.0, least=0, draws=2, public_statistics=True, **DM),
+    "PrivateFedDM": lambda: PrivateFedDM(
+        sigma=2.0, sigma_sizes=2.0, least=0, num_networks=2, public_statistics=True, **DM
+    ),
     "DPSGD": lambda: FedAvg(DPSGD(sigma=2.0, rate=0.5, size=12), **FAST, weights="uniform"),
     "ClientDP": lambda: Filtered(FedAvg(**FAST, weights="uniform"), ClientDP(sigma=2.0, rate=0.5, clip=1.0)),
 }

@@ -1,0 +1,27 @@
+"""Options of private calls, grouped as the calls take them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distillkit.privacy import Account, EmbeddingNetworks, Ledger, Passes
+
+_ACCOUNT = ("client", "round", "secret")
+_EMBEDDING = ("match", "augment", "chunk")
+_PASSES = ("count", "histogram_share", "first_share", "first_num_networks", "first_steps", "train")
+
+
+def grouped(**options: Any) -> dict[str, Any]:
+    """Group the fields of `Account`, `EmbeddingNetworks` and `Passes` among flat options."""
+
+    def taken(names: tuple[str, ...]) -> dict[str, Any]:
+        return {name: options.pop(name) for name in names if name in options}
+
+    if account := taken(_ACCOUNT):
+        ledger = options.get("ledger") or Ledger(delta=options.get("delta", 1e-5))
+        options["ledger"] = Account(ledger, **account)
+    if "networks" in options and (embedding := taken(_EMBEDDING)):
+        options["networks"] = EmbeddingNetworks(options["networks"], **embedding)
+    if passes := taken(_PASSES):
+        options["passes"] = Passes(**passes)
+    return options
