@@ -1,9 +1,9 @@
-"""Write the tables of `docs/flower.md` of what was seen on Flower itself from their records, and from nothing else.
+"""Write the result tables of `docs/flower.md` from the records of runs on Flower.
 
     python docs/scripts/flower.py
 
-`docs/results/flower.json` is what the tests kept (`make test-flower FLOWER_RECORD=docs/results/flower.json`, and so
-`make test-flower-faults`), `docs/results/flower_costs.json` what `python -m tests.benchmarks flower --out ...` kept.
+`docs/results/flower.json` is written by the tests (`make test-flower FLOWER_RECORD=docs/results/flower.json`, and
+`make test-flower-faults` likewise), `docs/results/flower_costs.json` by `python -m tests.benchmarks flower --out ...`.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ __all__ = ["PAGE", "filled"]
 
 PAGE = DOCS / "flower.md"
 RECORD, COSTS = DOCS / "results" / "flower.json", DOCS / "results" / "flower_costs.json"
-WAYS = ("bare", "adapter", "threads")
-NOT_YET = "Not seen on Flower itself yet; only on the grid in memory."
+TRANSPORTS = ("bare", "adapter", "threads")
+NOT_YET = "Not run on Flower yet, only on the in-memory grid."
 Record = dict[str, Any]
 
 
 def seconds(value: float | None, digits: int = 1) -> str:
-    """Some seconds, if they were measured on an idle machine."""
+    """Format seconds; a dash if they were not measured on an idle machine."""
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def words(head: str, lines: list[list[str]]) -> str:
-    """A table of words, with numbers in its last column."""
-    made = table(head, lines)
+def text_table(head: str, lines: list[list[str]]) -> str:
+    """Return a Markdown table of text with a numeric last column."""
+    rows = table(head, lines).split("\n")
     rule = f"|{'---|' * head.count('|')}---:|"
-    return "\n".join([made.split("\n")[0], rule, *made.split("\n")[2:]])
+    return "\n".join([rows[0], rule, *rows[2:]])
 
 
 def seen(record: Record) -> str:
-    """What was run, at which commit, and how long it took."""
+    """Return the table of commands with their commit and duration."""
     parts: Record = {}
     for part in record.values():
         parts.setdefault(part["command"], part)
@@ -49,21 +49,21 @@ def seen(record: Record) -> str:
         [f"`{command}`", part["commit"], part["date"], part.get("tests", "passed"), seconds(part["seconds"], 0)]
         for command, part in parts.items()
     ]
-    return words("command | commit | date | outcome | seconds", lines)
+    return text_table("command | commit | date | outcome | seconds", lines)
 
 
 def equal(record: Record) -> str:
-    """Hashes with threads and on Flower."""
+    """Return the table of result hashes with threads and on Flower."""
     lines = [
         [part, row["method"], *(f"`{row[name][:12]}`" for name in ("hash_threads", "hash_flower")),
          seconds(row["seconds"])]
         for part in ("simulated", "deployed", "secure") for row in record.get(part, {"rows": []})["rows"]
     ]  # fmt: skip
-    return words("where | method | hash with threads | hash on Flower | seconds", lines)
+    return text_table("where | method | hash with threads | hash on Flower | seconds", lines)
 
 
 def private(record: Record) -> str:
-    """Epsilons in process and on Flower, round by round; and what nodes said that were asked for too much."""
+    """Return the table of epsilons in process and on Flower, and the refusals by node policies."""
     if "private" not in record:
         return NOT_YET
     part = record["private"]
@@ -71,17 +71,18 @@ def private(record: Record) -> str:
         [row["run"], row["method"], *(", ".join(map(str, row[name])) for name in ("simulate", "flower"))]
         for row in part["rows"]
     ]
-    told = [
+    refusals = [
         f"Run {row['run']}, round {number}, client {client}: *{why}*."
         for row in part["rows"] for number, failed in enumerate(row["failed"], 1) for client, why in failed.items()
     ]  # fmt: skip
-    told += [f"Run {name}, status `{status}`: *{part['raised'][0]}*." for name, status in part["status"].items()][-1:]
-    made = words("run | method | epsilon of `simulate`, each round | epsilon on Flower", lines)
-    return "\n\n".join([made, *told])
+    name, status = list(part["status"].items())[-1]
+    refusals.append(f"Run {name}, status `{status}`: *{part['raised'][0]}*.")
+    made = text_table("run | method | epsilon of `simulate`, each round | epsilon on Flower", lines)
+    return "\n\n".join([made, *refusals])
 
 
 def secure(record: Record) -> str:
-    """How many clients each sum was over, and how far it was from a plain one."""
+    """Return the table of clients in each secure sum, and the difference from a plain run."""
     if "secure" not in record:
         return NOT_YET
     part = record["secure"]
@@ -89,17 +90,17 @@ def secure(record: Record) -> str:
         [row["method"], str(number), ", ".join(failed) or "–", str(done["clients"]), str(done["recovered"])]
         for row in part["rows"] for number, (failed, done) in enumerate(zip(row["failed"], row["secure_sum"]), 1)
     ]  # fmt: skip
-    made = words("method | round | failed | clients in the sum | masks recovered", lines)
+    made = text_table("method | round | failed | clients in the sum | masks recovered", lines)
     return f"{made}\n\nThe largest difference of a weight from the run with plain sums is {part['apart']:.1e}."
 
 
 def costs(record: Record) -> str:
-    """What each payload costs, and where that was measured."""
+    """Return the table of costs per payload, and the machine of the measurement."""
     if not record:
         return NOT_YET
     lines = []
     for row in record["rows"]:
-        bare, adapter, threads = (statistics.median(row[way]) / row["clients"] for way in WAYS)
+        bare, adapter, threads = (statistics.median(row[transport]) / row["clients"] for transport in TRANSPORTS)
         ratios = f"{adapter / bare:.2f}", f"{adapter / threads:,.0f}"
         lines.append([row["method"], f"{bare:.3f}", f"{adapter:.3f}", f"{threads:.4f}", *ratios])
     where = f"{record['processor']}, {record['cores']} cores, PyTorch {record['torch']}"
@@ -110,19 +111,19 @@ def costs(record: Record) -> str:
 
 
 def filled(text: str, record: Record, measured: Record) -> str:
-    """The text of the page with its tables made of the records.
+    """Return the page with its tables filled from the records.
 
     Args:
-        text: of the page, with its marks.
-        record: what the tests saw, by part.
-        measured: what a round costs; empty if that is not there.
+        text: the page with its markers.
+        record: results of the tests, by part.
+        measured: costs of a round, or an empty record.
     """
     tables = {"seen": seen, "equal": equal, "private": private, "secure": secure}
     return with_tables(text, lambda name: costs(measured) if name == "costs" else tables[name](record))
 
 
 def read(path: Path) -> Record:
-    """A record; empty without a file."""
+    """Read a record; it is empty without a file."""
     return json.loads(path.read_text()) if path.exists() else {}
 
 
