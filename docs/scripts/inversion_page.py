@@ -63,7 +63,7 @@ def formulas(records: Sequence[Record]) -> str:
     (r,) = records
     error = f"{r['error']:.1e}" if r["error"] else "0"
     return table(
-        "images | labels read off | largest error of a linear layer's input",
+        "images | labels inferred | largest error of a linear layer's input",
         [[str(r["images"]), f"{r['labels']} of {r['images']}", error]],
     )
 
