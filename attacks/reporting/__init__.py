@@ -1,6 +1,6 @@
 """Privacy report of a finished run, as a self-contained HTML file and as Markdown."""
 
-from attacks.reporting._run_folder import DamagedRun, NoRun
+from attacks.reporting._recorded_run import DamagedRun, NoRun
 from attacks.reporting.inversion import Inversion
 from attacks.reporting.privacy_claim import Audit
 from attacks.reporting.report import IncompatibleImages, Report, report

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from attacks.inversion import class_bounds
 from attacks.reporting._findings import Findings
+from attacks.reporting._recorded_run import RecordedRun
 from attacks.reporting._rendering import Section, Table
-from attacks.reporting._run_folder import RunFolder
 from distillkit.sets import LabeledImages
 
 __all__ = ["ObservedData", "adversary_section", "class_section"]
@@ -35,7 +35,7 @@ class ObservedData:
     replies: dict[int, int]
 
     @staticmethod
-    def from_run(run: RunFolder) -> ObservedData:
+    def from_run(run: RecordedRun) -> ObservedData:
         """Collect the data from the transcript and the published set.
 
         Args:
@@ -63,7 +63,7 @@ class ObservedData:
         return ObservedData([torch.cat(rounds[r]) for r in sorted(rounds)], sets, updates, replies)
 
 
-def adversary_section(run: RunFolder) -> Section:
+def adversary_section(run: RecordedRun) -> Section:
     """Return the section on what each adversary sees, and whether the folder contains it.
 
     Args:
@@ -100,7 +100,7 @@ def adversary_section(run: RunFolder) -> Section:
     return section
 
 
-def class_section(run: RunFolder, observed: ObservedData, findings: Findings) -> Section:
+def class_section(run: RecordedRun, observed: ObservedData, findings: Findings) -> Section:
     """Return the section on the classes that clients certainly hold or lack, by their sets' labels and bias updates.
 
     Args:
@@ -164,14 +164,14 @@ def _indices(mask: Tensor) -> str:
     return ", ".join(map(str, mask.nonzero().flatten().tolist())) or "none"
 
 
-def _num_classes(run: RunFolder, observed: ObservedData) -> int | None:
+def _num_classes(run: RecordedRun, observed: ObservedData) -> int | None:
     labels = run.config.get("labels")
     recorded = labels.get("with", {}).get("num_classes") if isinstance(labels, dict) else None
     known = {data.num_classes for _, data in observed.sets} | ({recorded} if isinstance(recorded, int) else set())
     return known.pop() if len(known) == 1 else None
 
 
-def _plain_sgd(run: RunFolder) -> bool:
+def _plain_sgd(run: RecordedRun) -> bool:
     """Whether updates come from plain SGD on cross-entropy without add-ons, as the sign rule on biases requires."""
     recipe = run.config.get("recipe")
     if not isinstance(recipe, dict) or set(recipe) != {"object", "with"} or recipe["object"] != "fl:FedAvg":

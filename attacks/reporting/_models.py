@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from attacks.membership import AttackResult, Pipeline, leave_one_out, loss, margin, model_scorer, run_shadows
 from attacks.reporting._findings import Findings, evaluate_scores, format_percent, is_significant
 from attacks.reporting._images import Records
+from attacks.reporting._recorded_run import DamagedRun, RecordedRun
 from attacks.reporting._rendering import Table
-from attacks.reporting._run_folder import DamagedRun, RunFolder
 
 __all__ = ["last_model_parts", "shadow_parts"]
 
 
 def last_model_parts(
-    run: RunFolder, network: nn.Module, inside: Records, outside: Records, findings: Findings
+    run: RecordedRun, network: nn.Module, inside: Records, outside: Records, findings: Findings
 ) -> list[str | Table]:
     """Attack the last model with one threshold for all records: a weak attack that needs no shadow models.
 

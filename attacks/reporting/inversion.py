@@ -16,8 +16,8 @@ from attacks.matching import align, match
 from attacks.metrics import psnr
 from attacks.reporting._findings import Findings
 from attacks.reporting._images import Records
+from attacks.reporting._recorded_run import RecordedRun
 from attacks.reporting._rendering import Section, Table, image_grid
-from attacks.reporting._run_folder import RunFolder
 from attacks.reporting.similarity import PSNR_LEVELS
 from attacks.transcript import TranscriptMessage
 from distillkit._utils import check
@@ -91,7 +91,7 @@ class Inversion:
         check.real_number(self.seconds, "seconds", above=0)
 
 
-def record_counts(run: RunFolder, invert: Inversion) -> dict[int, int]:
+def record_counts(run: RecordedRun, invert: Inversion) -> dict[int, int]:
     """Return the number of records behind each client's message; empty if unknown.
 
     Args:
@@ -110,7 +110,7 @@ def record_counts(run: RunFolder, invert: Inversion) -> dict[int, int]:
     return {c: n for c, n in counts.items() if c in answered and n}
 
 
-def message_pair(run: RunFolder, client: int, number: int | None) -> tuple[TranscriptMessage, TranscriptMessage]:
+def message_pair(run: RecordedRun, client: int, number: int | None) -> tuple[TranscriptMessage, TranscriptMessage]:
     """Return the messages that a client received and sent in the training of a round.
 
     Args:
@@ -131,7 +131,7 @@ def message_pair(run: RunFolder, client: int, number: int | None) -> tuple[Trans
     raise ValueError(f"round must be one that client {client} answered, got {number}")
 
 
-def replay_obstacle(run: RunFolder) -> str:
+def replay_obstacle(run: RecordedRun) -> str:
     """Return why the folder alone does not allow a replay; "" for plain FedAvg by SGD.
 
     Args:
@@ -150,7 +150,7 @@ def replay_obstacle(run: RunFolder) -> str:
 
 
 def fedavg_update(
-    run: RunFolder, network: nn.Module, down: TranscriptMessage, up: TranscriptMessage, count: int
+    run: RecordedRun, network: nn.Module, down: TranscriptMessage, up: TranscriptMessage, count: int
 ) -> FedAvgUpdate:
     """Return an update of plain FedAvg with its replay, by the options recorded in the folder.
 
@@ -191,7 +191,7 @@ def fedavg_update(
 
 
 def inversion_section(
-    run: RunFolder, invert: Inversion, network: nn.Module | None, inside: Records, outside: Records | None,
+    run: RecordedRun, invert: Inversion, network: nn.Module | None, inside: Records, outside: Records | None,
     findings: Findings,
 ) -> Section:  # fmt: skip
     """Return the section on the inversion of one client's message.

@@ -13,8 +13,8 @@ from torch import Tensor
 from attacks.audit import ClaimTest, NoiseAudit, audit_claim, epsilon_lower_bound, max_lower_bound
 from attacks.reporting._findings import Findings
 from attacks.reporting._messages import ObservedData
+from attacks.reporting._recorded_run import RecordedRun
 from attacks.reporting._rendering import Section, Table
-from attacks.reporting._run_folder import RunFolder
 
 __all__ = ["Audit"]
 
@@ -66,7 +66,7 @@ class Audit:
         return audit_claim(self.inside, self.outside, self.claim, confidence=self.confidence)
 
 
-def claim_section(run: RunFolder, observed: ObservedData, audit: Audit | None, findings: Findings) -> Section:
+def claim_section(run: RecordedRun, observed: ObservedData, audit: Audit | None, findings: Findings) -> Section:
     """Return the section on the charges in the ledger, the claimed epsilon, and its audit.
 
     Args:

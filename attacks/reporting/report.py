@@ -16,8 +16,8 @@ from attacks.reporting._findings import verdict as verdict_of
 from attacks.reporting._images import Records, membership_section, nearest_section, recovery_section
 from attacks.reporting._messages import ObservedData, adversary_section, class_section
 from attacks.reporting._models import last_model_parts, shadow_parts
+from attacks.reporting._recorded_run import RecordedRun, open_run
 from attacks.reporting._rendering import BulletList, Section, render_html, render_markdown
-from attacks.reporting._run_folder import RunFolder, open_run
 from attacks.reporting.inversion import Inversion, inversion_section
 from attacks.reporting.privacy_claim import Audit, claim_section
 from distillkit._utils import check
@@ -194,7 +194,7 @@ def _check_baselines(pipeline: Pipeline | None, baselines: Mapping[str, Pipeline
 
 
 def _image_sections(
-    run: RunFolder,
+    run: RecordedRun,
     observed: ObservedData,
     inside: Records | None,
     outside: Records | None,
@@ -219,7 +219,7 @@ def _image_sections(
 
 
 def _model_section(
-    run: RunFolder, network: nn.Module | None, inside: Records | None, outside: Records | None, findings: Findings
+    run: RecordedRun, network: nn.Module | None, inside: Records | None, outside: Records | None, findings: Findings
 ) -> Section:
     section = Section("Membership inference from the model")
     if network is None or inside is None or outside is None:
@@ -233,7 +233,7 @@ def _model_section(
     return section
 
 
-def _require_normalization(run: RunFolder, name: str, records: Records | None) -> None:
+def _require_normalization(run: RecordedRun, name: str, records: Records | None) -> None:
     """Check that records have the run's normalization, because the network is called with them unchanged."""
     own = records.data.normalization if records is not None and records.data is not None else None
     wanted = run.normalization
@@ -247,7 +247,7 @@ def _require_normalization(run: RunFolder, name: str, records: Records | None) -
 
 
 def _select_records(
-    given: LabeledImages | Tensor | None, name: str, run: RunFolder, max_records: int
+    given: LabeledImages | Tensor | None, name: str, run: RecordedRun, max_records: int
 ) -> Records | None:
     if given is None:
         return None

@@ -12,8 +12,8 @@ import torch
 from attacks import report
 from attacks.reporting._findings import Findings
 from attacks.reporting._messages import ObservedData, adversary_section, class_section
+from attacks.reporting._recorded_run import RecordedRun
 from attacks.reporting._rendering import Section, Table
-from attacks.reporting._run_folder import RunFolder
 from attacks.reporting.privacy_claim import Audit, claim_section
 from attacks.reporting.similarity import record_scores
 from distillkit import LabeledImages
@@ -29,9 +29,9 @@ def images(seed: int, n: int = 24, **info: Any) -> LabeledImages:
     return LabeledImages(pixels, torch.arange(n) % 2, num_classes=2, info=info)
 
 
-def folder(**parts: Any) -> RunFolder:
+def folder(**parts: Any) -> RecordedRun:
     none: dict[str, Any] = {"config": {}, "history": [], "ledger": None, "published_set": None, "models": {}}
-    return RunFolder(**{"path": Path("run"), "transcript": False, **none, **parts})
+    return RecordedRun(**{"path": Path("run"), "transcript": False, **none, **parts})
 
 
 def sent(replies: Sequence[int] = (), updates: Sequence[tuple[int, torch.Tensor, int | None]] = ()) -> ObservedData:

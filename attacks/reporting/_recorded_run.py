@@ -14,7 +14,7 @@ from attacks.transcript import NoTranscript, TranscriptMessage, read_transcript
 from distillkit._utils.provenance import RUN_FORMAT
 from distillkit.sets import LabeledImages
 
-__all__ = ["DamagedRun", "NoRun", "RunFolder", "open_run"]
+__all__ = ["DamagedRun", "NoRun", "RecordedRun", "open_run"]
 
 
 class NoRun(FileNotFoundError):
@@ -26,7 +26,7 @@ class DamagedRun(ValueError):
 
 
 @dataclass(frozen=True, eq=False)
-class RunFolder:
+class RecordedRun:
     """A finished run, read from its folder by `open_run`.
 
     Attributes:
@@ -120,7 +120,7 @@ class RunFolder:
                 )
 
 
-def open_run(folder: str | os.PathLike[str]) -> RunFolder:
+def open_run(folder: str | os.PathLike[str]) -> RecordedRun:
     """Read a run's folder, except for its messages.
 
     Args:
@@ -142,7 +142,7 @@ def open_run(folder: str | os.PathLike[str]) -> RunFolder:
             f"{path / 'config.json'} has the format {config['format']!r}, but this version supports "
             f"{RUN_FORMAT!r}: use the version of distillkit that wrote it"
         )
-    return RunFolder(
+    return RecordedRun(
         path,
         config,
         _lines(path / "history.jsonl") or [],
