@@ -1,4 +1,4 @@
-"""Shared by all tests: one intra-op thread, a deterministic hypothesis profile, and a guard on the global RNG."""
+"""Shared configuration: one intra-op thread, a deterministic hypothesis profile, and a guard on the global RNG."""
 
 from __future__ import annotations
 

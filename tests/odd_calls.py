@@ -1,10 +1,9 @@
-"""Odd calls: valid calls with one argument made wrong, and what came of each. Shared by the tests of all packages.
+"""Odd calls: valid calls with one invalid argument, and their outcomes. Shared by the tests of all packages.
 
-An odd call is *refused* when the error was raised by a `raise` statement of ours, in words that name the argument, and
-*unnamed* when they do not; *warned* of; *accepted* when it returns, and is then used as it was meant to be; or *raw*:
-the error came from inside torch or another library, or is Python's own complaint about a value that our code did not
-look at, or a client's such error left the round without replies. Nothing may be raw; what is accepted, or named
-otherwise, must be listed with a reason.
+An odd call is *refused* if our code raised an error that names the argument, and *unnamed* if the message does not name
+it; *warned* if it warned; *accepted* if it returned a result that could be used; *raw* if the error came from torch,
+another library or Python itself, or if a client's such error left the round without replies. Nothing may be raw.
+Accepted and unnamed calls must be listed with a reason.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ OURS = tuple(str(_ROOT / package) for package in ("distillkit", "fl", "attacks")
 
 @dataclass(frozen=True)
 class Call:
-    """A public function or class, arguments with which it works, and how its result is used.
+    """A public function or class, valid arguments, and a use of its result.
 
     Attributes:
-        function: what is called, with the arguments by name.
-        arguments: makes the valid arguments, afresh for every call.
-        use: uses the result; raises, or returns a word for what is wrong with it.
+        function: the function to call with keyword arguments.
+        arguments: returns valid arguments, created anew for every call.
+        use: uses the result; raises, or returns a description of what is wrong with it.
         skip: arguments that are not corrupted.
     """
 
@@ -51,7 +50,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one odd call: "refused", "unnamed", "warned", "accepted" or "raw", and in which words."""
+    """Outcome of one odd call: "refused", "unnamed", "warned", "accepted" or "raw", and the message."""
 
     name: str
     argument: str
@@ -64,19 +63,19 @@ class Outcome:
 
 
 def raised_by_us(error: BaseException) -> bool:
-    """Whether the deepest frame is in our packages and stands at a `raise` statement."""
+    """Return whether the deepest frame is a `raise` statement in our packages."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     line = linecache.getline(frame.filename, frame.lineno or 0)
     return frame.filename.startswith(OURS) and line.strip().startswith("raise")
 
 
 def _refusal(error: BaseException) -> bool:
-    """Refused in words: by us, or by Python because no such keyword exists, which it names."""
+    """Return whether an error is a refusal with a message: ours, or Python's for an unknown keyword, which it names."""
     unknown = isinstance(error, TypeError) and "got an unexpected keyword argument" in str(error)
     return bool(str(error)) and (raised_by_us(error) or unknown)
 
 
-# What can be wrong with a value.
+# Invalid values.
 
 
 def _like(**changes: Any) -> Callable[[LabeledImages], LabeledImages]:
@@ -155,7 +154,7 @@ _MAPPINGS: dict[str, Any] = {
 
 
 def corruptions(value: Any) -> Iterator[tuple[str, Any]]:
-    """The names of what can be wrong with a value of its kind, and the wrong values."""
+    """Yield the invalid values for a value of this kind, with their names."""
     if isinstance(value, LabeledImages):
         yield from ((name, change(value)) for name, change in _SETS.items())
     elif isinstance(value, Tensor):
@@ -184,11 +183,11 @@ def corruptions(value: Any) -> Iterator[tuple[str, Any]]:
         yield from {"None": None, "number": 3, "string": "x", "class": type(value), "list": [value]}.items()
 
 
-# Calls, and what comes of them.
+# Calls and outcomes.
 
 
 def tried(name: str, call: Call, argument: str | None, corruption: str, value: Any) -> Outcome:
-    """Make one call, use its result, and say what came of it. `argument` None: the valid call."""
+    """Make one call, use its result, and return the outcome. `argument` None makes the valid call."""
     arguments = call.arguments()
     if argument is not None:
         arguments[argument] = value
@@ -209,7 +208,7 @@ def tried(name: str, call: Call, argument: str | None, corruption: str, value: A
 
 
 def odd_calls(name: str, call: Call) -> Iterator[Outcome]:
-    """What comes of every corruption of every argument of a call, of those by default too."""
+    """Yield the outcome of every corruption of every argument of a call, including defaults."""
     given = call.arguments()
     optional: dict[str, bool] = {}
     parameters = inspect.signature(call.function).parameters
@@ -222,28 +221,28 @@ def odd_calls(name: str, call: Call) -> Iterator[Outcome]:
             continue
         for corruption, odd in corruptions(value):
             if odd is None and optional.get(argument, False):
-                continue  # None is a value of its own there
+                continue  # None is valid there
             yield tried(name, call, argument, corruption, odd)
 
 
 Listed = Mapping[tuple[str, str, str], str]
-"""(name, argument, corruption), each a pattern -> a reason."""
+"""Reasons by (name, argument, corruption), each a pattern."""
 
 
 def unlisted(outcomes: list[Outcome], accepted: Listed, otherwise: Listed) -> list[str]:
-    """The odd calls that raised raw errors, or that were accepted, or refused without the argument's name, unlisted.
+    """Return the odd calls with raw errors, and those that were accepted or unnamed without being listed.
 
     Args:
-        outcomes: of all corruptions of a call.
-        accepted: why it is right that they return.
-        otherwise: what their refusals name instead of the argument.
+        outcomes: outcomes of all corruptions of a call.
+        accepted: reasons for accepting calls.
+        otherwise: what refusals name instead of the argument.
     """
     lists = {"raw": {}, "accepted": accepted, "unnamed": otherwise}
     return [str(o) for o in outcomes if o.kind in lists and not _rules(o, lists[o.kind])]
 
 
 def stale(outcomes: list[Outcome], accepted: Listed, otherwise: Listed) -> list[tuple[str, str, str]]:
-    """The lines of the lists that no call needs."""
+    """Return the lines of the lists that no call needs."""
     lists = {"accepted": accepted, "unnamed": otherwise}
     used = {(kind, rule) for kind in lists for o in outcomes if o.kind == kind for rule in _rules(o, lists[kind])}
     return [rule for kind, rules in lists.items() for rule in rules if (kind, rule) not in used]

@@ -1,4 +1,4 @@
-"""What a docstring must have that a machine can see: a sentence, and a word on every argument."""
+"""Formal requirements on docstrings: a sentence, and a description of every argument."""
 
 from __future__ import annotations
 
@@ -12,34 +12,36 @@ from typing import Any, NamedTuple
 
 import pytest
 
-ROOMS = ("attacks", "distillkit", "fl")
+PACKAGES = ("attacks", "distillkit", "fl")
 
 
 class Documented(NamedTuple):
-    """Something public, where it stands, what it says, and what it takes."""
+    """A public object: its name, docstring and arguments."""
 
     name: str
     text: str
     arguments: list[str]
 
 
-def modules(room: str) -> Iterator[Any]:
-    """The public modules of a room."""
-    top = importlib.import_module(room)
+def modules(package: str) -> Iterator[Any]:
+    """Yield the public modules of a package."""
+    top = importlib.import_module(package)
     yield top
-    for found in pkgutil.walk_packages(getattr(top, "__path__", ()), f"{room}."):
+    for found in pkgutil.walk_packages(getattr(top, "__path__", ()), f"{package}."):
         if not any(part.startswith("_") for part in found.name.split(".")):
             yield importlib.import_module(found.name)
 
 
 def taken(function: Any) -> list[str]:
-    """The names of a function's arguments, but for `self`, `cls` and what is none of a user's business."""
+    """Return the names of a function's arguments, except `self`, `cls` and private ones."""
     names = inspect.signature(function).parameters
     return [n for n in names if n not in ("self", "cls") and not n.startswith("_")]
 
 
 def members(cls: type) -> Iterator[Documented]:
-    """The public methods and properties that a class writes; one that it inherits is named where it was first."""
+    """Yield the public methods and properties of a class. Arguments of overridden methods are described in the base
+    class.
+    """
     for name, member in vars(cls).items():
         function = member.__func__ if isinstance(member, staticmethod | classmethod) else member
         function = getattr(function, "fget", None) or getattr(function, "func", None) or function
@@ -51,13 +53,13 @@ def members(cls: type) -> Iterator[Documented]:
 
 
 def inherited(cls: type) -> set[str]:
-    """The fields that a dataclass takes over from its bases, where they are named."""
+    """Return the fields that a dataclass inherits from its bases, where they are described."""
     return {f.name for base in cls.__mro__[1:] if dataclasses.is_dataclass(base) for f in dataclasses.fields(base)}
 
 
-def documented(room: str) -> Iterator[Documented]:
-    """Everything public that a room defines."""
-    for module in modules(room):
+def documented(package: str) -> Iterator[Documented]:
+    """Yield every public object that a package defines."""
+    for module in modules(package):
         for name, value in vars(module).items():
             if name.startswith("_") or getattr(value, "__module__", None) != module.__name__:
                 continue
@@ -73,15 +75,15 @@ def documented(room: str) -> Iterator[Documented]:
 
 
 def wrong(found: Documented) -> str:
-    """What a docstring lacks, or ""."""
+    """Return what is missing in a docstring, or ""."""
     if len(found.text.split()) < 4:
         return f"{found.name}: {found.text!r} is no sentence"
     lacking = [n for n in found.arguments if not re.search(rf"(?<!\w){re.escape(n)}(?!\w)", found.text)]
     return f"{found.name}: not a word on {', '.join(lacking)}" if lacking else ""
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_public_docstring_is_a_sentence_and_names_every_argument(room: str) -> None:
-    found = list(documented(room))
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_docstring_is_a_sentence_and_names_every_argument(package: str) -> None:
+    found = list(documented(package))
     assert found
     assert [said for said in map(wrong, found) if said] == []

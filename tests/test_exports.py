@@ -1,4 +1,4 @@
-"""What users need comes from the packages' front doors, and that is where pages and examples take it from."""
+"""Public names come from the packages' `__init__` files, and pages and examples import them from there."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import fl
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SCRIPTS = [*sorted((ROOT / "examples").glob("*.py")), *sorted((ROOT / "docs").rglob("*.py"))]
-ROOMS = ("fl", "fl.addons", "fl.deploy.flower", "fl.methods", "fl.study")
-"""Where the federated layer's public names are."""
+PUBLIC = ("fl", "fl.addons", "fl.deploy.flower", "fl.methods", "fl.study")
+"""Public packages of the federated layer."""
 
 
 def code(path: Path) -> str:
-    """The Python of a file: of a page its fenced lines, without prompts."""
+    """Return the Python code of a file; for a page, its fenced lines without prompts."""
     text = path.read_text()
     if path.suffix == ".py":
         return text
@@ -30,21 +30,21 @@ def code(path: Path) -> str:
 
 
 def imports(path: Path) -> Iterator[tuple[str, str]]:
-    """(module, name) of every `from fl... import`."""
+    """Yield (module, name) of every `from fl... import`."""
     for module, names in re.findall(r"^\s*from (fl(?:\.\w+)*) import (\([^)]*\)|.*)$", code(path), re.MULTILINE):
         for name in re.findall(r"\w+", re.sub(r"#.*| as \w+", "", names)):
             yield module, name
 
 
 @pytest.mark.parametrize("path", [*PAGES, *SCRIPTS], ids=lambda p: str(p.relative_to(ROOT)))
-def test_what_the_front_doors_have_is_not_taken_from_inner_files(path: Path) -> None:
-    doors: list[Any] = [importlib.import_module(room) for room in ROOMS]
-    inner = [(module, name) for module, name in imports(path) if module not in ROOMS]
-    assert not [f"{m}.{n}" for m, n in inner if any(n in door.__all__ for door in doors)]
+def test_public_names_are_imported_from_public_packages(path: Path) -> None:
+    packages: list[Any] = [importlib.import_module(name) for name in PUBLIC]
+    inner = [(module, name) for module, name in imports(path) if module not in PUBLIC]
+    assert not [f"{m}.{n}" for m, n in inner if any(n in package.__all__ for package in packages)]
     assert not [f"{m}.{n}" for m, n in inner if path.suffix == ".md"]
 
 
-def test_imports_of_pages_and_scripts_are_seen(tmp_path: Path) -> None:
+def test_imports_of_pages_and_scripts_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "```python\n>>> from fl import FedAvg  # the ground\n>>> from fl.x import (\n...     A as B,\n... )\n```\n"
@@ -55,26 +55,26 @@ def test_imports_of_pages_and_scripts_are_seen(tmp_path: Path) -> None:
 
 NEEDED = """
     start: AveragingServer Server Message Entry Tensors
-    check: Settings require_replied
+    check: Settings require_full_models
     begin: Local
     loss: Step Output
-    own_batches: Batch Phase shuffled
-    expect: Like Schema
-    receive: Reduced NoUsableReply
+    own_batches: Batch Phase shuffled_indices
+    expect: EntrySpec Schema
+    receive: AggregatedReplies NoUsableReply
     a server's rule: ServerAdaptive
-    a method: Method Client Predictor sums_like Networks Factory LabelTask
+    a method: Method Client Predictor evaluation_spec Networks Factory LabelTask
     a filter: Filter Filtered
     a run: simulate ClientData RunFolder Run history CheckpointError
 """
 
 
 @pytest.mark.parametrize("line", NEEDED.strip().splitlines(), ids=lambda line: line.split(":")[0].strip())
-def test_who_writes_an_add_on_a_method_or_a_filter_finds_every_type_in_fl(line: str) -> None:
+def test_fl_exports_every_type_that_add_ons_methods_and_filters_need(line: str) -> None:
     assert set(line.split(":")[1].split()) <= set(fl.__all__)
 
 
-def test_every_type_that_a_hook_takes_or_gives_is_in_fl() -> None:
-    """From the annotations of the bases that users write subclasses of."""
+def test_fl_exports_every_type_in_the_annotations_of_hooks() -> None:
+    """The hooks are the methods of the base classes that users derive from."""
     others = {"str", "int", "float", "bool", "tuple", "list", "Any", "Sequence", "Mapping", "Iterator", "Callable"}
     others |= {"Tensor", "nn", "LabeledImages", "Keyed"}
     used = set()
@@ -87,8 +87,8 @@ def test_every_type_that_a_hook_takes_or_gives_is_in_fl() -> None:
     assert used - others <= set(fl.__all__)
 
 
-def test_names_are_sorted_and_there() -> None:
-    for room in ROOMS:
-        door = importlib.import_module(room)
-        assert len(set(door.__all__)) == len(door.__all__)
-        assert all(hasattr(door, name) for name in door.__all__)
+def test_exported_names_are_unique_and_exist() -> None:
+    for name in PUBLIC:
+        package = importlib.import_module(name)
+        assert len(set(package.__all__)) == len(package.__all__)
+        assert all(hasattr(package, exported) for exported in package.__all__)

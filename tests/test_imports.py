@@ -1,8 +1,9 @@
-"""What may import what, beyond the layers that import-linter holds; and importing the packages stays cheap."""
+"""Import rules beyond the layers that import-linter checks, and the cost of importing the packages."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 import tomllib
@@ -19,13 +20,13 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("distillkit", "attacks", "fl")
 HEAVY = ("torchvision", "opacus", "kornia", "sklearn", "matplotlib", "lpips", "flwr", "scipy")
 LEAVES = ("_utils", "rng", "chunking", "locking")
-"""Modules and packages of `distillkit` that import nothing of ours but each other."""
+"""Modules and packages of `distillkit` that only import each other."""
 VALUES = ("sets", "normalization")
-"""What a set is: the types that components hand to each other."""
+"""Value types that components exchange."""
 
 
 class Import(NamedTuple):
-    """`name` of `module` (None: the module itself), imported by `by`."""
+    """Import of `name` from `module` (None: of the module itself) in the module `by`."""
 
     by: str
     module: str
@@ -34,7 +35,7 @@ class Import(NamedTuple):
 
 @cache
 def modules() -> dict[str, Path]:
-    """Every module of the packages and the examples, by its dotted name."""
+    """Return the path of every module of the packages and the examples, by dotted name."""
     found = {}
     for path in (path for top in (*PACKAGES, "examples") for path in sorted((ROOT / top).rglob("*.py"))):
         parts = path.relative_to(ROOT).with_suffix("").parts
@@ -43,7 +44,7 @@ def modules() -> dict[str, Path]:
 
 
 def imports(by: str, source: str) -> Iterator[Import]:
-    """All imports of our packages in a module's source, wherever they stand in it."""
+    """Yield all imports of our packages in a module's source, at any level."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             found = [Import(by, alias.name, None) for alias in node.names]
@@ -66,35 +67,35 @@ def everything() -> list[Import]:
 
 @cache
 def exported(module: str) -> frozenset[str]:
-    """The names in a module's `__all__`."""
+    """Return the names in a module's `__all__`."""
     for node in ast.parse(modules()[module].read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return frozenset(ast.literal_eval(node.value))
     return frozenset()
 
 
-def room(module: str) -> str:
-    """The package's folder or flat file that a module belongs to."""
+def component(module: str) -> str:
+    """Return the package or flat module directly below the top package that a module belongs to."""
     return ".".join(module.split(".")[:2])
 
 
 def strays_of_attacks(found: Iterator[Import] | list[Import]) -> list[Import]:
-    """Imports that attacks may not make: all but leaves, losses and the value types of a set."""
+    """Return the imports that attacks may not make: all but leaves, losses and the value types of a set."""
     allowed = {"attacks", *(f"distillkit.{name}" for name in (*LEAVES, *VALUES, "losses"))}
     own = [one for one in found if one.by.split(".")[0] == "attacks"]
-    return [one for one in own if not {one.module.split(".")[0], room(one.module)} & allowed]
+    return [one for one in own if not {one.module.split(".")[0], component(one.module)} & allowed]
 
 
 def private(found: Iterator[Import] | list[Import]) -> list[Import]:
-    """Imports from another package of a name that is in no `__all__`.
+    """Return the imports from another component of names that are in no `__all__`.
 
     A module with a leading underscore is private to users; inside this distribution its `__all__` counts.
     """
-    across = [one for one in found if room(one.by) != room(one.module)]
+    across = [one for one in found if component(one.by) != component(one.module)]
     return [one for one in across if one.name is not None and one.name not in exported(one.module)]
 
 
-def test_attacks_use_leaves_losses_and_value_types_alone() -> None:
+def test_attacks_only_import_leaves_losses_and_value_types() -> None:
     assert not strays_of_attacks(everything())
 
 
@@ -102,7 +103,7 @@ def test_attacks_use_leaves_losses_and_value_types_alone() -> None:
     "line",
     [
         "from distillkit.condense import herding",
-        "from distillkit.new_room import new",
+        "from distillkit.new_package import new",
         "from distillkit import networks",
         "from distillkit import LabeledImages",
         "import fl",
@@ -110,18 +111,18 @@ def test_attacks_use_leaves_losses_and_value_types_alone() -> None:
         "def late():\n    from distillkit.privacy import Ledger",
     ],
 )
-def test_attacks_that_reach_for_more_are_caught(line: str) -> None:
+def test_other_imports_of_attacks_are_found(line: str) -> None:
     assert strays_of_attacks(imports("attacks.inversion.new", line))
     assert not strays_of_attacks(imports("attacks.new", "from distillkit.sets import LabeledImages"))
 
 
-def test_leaves_import_nothing_of_ours_but_leaves() -> None:
-    ours = [one for one in everything() if room(one.by) in {f"distillkit.{leaf}" for leaf in LEAVES}]
+def test_leaves_only_import_leaves() -> None:
+    ours = [one for one in everything() if component(one.by) in {f"distillkit.{leaf}" for leaf in LEAVES}]
     assert {one.by for one in ours}
-    assert [one for one in ours if room(one.module).removeprefix("distillkit.") not in LEAVES] == []
+    assert [one for one in ours if component(one.module).removeprefix("distillkit.") not in LEAVES] == []
 
 
-def test_rooms_share_only_what_is_public() -> None:
+def test_components_only_import_exported_names_of_others() -> None:
     assert private(everything()) == []
 
 
@@ -134,13 +135,13 @@ def test_rooms_share_only_what_is_public() -> None:
         "from distillkit.networks._base import cast",
     ],
 )
-def test_what_is_private_is_caught_in_another_room_alone(line: str) -> None:
+def test_imports_of_private_names_are_found_in_other_components_only(line: str) -> None:
     assert private(imports("distillkit.generate.new", line))
-    assert not private(imports(f"{room(line.split()[1])}.new", line))
+    assert not private(imports(f"{component(line.split()[1])}.new", line))
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_no_module_imports_itself_over_others(package: str) -> None:
+def test_there_are_no_import_cycles(package: str) -> None:
     edges: dict[str, set[str]] = {}
     for one in everything():
         if one.by.split(".")[0] == package and one.by != package:
@@ -159,7 +160,7 @@ def test_no_module_imports_itself_over_others(package: str) -> None:
     assert len(done) > 5
 
 
-def test_the_packages_know_no_examples_tests_or_scripts() -> None:
+def test_the_packages_import_no_examples_tests_or_scripts() -> None:
     for name, path in modules().items():
         tops = {
             (node.module or "").split(".")[0] if isinstance(node, ast.ImportFrom) else alias.name.split(".")[0]
@@ -173,7 +174,7 @@ def test_the_packages_know_no_examples_tests_or_scripts() -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_only_heavy_packages_are_imported_for_type_checkers_alone(package: str) -> None:
+def test_only_heavy_packages_are_imported_under_type_checking(package: str) -> None:
     for name, path in modules().items():
         blocks = [
             block
@@ -184,9 +185,32 @@ def test_only_heavy_packages_are_imported_for_type_checkers_alone(package: str) 
         assert name.split(".")[0] != package or set(named) <= set(HEAVY), name
 
 
-def test_the_version_is_said_once() -> None:
+def test_the_version_is_that_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert distillkit.__version__ == project["version"]
+
+
+def run(code: str) -> None:
+    """Run code in a new process, which must succeed."""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_subpackages_are_imported_at_first_use() -> None:
+    run(
+        "import sys, distillkit\n"
+        "assert not {'distillkit.condense', 'distillkit.privacy', 'distillkit.study'} & set(sys.modules)\n"
+        "assert distillkit.condense.distribution_matching and distillkit.plot.grid\n"
+        "import fl, attacks\n"
+        "assert 'fl.study' not in sys.modules\n"
+        "assert fl.study.Federated and attacks.audit.__name__ == 'attacks.audit'"
+    )
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_unknown_attributes_are_refused(package: str) -> None:
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'nowhere'"):
+        _ = importlib.import_module(package).nowhere
 
 
 def test_importing_a_module_of_the_packages_imports_nothing_heavy() -> None:
@@ -198,5 +222,4 @@ def test_importing_a_module_of_the_packages_imports_nothing_heavy() -> None:
         f"    assert not (heavy := [m for m in {HEAVY!r} if m in sys.modules]), (name, heavy)"
     )
     assert {"distillkit.networks", "fl.addons", "attacks.membership"} <= set(ours)
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
+    run(code)

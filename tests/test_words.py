@@ -1,4 +1,4 @@
-"""One word for one thing, in every signature: a module, what makes one, what draws them, and how many are drawn."""
+"""Consistent names of arguments: a network, a factory, a sampler, and the number of networks."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ MEANS = {
     "networks": r"NetworkSampler|Networks|object",
     "num_networks": r"int",
 }
-"""The word of an argument or a field, and what its annotation says."""
+"""Names of arguments and fields, with the annotations that they may have."""
 ROLES = ("teacher", "student")
-"""Networks that are called by what they are for."""
+"""Names of networks by their role."""
 PARTS = ("module", "modules", "layer", "body", "main", "_")
-"""Modules that are parts of a network."""
+"""Names of modules that are parts of a network."""
 
 
 class Named(NamedTuple):
-    """An argument or a field, where it stands, and its annotation."""
+    """An argument or a field: its place, name and annotation."""
 
     where: str
     name: str
@@ -34,12 +34,12 @@ class Named(NamedTuple):
 
 @cache
 def named() -> tuple[Named, ...]:
-    """Every annotated argument and field."""
+    """Return every annotated argument and field."""
     return tuple(walked())
 
 
 def walked() -> Iterator[Named]:
-    """The same, one after the other."""
+    """Yield every annotated argument and field."""
     for path in (path for top in PACKAGES for path in sorted((ROOT / top).rglob("*.py"))):
         for node in ast.walk(ast.parse(path.read_text())):
             where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
@@ -52,9 +52,9 @@ def walked() -> Iterator[Named]:
 
 
 def wanted(annotation: str) -> tuple[str, ...]:
-    """The names that an argument of this kind may have; empty for any other kind."""
+    """Return the names allowed for an argument with this annotation; empty for other annotations."""
     if re.search(r"\b(Network)?Factory\b", annotation):
-        return ("factory", "decoder")  # a decoder is made anew for every batch of an inversion
+        return ("factory", "decoder")  # an inversion creates a new decoder for every batch
     if re.search(r"\bNetworkSampler\b", annotation):
         return ("networks",)
     if re.fullmatch(r"(nn\.Module|Network|ImageNetwork)( \| (None|nn\.Module|Network))*", annotation):
@@ -62,14 +62,14 @@ def wanted(annotation: str) -> tuple[str, ...]:
     return ()
 
 
-def test_every_word_means_one_thing() -> None:
+def test_each_name_has_one_meaning() -> None:
     found = named()
     assert {n.name for n in found} >= set(MEANS)
     odd = [n for n in found if n.name in MEANS and not re.search(rf"\b({MEANS[n.name]})\b", n.annotation)]
     assert odd == []
 
 
-def test_every_thing_has_one_word() -> None:
+def test_each_kind_of_argument_has_one_name() -> None:
     found = [n for n in named() if wanted(n.annotation)]
     assert len(found) > 50
     assert [n for n in found if n.name not in wanted(n.annotation)] == []
