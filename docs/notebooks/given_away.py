@@ -1,16 +1,16 @@
-"""What a trained model and a message give away: a membership attack and an inversion, with their numbers read."""
+"""Membership inference on a trained model and gradient inversion of a message, with their results explained."""
 
 # %% [markdown]
-# # What a model and a message give away
+# # Membership inference and gradient inversion
 #
-# Two questions that anybody who trains on private pictures is asked. *Was this picture trained on?* is asked of a model
-# that is published. *What did this client send?* is asked by whoever reads a message of federated learning. Both are
-# answered by attack here, on scikit-learn's digits, and the answers are read.
+# Anyone who trains on private pictures faces two questions. *Was this picture used for training?* concerns a published
+# model. *Which pictures did this client have?* concerns a message in federated learning. This notebook answers both by
+# attacks on scikit-learn's digits, and explains the results.
 #
-# ## Who was trained on?
+# ## Membership inference
 #
-# A model is surer of pictures that it was trained on. How much surer, an attacker learns from *shadow models*: the same
-# training, on random halves of the candidates, again and again. Our pipeline is a small network on 200 pictures.
+# A model is more confident on its training pictures. An attacker learns how much more from *shadow models*: the same
+# training, repeated on random halves of the candidates. The pipeline here is a small network on 200 pictures.
 
 # %%
 import torch
@@ -39,24 +39,24 @@ def trained(indices, seed):
 pipeline = Pipeline(
     lambda indices, seed: {"model": model_scorer(trained(indices, seed))}, *candidates, population=tuple(population)
 )
-made = run_shadows(pipeline, runs, progress=False)
-made
+shadows = run_shadows(pipeline, runs, progress=False)
+shadows
 
 # %% [markdown]
-# Each shadow in turn is the target, and the attacks know the others. `threshold` looks at the target alone; LiRA and
-# RMIA compare each picture with what models say of it that were, and were not, trained on it.
+# Each shadow is the target in turn, and the attacks know the others. `threshold` uses only the target; LiRA and RMIA
+# compare each picture with models that were trained on it and models that were not.
 
 # %%
 fpr = 0.02
-found = leave_one_out(made, fpr=fpr, progress=False)
+found = leave_one_out(shadows, fpr=fpr, progress=False)
 for name, attack in found.items():
     print(f"{name:<13}", attack)
 
 # %% [markdown]
-# **How to read it.** TPR is the share of trained-on pictures that are found, at the rate of false alarms that stands
-# behind it. Guessing finds as many as it falsely accuses, so the two are compared; an interval that contains the rate
-# of false alarms is no finding. The AUC averages over all thresholds and hides that a few pictures are given away for
-# certain. What a hit is worth depends on how likely membership was before:
+# **How to read it.** TPR is the share of training pictures that are found, at the given rate of false alarms. Guessing
+# finds as many as it falsely accuses, so compare the two rates: an interval that contains the rate of false alarms is
+# no finding. The AUC averages over all thresholds and hides that a few pictures are identified with certainty. The
+# value of a hit depends on how likely membership was before:
 
 # %%
 name, best = max(found.items(), key=lambda item: item[1].tpr.value)
@@ -67,11 +67,11 @@ for prior in (0.5, 0.01):
     print(f"Of 100 that it names, {100 * best.ppv(prior).value:.0f} were trained on, if {prior:.0%} of all were.")
 
 # %% [markdown]
-# ## What was sent?
+# ## Gradient inversion
 #
-# In federated averaging a client sends how its training changed the weights: at its smallest, one gradient. The
-# attacker has the weights and the message, and looks for pictures that would have caused it. He reads their labels off
-# the message first.
+# In federated averaging a client sends the change of the weights in its training, in the smallest case one gradient.
+# The attacker has the weights and the message, and searches for pictures that would have caused it. First it infers
+# their labels from the message.
 
 # %%
 from attacks.inversion import Gradient, invert_message
@@ -83,26 +83,26 @@ private = candidates[:4]
 sender = build(lambda: ConvNet((1, 8, 8), 10, width=16, depth=1, norm="none", activation="tanh"), 0)
 message = Gradient.of(sender, private.images, private.labels)
 steps = 40  # quick: 1
-attempt = invert_message(message, (1, 8, 8), 4, method="dlg", steps=steps, normalization=private.normalization)
-back = attempt.images[match(attempt.images, private.pixels())]
-print("labels:", private.labels.sort().values.tolist(), "read off the message:", attempt.labels.tolist())
-print("PSNR in dB:", [round(float(v), 1) for v in psnr(back, private.pixels())])
+reconstruction = invert_message(message, (1, 8, 8), 4, method="dlg", steps=steps, normalization=private.normalization)
+recovered = reconstruction.images[match(reconstruction.images, private.pixels())]
+print("labels:", private.labels.sort().values.tolist(), "inferred from the message:", reconstruction.labels.tolist())
+print("PSNR in dB:", [round(float(v), 1) for v in psnr(recovered, private.pixels())])
 
 # %% [markdown]
-# Above: the client's pictures. Below: what comes back of the message.
+# Above: the client's pictures. Below: the pictures recovered from the message.
 
 # %%
 import matplotlib.pyplot as plt
 
 figure, rows = plt.subplots(2, 4, figsize=(6, 3))
-for row, images in zip(rows, (private.pixels(), back)):
+for row, images in zip(rows, (private.pixels(), recovered)):
     for axis, image in zip(row, images):
         axis.imshow(image[0], cmap="gray", vmin=0, vmax=1)
         axis.axis("off")
 
 # %% [markdown]
-# **How to read it.** At 10 dB next to nothing is seen, above 25 dB the picture is. Beside it, what is
-# commonly offered as a defence. The last line of the table is what an attack gets that finds nothing.
+# **How to read it.** At 10 dB hardly anything is visible, above 25 dB the picture is. The table compares common
+# defences. Its last line is the score of an attack that finds nothing.
 
 # %%
 from attacks.inversion import Clip, DefendedMessage, FedAvgUpdate, Noise, Sparsify, compare_messages
@@ -117,6 +117,6 @@ messages = {
 compare_messages(messages, *private, method="dlg", steps=steps, normalization=private.normalization)
 
 # %% [markdown]
-# A row that looks safe is this attack's failure, with these few steps, and promises nothing. What promises something is
-# noise that is accounted for: `fl.addons.DPSGD`, and `distillkit.privacy` for sets and models. The whole of a run is
-# attacked, and put on one page, by `attacks.report`.
+# A row that looks safe shows a failure of this attack with these few steps, and is no guarantee. Noise with privacy
+# accounting gives one: `fl.addons.DPSGD`, and `distillkit.privacy` for sets and models. `attacks.report` attacks a
+# whole run and writes a report.
