@@ -26,7 +26,7 @@ def make(n: int = 12, channels: int = 1, size: int = 4, k: int = 3, classes: lis
 
 
 def sheet(figure: Figure) -> Tensor:
-    """The pixels that the figure's one picture shows, [H, W, 3]."""
+    """Return the pixels of the figure's only image, [H, W, 3]."""
     (image,) = figure.axes[0].get_images()
     return torch.as_tensor(image.get_array())
 
@@ -56,7 +56,7 @@ PICTURES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_a_new_figure_can_be_saved_and_says_what_it_shows(name: str, tmp_path: Any, global_rng_untouched: None) -> None:
+def test_a_new_figure_can_be_saved_and_has_labels(name: str, tmp_path: Any, global_rng_untouched: None) -> None:
     figure = PICTURES[name]()
     assert isinstance(figure, Figure)
     figure.savefig(tmp_path / "picture.png", dpi=50)
@@ -96,7 +96,7 @@ def test_grid_shows_every_class_in_its_row() -> None:
     assert names == ["x", "y", "z"]
 
 
-def test_grid_draws_pixels_whatever_the_normalization_and_channels() -> None:
+def test_grid_draws_pixels_for_any_normalization_and_channels() -> None:
     data = make(3)
     moved = data.renormalize(SHIFTED)
     assert torch.allclose(sheet(plot.grid(data)), sheet(plot.grid(moved)), atol=1e-6)
@@ -113,7 +113,7 @@ def test_grid_takes_tensors_and_label_rows() -> None:
     assert torch.equal(sheet(plot.grid(data.images, data.labels)), sheet(plot.grid(data.images, rows)))
 
 
-def test_real_stands_left_of_synthetic() -> None:
+def test_real_images_are_left_of_synthetic_ones() -> None:
     real, synthetic = make(2, k=1), make(3, k=1)
     figure = plot.real_and_synthetic(real, synthetic.renormalize(SHIFTED), per_class=3)
     shown = sheet(figure)
@@ -152,7 +152,7 @@ def test_histogram_counts_pixels_per_channel_in_per_cent() -> None:
     assert [t.get_text() for t in figure.axes[0].get_legend().get_texts()] == ["red", "green", "blue"]
 
 
-def test_histogram_says_what_lies_outside_and_shares_its_scale() -> None:
+def test_histogram_reports_outliers_and_shares_its_scale() -> None:
     wide = LabeledImages(torch.tensor([0.5, 2.0, -1.0, 0.5]).view(1, 1, 2, 2), torch.tensor([0]))
     figure = plot.pixel_histogram({"wide": wide, "whole": make(channels=2)})
     titles = [ax.get_title() for ax in figure.axes]
@@ -165,7 +165,7 @@ def test_histogram_says_what_lies_outside_and_shares_its_scale() -> None:
 # Embeddings
 
 
-def test_tsne_draws_a_marker_a_client_and_a_colour_a_class() -> None:
+def test_tsne_has_a_marker_per_client_and_a_colour_per_class() -> None:
     clients = {"a": torch.randn(20, 3, generator=G), "b": torch.randn(10, 3, generator=G)}
     labels = {"a": torch.arange(20) % 2, "b": torch.ones(10, dtype=torch.long)}
     figure = plot.tsne(clients, labels, classes=["cat", "dog"])
@@ -177,7 +177,7 @@ def test_tsne_draws_a_marker_a_client_and_a_colour_a_class() -> None:
     assert {"a", "b", "cat", "dog", "client", "class"} <= set(texts(figure).split("\n"))
 
 
-def test_tsne_separates_what_is_separate_and_is_seeded() -> None:
+def test_tsne_separates_clusters_and_is_seeded() -> None:
     clients = {"a": torch.randn(30, 8, generator=G), "b": torch.randn(30, 8, generator=G) + 20}
     labels = {name: torch.zeros(30, dtype=torch.long) for name in clients}
 
@@ -321,14 +321,14 @@ def test_costs_add_up_also_over_rounds_that_were_not_measured() -> None:
     assert not traffic.axes[0].collections
 
 
-def test_other_columns_are_drawn_as_they_are() -> None:
+def test_other_columns_are_drawn_unchanged() -> None:
     rows = [{"round": 1, "loss": 2.5, "bytes": 7e6, "steps_done": 3}]
     assert line(plot.curves({"m": [rows]}, x="bytes", y="loss")) == [pytest.approx((7, 2.5))]
     axes = plot.curves({"m": [rows]}, x="steps_done", y="loss").axes[0]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("steps done", "loss")
 
 
-def test_one_run_alone_is_drawn_as_it_is() -> None:
+def test_a_single_run_is_drawn_unchanged() -> None:
     rows = RUNS["ours"][0]
     wanted = line(plot.curves({"ours": [rows]}))
     given: list[Any] = [rows, [rows], SimpleNamespace(rows=rows), {"ours": rows}, {"ours": SimpleNamespace(rows=rows)}]
@@ -339,7 +339,7 @@ def test_one_run_alone_is_drawn_as_it_is() -> None:
     assert "ours" not in texts(plot.curves(rows))
 
 
-def test_what_has_no_rounds_is_a_level_line() -> None:
+def test_numbers_without_rounds_are_a_horizontal_line() -> None:
     axes = plot.curves(RUNS | {"a set": [0.5, 0.7], "one": [0.9]}).axes[0]
     assert [t.get_text() for t in axes.get_legend().get_texts()] == ["ours", "a set", "one"]
     _, two, one = axes.lines
@@ -353,13 +353,13 @@ def test_what_has_no_rounds_is_a_level_line() -> None:
     assert [*plot.curves(RUNS | {"x": [3.0]}, y="client_seconds").axes[0].lines[1].get_ydata()] == [3.0, 3.0]
 
 
-def test_long_curves_have_a_marker_here_and_there() -> None:
+def test_long_curves_have_few_markers() -> None:
     rows = [{"round": t, "accuracy": t / 300} for t in range(1, 301)]
     assert plot.curves({"long": [rows]}).axes[0].lines[0].get_markevery() == 12
     assert plot.curves(RUNS).axes[0].lines[0].get_markevery() == 1
 
 
-def test_many_names_stand_beside_the_curves() -> None:
+def test_a_long_legend_is_beside_the_curves() -> None:
     few, many = (plot.curves({f"m{i}": RUNS["ours"][0] for i in range(n)}) for n in (4, 7))
     for figure, beside in ((few, False), (many, True)):
         figure.canvas.draw()
@@ -374,7 +374,7 @@ def test_no_two_of_many_curves_look_alike() -> None:
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_notebook_shows_the_picture(name: str) -> None:
-    """IPython asks an object for `_repr_png_` where pyplot has registered no formatter of its own."""
+    """IPython calls `_repr_png_` if pyplot has registered no formatter."""
     picture = PICTURES[name]()._repr_png_()
     assert picture.startswith(b"\x89PNG")
     assert len(picture) > 1000
@@ -388,7 +388,7 @@ def test_partitions_of_arrays_and_lists_are_drawn() -> None:
     assert texts(plot.partition(labels.tolist(), [p.tolist() for p in parts])) == wanted
 
 
-def test_runs_of_unequal_number_are_said() -> None:
+def test_different_numbers_of_runs_are_in_the_legend() -> None:
     title = plot.curves(RUNS | {"other": RUNS["ours"][:1]}).axes[0].get_legend().get_title().get_text()
     assert title == "mean ± std of 1 to 2 runs"
 
@@ -441,6 +441,6 @@ EMPTY = make(1)[:0]
         (lambda: plot.curves(HISTORY, y="loss"), ValueError, "no round with 'loss' in common"),
     ],
 )
-def test_bad_input_is_named(call: Any, error: type[Exception], words: str) -> None:
+def test_invalid_input_is_named(call: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         call()

@@ -25,7 +25,7 @@ def face(number: int) -> np.ndarray[Any, Any]:
 def pictures(folder: Path) -> None:
     folder.mkdir(parents=True)
     for number in PEOPLE:
-        # lossless under the release's names: what is read must be what was written
+        # lossless under the released names, so that pixels can be compared
         Image.fromarray(face(number)).save(folder / f"{number:06d}.jpg", format="PNG")
 
 
@@ -63,7 +63,7 @@ def test_several_attributes_are_rows_and_84_pixels_the_default(tmp_path: Path) -
     assert load_celeba(tmp_path, attributes="Blond_Hair", size=2, normalization=HALF).test.labels.tolist() == [1, 0, 0]
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"missing img_align_celeba, list_attr_celeba\.txt, identity_CelebA"):
         load_celeba(tmp_path)
     write(tmp_path / "celeba")
@@ -97,13 +97,13 @@ def test_tables_of_another_layout_are_refused(file: str, change: tuple[str, str]
     ("attributes", "words"),
     [("Happy", "attributes must be one of 'Blond_Hair', 'Smiling'"), ([], "distinct"), (["Smiling"] * 2, "distinct")],
 )
-def test_odd_attributes_are_refused(attributes: Any, words: str, tmp_path: Path) -> None:
+def test_invalid_attributes_are_refused(attributes: Any, words: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=words):
         load_celeba(write(tmp_path), attributes=attributes)
 
 
 def leaf(folder: Path, **change: Any) -> Path:
-    """The files of LEAF's `metadata_to_json.py` and `split_data.py`: names, and y as numbers with a point."""
+    """Write the files of LEAF's `metadata_to_json.py` and `split_data.py`: names, and y as floats."""
     for part, numbers in (("train", [1, 2, 5, 6]), ("test", [3, 7])):
         held: dict[str, Any] = {}
         for n in numbers:
@@ -118,7 +118,7 @@ def leaf(folder: Path, **change: Any) -> Path:
     return folder
 
 
-def test_leaf_deals_faces_to_people(tmp_path: Path, global_rng_untouched: None) -> None:
+def test_leaf_assigns_faces_to_people(tmp_path: Path, global_rng_untouched: None) -> None:
     pictures(leaf(tmp_path) / "raw" / "img_align_celeba")
     split = load_leaf_celeba(tmp_path, size=(8, 6), normalization=HALF)
     assert split.users == ("12", "99", "2880")

@@ -20,7 +20,7 @@ def pictures(name: str) -> NDArray[Any]:
 
 
 def write(folder: Path, *names: str) -> Path:
-    """The released layout: a block of pictures for each severity, and labels that repeat."""
+    """Write the released layout: a block of pictures for each severity, and repeated labels."""
     for name in names:
         np.save(folder / f"{name}.npy", pictures(name))
     np.save(folder / "labels.npy", np.tile(np.arange(EACH)[::-1] % 10, 5).astype(np.uint8))
@@ -56,7 +56,7 @@ def test_all_corruptions_at_the_strongest_severity_are_the_default(tmp_path: Pat
     assert data.shape == (3, 4, 4)
 
 
-def test_the_space_is_that_of_cifar10_unless_another_is_given(tmp_path: Path) -> None:
+def test_default_normalization_is_that_of_cifar10(tmp_path: Path) -> None:
     write(tmp_path, "fog")
     published = load_cifar10c(tmp_path, corruptions=["fog"]).normalization
     assert published == Normalization([0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616])
@@ -69,7 +69,7 @@ def test_the_space_is_that_of_cifar10_unless_another_is_given(tmp_path: Path) ->
     assert grey.mean == pytest.approx(Normalization.of(grey.pixels()).mean, abs=1e-6)
 
 
-def test_only_what_is_asked_for_must_be_there(tmp_path: Path) -> None:
+def test_only_requested_files_are_required(tmp_path: Path) -> None:
     write(tmp_path, "fog")
     (tmp_path / "snow.npy").write_bytes(b"damaged")
     assert len(load_cifar10c(tmp_path, corruptions=["fog"])) == EACH
@@ -96,7 +96,9 @@ def test_only_what_is_asked_for_must_be_there(tmp_path: Path) -> None:
         ({"corruptions": ["fog"], "channels": 2}, ValueError, "channels must be"),
     ],
 )
-def test_odd_options_are_refused(options: dict[str, Any], error: type[Exception], words: str, tmp_path: Path) -> None:
+def test_invalid_options_are_refused(
+    options: dict[str, Any], error: type[Exception], words: str, tmp_path: Path
+) -> None:
     write(tmp_path, "fog")
     with pytest.raises(error, match=words):
         load_cifar10c(tmp_path, **options)
@@ -161,6 +163,6 @@ def test_the_clients_of_fedlgd_are_three_parts_of_each_of_nineteen_corruptions(t
 
 
 @pytest.mark.parametrize(("pictures_wanted", "words"), [(0, "pictures must be at least 1"), (21, "pictures must be")])
-def test_odd_numbers_of_pictures_are_refused(pictures_wanted: int, words: str, tmp_path: Path) -> None:
+def test_invalid_numbers_of_pictures_are_refused(pictures_wanted: int, words: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=words):
         load_cifar10c_domains(write(tmp_path, "fog"), corruptions=["fog"], pictures=pictures_wanted)

@@ -27,7 +27,7 @@ def write(folder: Path) -> Path:
     return folder
 
 
-def test_everybody_has_what_lies_in_their_files(tmp_path: Path, global_rng_untouched: None) -> None:
+def test_clients_have_the_images_of_their_files(tmp_path: Path, global_rng_untouched: None) -> None:
     split = load_client_arrays(write(tmp_path / "preprocessed"), classes=tuple("abcde"))
     assert split.users == ("client0", "client1", "client2")
     for part, data in (("train", split.train), ("test", split.test)):
@@ -54,7 +54,7 @@ def test_size_and_derived_classes(tmp_path: Path) -> None:
     assert not split.train.classes_given
 
 
-def test_a_client_may_have_nothing_to_test_on(tmp_path: Path) -> None:
+def test_a_client_may_have_no_test_images(tmp_path: Path) -> None:
     write(tmp_path / "a")
     np.save(tmp_path / "a" / "test" / "client1_images.npy", np.zeros((0, 6, 6, 3), np.uint8))
     np.save(tmp_path / "a" / "test" / "client1_labels.npy", np.zeros(0, np.int64))

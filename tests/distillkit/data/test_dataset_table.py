@@ -17,7 +17,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_row_of_the_page_is_that_of_the_table(name: str) -> None:
+def test_rows_of_the_page_equal_the_table(name: str) -> None:
     dataset, (counts, shape, files, mean, std) = DATASETS[name], ROWS[name]
     words = counts.replace(",", "").replace("/", " ").replace(";", " ").split()
     numbers = [int(word) for word in words if word.isdigit()]

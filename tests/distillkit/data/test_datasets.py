@@ -132,7 +132,7 @@ def test_every_layout_gives_its_pixels_labels_and_statistics(
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_an_npz_stands_in_for_missing_files_alone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_npz_replaces_missing_files_only(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "both", name, monkeypatch)
     theirs = load(name, root=tmp_path / "both")
     stored = {}
@@ -210,7 +210,7 @@ def test_a_given_normalization_is_used() -> None:
     torch.testing.assert_close(given.images, default.pixels() * 2 - 1, atol=1e-6, rtol=0)
 
 
-def test_names_are_forgiving_and_unknown_ones_are_refused(tmp_path: Path) -> None:
+def test_spelling_variants_are_accepted_and_unknown_names_refused(tmp_path: Path) -> None:
     write_idx(tmp_path, "fashionmnist")
     assert len(load("Fashion-MNIST", root=tmp_path).train) == 10
     with pytest.raises(ValueError, match=r"name must be one of digits, mnist.*got 'ImageNet'; load your own pictures"):
@@ -267,14 +267,14 @@ def test_damaged_files_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.M
         load("cifar10", root=tmp_path)
 
 
-def test_a_foreign_pickle_is_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_foreign_pickle_is_never_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as scope:
         write_cifar(tmp_path, "cifar10", scope)
     with pytest.raises(ValueError, match="corrupted"):
         load("cifar10", root=tmp_path)
 
 
-def test_missing_files_are_fetched_only_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_files_are_downloaded_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fetched = []
 
     def fetch(url: str, root: str, filename: str, md5: str) -> None:

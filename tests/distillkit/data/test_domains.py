@@ -15,7 +15,7 @@ HALF = Normalization([0.5], [0.5])
 
 
 def folder(path: Path, classes: tuple[str, ...] = ("cat", "dog"), each: int = 5, grey: bool = False) -> Path:
-    """Pictures that differ from folder to folder."""
+    """Write pictures that differ between folders."""
     rng = np.random.default_rng(sum(map(ord, str(path.name))))
     for name in classes:
         (path / name).mkdir(parents=True)
@@ -26,7 +26,7 @@ def folder(path: Path, classes: tuple[str, ...] = ("cat", "dog"), each: int = 5,
 
 
 def split(classes: tuple[str, ...], labels: list[int], value: float, **options: Any) -> Split:
-    """Pictures of one colour, 3x4x4, in a normalisation of their own."""
+    """Return pictures of one colour, 3x4x4, with their own normalization."""
     own = Normalization([0.1, 0.2, 0.3], [0.4, 0.5, 0.6])
     pixels = torch.full((len(labels), 3, 4, 4), value)
     data = LabeledImages.from_pixels(pixels, labels, normalization=own, num_classes=len(classes), info={"dataset": "x"})
@@ -56,7 +56,7 @@ def test_three_folders_are_three_clients(tmp_path: Path, global_rng_untouched: N
     }
 
 
-def test_a_folder_of_sources_as_the_retina_sets_lie(tmp_path: Path) -> None:
+def test_a_folder_of_sources_like_the_retina_sets(tmp_path: Path) -> None:
     for name in ("REFUGE", "Drishti"):
         for part, each in (("Training", 3), ("Testing", 2)):
             folder(tmp_path / name / part, ("Glaucoma", "Normal"), each)
@@ -67,7 +67,7 @@ def test_a_folder_of_sources_as_the_retina_sets_lie(tmp_path: Path) -> None:
     assert retina.train.normalization == HALF
 
 
-def test_names_npz_and_splits_go_together(tmp_path: Path) -> None:
+def test_names_npz_and_splits_can_be_joined(tmp_path: Path) -> None:
     digits = load("digits")
     arrays = {"images": np.zeros((10, 8, 8, 3), np.uint8), "labels": np.arange(10)}
     np.savez(tmp_path / "own.npz", **{f"{p}_{k}": v for p in ("train", "test", "val") for k, v in arrays.items()})
@@ -81,7 +81,7 @@ def test_names_npz_and_splits_go_together(tmp_path: Path) -> None:
     assert named.domains == ("digits",)
 
 
-def test_classes_go_together_by_their_names(global_rng_untouched: None) -> None:
+def test_classes_are_matched_by_name(global_rng_untouched: None) -> None:
     one, other = split(("cat", "dog"), [0, 1, 1], 0.0), split(("dog", "cat"), [0, 1, 1], 1.0)
     joined = as_domains({"one": one, "other": other}, normalization=HALF)
     assert joined.classes == ("cat", "dog")
@@ -126,14 +126,14 @@ def test_a_source_without_a_test_set_is_allowed(tmp_path: Path) -> None:
         ({"a": split(("x",), [0], 0.0)}, {"channels": 2}, ValueError, "channels must be"),
     ],
 )
-def test_what_does_not_go_together_is_refused(
+def test_incompatible_sources_are_refused(
     splits: Any, options: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
         as_domains(splits, **options)
 
 
-def test_conversion_of_different_shapes_are_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_different_shapes_are_refused_with_the_remedy(tmp_path: Path) -> None:
     places = {"colour": folder(tmp_path / "colour"), "grey": folder(tmp_path / "grey", grey=True)}
     with pytest.raises(ValueError, match=r"'colour' is \[3, 6, 6\].*'grey' is \[1, 6, 6\]; give channels="):
         load_domains(places)
@@ -142,7 +142,7 @@ def test_conversion_of_different_shapes_are_refused_with_the_remedy(tmp_path: Pa
         load_domains({"a": split(tuple("0123456789"), [0], 0.0), "digits": load("digits")}, channels=3)
 
 
-def test_missing_and_mistaken_sources_are_named(tmp_path: Path) -> None:
+def test_missing_and_invalid_sources_are_named(tmp_path: Path) -> None:
     folder(tmp_path / "north")
     with pytest.raises(FileNotFoundError, match=r"sources are missing: south \(.*/south\), east \("):
         load_domains({name: tmp_path / name for name in ("north", "south", "east")})

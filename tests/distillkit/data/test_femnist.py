@@ -16,13 +16,13 @@ TEST = {"all_data_0": {"f0002_01": 1, "f0001_41": 2}, "all_data_1": {"f0000_14":
 
 
 def stored(user: str, part: str, count: int) -> tuple[Any, Any]:
-    """A writer's pictures, bytes [n, 784], and labels."""
+    """Return a writer's pictures, bytes [n, 784], and labels."""
     rng = np.random.default_rng(sum(map(ord, user + part)))
     return rng.integers(0, 256, (count, 784)), rng.integers(0, 62, count)
 
 
 def shard(users: dict[str, int], part: str, whole: bool = False) -> dict[str, Any]:
-    """One file as LEAF's `data_to_json.py` and `split_data.py` write it."""
+    """Return one file of LEAF's `data_to_json.py` and `split_data.py`."""
     data = {}
     for user, count in users.items():
         x, y = stored(user, part, count)
@@ -57,10 +57,10 @@ def test_pixels_labels_and_writers_are_those_of_the_files(
     assert split.test.normalization == split.train.normalization
 
 
-def test_labels_are_digits_capitals_and_small_letters(tmp_path: Path) -> None:
+def test_labels_are_digits_upper_and_lower_case_letters(tmp_path: Path) -> None:
     classes = load_femnist(write(tmp_path)).classes
     assert len(classes) == 62
-    # LEAF's relabel_class: 0..9 for digits, 10..35 for capitals, 36..61 for small letters
+    # LEAF's relabel_class: 0..9 for digits, 10..35 for upper case, 36..61 for lower case
     assert [classes[k] for k in (0, 9, 10, 35, 36, 61)] == ["0", "9", "A", "Z", "a", "z"]
 
 
@@ -94,7 +94,7 @@ def test_users_split_between_train_and_test_are_numbered_together(tmp_path: Path
     assert split.train.columns["user"].unique().tolist() == [0, 2, 3]
 
 
-def test_users_whom_leaf_left_out_for_having_one_picture_are_no_users(tmp_path: Path) -> None:
+def test_users_dropped_by_leaf_are_not_listed(tmp_path: Path) -> None:
     write(tmp_path)
     file = tmp_path / "train" / "all_data_1_niid_0_keep_0_train_9.json"
     held = shard(TRAIN["all_data_1"], "train")
@@ -114,7 +114,7 @@ def test_missing_files_are_named_with_the_command_that_makes_them(tmp_path: Path
 
 
 def wrong(**change: Any) -> dict[str, Any]:
-    """A file with one thing changed of its only user."""
+    """Return a file of one user with one change."""
     held = shard({"u": 2}, "train")
     own = held["user_data"]["u"]
     own.update({key: value for key, value in change.items() if key in ("x", "y")})

@@ -65,14 +65,14 @@ def test_fine_labels_and_the_other_name_of_the_validation_set(tmp_path: Path) ->
     assert split.validation is not None
 
 
-def test_photos_of_nothing_that_has_a_name_are_rows_of_zeros(tmp_path: Path) -> None:
+def test_photos_without_labels_are_rows_of_zeros(tmp_path: Path) -> None:
     records = [{**r, "labels": []} if r["partition"] == "test" else r for r in RECORDS]
     split = load_flair(write(tmp_path, records), size=2, normalization=HALF)
     assert split.test.labels.tolist() == [[0, 0, 0, 0]]
     assert split.classes == ("equipment", "food", "plant", "structure")
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"missing labels_and_metadata\.json, small_images; get it"):
         load_flair(tmp_path, size=6)
     write(tmp_path / "flair")
@@ -98,7 +98,7 @@ def test_metadata_of_another_layout_are_refused(records: Any, words: str, tmp_pa
         load_flair(write(tmp_path, records), size=6)
 
 
-def test_damaged_metadata_and_odd_options_are_refused(tmp_path: Path) -> None:
+def test_damaged_metadata_and_invalid_options_are_refused(tmp_path: Path) -> None:
     file = write(tmp_path) / "labels_and_metadata.json"
     with pytest.raises(ValueError, match="labels must be one of 'coarse', 'fine'"):
         load_flair(tmp_path, size=6, labels="all")  # type: ignore[arg-type]

@@ -57,7 +57,7 @@ def test_a_folder_with_splits(tmp_path: Path) -> None:
     assert next(iter(DataLoader(split.train, batch_size=6)))[0].shape == (6, 3, 6, 6)
 
 
-def test_a_folder_without_a_test_split_holds_back_a_fixed_part(tmp_path: Path, global_rng_untouched: None) -> None:
+def test_a_folder_without_a_test_split_holds_out_a_fixed_part(tmp_path: Path, global_rng_untouched: None) -> None:
     folder(tmp_path, each=10)
     split = load_folder(tmp_path)
     assert split.train.counts().tolist() == [8, 8]
@@ -73,7 +73,7 @@ def test_a_folder_without_a_test_split_holds_back_a_fixed_part(tmp_path: Path, g
             load_folder(tmp_path, test_fraction=fraction)
 
 
-def test_train_alone_holds_back_too(tmp_path: Path) -> None:
+def test_train_alone_holds_out_a_test_set_too(tmp_path: Path) -> None:
     folder(tmp_path / "train")
     split = load_folder(tmp_path)
     assert [len(s) for s in split] == [8, 2]
@@ -84,7 +84,7 @@ def test_train_may_be_the_name_of_a_class(tmp_path: Path) -> None:
     assert load_folder(folder(tmp_path, ("plane", "train"))).classes == ("plane", "train")
 
 
-def test_what_is_not_read_is_counted(tmp_path: Path) -> None:
+def test_skipped_files_are_counted(tmp_path: Path) -> None:
     folder(tmp_path / "train")
     folder(tmp_path / "test", each=1)
     folder(tmp_path / "spare")
@@ -163,7 +163,7 @@ def test_a_fraction_without_test_pictures_is_refused_and_untested_classes_are_re
         assert load_folder(tmp_path).test.counts().tolist() == [0, 1, 0]
 
 
-def test_a_folder_of_data_sets_in_place_of_one_is_told(tmp_path: Path) -> None:
+def test_a_folder_of_several_datasets_is_reported(tmp_path: Path) -> None:
     for k, site in enumerate(("north", "south", "west")):
         folder(tmp_path / "sites" / site, ("cat", "dog", "eel")[: 3 - k // 2], shift=1000 * k)
     with pytest.warns(UserWarning, match=r"classes north, south, west, and each holds the folders cat, dog; .*load_d"):
@@ -172,7 +172,7 @@ def test_a_folder_of_data_sets_in_place_of_one_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("below", [("images",), ("a", "b")], ids=["one folder", "others in each class"])
-def test_pictures_deeper_in_a_class_are_read_without_a_word(below: tuple[str, ...], tmp_path: Path) -> None:
+def test_nested_pictures_are_read_without_warning(below: tuple[str, ...], tmp_path: Path) -> None:
     for k, name in enumerate(("cat", "dog")):
         for inner in below:
             for i in range(5):
@@ -349,12 +349,12 @@ def bad(key: str, value: Array) -> dict[str, Array]:
         (bad("train_labels", np.zeros((6, 4), np.uint8)), "labels of different kinds"),
     ],
 )
-def test_npz_that_is_wrong(tmp_path: Path, found: dict[str, Array], match: str) -> None:
+def test_invalid_arrays_are_refused(tmp_path: Path, found: dict[str, Array], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         load_npz(write_npz(tmp_path, **found))
 
 
-def test_npz_that_is_no_npz(tmp_path: Path) -> None:
+def test_other_files_than_npz_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no file"):
         load_npz(tmp_path / "nothing.npz")
     (tmp_path / "a.npz").write_bytes(b"hello")

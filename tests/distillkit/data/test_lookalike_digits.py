@@ -35,7 +35,7 @@ def test_digits_are_blended_as_the_difference_to_a_crop(global_rng_untouched: No
     assert made.train.normalization == HALF
 
 
-def test_the_shipped_photos_are_the_default_and_a_seed_is_a_set() -> None:
+def test_default_photos_and_seeds() -> None:
     digits = few()
     first, again, other = (mnist_m_like(digits, generator=seed).train for seed in (1, 1, 2))
     assert torch.equal(first.images, again.images)
@@ -57,7 +57,7 @@ def test_the_shipped_photos_are_the_default_and_a_seed_is_a_set() -> None:
         ({"photos": 3}, TypeError, "photos must be a list"),
     ],
 )
-def test_odd_digits_and_photos_are_refused(options: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_invalid_digits_and_photos_are_refused(options: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         mnist_m_like(**{"digits": few(), **options})
 
@@ -95,12 +95,12 @@ def test_all_faces_have_their_own_ten_digits() -> None:
         ({"size": 4}, ValueError, "size must be at least 8"),
     ],
 )
-def test_odd_numbers_are_refused(options: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_invalid_numbers_are_refused(options: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         synth_digits_like(**options)
 
 
-def test_they_are_domains_by_name_and_say_that_they_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookalikes_are_domains_by_name_with_their_suffix(monkeypatch: pytest.MonkeyPatch) -> None:
     from distillkit.data import lookalike_digits
 
     monkeypatch.setattr(

@@ -32,7 +32,7 @@ COUNTS = {"train": 6, "val": 3, "test": 4}
 
 
 def write(root: Path, name: str, side: int = 28, without: str = "", **other: Any) -> dict[str, NDArray[Any]]:
-    """A file of the released layout: uint8 [N, side, side(, 3)], labels uint8 [N, 1] or, of chestmnist, [N, 14]."""
+    """Write a file in the released layout: uint8 [N, side, side(, 3)], labels uint8 [N, 1] or [N, 14] (chestmnist)."""
     channels, classes = TABLE[name]
     arrays: dict[str, NDArray[Any]] = {}
     for seed, (part, n) in enumerate(COUNTS.items()):
@@ -46,7 +46,7 @@ def write(root: Path, name: str, side: int = 28, without: str = "", **other: Any
     return arrays
 
 
-def test_all_of_the_table_have_names() -> None:
+def test_all_sets_have_class_names() -> None:
     assert {name: len(classes) for name, classes in CLASSES.items()} == {name: k for name, (_, k) in TABLE.items()}
     assert all(len(set(classes)) == len(classes) for classes in CLASSES.values())
     assert set(TABLE) <= set(NAMES)
@@ -91,7 +91,7 @@ def test_a_missing_file_is_named_with_its_source(download: bool, tmp_path: Path)
         load("pathmnist_224", root=tmp_path, download=download)
 
 
-def test_what_is_wrong_inside_is_named(tmp_path: Path) -> None:
+def test_invalid_contents_are_named(tmp_path: Path) -> None:
     for missing, words in (("test_labels", "lacks test_labels"), ("val_images", "lacks val_images and val_labels")):
         write(tmp_path, "bloodmnist", without=missing)
         with pytest.raises(ValueError, match=rf"bloodmnist\.npz {words}"):
@@ -106,7 +106,7 @@ def test_what_is_wrong_inside_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["pathmnist32", "organmnist3d", "mnist64", "pathmnist640"])
-def test_what_medmnist_has_not_in_two_dimensions_is_refused(name: str, tmp_path: Path) -> None:
+def test_names_outside_the_2d_sets_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="name must be one of digits, .*pathmnist"):
         load(name, root=tmp_path)
 

@@ -26,7 +26,7 @@ def as_bytes(images: Tensor) -> np.ndarray[Any, Any]:
 
 
 def released(folder: Path) -> None:
-    """Ganin's `mnist_m.tar.gz`."""
+    """Write the content of Ganin's `mnist_m.tar.gz`."""
     for part, labels in LABELS.items():
         (folder / f"mnist_m_{part}").mkdir(parents=True)
         names = [f"{i:08d}.png" for i in range(len(labels))]
@@ -60,9 +60,7 @@ def packed(folder: Path) -> None:
         (packed, "MNIST-M"),
     ],
 )
-def test_mnistm_in_the_layouts_in_which_people_have_it(
-    write: Any, place: str, tmp_path: Path, global_rng_untouched: None
-) -> None:
+def test_mnistm_in_its_three_layouts(write: Any, place: str, tmp_path: Path, global_rng_untouched: None) -> None:
     write(tmp_path / place)
     for name in ("mnistm", "MNIST-M"):
         split = load(name, root=tmp_path, normalization=HALF)
@@ -77,7 +75,7 @@ def test_mnistm_in_the_layouts_in_which_people_have_it(
     assert small.mean == pytest.approx(Normalization.of(small.pixels()).mean, abs=1e-6)
 
 
-def test_mnistm_that_is_missing_or_not_whole_is_named(tmp_path: Path) -> None:
+def test_missing_mnistm_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"missing MNIST-M/mnist_m_train_labels\.txt .* Or load mnistm-like"):
         load("mnistm", root=tmp_path)
     released(tmp_path / "a" / "mnist_m")
@@ -117,7 +115,7 @@ class Evil:
         ((torch.zeros(2, 32, 32, 3).byte(), torch.full((2,), 10)), "must hold colour pictures of the digits 0..9"),
     ],
 )
-def test_a_pt_file_makes_nothing_but_tensors(
+def test_a_pt_file_constructs_nothing_but_tensors(
     held: Any, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ported(tmp_path / "MNIST-M")
@@ -128,7 +126,7 @@ def test_a_pt_file_makes_nothing_but_tensors(
 
 
 def matlab(folder: Path, zero: int = 0, **change: Any) -> None:
-    """As SVHN's files: pictures along the last axis, labels in a column."""
+    """Write files in SVHN's layout: pictures along the last axis, labels in a column."""
     folder.mkdir(parents=True, exist_ok=True)
     for part, labels in LABELS.items():
         y = np.array([label or zero for label in labels], np.uint8)[:, None]
@@ -147,7 +145,7 @@ def test_synthdigits_files(zero: int, tmp_path: Path, global_rng_untouched: None
     assert load("synthdigits", root=tmp_path, size=16).train.shape == (3, 16, 16)
 
 
-def test_synthdigits_that_are_missing_or_damaged_are_named(tmp_path: Path) -> None:
+def test_missing_or_damaged_synthdigits_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"missing synth_train_32x32\.mat, synth_test_32x32\.mat.*-like"):
         load("synthdigits", root=tmp_path)
     matlab(tmp_path / "SynthDigits")

@@ -61,7 +61,7 @@ def test_a_pure_function_of_the_seed(name: str, global_rng_untouched: None) -> N
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_given_labels_stay_as_they_are_and_class_numbers_may_have_gaps(name: str) -> None:
+def test_labels_are_unchanged_and_class_numbers_may_have_gaps(name: str) -> None:
     labels = balanced(4, 30)
     kept = labels.clone()
     dense = ALL[name](labels, 8)
@@ -132,7 +132,7 @@ def test_exactly_the_minimum_is_enough() -> None:
     assert len(partition.dirichlet(torch.zeros(5, dtype=torch.long), 1, 1.0, min_size=5, tries=1)[0]) == 5
 
 
-def test_dirichlet_redraws_where_a_first_draw_would_not_do() -> None:
+def test_dirichlet_redraws_if_the_first_draw_is_too_unequal() -> None:
     labels = balanced(10, 140)
     first = partition.dirichlet(labels, 10, 0.01, min_size=0)
     assert min(map(len, first)) < 10
@@ -140,7 +140,7 @@ def test_dirichlet_redraws_where_a_first_draw_would_not_do() -> None:
 
 
 @given(seed=st.integers(0, 10**6), alpha=st.sampled_from([0.01, 0.1, 1.0]))
-def test_capped_dirichlet_stops_feeding_a_full_client(seed: int, alpha: float) -> None:
+def test_capped_dirichlet_gives_nothing_more_to_a_full_client(seed: int, alpha: float) -> None:
     labels, clients = balanced(6, 40), 4
     counts = partition.summary(labels, partition.dirichlet_capped(labels, clients, alpha, min_size=0, generator=seed))
     held_before = counts.cumsum(1) - counts
@@ -272,17 +272,17 @@ def test_several_clients_of_one_dominant_class_divide_its_share() -> None:
 
 
 @given(seed=st.integers(0, 10**6), total=st.integers(1, 6), each=st.integers(1, 4))
-def test_by_domain_deals_as_a_table_of_owners_would(seed: int, total: int, each: int) -> None:
+def test_by_domain_equals_an_allocation_by_owners(seed: int, total: int, each: int) -> None:
     domains = 3 * torch.randint(0, total, (60,), generator=derive(seed))
     groups = [(domains == d).nonzero().flatten() for d in domains.unique()]
     owns = torch.arange(each * len(groups))[:, None] % len(groups) == torch.arange(len(groups))
     if min(len(group) for group in groups) >= each:
         wanted = allocate_evenly(groups, owns, domains, seed)
-        dealt = partition.by_domain(domains, each * len(groups), generator=seed)
-        assert all(torch.equal(a, b) for a, b in zip(dealt, wanted, strict=True))
+        assigned = partition.by_domain(domains, each * len(groups), generator=seed)
+        assert all(torch.equal(a, b) for a, b in zip(assigned, wanted, strict=True))
 
 
-def test_by_domain_takes_thousands_of_domains() -> None:
+def test_by_domain_handles_thousands_of_domains() -> None:
     before = time.process_time()
     parts = partition.by_domain(torch.arange(4000).repeat(2))
     assert time.process_time() - before < 5  # a table [clients, domains] took minutes
@@ -317,7 +317,9 @@ def test_two_classes_with_500_images_of_vhls_paper() -> None:
     seed=st.integers(0, 10**6),
 )
 @pytest.mark.parametrize("keep", ["shares", "even"])
-def test_a_cap_keeps_a_subset_of_the_wanted_classes(keep: Any, counts: list[list[int]], size: int, seed: int) -> None:
+def test_cap_size_keeps_a_subset_of_the_expected_classes(
+    keep: Any, counts: list[list[int]], size: int, seed: int
+) -> None:
     labels = torch.cat([torch.arange(3).repeat_interleave(torch.tensor(c)) for c in counts])
     if not len(labels):
         return
@@ -339,7 +341,7 @@ def test_a_cap_keeps_a_subset_of_the_wanted_classes(keep: Any, counts: list[list
             assert all(got == held or got >= max(left) - 1 for got, held in zip(left, n))
 
 
-def test_a_cap_draws_which_images_stay() -> None:
+def test_cap_size_draws_the_kept_images() -> None:
     labels = torch.zeros(40, dtype=torch.long)
     one, other = (partition.cap_size(labels, [torch.arange(40)], 20, generator=seed)[0] for seed in (0, 1))
     assert not torch.equal(one, other)
@@ -389,7 +391,7 @@ def test_one_set_per_client() -> None:
     least=st.sampled_from([0, 1, 5]),
     alpha=st.sampled_from([0.5, 2.0]),
 )
-def test_domains_by_dirichlet_gives_everybody_enough_of_each_class(
+def test_domains_by_dirichlet_respects_the_minimum_per_class(
     seed: int, total: int, parts: int, least: int, alpha: float
 ) -> None:
     rng = derive(seed)
@@ -397,13 +399,13 @@ def test_domains_by_dirichlet_gives_everybody_enough_of_each_class(
     domains = (torch.arange(len(labels)) // 120)[torch.randperm(len(labels), generator=rng)]
     if min(int((labels[domains == d] == k).sum()) for d in range(total) for k in range(3)) < parts * least:
         return
-    dealt = partition.domains_by_dirichlet(labels, domains, parts, alpha, min_each=least, generator=seed)
-    assert torch.cat(dealt).sort().values.tolist() == list(range(len(labels)))
-    assert int(partition.summary(labels, dealt, 3).min()) >= least
-    assert all(torch.equal(part, part.sort().values) for part in dealt)
-    assert all(set(domains[part].tolist()) <= {i % total} for i, part in enumerate(dealt))
+    assigned = partition.domains_by_dirichlet(labels, domains, parts, alpha, min_each=least, generator=seed)
+    assert torch.cat(assigned).sort().values.tolist() == list(range(len(labels)))
+    assert int(partition.summary(labels, assigned, 3).min()) >= least
+    assert all(torch.equal(part, part.sort().values) for part in assigned)
+    assert all(set(domains[part].tolist()) <= {i % total} for i, part in enumerate(assigned))
     again = partition.domains_by_dirichlet(labels, domains, parts, alpha, min_each=least, generator=seed)
-    assert all(torch.equal(a, b) for a, b in zip(dealt, again))
+    assert all(torch.equal(a, b) for a, b in zip(assigned, again))
 
 
 def test_domains_by_dirichlet_follows_its_alpha() -> None:
@@ -411,8 +413,8 @@ def test_domains_by_dirichlet_follows_its_alpha() -> None:
     labels = torch.arange(15_000) // 100  # 150 classes of 100
     domains = torch.zeros(len(labels), dtype=torch.long)
     for alpha in (0.5, 2.0, 50.0):
-        dealt = partition.domains_by_dirichlet(labels, domains, 3, alpha, min_each=0)
-        shares = partition.summary(labels, dealt).double() / 100
+        assigned = partition.domains_by_dirichlet(labels, domains, 3, alpha, min_each=0)
+        shares = partition.summary(labels, assigned).double() / 100
         assert float(shares.var()) == pytest.approx(2 / 9 / (3 * alpha + 1), rel=0.2, abs=2e-4)
 
 
@@ -427,7 +429,7 @@ def test_domains_by_dirichlet_follows_its_alpha() -> None:
         ({"alpha": 0.0}, "alpha must be"),
     ],
 )
-def test_domains_that_cannot_be_cut_so_are_refused(options: dict[str, Any], words: str) -> None:
+def test_impossible_splits_of_domains_are_refused(options: dict[str, Any], words: str) -> None:
     labels, domains = torch.arange(80) % 2, torch.arange(80) // 40
     with pytest.raises(ValueError, match=words):
         partition.domains_by_dirichlet(labels, domains, **{"parts": 2, "alpha": 2.0, "min_each": 1, **options})

@@ -13,14 +13,14 @@ from distillkit.rng import derive
 
 
 def slices(patients: int, each: int, seed: int = 0) -> LabeledImages:
-    """Some pictures of each patient, shuffled; a patient is of one class."""
+    """Return some pictures of each patient, shuffled; each patient has one class."""
     patient = torch.arange(patients).repeat_interleave(each)[torch.randperm(patients * each, generator=derive(seed))]
     images = torch.rand(len(patient), 1, 2, 2, generator=derive(seed, "pixels"))
     return LabeledImages(images, patient % 2, num_classes=2, columns={"patient": 7 * patient})
 
 
 @given(seed=st.integers(0, 100), patients=st.integers(4, 12), each=st.integers(1, 4))
-def test_nobody_is_in_both(seed: int, patients: int, each: int) -> None:
+def test_no_patient_is_in_both_sets(seed: int, patients: int, each: int) -> None:
     data = slices(patients, each, seed)
     split = split_by(data, "patient", 0.5)
     trained, tested = (set(part.columns["patient"].tolist()) for part in split)
@@ -31,7 +31,7 @@ def test_nobody_is_in_both(seed: int, patients: int, each: int) -> None:
     assert all(n == round(0.5 * len(range(k, patients, 2))) for k, n in of_class.items())
 
 
-def test_images_keep_their_order_and_say_what_was_kept_apart(global_rng_untouched: None) -> None:
+def test_images_keep_their_order_and_info_names_the_column(global_rng_untouched: None) -> None:
     data = slices(6, 3)
     split = split_by(data, "patient", 0.5, classes=("well", "ill"))
     again = split_by(data, "patient", 0.5)
@@ -43,7 +43,7 @@ def test_images_keep_their_order_and_say_what_was_kept_apart(global_rng_untouche
     assert (split.classes, again.classes) == (("well", "ill"), ("0", "1"))
 
 
-def test_rows_of_labels_are_cut_too() -> None:
+def test_label_rows_are_split_too() -> None:
     data = slices(6, 2)
     rows = data.replace(labels=torch.nn.functional.one_hot(data.labels, 2).float())
     assert [len(part) for part in split_by(rows, "patient", 0.5)] == [6, 6]
@@ -61,12 +61,12 @@ def test_rows_of_labels_are_cut_too() -> None:
         ({"classes": ("one",)}, "classes must be 2 names, got 1"),
     ],
 )
-def test_what_cannot_be_cut_is_refused(options: dict[str, Any], words: str) -> None:
+def test_impossible_splits_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         split_by(slices(4, 2), **{"column": "patient", **options})
 
 
-def test_a_column_of_other_numbers_is_refused() -> None:
+def test_a_column_of_floats_is_refused() -> None:
     data = slices(4, 2)
     with pytest.raises(TypeError, match="column 'patient' must be class indices"):
         split_by(data.replace(columns={"patient": torch.rand(8, generator=derive(0))}), "patient")

@@ -1,4 +1,4 @@
-"""Pictures in a cache: the same as `load_folder` gives, made once, gone on with, noticed when they change."""
+"""Cached pictures: equality with `load_folder`, reuse, resuming and changed sources."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HALF = Normalization([0.5], [0.5])
 
 
 def made(path: Path, each: int = 5, size: tuple[int, int] = (9, 7), seed: int = 0, grey: bool = False) -> Path:
-    """A folder of noise in two classes."""
+    """Write a folder of noise pictures in two classes."""
     rng = np.random.default_rng(seed)
     for name in ("cat", "dog"):
         (path / name).mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The pictures that are decoded from now on."""
+    """Record the names of decoded pictures."""
     found: list[str] = []
     read = _listing.read_picture
 
@@ -63,7 +63,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def cut_off(path: Path, cache: Path, decoded: list[str], after: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Open a folder, and be killed after so many pictures."""
+    """Open a folder and interrupt the call after the given number of pictures."""
     counted = _listing.read_picture
 
     def killed(file: Path, *options: Any) -> torch.Tensor:
@@ -78,7 +78,7 @@ def cut_off(path: Path, cache: Path, decoded: list[str], after: int, monkeypatch
 
 
 def indices(count: int) -> st.SearchStrategy[Any]:
-    """A slice, a mask, an index tensor or a list, of any order and with repetitions."""
+    """Generate slices, masks, index tensors and lists, in any order and with repetitions."""
     numbers = st.lists(st.integers(-count, count - 1), max_size=2 * count)
     return st.one_of(
         st.slices(count).filter(lambda s: s.step is None or s.step > 0),
@@ -90,10 +90,10 @@ def indices(count: int) -> st.SearchStrategy[Any]:
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), size=st.sampled_from([None, (9, 7), 5, (13, 8)]), channels=st.sampled_from([None, 1, 3]))
-def test_what_is_read_is_what_load_folder_gives(
+def test_stored_pictures_equal_loaded_ones(
     data: st.DataObject, size: Any, channels: int | None, pets: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Bit for bit where no picture is resized or turned grey, else every pixel within half a byte's step."""
+    """Equal bits if no picture is resized or turned grey, else every pixel within half a byte's step."""
     options: dict[str, Any] = {"size": size, "channels": channels, "normalization": HALF, "test_fraction": 0.34}
     loaded = load_folder(pets, **options)
     stored = open_folder(pets, cache=tmp_path_factory.getbasetemp() / "cache", **options)
@@ -114,7 +114,7 @@ def test_what_is_read_is_what_load_folder_gives(
             assert float((HALF.decode(found.images) - HALF.decode(wanted.images)).abs().max()) <= 1 / 510 + 1e-6
 
 
-def test_one_picture_and_a_loader(pets: Path, tmp_path: Path) -> None:
+def test_integer_index_and_dataloader(pets: Path, tmp_path: Path) -> None:
     stored, loaded = open_folder(pets, cache=tmp_path).train, load_folder(pets).train
     loaded = loaded.renormalize(stored.normalization)
     for k in (0, 3, -1):
@@ -143,7 +143,7 @@ def test_the_normalization_is_that_of_the_training_pictures(tmp_path: Path, glob
     assert test.normalization == train.normalization
 
 
-def test_a_cache_is_made_once_and_found_again_without_a_write(
+def test_a_cache_is_written_once_and_reused_without_writing(
     pets: Path, tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = open_folder(pets, cache=tmp_path, workers=3)
@@ -195,7 +195,7 @@ def test_an_interrupted_cache_is_resumed(tmp_path: Path, decoded: list[str], mon
 def test_an_interrupted_cache_that_lost_its_header_is_written_again(
     begins: bytes, tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a power cut: a file's length is there, what was written first is not."""
+    """After a power cut a file may have its length but not its first bytes."""
     path = made(tmp_path / "pets")
     cut_off(path, tmp_path / "cache", decoded, 3, monkeypatch)
     [pixels] = (tmp_path / "cache").glob("*.npy")
@@ -204,7 +204,7 @@ def test_an_interrupted_cache_that_lost_its_header_is_written_again(
     assert torch.equal(stored.read().images, load_folder(path, normalization=HALF).train.images)
 
 
-def test_threads_that_open_the_same_folder_make_one_cache(pets: Path, tmp_path: Path, decoded: list[str]) -> None:
+def test_threads_that_open_the_same_folder_write_one_cache(pets: Path, tmp_path: Path, decoded: list[str]) -> None:
     found: list[StoredImages] = []
     threads = [threading.Thread(target=lambda: found.append(open_folder(pets, cache=tmp_path).train)) for _ in range(3)]
     for thread in threads:
@@ -231,7 +231,7 @@ def test_the_folder_and_the_size_of_a_cache_are_reported(tmp_path: Path, monkeyp
         open_folder(path, cache=tmp_path / "file")
 
 
-def test_what_load_folder_refuses_is_refused(tmp_path: Path) -> None:
+def test_open_folder_refuses_what_load_folder_refuses(tmp_path: Path) -> None:
     path = made(tmp_path / "pets")
     made(path / "deeper", 2, (4, 4))
     (path / "cat" / "9.png").write_bytes(b"no picture")
@@ -246,7 +246,7 @@ def test_what_load_folder_refuses_is_refused(tmp_path: Path) -> None:
         open_folder(tmp_path / "nowhere")
 
 
-def test_components_say_how_to_read_a_part(pets: Path, tmp_path: Path) -> None:
+def test_components_explain_how_to_read_stored_images(pets: Path, tmp_path: Path) -> None:
     data = open_folder(pets, cache=tmp_path).train
     words = r"must be in memory.*data\.read\(indices\).*all 10 with `data.read\(\)` \(7.56 kB as floats\)"
     for images in (data, Subset(data, [0, 1]), DataLoader(data)):
@@ -261,9 +261,7 @@ def test_components_say_how_to_read_a_part(pets: Path, tmp_path: Path) -> None:
     assert as_set(data.read([0, 1])).info == data.info
 
 
-def test_a_network_is_tested_on_a_stored_set_a_chunk_at_a_time(
-    pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stored_test_set_is_read_in_chunks(pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train, test = open_folder(pets, cache=tmp_path)
     found: list[int] = []
     read = caches.PixelFile.read
@@ -295,7 +293,7 @@ def test_clients_of_a_stored_set_read_nothing(pets: Path, tmp_path: Path, monkey
     assert torch.equal(torch.cat([client.digests for client in held]).unique(dim=0), data.digests.unique(dim=0))
 
 
-def test_what_does_not_fit_a_stored_set_is_refused(pets: Path, tmp_path: Path) -> None:
+def test_invalid_changes_of_a_stored_set_are_refused(pets: Path, tmp_path: Path) -> None:
     data = open_folder(pets, cache=tmp_path).train
     with pytest.raises(TypeError, match="replace takes labels.*got images"):
         data.replace(images=torch.zeros(1))
@@ -322,7 +320,7 @@ def arrays(count: int = 70, shape: tuple[int, ...] = (6, 5, 3), dtype: Any = np.
 
 @pytest.mark.parametrize(("shape", "dtype"), [((6, 5, 3), np.uint8), ((6, 5), np.uint8), ((6, 5, 1), np.float64)])
 @pytest.mark.parametrize(("size", "channels"), [(None, None), (4, None), (None, 3), (3, 1)])
-def test_an_npz_is_read_as_load_npz_reads_it(
+def test_a_stored_npz_equals_the_loaded_one(
     tmp_path: Path, shape: tuple[int, ...], dtype: Any, size: Any, channels: Any
 ) -> None:
     path = tmp_path / "noise.npz"
@@ -368,7 +366,7 @@ def test_an_npz_that_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
         open_npz(tmp_path / "nothing.npz")
 
 
-def test_more_than_memory_holds_is_refused_before_it_is_read(
+def test_pictures_that_exceed_memory_are_refused_before_reading(
     pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pages = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2}  # the twelve pictures take 9,072 bytes

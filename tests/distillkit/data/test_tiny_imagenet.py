@@ -38,7 +38,7 @@ def write(root: Path) -> Path:
     return folder
 
 
-def test_the_releases_tree(tmp_path: Path, global_rng_untouched: None) -> None:
+def test_the_released_layout(tmp_path: Path, global_rng_untouched: None) -> None:
     write(tmp_path)
     for name in ("tiny-imagenet", "TinyImageNet"):
         split = load(name, root=tmp_path, normalization=HALF)
@@ -53,7 +53,7 @@ def test_the_releases_tree(tmp_path: Path, global_rng_untouched: None) -> None:
     assert load("tiny-imagenet", root=tmp_path, size=4, channels=1).train.shape == (1, 4, 4)
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"missing wnids\.txt, words\.txt, train, val/val_annotations\.txt"):
         load("tiny-imagenet", root=tmp_path)
     folder = write(tmp_path)

@@ -45,7 +45,7 @@ TARGETS = torch.tensor([0, 3, 1, 1, 2])
 
 
 def by_hand(start: Tensor, target: Tensor, steps: int, lr: float, jensen_shannon: bool) -> tuple[Tensor, float, int]:
-    """One image by the formulas: Adam written out, the best of all iterates."""
+    """Invert one image by the formulas, with Adam written out, and return the best iterate."""
     teacher, student = TEACHER.double().eval(), STUDENT.double().eval()
     x, m, v = start.double().clone(), 0.0, 0.0
     best: tuple[float, Tensor, int] = (math.inf, x, -1)
@@ -72,7 +72,7 @@ def by_hand(start: Tensor, target: Tensor, steps: int, lr: float, jensen_shannon
 
 
 @pytest.mark.parametrize("divergence", ["clamped", "jensen_shannon"])
-def test_it_is_the_formula_optimised_by_adam_and_the_best_iterate_of_each_image(divergence: Any) -> None:
+def test_adam_on_the_formula_and_the_best_iterate_of_each_image(divergence: Any) -> None:
     lr, steps = 0.4, 12
     start = torch.randn(5, *SHAPE, generator=as_generator(2))
     wanted = [by_hand(x, y, steps, lr, divergence == "jensen_shannon") for x, y in zip(start, TARGETS, strict=True)]
@@ -106,13 +106,13 @@ def test_it_reaches_the_targets() -> None:
     assert made.num_classes == 4
 
 
-def test_no_step_leaves_the_noise(global_rng_untouched: None) -> None:
+def test_zero_steps_return_the_noise(global_rng_untouched: None) -> None:
     made = invert(TEACHER, TARGETS, shape=SHAPE, steps=0, generator=3)
     assert torch.equal(made.images, torch.randn(5, *SHAPE, generator=as_generator(3)))
 
 
 @given(st.integers(1, 5))
-def test_the_batch_changes_nothing_but_memory(batch: int) -> None:
+def test_the_batch_size_does_not_change_the_result(batch: int) -> None:
     options: dict[str, Any] = {"shape": SHAPE, "student": STUDENT, "steps": 4, "total_variation": 0.01}
     whole = invert(TEACHER, TARGETS, batch=5, **options)
     parts = invert(TEACHER, TARGETS, batch=batch, **options)
@@ -179,7 +179,7 @@ def snapshot(model: nn.Module) -> tuple[Any, ...]:
     return hooks, modes, grads, {k: v.tolist() for k, v in model.state_dict().items()}
 
 
-def test_the_networks_are_left_as_they_were_also_after_an_exception() -> None:
+def test_the_networks_are_unchanged_even_after_an_exception() -> None:
     teacher, student = net(3).train(), net(4).eval()
     teacher.head.bias.requires_grad_(False)
     teacher(torch.ones(2, *SHAPE)).sum().backward()
@@ -213,7 +213,7 @@ def test_multi_label_rows() -> None:
     assert made.labels.dtype == torch.float32
 
 
-def test_a_decoder_makes_pixels_in_the_given_normalisation() -> None:
+def test_a_decoder_gives_pixels_in_the_given_normalization() -> None:
     half = Normalization((0.5,) * 3, (0.25,) * 3)
     made = invert(
         *(TEACHER, TARGETS),
@@ -248,7 +248,7 @@ def test_a_foreign_network_and_other_shapes() -> None:
     assert five.shape == (5, 7, 9)
 
 
-def test_batch_statistics_couple_a_batch() -> None:
+def test_batch_statistics_set_the_default_batch() -> None:
     teacher = net(0, stored=False)
     options: dict[str, Any] = {"shape": (3, 64, 64), "steps": 2, "lr": 0.1}
     targets = TARGETS.repeat(2)
@@ -289,7 +289,7 @@ def test_a_network_without_parameters() -> None:
         (ValueError, "latent", {"latent": 0}),
         (ValueError, "total_variation must be at least 0", {"total_variation": -1.0}),
         (ValueError, "divergence must be one of", {"divergence": "kl"}),
-        (ValueError, "has no BatchNorm layer", {"batch_norm": 1.0, "teacher": net(0, norm=False)}),
+        (ValueError, "must have a BatchNorm layer", {"batch_norm": 1.0, "teacher": net(0, norm=False)}),
         (ValueError, r"decoder must give images of shape=\(3, 8, 8\)", {"decoder": lambda: SmallDecoder((3, 4, 4))}),
     ],
 )
@@ -306,7 +306,7 @@ def test_the_small_decoder_refuses(arguments: Any) -> None:
 
 
 @given(st.lists(st.integers(0, 3000), min_size=1, max_size=12), st.integers(1, 400))
-def test_complement_targets_are_in_proportion_to_what_lacks(counts: list[int], total: int) -> None:
+def test_complement_targets_are_proportional_to_the_deficit(counts: list[int], total: int) -> None:
     lacking = [max(counts) - n for n in counts]
     down = complement_targets(torch.tensor(counts), total=total)
     exact = complement_targets(torch.tensor(counts), total=total, rounding="largest_remainder")

@@ -40,7 +40,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def modulated_by_hand(conv: Any, x: Tensor, w: Tensor) -> Tensor:
-    """Eq. 1 and 3 with a kernel of its own for each image; up: zeros between pixels, convolution, blur."""
+    """Eq. 1 and 3 with a separate kernel for each image; up: zeros between pixels, convolution, blur."""
     line = torch.tensor([1.0, 3.0, 3.0, 1.0])
     blur = (torch.outer(line, line) / 16).expand(conv.weight.shape[0], 1, 4, 4)
     images = []
@@ -90,7 +90,7 @@ def test_the_generator_follows_the_equations_of_stylegan2() -> None:
 
 
 @torch.no_grad()
-def test_only_the_direction_of_a_latent_counts_and_noise_of_gain_zero_is_inert() -> None:
+def test_only_the_direction_of_a_latent_matters_and_zero_gain_disables_noise() -> None:
     network = generator_network()
     z = normal(4, 6)
     noise = [normal(4, 1, s, s) for s in network.noise_sides]
@@ -118,7 +118,7 @@ def test_maps_halve_above_32_pixels() -> None:
     assert [conv.weight.shape[0] for conv in network.convs] == [16, 16, 16, 16, 16, 16, 16, 8, 8, 4, 4]
 
 
-def test_latents_lie_class_latents() -> None:
+def test_latents_scatter_around_class_means() -> None:
     latents = class_latents(40, 50, (30,), 0.5, 0.2, as_generator(0)).view(40, 50, 30)
     means = latents.mean(1)
     assert float(means.std()) == pytest.approx(0.5, rel=0.1)
@@ -143,8 +143,8 @@ def test_a_noise_set_is_scaled_and_standardised(
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_noise_is_public_and_so_is_what_is_measured_on_it(name: str) -> None:
-    """What a guarantee takes for public (docs/privacy_guide.md, 3): no record had a part in it."""
+def test_the_measured_normalization_of_noise_is_public(name: str) -> None:
+    """A guarantee may treat these statistics as public (docs/privacy_guide.md, 3): they use no record."""
     refuse_measured_normalization(MAKERS[name](2, 3, 8).normalization)
 
 
@@ -181,13 +181,13 @@ def test_upsampled_gaussian_is_an_affine_map_of_enlarged_noise() -> None:
 
 
 def spread(made: LabeledImages) -> float:
-    """Distance between class means over the distance of images to their class mean."""
+    """Return the ratio of the distance between class means to the distance of images to their class mean."""
     means = torch.stack([made.images[made.labels == k].mean(0) for k in range(made.num_classes)])
     return float((means - means.mean(0)).norm() / (made.images - means[made.labels]).norm())
 
 
 @pytest.mark.parametrize("name", ["stylegan", "gaussian", "shared"])
-def test_mean_std_over_sample_std_says_how_far_classes_are_apart(name: str) -> None:
+def test_mean_std_over_sample_std_determines_the_separation(name: str) -> None:
     near, far = (MAKERS[name](4, 12, 16, mean_std=m, sample_std=0.5) for m in (0.2, 1.0))
     assert spread(far) > 1.5 * spread(near)
 
@@ -212,7 +212,7 @@ def test_active_noise_gives_each_class_a_picture() -> None:
         ((3, 2, 6, 10), 0.0012402573355948764, [-1.10882650726e-05, -2.406274504526e-06, -1.816552613889e-06]),
     ],
 )
-def test_decorrelation_is_the_releases(shape: tuple[int, ...], value: float, slopes: list[float]) -> None:
+def test_decorrelation_equals_the_released_loss(shape: tuple[int, ...], value: float, slopes: list[float]) -> None:
     """Computed by `cov_non_diag_norm` (wizard1203/VHL at c5aa7a1, loss_fn/cov_loss.py) in float64, and its gradient."""
     images = (torch.sin(1.7 * torch.arange(math.prod(shape), dtype=torch.float64) + 0.4) + 0.3).view(shape)
     images.requires_grad_()

@@ -20,7 +20,7 @@ from distillkit.normalization import Normalization
 
 
 def picture(height: int = 90, width: int = 120, channels: int = 3) -> Tensor:
-    """Smooth colours with an edge, 8 bit."""
+    """Return an 8-bit picture of smooth colours with an edge."""
     y, x = torch.meshgrid(torch.linspace(0, 3, height), torch.linspace(0, 4, width), indexing="ij")
     waves = torch.stack([0.5 + 0.4 * torch.sin((c + 1) * y + x * (1.3 + c)) for c in range(channels)])
     waves[:, height // 3 :, width // 2 :] *= 0.6
@@ -116,7 +116,7 @@ def test_parameters_keep_the_published_ranges() -> None:
 
 
 def by_image_library(image: Tensor, r: CropParameters) -> Tensor:
-    """The published pipeline on an 8-bit picture, with Pillow."""
+    """Apply the published pipeline to an 8-bit picture with Pillow."""
     rows = Image.fromarray(image.permute(1, 2, 0).numpy())
     crop = pil.resized_crop(rows, r.top, r.left, r.height, r.width, [45, 45], InterpolationMode.BICUBIC)
     crop = pil.affine(crop, r.rotation, [0, 0], 1.0, [r.shear, 0.0], InterpolationMode.BILINEAR)
@@ -128,7 +128,7 @@ def by_image_library(image: Tensor, r: CropParameters) -> Tensor:
 
 @pytest.mark.parametrize(("jittered", "most", "mean"), [(0.0, 0.012, 0.003), (1.0, 0.08, 0.015)])
 def test_crops_agree_with_the_published_pipeline_in_an_image_library(jittered: float, most: float, mean: float) -> None:
-    """Up to 8-bit roundings, of which an image library makes one in each of its steps."""
+    """Equal up to 8-bit rounding, which an image library applies in each step."""
     image = picture(200, 180)
     patches = Patches(image, seed=1, jitter_probability=jittered)
     for i in range(30):
@@ -187,7 +187,7 @@ def test_chunks_cover_everything_in_order() -> None:
     assert len(list(patches)) == len(patches) == 48
 
 
-def test_a_set_knows_where_its_crops_came_from() -> None:
+def test_a_set_records_the_origin_of_its_crops() -> None:
     half = Normalization((0.5,) * 3, (0.25,) * 3)
     crops = PATCHES.set([5, 2], torch.tensor([1, 0]), num_classes=4, normalization=half)
     assert torch.allclose(crops.pixels(), FEW[[5, 2]], atol=1e-6)

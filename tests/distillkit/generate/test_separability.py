@@ -13,7 +13,7 @@ from distillkit.rng import as_generator
 EASY = upsampled_gaussian(3, 24, 16, 2)
 
 
-def test_separable_classes_are_told_apart(global_rng_untouched: None) -> None:
+def test_separable_classes_are_distinguished(global_rng_untouched: None) -> None:
     found = separability(EASY)
     assert found.linear_probe > 0.9
     assert found.small_net > 0.9
@@ -21,7 +21,7 @@ def test_separable_classes_are_told_apart(global_rng_untouched: None) -> None:
     assert separability(*EASY) == found
 
 
-def test_labels_that_mean_nothing_are_not() -> None:
+def test_random_labels_are_not_distinguished() -> None:
     noise = torch.randn(120, 1, 8, 8, generator=as_generator(0))
     found = separability(noise, torch.arange(120) % 2, epochs=3)
     assert abs(found.linear_probe - 0.5) < 0.2
@@ -29,13 +29,13 @@ def test_labels_that_mean_nothing_are_not() -> None:
     assert found.chance == 0.5
 
 
-def test_it_tests_on_images_that_it_did_not_train_on() -> None:
-    """A nearest neighbour of the training half would be perfect on it."""
+def test_separability_is_measured_on_held_out_images() -> None:
+    """A nearest neighbour classifier would be perfect on the training half."""
     noise = torch.randn(40, 3, 16, 16, generator=as_generator(0))
     assert separability(noise, torch.arange(40) % 4, epochs=1).linear_probe < 0.6
 
 
-def test_your_own_network_and_unbalanced_classes_with_one_missing() -> None:
+def test_custom_network_and_unbalanced_classes_with_one_missing() -> None:
     images = torch.cat([EASY.images[:24], EASY.images[48:57]])
     labels = torch.tensor([0] * 24 + [2] * 9)
     found = separability(
