@@ -24,6 +24,8 @@ P = ParamSpec("P")
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
+D = TypeVar("D")
+E = TypeVar("E")
 R = TypeVar("R")
 
 
@@ -131,6 +133,8 @@ class options(Generic[P, C]):
 
     @overload
     def __call__(self, function: Callable[[A, B, C], R]) -> Callable[Concatenate[A, B, P], R]: ...
+    @overload
+    def __call__(self, function: Callable[[A, B, D, E, C], R]) -> Callable[Concatenate[A, B, D, E, P], R]: ...
     @overload
     def __call__(self, function: Callable[[A, C], R]) -> Callable[Concatenate[A, P], R]: ...
     def __call__(self, function: Callable[..., R]) -> Callable[..., R]:

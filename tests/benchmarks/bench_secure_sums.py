@@ -42,7 +42,7 @@ def methods(clients: int, weights: int) -> Iterator[dict[str, Method]]:
     with tempfile.TemporaryDirectory() as folder:
         ring = Keyring(folder)
         idle = Idle(factory=lambda outputs: line(outputs, weights))
-        options: dict[str, Any] = {"keyring": ring, "threshold": 2 * clients // 3 + 1, "most": {FedAvg.update: 1.0}}
+        options: dict[str, Any] = {"keyring": ring, "threshold": 2 * clients // 3 + 1, "bounds": {FedAvg.update: 1.0}}
         yield {"plain": idle, "secure": Filtered(idle, SecureSums(ring.registry(clients), **options))}
 
 

@@ -102,7 +102,7 @@ MADE = {
         FedAvg(factory=Tiny),
         SecureSums(
             Registry({k: f"{k:064x}" for k in range(3)}), keyring=Keyring("keys"), threshold=2,
-            most={FedAvg.update: 8.0},
+            bounds={FedAvg.update: 8.0},
         ),
     ),
     "feddm": lambda: FedDM(factory=Tiny, augment=DSA()),

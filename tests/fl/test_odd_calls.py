@@ -321,7 +321,7 @@ CALLS: dict[str, Call] = {
             "registry": ring()[0].registry(3),
             "keyring": ring()[0],
             "threshold": 2,
-            "most": {FedAvg.update: 8.0},
+            "bounds": {FedAvg.update: 8.0},
             "bits": 40,
         },
         secured,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from distillkit._utils import check
-from fl.deploy.flower._messages import MAX_MESSAGE_BYTES, GridConnection, flower, to_records
-from fl.deploy.flower._node import LoadClient, Node
+from fl.deploy.flower._messages import GridConnection, flower, to_records
+from fl.deploy.flower._node import LoadClient, Node, NodeOptions
 from fl.deploy.flower._node_registry import NodeRegistry
 from fl.deploy.flower._transport import ConnectionOptions, GridTransport
 from fl.engine._backends import RunContext
@@ -17,7 +16,6 @@ from fl.engine._runner import Deployment, execute
 from fl.engine._validation import remark_on
 from fl.engine.run import Run
 from fl.method import Method, require_method
-from fl.task import LabelTask
 
 __all__ = ["FlowerConfig", "client_app", "reply_to", "serve", "server_app"]
 
@@ -40,17 +38,8 @@ class FlowerConfig(RunConfig):
     defer_evaluation: bool = True
 
 
-def client_app(
-    method: Method,
-    load_client: LoadClient,
-    *,
-    folder: str | Path,
-    task: LabelTask | None = None,
-    device: str = "cpu",
-    policy: str | Path | None = None,
-    code: str | Path | None = None,
-    max_message_bytes: int = MAX_MESSAGE_BYTES,
-) -> Any:
+@options(NodeOptions)
+def client_app(method: Method, load_client: LoadClient, config: NodeOptions) -> Any:
     """Create the Flower app of a node, which runs the requests of a `server_app` on the data of its partition.
 
     Name it in the app's pyproject.toml (`clientapp = "package.client_app:app"`). The node config says which client a
@@ -63,14 +52,7 @@ def client_app(
             labels, a `StoredImages`), the path of a folder of images, a `Split`, a study task's allocation, or a table
             of flwr-datasets. docs/flower.md lists all forms. It is called for every message, because on real nodes
             every message starts a new process.
-        folder: the node's folder, with its key, its client's memory, cached payloads and its data's ledger. It must
-            persist between messages. Of its content only ledger lines are sent.
-        task: the server app's label task; None: one class per image.
-        device: device on which the client computes.
-        policy: file with the owner's policy, see `read_policy`; None: any request is allowed and charged to the ledger.
-            The file is read for every message.
-        code: folder of the app's code, `Path(__file__).parent`, for a policy that pins it.
-        max_message_bytes: size limit of a received message; the node refuses larger ones unread.
+        config: see `NodeOptions`; callers give its fields as keywords.
 
     Returns:
         A `flwr.clientapp.ClientApp`.
@@ -79,7 +61,7 @@ def client_app(
         MissingFlower: Flower is not installed.
         TypeError, ValueError: bad arguments, or an unusable policy.
     """
-    node = Node(require_method(method), load_client, folder, task, device, policy, code, max_message_bytes)
+    node = Node(method, load_client, config)
     app = flower("clientapp").ClientApp()
 
     def answer(message: Any, context: Any) -> Any:
@@ -91,19 +73,8 @@ def client_app(
     return app
 
 
-def reply_to(
-    message: Any,
-    context: Any,
-    method: Method,
-    load_client: LoadClient,
-    *,
-    folder: str | Path,
-    task: LabelTask | None = None,
-    device: str = "cpu",
-    policy: str | Path | None = None,
-    code: str | Path | None = None,
-    max_message_bytes: int = MAX_MESSAGE_BYTES,
-) -> Any:
+@options(NodeOptions)
+def reply_to(message: Any, context: Any, method: Method, load_client: LoadClient, config: NodeOptions) -> Any:
     """Reply to one message of the server, in a client app of your own; `client_app` is a ready one.
 
     Use it where the method or the data's location comes from Flower's `context.run_config` and `context.node_config`.
@@ -111,7 +82,8 @@ def reply_to(
 
     Args:
         message, context: arguments of Flower's call.
-        method, load_client, folder, task, device, policy, code, max_message_bytes: see `client_app`.
+        method, load_client: see `client_app`.
+        config: see `NodeOptions`; callers give its fields as keywords.
 
     Returns:
         The `flwr.app.Message` to return. A failure of the client becomes a reply with an error.
@@ -120,8 +92,7 @@ def reply_to(
         MissingFlower: Flower is not installed.
         TypeError, ValueError: bad arguments, or an unusable policy.
     """
-    node = Node(require_method(method), load_client, folder, task, device, policy, code, max_message_bytes)
-    return _reply(node, message, context)
+    return _reply(Node(method, load_client, config), message, context)
 
 
 def _reply(node: Node, message: Any, context: Any) -> Any:
@@ -171,19 +142,11 @@ def _serve(grid: Any, method: Method, config: FlowerConfig) -> Run:
         return GridTransport(connection, registry, limits, first.num_classes, context.ledger, context.memories)
 
     deployment = Deployment(
-        first=first,
-        clients=len(registry.nodes),
-        fingerprint=registry.fingerprint,
-        open=open_transport,
+        first=first, clients=len(registry.nodes), fingerprint=registry.fingerprint, open=open_transport,
         open_ledger=remark_on,
-    )
-    return execute(
-        method,
-        config,
-        deployment,
-        progress=False,
-        defer_tests=check.boolean(config.defer_evaluation, "defer_evaluation"),
-    )
+    )  # fmt: skip
+    defers = check.boolean(config.defer_evaluation, "defer_evaluation")
+    return execute(method, config, deployment, progress=False, defer_tests=defers)
 
 
 @options(FlowerConfig)

@@ -46,11 +46,11 @@ from fl.engine._clients import ClientRegistry
 from fl.engine._transport import ClientResult, reason_of
 from fl.engine._validation import resolve_task
 from fl.message import Message
-from fl.method import Method
+from fl.method import Method, require_method
 from fl.participants import Interrupted
 from fl.task import LabelTask
 
-__all__ = ["LoadClient", "Node"]
+__all__ = ["LoadClient", "Node", "NodeOptions"]
 
 LoadClient = Callable[[int], Any]
 """Returns one client's data by its partition, in one of the forms of `fl.deploy.flower._client_loading`."""
@@ -59,41 +59,49 @@ _STOP_GRACE = 2.0
 """Seconds that a client has to stop after its deadline before its thread is abandoned."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class NodeOptions:
+    """Options of a node.
+
+    Args:
+        folder: the node's folder, with its key, its client's memory, cached payloads and its data's ledger. It must
+            persist between messages. Of its content only ledger lines are sent.
+        task: the server app's label task; None: one class per image.
+        device: device on which the client computes.
+        policy: file with the owner's policy, see `read_policy`; None: any request is allowed and charged to the ledger.
+            The file is read for every message.
+        code: folder of the app's code, `Path(__file__).parent`, for a policy that pins it.
+        max_message_bytes: size limit of a received message; the node refuses larger ones unread.
+    """
+
+    folder: str | Path
+    task: LabelTask | None = None
+    device: str = "cpu"
+    policy: str | Path | None = None
+    code: str | Path | None = None
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+
+
 class Node:
     """The node's side of a run: handles the server's messages.
 
     Args:
         method: the method to run.
         load_client: returns the data of a partition.
-        folder: the node's folder.
-        task: the server's label task; None: one class per image.
-        device: device on which the client computes.
-        policy: path of the owner's policy; None: everything is allowed.
-        code: folder of the app's code.
-        max_message_bytes: size limit of a received message.
+        options: folder, device, policy and limits.
 
     Raises:
         TypeError, ValueError: bad arguments, or an unusable policy.
     """
 
-    def __init__(
-        self,
-        method: Method,
-        load_client: LoadClient,
-        folder: str | Path,
-        task: LabelTask | None,
-        device: str,
-        policy: str | Path | None = None,
-        code: str | Path | None = None,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
-    ) -> None:
+    def __init__(self, method: Method, load_client: LoadClient, options: NodeOptions) -> None:
         check.callable_with(load_client, "load_client", ["partition"], "a function of the partition's number")
-        self.method, self.load_client, self.task = method, load_client, task
-        self.folder, self.device = Path(folder), check.device(device)
-        self.max_message_bytes = check.positive_int(max_message_bytes, "max_message_bytes")
-        self.policy, self.app = policy, None if code is None else app_hash(code)
-        if policy is not None and read_policy(policy).app != ANY and code is None:
-            raise ValueError(f"the policy {policy} pins the app's code: pass code=Path(__file__).parent")
+        self.method, self.load_client, self.task = require_method(method), load_client, options.task
+        self.folder, self.device = Path(options.folder), check.device(options.device)
+        self.max_message_bytes = check.positive_int(options.max_message_bytes, "max_message_bytes")
+        self.policy, self.app = options.policy, None if options.code is None else app_hash(options.code)
+        if self.policy is not None and read_policy(self.policy).app != ANY and self.app is None:
+            raise ValueError(f"the policy {self.policy} pins the app's code: pass code=Path(__file__).parent")
 
     def handle_query(self, content: Any, config: dict[str, Any]) -> Parts:
         """Reply to the handshake, or to a query of the ledger.

@@ -14,7 +14,7 @@ from fl import CheckpointError, Client, ClientData, FedAvg, FedDM, Message, Meth
 from fl.addons import SCAFFOLD, VHL, SharedImage
 from fl.deploy.flower import ConnectionOptions, IncompatibleNode, client_app, reply_to, serve, server_app
 from fl.deploy.flower._handshake import identity_of
-from fl.deploy.flower._node import Node
+from fl.deploy.flower._node import Node, NodeOptions
 from fl.study import outcome_hash
 from tests.fl.flower import fake_flower
 from tests.fl.laws import assert_same
@@ -300,7 +300,7 @@ def test_a_node_whose_app_fails_is_named_with_what_flower_says(tmp_path: Path) -
 @pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD", "VHL", "SharedImage", "FedDM"])
 def test_a_client_app_can_be_pickled_as_a_simulation_does_for_every_message(name: str, tmp_path: Path) -> None:
     made = {**METHODS, "VHL": with_kept, "SharedImage": lambda: FedAvg(SharedImage(PICTURE, **SHARED), **FAST)}
-    node = Node(made[name](), held, tmp_path, None, "cpu")
+    node = Node(made[name](), held, NodeOptions(folder=tmp_path))
     again = pickle.loads(pickle.dumps(node))
     assert identity_of(again.method) == identity_of(node.method)
     assert again.handshake(CONFIG)[1] == node.handshake(CONFIG)[1]
@@ -308,7 +308,7 @@ def test_a_client_app_can_be_pickled_as_a_simulation_does_for_every_message(name
 
 def test_the_fingerprint_says_nothing_without_the_nodes_key(tmp_path: Path) -> None:
     said = [
-        dict(Node(METHODS["FedAvg"](), held, tmp_path / name, None, "cpu").handshake(CONFIG)[1])["hello"]
+        dict(Node(METHODS["FedAvg"](), held, NodeOptions(folder=tmp_path / name)).handshake(CONFIG)[1])["hello"]
         for name in ("one", "one", "other")
     ]
     assert said[0] == said[1] != said[2]

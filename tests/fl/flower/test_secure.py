@@ -14,12 +14,12 @@ from tests.fl.flower.test_runs import FAST, assert_equal, beside, flower, grid, 
 
 __all__ = ["flower"]  # the stand-in for Flower
 
-MAX_WEIGHT: dict[Any, float] = {FedAvg.update: 8.0, SCAFFOLD.drift: 100.0}
+BOUNDS: dict[Any, float] = {FedAvg.update: 8.0, SCAFFOLD.drift: 100.0}
 
 
 def sealed(ring: Keyring, *, node: bool, **options: Any) -> Method:
     """Return the method of a node, or that of the server, without a keyring."""
-    given = {"threshold": 2, "most": MAX_WEIGHT, "keyring": ring if node else None, **options}
+    given = {"threshold": 2, "bounds": BOUNDS, "keyring": ring if node else None, **options}
     return Filtered(FedAvg(SCAFFOLD(), **FAST), SecureSums(ring.registry(5), **given))
 
 

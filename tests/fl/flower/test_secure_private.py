@@ -23,7 +23,7 @@ def flower() -> Iterator[None]:
 
 
 def secure(inner: FedAvg, registry: Registry, ring: Keyring | None) -> Filtered:
-    return Filtered(inner, SecureSums(registry, keyring=ring, threshold=3, most={FedAvg.update: 4.0}))
+    return Filtered(inner, SecureSums(registry, keyring=ring, threshold=3, bounds={FedAvg.update: 4.0}))
 
 
 def test_secure_sums_of_noised_updates_are_charged_once_a_round(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ class Leaving(SecureSums):
 
 
 SEALED: dict[str, type[SecureSums]] = {"SecureSums": SecureSums, "Leaving": Leaving}
-MOST = {FedAvg.update: 8.0, SCAFFOLD.drift: 100.0}
+BOUNDS = {FedAvg.update: 8.0, SCAFFOLD.drift: 100.0}
 """Maxima of the entries of a reply."""
 
 
@@ -41,5 +41,5 @@ def averaging(most: float, **how: Any) -> FedAvg:
 def sealed(name: str, keys: Path, *, node: bool, **how: Any) -> Filtered:
     """Return the method of a node, or that of the server, without secrets."""
     ring = Keyring(keys / "secret") if node else None
-    secure = SEALED[name](Registry.read(keys / "registry.json"), keyring=ring, threshold=3, most=MOST)
+    secure = SEALED[name](Registry.read(keys / "registry.json"), keyring=ring, threshold=3, bounds=BOUNDS)
     return Filtered(averaging(400, **how), secure)
