@@ -1,4 +1,4 @@
-"""How well does a set train networks? The classic protocol of dataset distillation, last iterate."""
+"""Evaluation of a small set by the networks trained on it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["Evaluation", "Row", "evaluate"]
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of training data on one architecture.
+    """Result of one kind of training data on one architecture.
 
     Attributes:
-        data: "set", or "random real".
-        architecture: its name, the factory's key or the network's class.
-        accuracies: in [0, 1], one for each network trained, last iterate.
-        seconds: wall time of all of them, training and testing.
+        data: "set" or "random real".
+        architecture: key of the factory, or class of the network.
+        accuracies: accuracy of each trained network, in [0, 1], at the last iterate.
+        seconds: wall time of training and testing all networks.
     """
 
     data: str
@@ -40,23 +40,23 @@ class Row:
 
     @property
     def mean(self) -> float:
-        """The mean of the accuracies, in [0, 1]: what tables report."""
+        """Mean accuracy, in [0, 1]."""
         return statistics.fmean(self.accuracies)
 
     @property
     def std(self) -> float | None:
-        """Sample standard deviation of the accuracies (n - 1); None for a single network, which has no spread."""
+        """Sample standard deviation of the accuracies (n - 1); None for a single network."""
         return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What `evaluate` found; `print` it for a table.
+    """Result of `evaluate`; `print` it for a table.
 
     Attributes:
-        rows: for each architecture the set's row, then that of random real images if there is one.
-        protocol: how all were trained.
-        images: size of the set.
+        rows: for each architecture the row of the set, then that of random real images if there is one.
+        protocol: the training protocol.
+        images: number of images in the set.
     """
 
     rows: tuple[Row, ...]
@@ -65,11 +65,11 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """The set's mean accuracy on the first architecture, in [0, 1]: the one number, where one is wanted."""
+        """Mean accuracy of the set on the first architecture, in [0, 1]."""
         return self.rows[0].mean
 
     def record(self) -> dict[str, Any]:
-        """All of it as JSON values, for a file beside the set: rows with mean and std, the protocol, the set's size."""
+        """Return the result as JSON values: rows with mean and std, the protocol, and the size of the set."""
         fields = {f.name: getattr(self.protocol, f.name) for f in dataclasses.fields(Protocol)}
         fields["augment"] = None if self.protocol.augment is None else repr(self.protocol.augment)
         rows = [{**dataclasses.asdict(r), "accuracy_mean": r.mean, "accuracy_std": r.std} for r in self.rows]
@@ -99,29 +99,30 @@ def evaluate(
     chunk: int | None = None,
     progress: bool = True,
 ) -> Evaluation:
-    """How good is a small set? Train networks from scratch on it and test them: what the field's tables report.
+    """Train networks from scratch on a small set, and test them.
 
     Args:
-        data: the set to judge: a `LabeledImages`, or whatever `sets.as_set` takes.
-        test: the images to test on, class indices; of the same normalisation, shape and classes. A `StoredImages` is
-            read a chunk at a time.
-        factory: `factory()` gives a network, which is moved to the data; or several by name (cross-architecture).
+        data: the set to evaluate: a `LabeledImages`, or anything that `sets.as_set` accepts.
+        test: test images with class indices, of the same normalization, shape and classes. A `StoredImages` is read in
+            chunks.
+        factory: `factory()` returns a network, which is moved to the data's device; or several by name
+            (cross-architecture).
         num_networks: networks trained for each row, each from its own initialisation. The papers train 20 on each of
             5 sets.
-        protocol: see `Protocol`. Its 1,000 epochs are the published protocol and take minutes a network on a CPU.
-        real: the real training images. If given, each architecture has a second row: random real images, as many
-            of each class as the set has (drawn anew for each network, initialised and shuffled as for the set).
-            A distilled set that does not beat that row is not worth its making.
+        protocol: see `Protocol`. The published protocol has 1,000 epochs, which take minutes per network on a CPU.
+        real: the real training images. If given, each architecture has a second row for random real images, as many of
+            each class as in the set. They are sampled for each network, with the same initialization and order. A
+            distilled set should beat this row.
         generator: an int seed, or a CPU generator, from which one number is drawn.
         chunk: see `train`.
-        progress: whether long work shows a bar (see `distillkit._utils.progress`), which counts epochs.
+        progress: whether to show a progress bar, which counts epochs.
 
     Raises:
-        TypeError, ValueError: what is wrong with which argument; sets of different normalisations, with the remedy.
+        TypeError, ValueError: an argument is invalid, or the sets differ in normalization, shape or classes.
         FloatingPointError: training diverged.
 
-    Deviations from the released protocol: the standard deviation is the sample's (n - 1); random real images are drawn
-    for each network.
+    Deviations from the released protocol: the standard deviation is that of the sample (n - 1), and random real images
+    are sampled for each network.
     """
     num_networks = check.positive_int(num_networks, "num_networks")
     require_protocol(protocol)

@@ -1,4 +1,4 @@
-"""Training a network from scratch on a small set, and testing it."""
+"""Training of a network from scratch on a small set, and its test."""
 
 from __future__ import annotations
 
@@ -25,19 +25,18 @@ __all__ = ["CLASSIC", "Protocol", "accuracy", "require_protocol", "train"]
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a network is trained from scratch on a small set, so that results compare: by default as DC, DSA and DM do.
+    """Training protocol for networks from scratch on a small set; by default that of DC, DSA and DM.
 
-    (Zhao et al., 2021 to 2023.) SGD with momentum and weight decay on the mean cross-entropy of shuffled batches, the
-    last one may be smaller. As in their code, `epochs + 1` epochs are run; `lr` falls once, after epoch `epochs // 2 +
-    1` counted from zero, and the momentum starts anew there. Nothing is selected on the test set: the last iterate
-    counts.
+    (Zhao et al., 2021 to 2023.) SGD with momentum and weight decay on the mean cross-entropy of shuffled batches; the
+    last batch may be smaller. As in their code, `epochs + 1` epochs are run. After epoch `epochs // 2 + 1`, counted
+    from zero, `lr` drops once and the momentum is reset. The last iterate is tested, without selection.
 
     Attributes:
-        epochs: E. 1000 with augmentation; DC without it takes 300.
-        lr, momentum, weight_decay, batch: of SGD.
-        lr_drop: the factor by which lr falls.
-        augment: applied to every batch, each image with a draw of its own (not Siamese). DSA and DM evaluate with
-            `DSA()`, on digits with `DSA(DIGITS)`; DC without.
+        epochs: E. 1000 with augmentation; DC uses 300 without it.
+        lr, momentum, weight_decay, batch: options of SGD.
+        lr_drop: factor of the learning-rate drop.
+        augment: applied to every batch, with a separate draw per image (not Siamese). DSA and DM evaluate with `DSA()`,
+            on digits with `DSA(DIGITS)`; DC without.
     """
 
     epochs: int = 1000
@@ -59,13 +58,13 @@ class Protocol:
 
 
 def require_protocol(protocol: object) -> None:
-    """Refuse what a user gave as `protocol` unless it is one.
+    """Check that an argument is a `Protocol`.
 
     Args:
-        protocol: what was given.
+        protocol: the argument.
 
     Raises:
-        TypeError: a class, a name, a mapping of options.
+        TypeError: it is not, for example a class or a name.
     """
     if not isinstance(protocol, Protocol):
         came = f"the class {protocol.__name__}" if isinstance(protocol, type) else type(protocol).__name__
@@ -90,25 +89,25 @@ def train(
     callback: Callable[[int], object] | None = None,
     progress: bool = True,
 ) -> nn.Module:
-    """Train a network on a small set by the classic protocol, in place; return it, in eval mode.
+    """Train a network on a small set, in place, and return it in eval mode.
 
-    `evaluate` does so for fresh networks and tests them; call `train` where you want the network itself.
+    Use `evaluate` to train and test several new networks.
 
     Args:
         network: maps images to logits [N, K]; on the device and of the dtype of the images.
-        data: a set, or what `sets.as_set` takes; its labels are class indices, or rows of probabilities (a teacher's
-            soft labels), for which cross-entropy is the distillation loss at temperature 1 up to a constant.
+        data: a set, or anything that `sets.as_set` accepts. Labels are class indices, or rows of probabilities (a
+            teacher's soft labels), for which cross-entropy is the distillation loss at temperature 1 up to a constant.
         protocol: see `Protocol`.
-        generator: decides the shuffles and the augmentation, and the dropout of `nn.Dropout` layers. A network that
-            draws otherwise (stochastic depth) does so from the global random state, which a warning tells.
+        generator: source of order, augmentation, and dropout in `nn.Dropout` layers. A network with other random
+            layers (stochastic depth) uses the global random state, with a warning.
         chunk: images per forward and backward pass; default `chunking.chunk_size`. Gradients of a batch are summed over
-            its chunks, which is exact; with batch norm a batch is never cut.
-        callback: called with the number of epochs done, after each.
-        progress: whether long work shows a bar (see `distillkit._utils.progress`).
+            its chunks, which is exact; with batch norm a batch is not divided.
+        callback: called with the number of finished epochs, after each.
+        progress: whether to show a progress bar.
 
     Raises:
-        TypeError, ValueError: an empty set, or rows that are not probabilities; a network that does not fit the data.
-        FloatingPointError: the loss is no longer finite.
+        TypeError, ValueError: the set is empty, its rows are not probabilities, or the network does not fit the data.
+        FloatingPointError: the loss is not finite.
     """
     require_protocol(protocol)
     data = as_set(data, name="data", progress=progress)
@@ -117,8 +116,7 @@ def train(
         raise ValueError("data must hold at least one image, got an empty set")
     if labels.ndim == 2 and not ((labels >= 0).all() and torch.allclose(labels.sum(1), labels.new_ones(len(labels)))):
         raise ValueError(
-            "labels that are rows must be probabilities: not negative, each row summing to 1; "
-            "logits become such by softmax(1)"
+            "rows of labels must be probabilities, not negative and with sum 1; convert logits by softmax(1)"
         )
     require_normalization(protocol.augment, data.normalization)
     generator = as_generator(generator)
@@ -155,8 +153,8 @@ def train(
             if epoch == 0 and not torch.equal(global_state, torch.get_rng_state()):
                 warn(
                     f"{type(network).__name__} draws from PyTorch's global random state while it is trained, so "
-                    "generator does not decide the result; only nn.Dropout layers are seeded from it (stochastic "
-                    "depth and F.dropout are not: switch them off)"
+                    "generator does not determine the result; it seeds only nn.Dropout layers (disable stochastic "
+                    "depth and F.dropout)"
                 )
             shown.update()
             if callback is not None:
@@ -175,15 +173,15 @@ def _step(parameters: list[nn.Parameter], velocity: list[Tensor], lr: float, pro
 
 
 def accuracy(network: nn.Module, data: Images | StoredImages, *, chunk: int | None = None) -> float:
-    """Test a network: the share of images whose largest logit is that of their class, in [0, 1].
+    """Return the share of images whose largest logit is that of their class, in [0, 1].
 
     Args:
-        network: maps images to logits; it runs in eval mode, and its own mode is put back.
-        data: a set with class indices, or what `sets.as_set` takes. A `StoredImages` is read a chunk at a time.
+        network: maps images to logits. It runs in eval mode, and its mode is restored.
+        data: a set with class indices, or anything that `sets.as_set` accepts. A `StoredImages` is read in chunks.
         chunk: images per forward pass; default by device and size.
 
     Raises:
-        ValueError: an empty set, or labels that are rows.
+        ValueError: the set is empty, or its labels are rows.
     """
     if not isinstance(data, StoredImages):
         data = as_set(data, name="data")
@@ -195,12 +193,12 @@ def accuracy(network: nn.Module, data: Images | StoredImages, *, chunk: int | No
     images = data.read([]).images.to(like) if isinstance(data, StoredImages) else data.images
     size = chunk_size(images, chunk)
     check_network(network, images, classes=data.num_classes)
-    parts = _read_by(data, size, like) if isinstance(data, StoredImages) else [images]
+    parts = _read_chunks(data, size, like) if isinstance(data, StoredImages) else [images]
     with eval_mode(network):
         guesses = torch.cat([logits.argmax(1) for part in parts for logits in forward_chunks(network, part, size)])
     return float((guesses == data.labels.to(guesses.device)).double().mean())
 
 
-def _read_by(data: StoredImages, size: int, like: Tensor) -> Iterator[Tensor]:
+def _read_chunks(data: StoredImages, size: int, like: Tensor) -> Iterator[Tensor]:
     for start in range(0, len(data), size):
         yield data.read(slice(start, start + size)).images.to(like)

@@ -1,4 +1,4 @@
-"""Condensation: learn or choose a small set that trains like the large one."""
+"""Condensation: small sets, learned or selected, that train networks like the full set."""
 
 from distillkit.condense._inner_training import InnerTraining, loops_for
 from distillkit.condense._mean_matching import distance_to_means, embedding_means

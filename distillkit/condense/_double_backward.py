@@ -1,7 +1,7 @@
-"""Convolutions whose second derivative towards images is no more work than it need be, for gradient matching.
+"""Convolution with a cheaper double backward pass, for gradient matching.
 
-PyTorch's double backward of a convolution works out a gradient in its weights too, which nobody asks for when images
-are moved, as a convolution with a kernel as large as the maps: an eighth of the double backward pass on a CPU.
+PyTorch's double backward of a convolution also computes the second derivative with respect to the weights, which is not
+needed when images are optimized. It is a convolution with a kernel as large as the maps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Sizes = int | tuple[int, int]
 
 @dataclass(frozen=True)
 class _Setting:
-    """How a convolution goes over its maps, and what of its gradients the first backward pass is to find."""
+    """Geometry of a convolution, and the gradients that the first backward pass must compute."""
 
     stride: tuple[int, int]
     padding: tuple[int, int]
@@ -32,7 +32,7 @@ class _Setting:
         return F.conv2d(maps, weight, bias, self.stride, self.padding, self.dilation, self.groups)
 
     def backward(self, output: Tensor, maps: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> list[Tensor | None]:
-        """The gradients in the maps and in the weight, of that in the output; None where not wanted."""
+        """Return the gradients of the maps and of the weight, given that of the output; None where not wanted."""
         found = torch.ops.aten.convolution_backward.default(
             output, maps, weight, None, self.stride, self.padding, self.dilation, False, [0, 0], self.groups,
             [*wanted, False],
@@ -40,7 +40,7 @@ class _Setting:
         return list(found[:2])
 
     def in_maps(self, output: Tensor, maps: Tensor, weight: Tensor) -> Tensor:
-        """The gradient in the maps alone: for few channels on a CPU a matrix product, which takes half the time."""
+        """Return the gradient of the maps; for few channels on a CPU by a matrix product, in half the time."""
         if self.groups > 1 or maps.shape[1] > 4 or maps.device.type != "cpu":
             return cast(Tensor, self.backward(output, maps, weight, (True, False))[0])
         columns = weight.flatten(1).T.expand(len(output), -1, -1).bmm(output.flatten(2))
@@ -57,7 +57,7 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outputs: Tensor) -> Any:
         output, (maps, weight) = outputs[0], ctx.saved_tensors
-        if not torch.is_grad_enabled():  # the second pass, which goes to the images alone
+        if not torch.is_grad_enabled():  # the second pass, towards the images only
             return ctx.setting.in_maps(output, maps, weight), None, None, None
         found = _Gradients.apply(output, maps, weight, ctx.setting)
         return *found, output.sum((0, 2, 3)) if ctx.biased else None, None
@@ -92,14 +92,14 @@ def convolve(
     dilation: Sizes = 1,
     groups: int = 1,
 ) -> Tensor:
-    """`F.conv2d`, for a gradient in parameters that is then differentiated in images, and in nothing else.
+    """Compute `F.conv2d`, for a parameter gradient that is then differentiated with respect to images only.
 
-    Weights get no second derivative from here. So it is PyTorch's own where weight or bias are computed, and may depend
-    on the images; as it is under autocast and with padding by name.
+    Weights get no second derivative. PyTorch's own convolution is used if weight or bias are computed, because they may
+    depend on the images, under autocast, and if `padding` is a string.
 
     Args:
-        images: the leaf that the second derivative is taken in; the first pass has no need of its gradient.
-        input, weight, bias, stride, padding, dilation, groups: as `F.conv2d` takes them.
+        images: the leaf of the second derivative; the first pass does not compute its gradient.
+        input, weight, bias, stride, padding, dilation, groups: see `F.conv2d`.
     """
     plain = input.ndim == 4 and not isinstance(padding, str) and not torch.is_autocast_enabled(input.device.type)
     computed = not weight.is_leaf or (bias is not None and not bias.is_leaf)

@@ -1,4 +1,4 @@
-"""The gradient of the cross-entropy in a network's parameters, and how images move it towards a target."""
+"""Parameter gradient of the cross-entropy, and its distance to a target with the gradient in the images."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ Metric = Literal["row_cosine", "mse", "cos"]
 
 
 class _TwiceDifferentiable(TorchFunctionMode):
-    """Does in this thread what suits a second derivative in images: attention by its formula, as PyTorch's fused
-    kernels have none, and convolutions by `twice.convolve`, as PyTorch's do more than is needed.
+    """Replace functions in this thread for a second derivative with respect to images.
+
+    Attention is computed by its formula, because PyTorch's fused kernels have no second derivative. Convolutions use
+    `convolve`, which computes less than PyTorch's.
     """
 
     def __init__(self, images: Tensor) -> None:
@@ -33,7 +35,7 @@ class _TwiceDifferentiable(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
-            kwargs["need_weights"] = True  # inside it no function is seen any more; this is its unfused way
+            kwargs["need_weights"] = True  # selects its unfused code; functions called inside are not replaced
         if func is F.conv2d:
             return convolve(self._images, *args, **kwargs)
         return (_attention if func is F.scaled_dot_product_attention else func)(*args, **kwargs)
@@ -68,17 +70,15 @@ def parameter_gradient(
     *,
     chunk: int | None = None,
 ) -> list[Tensor]:
-    """The gradient that images give a network's parameters: what gradient matching compares, a tensor per parameter.
-
-    It is that of the mean cross-entropy over `images`, detached, accumulated over chunks.
+    """Return the gradient of the mean cross-entropy with respect to a network's parameters, detached.
 
     Args:
-        network: maps images to logits. If it uses batch statistics, all images go through at once.
-        parameters: those of the network that are differentiated; one that the loss does not reach gets zeros.
+        network: maps images to logits. If it uses batch statistics, all images pass together.
+        parameters: the parameters; one that the loss does not reach gets zeros.
         images: float [N, C, H, W].
         labels: class indices int [N], or rows float [N, K].
-        chunk: images per pass; default by device and size. The mean of the chunks' gradients, weighted by their
-            sizes, is the whole batch's gradient, so this changes rounding only.
+        chunk: images per pass; default by device and size. It changes results only by rounding, because the gradient
+            is the mean of the chunks' gradients, weighted by their sizes.
 
     Returns:
         A tensor per parameter.
@@ -102,11 +102,11 @@ def distance_to_target(
     metric: Metric = "row_cosine",
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """How far the images' parameter gradient is from a target, and the gradient in the images that brings it nearer.
+    """Return the distance of the images' parameter gradient to a target, and its gradient in the images.
 
-    It is a double backward pass (never forward-mode differentiation, which is wrong for some norms). More images than
-    a chunk take two rounds: the gradient g and v = d distance / d g first, then chunk by chunk the derivative of
-    <g, v> in the images. That is the chain rule, so the result is the same and memory stays bounded.
+    It uses a double backward pass, because forward-mode differentiation is wrong for some norms. More images than a
+    chunk take two passes: first the gradient g and v = d distance / d g, then, chunk by chunk, the derivative of <g, v>
+    in the images. By the chain rule the result is the same, with bounded memory.
 
     Args:
         network, parameters, images, labels, chunk: see `parameter_gradient`.
@@ -128,12 +128,12 @@ def distance_to_target(
     whole = [g.requires_grad_() for g in parameter_gradient(network, parameters, images, labels, chunk=size)]
     distance = gradient_distance(whole, targets, metric=metric)
     direction = torch.autograd.grad(distance, whole, materialize_grads=True)
-    pulled = []
+    gradients = []
     for part, own in zip(images.detach().split(size), labels.split(size), strict=True):
         leaf = part.clone().requires_grad_()
         with _TwiceDifferentiable(leaf):
             loss = F.cross_entropy(network(leaf), own) * (len(part) / len(images))
         gradient = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
         along = torch.stack([(g * v).sum() for g, v in zip(gradient, direction, strict=True)]).sum()
-        pulled.append(torch.autograd.grad(along, leaf, materialize_grads=True)[0])
-    return distance.detach(), torch.cat(pulled)
+        gradients.append(torch.autograd.grad(along, leaf, materialize_grads=True)[0])
+    return distance.detach(), torch.cat(gradients)

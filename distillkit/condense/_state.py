@@ -1,4 +1,4 @@
-"""What a condenser needs to go on where it stopped, and how it tells the caller how far it is."""
+"""Progress of a condenser, and the state to resume it."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _FORMAT = "distillkit.CondenserState/1"
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a condenser is: what it hands to `callback(progress)` after every step, to be shown, plotted or saved.
+    """Progress of a condenser, passed to `callback` after every step.
 
     Attributes:
-        step: steps done so far, 1 to `steps`.
-        steps: steps asked for.
-        loss: the loss of this step, before its update.
-        images: the synthetic images [N, C, H, W] as they are now. They are live: clone what you keep.
-        live: the tensors that the condenser goes on from, live too; `state()` copies them.
-        arguments: gives the call's arguments as a tensor for the state (see `pack_arguments`), worked out when asked.
+        step: number of finished steps, 1 to `steps`.
+        steps: total number of steps.
+        loss: loss of this step, before its update.
+        images: current synthetic images [N, C, H, W]. The condenser changes them; clone what you keep.
+        live: tensors of the state, also changed by the condenser; `state()` copies them.
+        arguments: returns the call's arguments as a tensor (see `pack_arguments`); slow.
     """
 
     step: int
@@ -57,16 +57,16 @@ class Progress:
     arguments: Callable[[], Tensor] | None = field(default=None, repr=False)
 
     def state(self) -> State:
-        """A copy of all that is needed to go on from here, bit for bit: pass it (or its file) as `resume=`.
+        """Return a copy of the state, for `resume=`. The resumed result is the same, bit for bit.
 
-        Call it inside the callback: afterwards the live tensors belong to a later step.
+        Call it inside the callback; later the live tensors belong to another step.
         """
         state = {name: tensor.detach().clone() for name, tensor in self.live.items()}
         return state if self.arguments is None else {**state, "arguments": self.arguments().clone()}
 
 
 def pack_arguments(arguments: Mapping[str, Any]) -> Tensor:
-    """A call's arguments as a byte tensor, so that a condenser's state stays a flat map of tensors.
+    """Return a call's arguments as a byte tensor, so that a state holds only tensors.
 
     Args:
         arguments: JSON values by name.
@@ -75,12 +75,10 @@ def pack_arguments(arguments: Mapping[str, Any]) -> Tensor:
 
 
 def stable_repr(value: object) -> str:
-    """A value as text for a record that another process compares.
-
-    It is the repr, but what would show an address goes by its name.
+    """Return a text for a value that is the same in every process: its repr, or its name if the repr has an address.
 
     Args:
-        value: an augmentation, say.
+        value: for example an augmentation.
     """
     text = repr(value)
     if " at 0x" not in text:
@@ -90,59 +88,59 @@ def stable_repr(value: object) -> str:
 
 
 def call_identity(real: LabeledImages, networks: NetworkSampler) -> dict[str, Any]:
-    """What a condensation's state says of its data and networks: a resumed call must have the same ones.
+    """Fingerprint the data and networks of a condensation. Resuming with different ones is refused.
 
-    The fingerprint of the data has no key: a state holds images that were made of them without noise anyway.
+    The fingerprint of the data has no key, because the state holds images made of the data without noise.
 
     Args:
         real: the set to condense.
-        networks: where the networks come from; one is drawn, and judged by what it makes of noise.
+        networks: the sampler. One network is drawn, and identified by its outputs on noise.
     """
     drawn = networks.draw(derive(0, "identity"))
     return {"data": set_fingerprint(real), "network": network_fingerprint(drawn, real.images)}
 
 
 def save_state(path: str | os.PathLike[str], state: Mapping[str, Tensor]) -> Path:
-    """Write a condenser's state to one `.safetensors` file, as a whole or not at all; in the callback, now and then.
+    """Write a condenser's state to one `.safetensors` file, atomically. Call it in the callback.
 
     Args:
         path: the file.
-        state: what `Progress.state()` returned.
+        state: a state from `Progress.state()`.
 
     Returns:
         The path.
 
     Raises:
-        OSError: the folder is missing, unwritable or full; a file that was there before is left as it was.
+        OSError: the folder is missing, unwritable or full; an existing file is left unchanged.
     """
     return write_tensors(path, state, {"format": _FORMAT})
 
 
 def load_state(path: str | os.PathLike[str]) -> State:
-    """Read a state that `save_state` wrote. (`resume=` takes the file as well.)
+    """Read a state written by `save_state`. `resume=` also accepts the path.
 
     Args:
         path: the file.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, or is something else than a condenser's state.
+        ValueError: the file is damaged, or not a condenser's state.
     """
     return read_tensors(path, kind=_FORMAT, what="a condenser's state")[0]
 
 
 def restore_state(resume: Resume | None, arguments: Mapping[str, Any], steps: int) -> State | None:
-    """The state that a condenser goes on from, once it is sure that it belongs to this call; None without `resume`.
+    """Return the state to resume, after checking that it belongs to this call; None without `resume`.
 
     Args:
-        resume: what `Progress.state()` returned, or the file that holds it.
-        arguments: JSON values that decide the trajectory; the state's `arguments` entry (see `pack_arguments`)
-            must hold the same. More steps may be asked for than the first call did.
-        steps: steps asked for in all; the state's `step` must not be beyond.
+        resume: a state from `Progress.state()`, or the path of its file.
+        arguments: JSON values that decide the trajectory. They must equal the state's `arguments` (see
+            `pack_arguments`). The number of steps is not among them and may grow.
+        steps: total number of steps; not less than the state's `step`.
 
     Raises:
         TypeError: `resume` is neither a mapping nor a path.
-        ValueError: the state was saved by a call with other arguments (each is named), or is beyond `steps`.
+        ValueError: the state was saved by a call with other arguments (the message names them), or has more steps.
     """
     if resume is None:
         return None
@@ -165,6 +163,6 @@ def restore_state(resume: Resume | None, arguments: Mapping[str, Any], steps: in
         raise ValueError(f"resume was saved by a call with other arguments: {', '.join(different)}")
     if int(state["step"]) > steps:
         raise ValueError(
-            f"resume has {int(state['step'])} steps behind it, but steps={steps}; ask for at least as many"
+            f"resume has already done {int(state['step'])} steps, but steps={steps}; pass at least as many"
         )
     return state

@@ -1,4 +1,4 @@
-"""Coresets: real images chosen at random, by herding, or as greedy k-centres; the baselines of condensation."""
+"""Coresets: random, herding and k-center selection of real images, the baselines of condensation."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ def random_subset(
     chunk: int | None = None,
     progress: bool = True,
 ) -> LabeledImages:
-    """Choose `ipc` random images of each class, without replacement: what every condensed set must beat.
+    """Select `ipc` random images of each class, without replacement. Every condensed set should beat this baseline.
 
     Args:
-        images: a set, or float [N, C, H, W] in the normalised space.
-        labels: class indices int [N]; left out with a set.
+        images: a set, or float [N, C, H, W] in the normalized space.
+        labels: class indices int [N]; not with a set.
         ipc: images per class.
-        network: not used; all coresets take the same arguments.
+        network: not used; all coresets have the same arguments.
         generator: an int seed, or a CPU generator, which is advanced.
-        classes: the classes wanted; default all that own an image.
-        num_classes: K, when classes may be absent from `labels`.
-        normalization: how `images` came from pixels.
+        classes: the classes to select; default those with an image.
+        num_classes: K, if classes may be absent from `labels`.
+        normalization: normalization of `images`.
         chunk: not used.
-        progress: whether a dataset that takes long to read shows a bar.
+        progress: whether to show a bar while a dataset is read.
 
     Returns:
-        A set, class by class in ascending order, with the columns of the given set. Its `info` says which classes
-        have no image (`absent`), and which have fewer than `ipc` (`with_replacement`): those give their images again
-        from the first one on.
+        A set, class by class in ascending order, with the columns of the given set. Its `info` lists the classes
+        without images (`absent`), and those with fewer than `ipc` (`with_replacement`), whose images repeat from the
+        first on.
 
     Raises:
-        TypeError, ValueError: bad images, labels or ipc; soft labels; a class asked for that owns no image.
+        TypeError, ValueError: invalid images, labels or ipc; soft labels; a class in `classes` without images.
     """
     draws = as_generator(generator)
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
@@ -64,7 +64,7 @@ def random_subset(
     def order(rows: Tensor, count: int) -> Tensor:
         return torch.randperm(len(rows), generator=draws)[:count]
 
-    return _chosen(real, ipc, classes, order, {"method": "random", **provenance(generator)})
+    return _select(real, ipc, classes, order, {"method": "random", **provenance(generator)})
 
 
 def herding(
@@ -80,25 +80,25 @@ def herding(
     chunk: int | None = None,
     progress: bool = True,
 ) -> LabeledImages:
-    """Choose real images whose mean is the class's: one after the other, each the one that brings the mean closest.
+    """Select real images greedily so that their mean embedding approaches the class mean.
 
-    With embeddings f and the class mean mu, the k-th choice is the x, not chosen yet, that minimises
-    ||mu - (f(x) + sum of the chosen f) / k||. The first is the image nearest to the mean. Ties go to the first image.
+    With embeddings f and the class mean mu, the k-th choice is the unselected x that minimizes
+    ||mu - (f(x) + sum of the selected f) / k||. The first is the image nearest to the mean. Ties go to the first image.
 
     Papers: Welling, "Herding dynamical weights to learn" (ICML 2009); in this form Rebuffi et al., "iCaRL" (CVPR
     2017), algorithm 4, and the baselines of Zhao et al., "Dataset condensation with gradient matching" (ICLR 2021).
 
     Args:
         images, labels, ipc, classes, num_classes, normalization: see `random_subset`.
-        network: where to measure; a copy in eval mode gives `features`. The published baselines take a network
-            trained on the whole set. Default: the pixels.
-        generator: not used, nothing is drawn.
+        network: network of the embeddings, used as a copy in eval mode. The published baselines use a network trained
+            on the whole set. Default: the pixels.
+        generator: not used; the selection is deterministic.
         chunk: images per forward pass; default by device and size.
-        progress: whether long work shows a bar (see `distillkit._utils.progress`).
+        progress: whether to show a progress bar.
 
     Returns, raises: see `random_subset`.
 
-    Deviation: iCaRL normalises embeddings to unit length; we take them as they are, as distribution matching does.
+    Deviation: iCaRL normalizes embeddings to unit length. Here they are not, as in distribution matching.
     """
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
     embed = _embedder(real, network, chunk)
@@ -107,16 +107,21 @@ def herding(
         f = embed(rows)
         f = f - f.mean(0)
         squares, total = f.square().sum(1), torch.zeros_like(f[0])
-        taken: list[int] = []
+        selected: list[int] = []
         for _ in range(count):
             score = squares + 2 * (f @ total)
-            score[taken] = torch.inf
-            taken.append(int(score.argmin()))
-            total += f[taken[-1]]
-        return torch.tensor(taken)
+            score[selected] = torch.inf
+            selected.append(int(score.argmin()))
+            total += f[selected[-1]]
+        return torch.tensor(selected)
 
-    return _chosen(
-        real, ipc, classes, order, {"method": "herding", "embedding": _name(network), **provenance()}, progress
+    return _select(
+        real,
+        ipc,
+        classes,
+        order,
+        {"method": "herding", "embedding": _embedding_name(network), **provenance()},
+        progress,
     )
 
 
@@ -133,20 +138,20 @@ def k_center(
     chunk: int | None = None,
     progress: bool = True,
 ) -> LabeledImages:
-    """Choose real images that cover a class, one after the other: each the farthest from those chosen (k-centre).
+    """Select real images that cover a class: each is the farthest from those selected before (greedy k-center).
 
-    The first is the image nearest to the class mean, so that nothing is random. The largest distance from any image
-    to its nearest centre is at most twice the smallest possible (Gonzalez 1985). Ties go to the first image.
+    The first is the image nearest to the class mean, so the selection is deterministic. The largest distance from any
+    image to its nearest center is at most twice the smallest possible (Gonzalez 1985). Ties go to the first image.
 
     Papers: Gonzalez, "Clustering to minimize the maximum intercluster distance" (1985); Sener and Savarese, "Active
     learning for convolutional neural networks: a core-set approach" (ICLR 2018), algorithm 1.
 
     Args:
         images, labels, ipc, classes, num_classes, normalization: see `random_subset`.
-        network: where to measure; see `herding`.
-        generator: not used, nothing is drawn.
+        network: network of the embeddings, see `herding`.
+        generator: not used; the selection is deterministic.
         chunk: images per forward pass; default by device and size.
-        progress: whether long work shows a bar (see `distillkit._utils.progress`).
+        progress: whether to show a progress bar.
 
     Returns, raises: see `random_subset`.
     """
@@ -155,16 +160,21 @@ def k_center(
 
     def order(rows: Tensor, count: int) -> Tensor:
         f = embed(rows)
-        taken = [int((f - f.mean(0)).square().sum(1).argmin())]
-        nearest = (f - f[taken[0]]).square().sum(1)
-        while len(taken) < count:
-            nearest[taken] = -1.0
-            taken.append(int(nearest.argmax()))
-            nearest = torch.minimum(nearest, (f - f[taken[-1]]).square().sum(1))
-        return torch.tensor(taken)
+        selected = [int((f - f.mean(0)).square().sum(1).argmin())]
+        nearest = (f - f[selected[0]]).square().sum(1)
+        while len(selected) < count:
+            nearest[selected] = -1.0
+            selected.append(int(nearest.argmax()))
+            nearest = torch.minimum(nearest, (f - f[selected[-1]]).square().sum(1))
+        return torch.tensor(selected)
 
-    return _chosen(
-        real, ipc, classes, order, {"method": "k-center", "embedding": _name(network), **provenance()}, progress
+    return _select(
+        real,
+        ipc,
+        classes,
+        order,
+        {"method": "k-center", "embedding": _embedding_name(network), **provenance()},
+        progress,
     )
 
 
@@ -186,11 +196,11 @@ def _embedder(real: LabeledImages, network: nn.Module | None, chunk: int | None)
     return embed
 
 
-def _name(network: nn.Module | None) -> str:
+def _embedding_name(network: nn.Module | None) -> str:
     return "pixels" if network is None else type(network).__name__
 
 
-def _chosen(
+def _select(
     real: LabeledImages,
     ipc: int,
     classes: Sequence[int] | None,
@@ -198,7 +208,7 @@ def _chosen(
     info: dict[str, object],
     progress: bool = False,
 ) -> LabeledImages:
-    """The set of `ipc` images a class in the order that `order(rows, min(ipc, len(rows)))` puts its rows in."""
+    """Return `ipc` images per class, in the order of `order(rows, min(ipc, len(rows)))`."""
     ipc = check.positive_int(ipc, "ipc")
     rows = class_rows(real, classes)
     check_class_sizes("ipc", ipc, {c: len(own) for c, own in rows.items()})

@@ -1,4 +1,4 @@
-"""The images from which a condenser starts."""
+"""Initial images of a condenser."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _INITS = ("real", "noise", "statistics", "statistics-whole-set")
 
 
 def class_statistics(real: LabeledImages, *, whole_set: bool = False) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of the pixels per class and channel: what FedLGD's clients start their images from.
+    """Return mean and standard deviation of the pixels per class and channel, from which FedLGD starts.
 
-    They are in the set's normalised space.
+    They are in the set's normalized space.
 
     Args:
         real: a set with class indices. Classes without images get mean 0 and std 0.
-        whole_set: divide each class's sums by the pixels of the whole set, as FedLGD's released code does, so
-            that with K balanced classes means shrink to 1/K. Default: by the class's own.
+        whole_set: divide the sums of each class by the number of pixels of the whole set, as FedLGD's released code
+            does. With K balanced classes, means shrink to 1/K. Default: the number of pixels of the class.
 
     Returns:
         means [K, C] and stds [K, C], population formula (correction 0).
@@ -51,12 +51,12 @@ def class_statistics(real: LabeledImages, *, whole_set: bool = False) -> tuple[T
 def images_from_statistics(
     means: Tensor, stds: Tensor, *, ipc: int, size: tuple[int, int], generator: int | torch.Generator = 0
 ) -> Tensor:
-    """Images that are noise with a class's colours: every pixel drawn from N(mean, std) of its class and channel.
+    """Sample every pixel from N(mean, std) of its class and channel.
 
-    A client can send these statistics in place of images. The result is class-major, [K * ipc, C, H, W].
+    A client can send these statistics instead of images. The result is class-major, [K * ipc, C, H, W].
 
     Args:
-        means: float [K, C], as `class_statistics` gives them (or clients' averages of them).
+        means: float [K, C], from `class_statistics` (or averages over clients).
         stds: float [K, C].
         ipc: images per class.
         size: (H, W).
@@ -85,29 +85,29 @@ def initial_images(
     classes: Sequence[int] | None = None,
     generator: int | torch.Generator = 0,
 ) -> LabeledImages:
-    """Where a condensation starts: `ipc` images for each class, class-major, in the real set's normalised space.
+    """Return initial images for a condensation: `ipc` per class, class-major, in the real set's normalized space.
 
-    Condensers call it for their `init=`; call it yourself to look at a start, or to make one for a loop of your own.
+    Condensers call it for their `init=`. Call it to inspect initial images, or in a loop of your own.
 
     Args:
         real: the set to condense, class indices.
         ipc: images per class.
-        init: `"real"`: random real images of the class without replacement; a class that has fewer gives each of
-            its images once and repeats random ones. `"noise"`: N(0, 1) per pixel (DC, DM). `"statistics"`: each
-            pixel from N(mean, std) of its class and channel (FedLGD's paper). `"statistics-whole-set"`: the same
-            with the sums divided by the whole set's pixels, as FedLGD's released code (and so its numbers) does.
-            Or a set to start from: its images are copied, its labels decide how many each class has.
-        classes: the classes to make images for; default those that own a real image. Only `"noise"` can make
-            images of a class that owns none.
+        init: `"real"`: random real images of the class without replacement; a smaller class gives all its images and
+            repeats random ones. `"noise"`: N(0, 1) per pixel (DC, DM). `"statistics"`: each pixel from N(mean, std) of
+            its class and channel (FedLGD's paper). `"statistics-whole-set"`: the same with the sums divided by the
+            pixels of the whole set (FedLGD's released code and numbers). Or a set, whose images are copied and whose
+            labels determine the counts.
+        classes: the classes to make images for; default those with a real image. Only `"noise"` can make images of a
+            class without any.
         generator: an int seed, or a CPU generator, which is advanced.
 
     Returns:
-        A set whose `info` says `init`, `absent` (classes left out for want of real images) and
-        `with_replacement` (classes whose images repeat).
+        A set whose `info` holds `init`, `absent` (classes without real images) and `with_replacement` (classes whose
+        images repeat).
 
     Raises:
-        ValueError: soft labels, an unknown init, an absent class that init cannot make, or a starting set of
-            another space.
+        ValueError: soft labels, an unknown init, an absent class that init cannot make, or an initial set of other
+            shape or normalization.
     """
     real = as_set(real, name="real")
     ipc = check.positive_int(ipc, "ipc")

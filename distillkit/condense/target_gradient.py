@@ -1,4 +1,4 @@
-"""Gradient matching to a given target: images whose gradient points where somebody else's does."""
+"""Gradient matching to a given target gradient."""
 
 from __future__ import annotations
 
@@ -38,30 +38,30 @@ def fit_to_gradient(
     resume: Resume | None = None,
     progress: bool = True,
 ) -> LabeledImages:
-    """Change images until the gradient that they give a network points where a given one points: FedLGD's server, say.
+    """Optimize images until their parameter gradient matches a given target, as FedLGD's server does.
 
-    All classes at once: each step minimises D(grad CE(all synthetic images), target) by SGD with momentum on the
-    pixels. The target may come from anywhere, for instance from two versions of a model, (before - after) / lr. This
-    is the server's step of Huang et al., "Federated learning on virtual heterogeneous data with local-global
-    dataset distillation" (FedLGD, TMLR 2024), Eq. 5.
+    Each step minimizes D(grad CE(all synthetic images), target) over all classes together, by SGD with momentum on the
+    pixels. The target may be the difference of two versions of a model, (before - after) / lr. This is the server step
+    of Huang et al., "Federated learning on virtual heterogeneous data with local-global dataset distillation" (FedLGD,
+    TMLR 2024), Eq. 5.
 
     Args:
-        network: the point at which gradients are taken; used as a copy in eval mode, never changed.
-        synthetic: where to start; its labels (indices or rows) stay as they are.
+        network: network of the gradients, used as a copy in eval mode and never changed.
+        synthetic: initial set; its labels (indices or rows) do not change.
         target: a tensor per parameter of the network, in the order of `network.parameters()`, or by the names of
-            `network.named_parameters()`; a mapping may leave parameters out, which are then not matched.
-        steps: optimisation steps.
+            `network.named_parameters()`. Parameters that a mapping leaves out are not matched.
+        steps: optimization steps.
         lr: step size on the pixels.
         momentum: in [0, 1).
-        metric: D; see `losses.matching.gradient_distance`. The default is blind to the scale of the target.
+        metric: D; see `losses.matching.gradient_distance`. The default ignores the scale of the target.
         chunk, callback, resume, progress: see `gradient_matching`; here `Progress` counts steps.
 
     Returns:
-        A set with the labels of `synthetic`; its columns are left out, for they belonged to other images.
+        A set with the labels of `synthetic`, without its columns, which belonged to other images.
 
     Raises:
-        TypeError, ValueError: what is wrong with which argument; a target that does not fit the network.
-        FloatingPointError: the loss is no longer finite.
+        TypeError, ValueError: an argument is invalid, or the target does not fit the network.
+        FloatingPointError: the loss is not finite.
     """
     steps = check.positive_int(steps, "steps", least=0)
     synthetic = as_set(synthetic, name="synthetic")
@@ -69,7 +69,7 @@ def fit_to_gradient(
     if not len(synthetic):
         raise ValueError("synthetic must hold at least one image, got an empty set")
     check_network(twin, synthetic.images, classes=synthetic.num_classes, more=True)
-    parameters, targets = _matched(twin, target)
+    parameters, targets = _match_targets(twin, target)
     arguments = {"method": "gradient matching to a target", "metric": metric}
 
     def identity() -> dict[str, Any]:
@@ -87,10 +87,10 @@ def fit_to_gradient(
     return synthetic.replace(images=run.images, columns={}, info=info)
 
 
-def _matched(
+def _match_targets(
     network: nn.Module, target: Mapping[str, Tensor] | Sequence[Tensor]
 ) -> tuple[list[nn.Parameter], list[Tensor]]:
-    """The parameters to match and a target for each, which fits it."""
+    """Return the parameters to match, and a checked target for each."""
     named = dict(network.named_parameters())
     if not isinstance(target, Mapping):
         target = check.sequence(target, "target", "tensors, one a parameter, if not a mapping")

@@ -179,7 +179,7 @@ def test_a_state_of_another_call_is_refused_by_name() -> None:
         run("DM", resume=states[0], lr=0.2)
     with pytest.raises(ValueError, match=r"classes=.*networks='RandomNetworks'"):
         run("FedDM", resume=states[0], ipc=1)
-    with pytest.raises(ValueError, match="5 steps behind it, but steps=4"):
+    with pytest.raises(ValueError, match="already done 5 steps, but steps=4"):
         run("DM", resume=states[-1], steps=4)
     assert torch.equal(run("DM", resume=states[-1]).images, states[-1]["images"])
 

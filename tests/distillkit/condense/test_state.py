@@ -58,7 +58,7 @@ def test_resuming_asks_for_the_same_arguments_and_not_fewer_steps(tmp_path: Path
         assert int(found["step"]) == 3
     with pytest.raises(ValueError, match=r"other arguments: lr=1.0 \(now 0.5\), new=None \(now 1\)"):
         restore_state(state(), {**ARGUMENTS, "lr": 0.5, "new": 1}, 5)
-    with pytest.raises(ValueError, match="3 steps behind it, but steps=2"):
+    with pytest.raises(ValueError, match="already done 3 steps, but steps=2"):
         restore_state(state(), ARGUMENTS, 2)
     with pytest.raises(ValueError, match="must be a condenser's state, got a mapping of nothing"):
         restore_state({}, ARGUMENTS, 2)
