@@ -16,7 +16,6 @@ The files, by what they answer:
   defines the errors, `assumptions.py` the inputs that each entry point assumes to be public.
 """
 
-from distillkit.privacy._clients import ALL_CLIENTS
 from distillkit.privacy.account import Account
 from distillkit.privacy.accounting.composition import Bound, Spend, compose
 from distillkit.privacy.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_sigma
@@ -31,7 +30,14 @@ from distillkit.privacy.errors import (
     PrivateInitialization,
     PrivateStatistics,
 )
-from distillkit.privacy.events import ADD_OR_REMOVE_CLIENT, ADD_OR_REMOVE_RECORD, REPLACE_RECORD, Event, Guarantee
+from distillkit.privacy.events import (
+    ADD_OR_REMOVE_CLIENT,
+    ADD_OR_REMOVE_RECORD,
+    ALL_CLIENTS,
+    REPLACE_RECORD,
+    Event,
+    Guarantee,
+)
 from distillkit.privacy.gradients._engines import ExampleGradients
 from distillkit.privacy.gradients.dp_sgd import train_private, without_batch_norm
 from distillkit.privacy.gradients.per_example import per_example_gradients, require_per_example
@@ -40,10 +46,9 @@ from distillkit.privacy.ledger import Ledger
 from distillkit.privacy.noise import Secret, as_secret
 from distillkit.privacy.sets.class_means import class_means_gradient, class_sums, fit_to_means, release
 from distillkit.privacy.sets.condense import condense_private
-from distillkit.privacy.sets.embedding_networks import EmbeddingNetworks
 from distillkit.privacy.sets.histogram import private_histogram
 from distillkit.privacy.sets.image_sgd import image_gradients, image_sgd
-from distillkit.privacy.sets.passes import Passes
+from distillkit.privacy.sets.options import EmbeddingNetworks, Passes
 from distillkit.privacy.sets.public_embedders import PublicEmbedder, PublicEmbedders
 from distillkit.privacy.sets.separable import SeparableLoss, require_separable, separable, squared_distance
 from distillkit.privacy.sets.trained_networks import TrainedNetworks

@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from distillkit.privacy._clients import ALL_CLIENTS, client_id
 from distillkit.privacy._journal import Journal
 from distillkit.privacy.errors import NotAccountable
-from distillkit.privacy.events import Event
+from distillkit.privacy.events import ALL_CLIENTS, Event, client_id
 from distillkit.privacy.ledger import Ledger
 
 __all__ = ["ChildLedger", "child_state", "ledger_lines", "merge_child", "mirror_lines", "mirrored_count"]

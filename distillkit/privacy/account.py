@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from distillkit.privacy._clients import ALL_CLIENTS, client_id
-from distillkit.privacy.events import Event, Guarantee
+from distillkit.privacy.events import ALL_CLIENTS, Event, Guarantee, client_id
 from distillkit.privacy.ledger import Ledger
 from distillkit.privacy.noise import Secret, as_secret
 
@@ -52,6 +51,3 @@ class Account:
     def guarantee(self) -> Guarantee:
         """Return the guarantee for this client's records; see `Ledger.guarantee`."""
         return self.ledger.guarantee(self.client)
-
-    def __repr__(self) -> str:
-        return f"Account({self.ledger!r}, client={self.client!r}, round={self.round}, secret={self.secret!r})"

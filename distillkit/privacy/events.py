@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 from distillkit._utils import check
-from distillkit.privacy._clients import ALL_CLIENTS, client_id
 from distillkit.privacy.errors import NotAccountable
 
-__all__ = ["ADD_OR_REMOVE_CLIENT", "ADD_OR_REMOVE_RECORD", "REPLACE_RECORD", "Event", "Guarantee"]
+__all__ = ["ADD_OR_REMOVE_CLIENT", "ADD_OR_REMOVE_RECORD", "ALL_CLIENTS", "REPLACE_RECORD", "Event", "Guarantee"]
 
 
+"""The client of an event that touches the records of all clients."""
+
+ALL_CLIENTS = "*"
 """The client of an event that touches the records of all clients."""
 
 ADD_OR_REMOVE_RECORD, REPLACE_RECORD, ADD_OR_REMOVE_CLIENT = (
@@ -22,6 +25,20 @@ ADD_OR_REMOVE_RECORD, REPLACE_RECORD, ADD_OR_REMOVE_CLIENT = (
 )
 _RELATIONS = (ADD_OR_REMOVE_RECORD, REPLACE_RECORD, ADD_OR_REMOVE_CLIENT)
 _SAMPLINGS = ("everything", "poisson")
+
+
+def client_id(client: int | str) -> str:
+    """Return a client's name in a ledger, a string: 1 and "1" are the same client.
+
+    Args:
+        client: a number or a name.
+
+    Raises:
+        TypeError: neither an integer nor a string.
+    """
+    if isinstance(client, bool) or not isinstance(client, str | Integral):
+        raise TypeError(f"client must be an integer or a string, got {type(client).__name__}")
+    return str(client)
 
 
 @dataclass(frozen=True)

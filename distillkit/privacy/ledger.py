@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from distillkit._utils import check
-from distillkit.privacy._clients import ALL_CLIENTS, client_id
 from distillkit.privacy._journal import Journal
 from distillkit.privacy.accounting.composition import Bound, Spend, compose
+from distillkit.privacy.accounting.gaussian import check_delta
 from distillkit.privacy.assumptions import ASSUMPTIONS
 from distillkit.privacy.errors import BudgetExhausted, NotAccountable
-from distillkit.privacy.events import Event, Guarantee
-from distillkit.privacy.validation._delta import check_delta
+from distillkit.privacy.events import ALL_CLIENTS, Event, Guarantee, client_id
 
 __all__ = ["Ledger"]
 

@@ -13,8 +13,7 @@ from distillkit._sanity_checks import warn
 from distillkit._utils import check
 from distillkit.privacy import ExampleGradients, PrivateGradient, per_example_gradients, require_per_example
 from distillkit.privacy.gradients._engines import GradientMode
-from distillkit.privacy.validation._arguments import refuse_half_precision
-from distillkit.privacy.validation._delta import refuse_large_delta
+from distillkit.privacy.validation._arguments import refuse_half_precision, refuse_large_delta
 from distillkit.privacy.validation._gradient_check import choose_batch_sizes
 from distillkit.sets import LabeledImages
 from fl._options import NonNegative, PositiveInt, Rate

@@ -26,8 +26,12 @@ from distillkit.privacy import (
     private_histogram,
     release,
 )
-from distillkit.privacy.validation._arguments import as_private_set, initial_images, refuse_measured_normalization
-from distillkit.privacy.validation._delta import refuse_large_delta
+from distillkit.privacy.validation._arguments import (
+    as_private_set,
+    initial_images,
+    refuse_large_delta,
+    refuse_measured_normalization,
+)
 from distillkit.sets import LabeledImages
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.message import Entry

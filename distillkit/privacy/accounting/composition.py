@@ -9,9 +9,8 @@ from functools import lru_cache
 
 from distillkit._utils import check
 from distillkit.privacy.accounting import _pld
-from distillkit.privacy.accounting.gaussian import gaussian_epsilon
+from distillkit.privacy.accounting.gaussian import check_delta, gaussian_epsilon
 from distillkit.privacy.errors import NotAccountable
-from distillkit.privacy.validation._delta import check_delta
 
 __all__ = ["Bound", "Spend", "compose"]
 

@@ -20,8 +20,12 @@ from distillkit.privacy.gradients._engines import GradientMode
 from distillkit.privacy.gradients.per_example import keeps_statistics, per_example_gradients, require_per_example
 from distillkit.privacy.gradients.private_gradient import PrivateGradient
 from distillkit.privacy.ledger import Ledger
-from distillkit.privacy.validation._arguments import open_account, refuse_half_precision, refuse_measured_normalization
-from distillkit.privacy.validation._delta import refuse_large_delta
+from distillkit.privacy.validation._arguments import (
+    open_account,
+    refuse_half_precision,
+    refuse_large_delta,
+    refuse_measured_normalization,
+)
 from distillkit.privacy.validation._gradient_check import choose_batch_sizes
 from distillkit.privacy.validation._independence import require_independent_losses
 from distillkit.privacy.validation._side_effects import forbid_side_effects

@@ -154,7 +154,7 @@ def fit_to_means(
     check.real_number(lr, "lr", above=0.0)
     check.real_number(momentum, "momentum", least=0.0, below=1.0)
     if targets.ndim != 3 or len(targets) != len(embedders):
-        raise ValueError(f"targets must have shape [{len(embedders)} embedders, classes, F], got {list(targets.shape)}")
+        raise ValueError(f"targets must be [{len(embedders)} embedders, classes, F], got {list(targets.shape)}")
     images = start.detach().clone().unflatten(0, (targets.shape[1], -1))
     velocity = torch.zeros_like(images)
     with bar(steps, "fitting private images", progress=progress) as shown:

@@ -16,9 +16,8 @@ from distillkit.privacy.account import Account
 from distillkit.privacy.accounting.gaussian import gaussian_sigma
 from distillkit.privacy.ledger import Ledger
 from distillkit.privacy.sets.class_means import class_sums, fit_to_means, release
-from distillkit.privacy.sets.embedding_networks import EmbeddingNetworks
 from distillkit.privacy.sets.histogram import private_histogram
-from distillkit.privacy.sets.passes import Passes
+from distillkit.privacy.sets.options import EmbeddingNetworks, Passes
 from distillkit.privacy.sets.public_embedders import PublicEmbedders
 from distillkit.privacy.sets.trained_networks import TrainedNetworks
 from distillkit.privacy.validation._arguments import as_private_set, initial_images, open_account
@@ -106,12 +105,11 @@ def condense_private(
         TypeError, ValueError: invalid images, labels or options.
     """
     sizes = size if isinstance(size, Tensor) else None
-    if sizes is None and size is not None:
+    if size is not None and not isinstance(size, Tensor):
         check.positive_int(size, "size")
     if sizes is not None and (sizes.ndim != 1 or not bool((sizes > 0).all())):
         raise ValueError(f"size must be one positive number, or one per class, got {sizes.tolist()}")
-    public_size = None if size is None else float(size.sum()) if isinstance(size, Tensor) else size
-    real = as_private_set(images, labels, num_classes=num_classes, delta=delta, size=public_size)
+    real = as_private_set(images, labels, num_classes=num_classes, delta=delta, size=size)
     if sizes is not None and len(sizes) != real.num_classes:
         raise ValueError(f"size must hold {real.num_classes} positive numbers, one per class, got {sizes.tolist()}")
     check.boolean(progress, "progress")
@@ -120,7 +118,7 @@ def condense_private(
     check.real_number(lr, "lr", above=0.0)
     check.real_number(momentum, "momentum", least=0.0, below=1.0)
     embedding = EmbeddingNetworks.of(networks)
-    chunk, match = embedding.chunk, "embedding" if embedding.match is None else embedding.match
+    chunk, match = embedding.chunk, embedding.match or "embedding"
     chunk_size(real.images, chunk)
     first_share, train = passes.first_share, passes.train
     histogram_share = passes.histogram_share if sizes is None else 0.0
@@ -156,12 +154,13 @@ def condense_private(
         sizes = counts.clamp_min(max(1.0, 2 * sigma_sizes))
     denominators = sizes.view(1, -1, 1)
 
+    fit: dict[str, Any] = {"lr": lr, "momentum": momentum, "chunk": chunk, "progress": progress}
+
     def release_and_fit(start: Tensor, embedders: PublicEmbedders, sigma: float, steps: int) -> Tensor:
         sums = class_sums(real.images, real.labels, embedders, num_classes=real.num_classes, chunk=chunk)
         noised = release(sums, sigma=sigma, sensitivity=embedders.sensitivity, ledger=account)
         targets = noised / denominators.to(noised)
-        fit: dict[str, Any] = {"steps": steps, "lr": lr, "momentum": momentum, "chunk": chunk, "progress": progress}
-        return fit_to_means(start, embedders, targets, **fit)
+        return fit_to_means(start, embedders, targets, steps=steps, **fit)
 
     if first_share:
         first = PublicEmbedders(sampler, passes.first_num_networks, seed=first_seed, **options)

@@ -17,7 +17,7 @@ from distillkit.privacy.account import Account
 from distillkit.privacy.accounting.planning import resolve_sigma
 from distillkit.privacy.gradients.private_gradient import PrivateGradient
 from distillkit.privacy.ledger import Ledger
-from distillkit.privacy.sets.embedding_networks import EmbeddingNetworks
+from distillkit.privacy.sets.options import EmbeddingNetworks
 from distillkit.privacy.sets.public_embedders import PublicEmbedder, PublicEmbedders
 from distillkit.privacy.sets.separable import SeparableLoss, require_separable, squared_distance
 from distillkit.privacy.validation._arguments import as_private_set, initial_images, open_account
@@ -142,8 +142,7 @@ def image_sgd(
     real = as_private_set(images, labels, num_classes=num_classes, delta=delta, size=size)
     check.boolean(progress, "progress")
     embedding_options = EmbeddingNetworks.of(networks)
-    augment, match = embedding_options.augment, embedding_options.match
-    match = "embedding+logits" if match is None else match
+    augment, match = embedding_options.augment, embedding_options.match or "embedding+logits"
     chunk = chunk_size(real.images, embedding_options.chunk)
     if callback is not None:
         check.callable_with(callback, "callback", ["step", "gradient"], "a function of both")

@@ -8,9 +8,8 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.privacy.account import Account
-from distillkit.privacy.errors import PrivacyError, PrivateInitialization, PrivateStatistics
+from distillkit.privacy.errors import NotAccountable, PrivacyError, PrivateInitialization, PrivateStatistics
 from distillkit.privacy.ledger import Ledger
-from distillkit.privacy.validation._delta import refuse_large_delta
 from distillkit.sets import LabeledImages, as_set
 
 __all__ = [
@@ -19,6 +18,7 @@ __all__ = [
     "initial_images",
     "open_account",
     "refuse_half_precision",
+    "refuse_large_delta",
     "refuse_measured_normalization",
     "require_given_num_classes",
 ]
@@ -34,7 +34,7 @@ def as_private_set(
     *,
     num_classes: int | None = None,
     delta: float,
-    size: float | None = None,
+    size: float | Tensor | None = None,
     public_statistics: bool = False,
 ) -> LabeledImages:
     """Return the input of a private call as a set, unless the release would show statistics of the private data.
@@ -45,13 +45,13 @@ def as_private_set(
         images, labels: a set alone; or float [N, C, H, W] and class indices int [N].
         num_classes: K, a public number; None if it was given when the set was made.
         delta: compared with `size`.
-        size: a public number of records, if there is one.
+        size: a public number of records, or public class sizes, if there are any.
         public_statistics: whether the user declares that a measured normalisation was measured on public images.
 
     Raises:
         PrivacyError: no `num_classes`, or one that the set derived from its labels; soft labels.
         PrivateStatistics: a normalisation that was measured, or fitted, on images that are not known to be public.
-        NotAccountable: delta is not below one over `size`.
+        NotAccountable: delta is not below one over the number of records.
     """
     real = as_set(images, labels, num_classes=num_classes)
     require_given_num_classes(real)
@@ -61,7 +61,7 @@ def as_private_set(
             "labels.argmax(1)"
         )
     if size is not None:
-        refuse_large_delta(size, delta)
+        refuse_large_delta(float(torch.as_tensor(size).sum()), delta)
     if not check.boolean(public_statistics, "public_statistics"):
         refuse_measured_normalization(real.normalization)
     return real
@@ -178,4 +178,21 @@ def refuse_half_precision(values: Tensor, what: str) -> None:
         raise PrivacyError(
             f"{what} is {values.dtype}: its rounding error can exceed the clip. Private training needs float32 or "
             "float64; convert model and images, for instance with .float()"
+        )
+
+
+def refuse_large_delta(size: float, delta: float) -> None:
+    """Refuse a delta at which even publishing a random record would count as private.
+
+    Args:
+        size: a *public* number of records; 0 skips the check.
+        delta: must be below 1 / size.
+
+    Raises:
+        NotAccountable: delta is at least 1 / size.
+    """
+    if size and delta >= 1 / size:
+        raise NotAccountable(
+            f"delta must be below one over the number of records (1/{size:g}), got {delta:g}: at that delta even "
+            "publishing a random record passes"
         )

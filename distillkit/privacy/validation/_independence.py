@@ -57,9 +57,7 @@ def require_independent_augmentation(
         kept = torch.rand(len(public), generator=derive(seed)).to(public.device) < 0.5
         whole = augment(public.clone(), derive(seed))
         if len(whole) != len(public):
-            raise BatchStatistics(
-                f"the augmentation turns {len(public)} images into {len(whole)}; it must return one image for each"
-            )
+            raise BatchStatistics(f"the augmentation turns {len(public)} images into {len(whole)}; return one for each")
         for rows in (kept, ~kept):
             batch = torch.where(rows.view(-1, 1, 1, 1), public, others)
             mixed = augment(batch, derive(seed))
@@ -153,7 +151,7 @@ def _rows(function: Callable[[Tensor], Tensor], images: Tensor, what: str) -> Te
     out = function(images.clone())
     if out.ndim < 1 or len(out) != len(images):
         raise BatchStatistics(
-            f"{what} turns {len(images)} images into shape {list(out.shape)}; it must return one row for each"
+            f"{what} turns {len(images)} images into shape {list(out.shape)}; return one row for each"
         )
     return out.flatten(1) if out.ndim > 1 else out[:, None]
 

@@ -351,7 +351,7 @@ def test_options(toy_set: LabeledImages, toy_network: Factory) -> None:
         condensed(toy_set, toy_network, init=start[:4])
     with pytest.raises(ValueError, match="delta must equal the ledger's"):
         condensed(toy_set, toy_network, ledger=Ledger(delta=1e-6))
-    with pytest.raises(ValueError, match="targets must have"):
+    with pytest.raises(ValueError, match="targets must be"):
         fit_to_means(start.images, maps_of(toy_set, toy_network), torch.zeros(2, 3, 16))
 
 
