@@ -9,7 +9,16 @@ import pytest
 from PIL import Image
 
 from distillkit import Normalization
-from distillkit.data import clients, load_celeba, load_leaf_celeba, open_celeba, open_leaf_celeba, partition
+from distillkit.data import (
+    clients,
+    load,
+    load_celeba,
+    load_leaf_celeba,
+    open_celeba,
+    open_dataset,
+    open_leaf_celeba,
+    partition,
+)
 from tests.stored import require_same
 
 HALF = Normalization([0.5], [0.5])
@@ -154,3 +163,12 @@ def test_stored_faces_equal_loaded_ones(tmp_path: Path) -> None:
     pictures(leaf(tmp_path / "leaf") / "raw" / "img_align_celeba")
     opened = open_leaf_celeba(tmp_path / "leaf", cache=tmp_path / "cache", **options)
     require_same(opened, load_leaf_celeba(tmp_path / "leaf", **options))
+
+
+def test_celeba_by_name(tmp_path: Path) -> None:
+    write(tmp_path / "celeba")
+    split = load("celeba", root=tmp_path, size=(8, 6), normalization=HALF)
+    assert split.train.labels.tolist() == [1, 1, 0]
+    require_same(
+        open_dataset("CelebA", root=tmp_path, size=(8, 6), normalization=HALF, cache=tmp_path / "cache"), split
+    )
