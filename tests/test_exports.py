@@ -76,7 +76,7 @@ def test_fl_exports_every_type_that_add_ons_methods_and_filters_need(line: str) 
 def test_fl_exports_every_type_in_the_annotations_of_hooks() -> None:
     """The hooks are the methods of the base classes that users derive from."""
     others = {"str", "int", "float", "bool", "tuple", "list", "Any", "Sequence", "Mapping", "Iterator", "Callable"}
-    others |= {"Tensor", "nn", "LabeledImages", "Keyed"}
+    others |= {"Tensor", "nn", "LabeledImages", "KeyedObject"}
     used = set()
     for base in (fl.AddOn, fl.Method, fl.Filter):
         tree = ast.parse(Path(importlib.import_module(base.__module__).__file__ or "").read_text())
