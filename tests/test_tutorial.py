@@ -88,7 +88,7 @@ def on_flower(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(config) <= set(defaults)
     assert [one["num-partitions"] for one in given] == [len(given)] * 3
     monkeypatch.syspath_prepend(str(app))
-    with fake_flower.standing_in():
+    with fake_flower.installed():
         nodes = {}
         for one in given:
             nodes[100 + one["partition-id"]] = made = fake_flower.context(

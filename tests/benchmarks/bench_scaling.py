@@ -160,7 +160,7 @@ def play(case: Case, folder: Path, marks: list[float]) -> list[dict[str, Any]]:
     options: dict[str, Any] = {"rounds": rounds, "evaluate": "none", "seed": case.seed, "on_round": mark}
     if case.part == "flower":
         clients = Clients(case.clients, two)
-        with fake_flower.standing_in():
+        with fake_flower.installed():
             app = client_app(method, lambda k: clients[k], folder=folder)
             nodes = {100 + k: fake_flower.context(100 + k, k, case.clients) for k in range(case.clients)}
             grid, connection = fake_flower.Grid(app, nodes), ConnectionOptions(poll_interval=1e-4)

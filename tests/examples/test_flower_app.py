@@ -38,7 +38,7 @@ SMALL = {
 def apps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Yield a function that imports the app's modules by name."""
     monkeypatch.syspath_prepend(str(APP))
-    with fake_flower.standing_in():
+    with fake_flower.installed():
         yield lambda name: importlib.import_module(f"flower_app.{name}")
         for name in [name for name in sys.modules if name.startswith("flower_app")]:
             del sys.modules[name]

@@ -158,7 +158,7 @@ class ServerApp:
 
 
 @contextmanager
-def standing_in() -> Iterator[None]:
+def installed() -> Iterator[None]:
     """Make `import flwr.app` and the like find the fake if Flower is not installed."""
     if REAL:
         identity = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
@@ -179,17 +179,19 @@ def standing_in() -> Iterator[None]:
             del sys.modules[name]
 
 
-def names() -> Any:
+def app_module() -> Any:
     """Return `flwr.app`, the original or the fake."""
     return importlib.import_module("flwr.app")
 
 
 def context(node: int, partition: int | None, partitions: int) -> Any:
     config = {} if partition is None else {"partition-id": partition, "num-partitions": partitions}
-    return names().Context(run_id=1, node_id=node, node_config=config, state=names().RecordDict(), run_config={})
+    return app_module().Context(
+        run_id=1, node_id=node, node_config=config, state=app_module().RecordDict(), run_config={}
+    )
 
 
-def _travelled(message: Any) -> Any:
+def _copied(message: Any) -> Any:
     """Return a deep copy of the message, as after a network transfer."""
     if REAL:
         content = message.__dict__["_content"]
@@ -230,7 +232,7 @@ class Grid:
         for message in messages:
             name = f"m{next(self._ids)}"
             message.metadata.__dict__["_message_id" if REAL else "message_id"] = name
-            self._jobs.append((name, _travelled(message)))
+            self._jobs.append((name, _copied(message)))
             given.append(name)
         return given
 
@@ -252,14 +254,14 @@ class Grid:
         node, kind, group = message.metadata.dst_node_id, message.metadata.message_type, message.metadata.group_id
         self.log.append((node, kind, group))
         fate = self.fault(node, kind, group)
-        app = names()
+        app = app_module()
         if fate == "dead" or node not in self.nodes:
             return
         if fate == "error":
             self._answers[name] = [app.Message(app.Error(2, "the app crashed"), reply_to=message)]
             return
         function = self.app[node] if isinstance(self.app, dict) else self.app
-        answer = _travelled(function(message, self.nodes[node]))
+        answer = _copied(function(message, self.nodes[node]))
         if fate == "garbage":
             for key in [key for key in answer.content["strings"] if key.endswith("answer")]:
                 answer.content["strings"][key] = "{"

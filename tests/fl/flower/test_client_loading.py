@@ -21,7 +21,7 @@ from fl.deploy.flower import IncompatibleNode, client_app
 from fl.deploy.flower._client_loading import to_client_data
 from fl.engine._clients import ClientRegistry
 from tests.fl.flower import fake_flower
-from tests.fl.flower.test_runs import FAST, OPTIONS, over
+from tests.fl.flower.test_runs import FAST, OPTIONS, run_on_grid
 from tests.fl.small import images
 
 
@@ -166,7 +166,7 @@ def iid_of_three(labels: torch.Tensor, generator: torch.Generator) -> Any:
 
 @pytest.fixture
 def flower() -> Iterator[None]:
-    with fake_flower.standing_in():
+    with fake_flower.installed():
         yield
 
 
@@ -180,4 +180,4 @@ def test_nodes_whose_classes_are_called_otherwise_are_refused_by_name(tmp_path: 
     with pytest.raises(
         IncompatibleNode, match=r'partition 1\) has the classes \["ape", "bat", "dog"\], partition 0 .*"cat"'
     ):
-        over(there, method, **{**OPTIONS, "participation": 1.0})
+        run_on_grid(there, method, **{**OPTIONS, "participation": 1.0})

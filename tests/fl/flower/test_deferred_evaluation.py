@@ -21,13 +21,13 @@ from tests.fl.flower.test_runs import (
     METHODS,
     OPTIONS,
     assert_equal,
-    beside,
+    client_data,
     federation,
     grid,
-    held,
     images,
-    over,
     rows,
+    run_in_threads,
+    run_on_grid,
 )
 from tests.fl.test_private_runs import NoisySum
 
@@ -43,7 +43,7 @@ METHODS = {
 
 @pytest.fixture(autouse=True, scope="module")
 def flower() -> Iterator[None]:
-    with fake_flower.standing_in():
+    with fake_flower.installed():
         yield
 
 
@@ -54,7 +54,7 @@ def deferred(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     def run(method: Method, **options: Any) -> Run:
         with monkeypatch.context() as patch:
             patch.setattr(sys.modules["fl.engine.simulate"], "execute", partial(execute, defer_tests=True))
-            return beside(method, **options)
+            return run_in_threads(method, **options)
 
     return run
 
@@ -69,10 +69,10 @@ def test_rows_are_those_of_clients_tested_at_once(
     name: str, panel: Any, deferred: Callable[..., Run], tmp_path: Path
 ) -> None:
     how: dict[str, Any] = {"evaluate": panel, "rounds": ROUNDS}
-    wanted = beside(METHODS[name](), **how)
+    wanted = run_in_threads(METHODS[name](), **how)
     assert all(row.get("accuracy_clients") or row.get("accuracy_personal") for row in wanted.rows)
     assert_equal(deferred(METHODS[name](), **how), wanted)
-    assert_equal(over(grid(METHODS[name](), tmp_path), METHODS[name](), **how), wanted)
+    assert_equal(run_on_grid(grid(METHODS[name](), tmp_path), METHODS[name](), **how), wanted)
 
 
 class Odd(FedAvg):
@@ -100,13 +100,13 @@ def test_who_fails_in_one_of_both_fails_in_that_one(deferred: Callable[..., Run]
     wanted = simulate(Odd(**FAST), [odd(k) for k in range(5)], progress=False, **how)
     assert [row["failed_evaluation"].keys() for row in wanted.rows] == [{"1"}] * 3
     assert [row["failed"].keys() for row in wanted.rows] == [{"2"}] * 3
-    assert_equal(over(grid(Odd(**FAST), tmp_path, load_client=odd), Odd(**FAST), **how), wanted)
+    assert_equal(run_on_grid(grid(Odd(**FAST), tmp_path, load_client=odd), Odd(**FAST), **how), wanted)
 
 
 def test_answers_that_go_astray_over_the_loopback_stand_in_their_own_rounds(deferred: Callable[..., Run]) -> None:
     faults = Loopback(lose=0.2, repeat=0.2, delay=0.2, seed=2)
     how: dict[str, Any] = {"evaluate": "all", "rounds": ROUNDS, "backend": faults, "workers": 1}
-    wanted = beside(METHODS["SCAFFOLD"](), **how)
+    wanted = run_in_threads(METHODS["SCAFFOLD"](), **how)
     assert all("failed_evaluation" in row for row in wanted.rows)
     assert_equal(deferred(METHODS["SCAFFOLD"](), **how), wanted)
 
@@ -131,7 +131,7 @@ class Weighed(fake_flower.Grid):
 def weighed(name: str, folder: Path, **options: Any) -> tuple[Weighed, Run]:
     made = grid(METHODS[name](), folder)
     there = Weighed(made.app, made.nodes)
-    return there, over(there, METHODS[name](), **options)
+    return there, run_on_grid(there, METHODS[name](), **options)
 
 
 def test_a_round_is_one_message_to_a_client_and_its_model_travels_once(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_lost_body_and_a_lost_memory_are_those_of_the_test_and_the_training(tm
             path.unlink()
 
     how: dict[str, Any] = {"participation": 1.0, "rounds": 3}
-    run = over(grid(method(), tmp_path), method(), on_round=lose, **how)
+    run = run_on_grid(grid(method(), tmp_path), method(), on_round=lose, **how)
     assert [row.get("bytes_resent", 0) > 0 for row in run.rows] == [False, True, True]
     assert [list(row.get("failed_evaluation", {})) for row in run.rows] == [[], ["1"], ["1"]]
     assert [list(row["failed"]) for row in run.rows] == [[], [], ["1"]]
@@ -177,7 +177,7 @@ def test_a_message_that_is_lost_is_a_test_and_a_training_that_are_lost(
 ) -> None:
     monkeypatch.setattr("fl.deploy.flower._transport._DELIVERY_GRACE", 0.1)
     there = grid(METHODS["FedAvg"](), tmp_path, lambda *what: "error" if what == (101, "train.job", "2") else None)
-    run = over(there, METHODS["FedAvg"](), participation=1.0, rounds=3)
+    run = run_on_grid(there, METHODS["FedAvg"](), participation=1.0, rounds=3)
     assert [list(row.get("failed_evaluation", {})) for row in run.rows] == [["1"], [], []]
     assert [list(row["failed"]) for row in run.rows] == [[], ["1"], []]
     assert "the app crashed" in run.rows[0]["failed_evaluation"]["1"]
@@ -193,7 +193,7 @@ class Hanging(FedAvg):
 
 def test_a_test_that_hangs_leaves_the_training_its_deadline(tmp_path: Path) -> None:
     how: dict[str, Any] = {"participation": 1.0, "rounds": 2, "reply_timeout": 2.0, "max_concurrent": 1}
-    run = over(grid(Hanging(**FAST), tmp_path), Hanging(**FAST), **how)
+    run = run_on_grid(grid(Hanging(**FAST), tmp_path), Hanging(**FAST), **how)
     assert ["before its deadline" in row["failed_evaluation"]["2"] for row in run.rows] == [True, True]
     assert [row["failed"] for row in run.rows] == [{}, {}]
 
@@ -210,7 +210,7 @@ def test_a_row_is_told_once_it_is_whole_and_the_next_round_committed(tmp_path: P
         seen.append((row["round"], manifest["round"], manifest.get("open", {}).get("round"), lines))
         assert row["accuracy_clients"]
 
-    over(grid(METHODS["FedAvg"](), tmp_path), METHODS["FedAvg"](), out=tmp_path / "run", on_round=watch)
+    run_on_grid(grid(METHODS["FedAvg"](), tmp_path), METHODS["FedAvg"](), out=tmp_path / "run", on_round=watch)
     assert seen == [(1, 2, 2, 1), (2, 3, None, 3), (3, 3, None, 3)]
 
 
@@ -226,12 +226,12 @@ def stop(row: dict[str, Any]) -> None:
 def test_a_run_that_ends_with_an_open_row_goes_on_to_the_same_bits(rounds: int, tmp_path: Path) -> None:
     method, nodes, out = METHODS["SCAFFOLD"], tmp_path / "nodes", tmp_path / "run"
     with pytest.raises(Stop):
-        over(grid(method(), nodes), method(), out=out, on_round=stop)
+        run_on_grid(grid(method(), nodes), method(), out=out, on_round=stop)
     one, open_row = Store(out).rows()
     assert one["accuracy_clients"]
     assert (open_row["round"], open_row["accuracy"] is None, "accuracy_clients" in open_row) == (2, False, False)
-    wanted = beside(method(), rounds=rounds)
-    assert_equal(over(grid(method(), nodes), method(), out=out, resume=True, rounds=rounds), wanted)
+    wanted = run_in_threads(method(), rounds=rounds)
+    assert_equal(run_on_grid(grid(method(), nodes), method(), out=out, resume=True, rounds=rounds), wanted)
     assert [row["round"] for row in Store(out).rows()] == list(range(1, rounds + 1))
     assert "open" not in (Store(out).manifest() or {})
 
@@ -250,21 +250,21 @@ def test_a_round_without_replies_leaves_the_row_before_it_whole(
 ) -> None:
     told = list[int]()
     how: dict[str, Any] = {"rounds": 3, "test": None}
-    wanted = simulate(Failing(**FAST), [held(k) for k in range(5)], progress=False, **{**OPTIONS, **how})
+    wanted = simulate(Failing(**FAST), [client_data(k) for k in range(5)], progress=False, **{**OPTIONS, **how})
     with monkeypatch.context() as patch:
         patch.setattr(Failing, "broken", True)
         with pytest.raises(NoUsableReply, match="round 3: 0 usable replies"):
-            over(
+            run_on_grid(
                 grid(Failing(**FAST), tmp_path), Failing(**FAST), out=tmp_path / "run",
                 on_round=lambda row: told.append(row["round"]), **how,
             )  # fmt: skip
     assert told == [1, 2]
     assert [row["accuracy"] for row in Store(tmp_path / "run").rows()] == [row["accuracy"] for row in wanted.rows[:2]]
-    resumed = over(grid(Failing(**FAST), tmp_path), Failing(**FAST), out=tmp_path / "run", resume=True, **how)
+    resumed = run_on_grid(grid(Failing(**FAST), tmp_path), Failing(**FAST), out=tmp_path / "run", resume=True, **how)
     assert_equal(resumed, wanted)
 
 
 def test_a_private_method_is_tested_at_once(tmp_path: Path) -> None:
     there = grid(NoisySum(), tmp_path)
-    over(there, NoisySum(), rounds=2, participation=1.0, test=None)
+    run_on_grid(there, NoisySum(), rounds=2, participation=1.0, test=None)
     assert sum(kind == "query.job" for _, kind, _ in there.log) == 2 * 5

@@ -19,7 +19,7 @@ from fl.deploy.flower._node_ledger import NodeLedger
 from fl.deploy.flower._policy import PolicyRefusal
 from tests.fl.flower import fake_flower
 from tests.fl.flower.test_client_loading import pictures
-from tests.fl.flower.test_runs import held
+from tests.fl.flower.test_runs import client_data
 from tests.fl.small import Tiny, images
 from tests.scripts import load_script
 
@@ -28,7 +28,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "flower.md"
 
 @pytest.fixture(autouse=True, scope="module")
 def flower() -> Iterator[None]:
-    with fake_flower.standing_in():
+    with fake_flower.installed():
         yield
 
 
@@ -44,8 +44,8 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     (policy,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "policy.toml").write_text(policy)
     names: dict[str, Any] = {
-        "network": Tiny, "test_set": images(10, seed=9), "images_of": lambda k: held(k).train,
-        "test_images_of": lambda k: held(k).test,
+        "network": Tiny, "test_set": images(10, seed=9), "images_of": lambda k: client_data(k).train,
+        "test_images_of": lambda k: client_data(k).test,
     }  # fmt: skip
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(block.replace("/var/lib/distillkit", str(tmp_path / "nodes")), names)

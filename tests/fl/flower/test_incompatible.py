@@ -22,23 +22,23 @@ from fl.deploy.flower._requests import PendingRequest, bundle, unpack_replies
 from fl.deploy.flower._transport import ConnectionOptions, GridTransport
 from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
 from tests.fl.flower import fake_flower
-from tests.fl.flower.test_runs import FAST, METHODS, grid, over
+from tests.fl.flower.test_runs import FAST, METHODS, grid, run_on_grid
 
 ONCE: dict[str, Any] = {"rounds": 1, "participation": 1.0, "evaluate": "none"}
 
 
 @pytest.fixture(autouse=True, scope="module")
 def flower() -> Iterator[None]:
-    with fake_flower.standing_in():
+    with fake_flower.installed():
         yield
 
 
 def test_other_numbers_of_clients_than_there_are_nodes_are_refused(tmp_path: Path) -> None:
     there = grid(METHODS["FedAvg"](), tmp_path)
     with pytest.raises(IncompatibleNode, match="clients=4, but the nodes have num-partitions=5: make them equal"):
-        over(there, METHODS["FedAvg"](), clients=4)
+        run_on_grid(there, METHODS["FedAvg"](), clients=4)
     with pytest.raises(ValueError, match="clients must be at least 1, got 0"):
-        over(there, METHODS["FedAvg"](), clients=0)
+        run_on_grid(there, METHODS["FedAvg"](), clients=0)
 
 
 def test_a_message_that_flower_does_not_take_is_that_clients_failure(
@@ -53,7 +53,7 @@ def test_a_message_that_flower_does_not_take_is_that_clients_failure(
         return [""] if kinds == {(101, "train.job")} else list(push(letters))
 
     monkeypatch.setattr(there, "push_messages", full)
-    [row] = over(there, METHODS["FedAvg"](), **ONCE).rows
+    [row] = run_on_grid(there, METHODS["FedAvg"](), **ONCE).rows
     assert row["failed"] == {"1": "was not reached: Flower did not accept the message to node 101"}
 
 
@@ -63,7 +63,7 @@ def test_a_node_that_turns_out_another_partition_trains_for_nobody(tmp_path: Pat
     def swap(row: dict[str, Any]) -> None:
         there.nodes[101], there.nodes[102] = there.nodes[102], there.nodes[101]
 
-    run = over(there, METHODS["FedAvg"](), **{**ONCE, "rounds": 2}, on_round=swap)
+    run = run_on_grid(there, METHODS["FedAvg"](), **{**ONCE, "rounds": 2}, on_round=swap)
     assert run.rows[0]["failed"] == {}
     assert "this node is partition 2, and received a request for 1" in run.rows[1]["failed"]["1"]
     assert "this node is partition 1, and received a request for 2" in run.rows[1]["failed"]["2"]
@@ -74,7 +74,7 @@ def test_a_run_under_a_name_that_is_a_way_out_of_the_nodes_folder_writes_nothing
 ) -> None:
     monkeypatch.setattr("fl.deploy.flower._transport._run_name", lambda out: "../../elsewhere")
     with pytest.raises(NoUsableReply, match=r"a run's name must be 16 hex digits; got '\.\./\.\./elsewhere'"):
-        over(grid(METHODS["FedAvg"](), tmp_path / "a" / "b"), METHODS["FedAvg"](), **ONCE)
+        run_on_grid(grid(METHODS["FedAvg"](), tmp_path / "a" / "b"), METHODS["FedAvg"](), **ONCE)
     assert not list(tmp_path.rglob("*elsewhere*"))
 
 
@@ -85,7 +85,7 @@ def test_a_node_that_comes_later_and_does_not_fit_is_warned_of_and_left_out(tmp_
         there.nodes[300] = fake_flower.context(300, 2, 9)
 
     with pytest.warns(UserWarning, match=r"node 300.*9 partitions.*; the run goes on without it"):
-        run = over(there, METHODS["FedAvg"](), **{**ONCE, "rounds": 2}, on_round=arrive)
+        run = run_on_grid(there, METHODS["FedAvg"](), **{**ONCE, "rounds": 2}, on_round=arrive)
     assert [row["failed"] for row in run.rows] == [{}, {}]
 
 

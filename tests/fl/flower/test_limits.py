@@ -17,7 +17,7 @@ from fl.deploy.flower import client_app
 from fl.deploy.flower._messages import from_records, to_records
 from fl.deploy.flower._node_folder import remove_dead_runs
 from tests.fl.flower import fake_flower
-from tests.fl.flower.test_runs import METHODS, Killed, assert_equal, beside, grid, held, over
+from tests.fl.flower.test_runs import METHODS, Killed, assert_equal, client_data, grid, run_in_threads, run_on_grid
 
 
 class Things:
@@ -26,7 +26,7 @@ class Things:
 
 @pytest.fixture(autouse=True, scope="module")
 def flower() -> Iterator[None]:
-    with fake_flower.standing_in():
+    with fake_flower.installed():
         yield
 
 
@@ -42,8 +42,8 @@ def test_nothing_of_an_oversized_message_is_read(monkeypatch: pytest.MonkeyPatch
 
 def test_an_oversized_message_is_named_on_both_sides(tmp_path: Path) -> None:
     method = METHODS["FedAvg"]()
-    app = client_app(method, held, folder=tmp_path)
-    narrow = client_app(method, held, folder=tmp_path, max_message_bytes=700)
+    app = client_app(method, client_data, folder=tmp_path)
+    narrow = client_app(method, client_data, folder=tmp_path, max_message_bytes=700)
 
     def swollen(message: Any, context: Any) -> Any:
         answer = app(message, context)
@@ -53,7 +53,7 @@ def test_an_oversized_message_is_named_on_both_sides(tmp_path: Path) -> None:
 
     nodes = {100 + k: fake_flower.context(100 + k, k, 5) for k in range(5)}
     there = fake_flower.Grid({**dict.fromkeys(nodes, app), 101: swollen, 102: narrow}, nodes)
-    run = over(there, method, rounds=1, participation=1.0, evaluate="none", max_message_bytes=200_000)
+    run = run_on_grid(there, method, rounds=1, participation=1.0, evaluate="none", max_message_bytes=200_000)
     assert run.rows[0]["failed"].keys() == {"1", "2"}
     assert "more than max_message_bytes=200000, and was not read" in run.rows[0]["failed"]["1"]
     assert "refused" in run.rows[0]["failed"]["2"]
@@ -75,12 +75,12 @@ def test_a_run_that_died_before_its_first_commit_leaves_nothing_when_it_begins_a
 
     method, whole = METHODS["SCAFFOLD"](), {"participation": 1.0}
     with pytest.raises(Killed):
-        over(grid(method, tmp_path / "nodes", die), method, out=tmp_path / "run", **whole)
+        run_on_grid(grid(method, tmp_path / "nodes", die), method, out=tmp_path / "run", **whole)
     dead = pending(tmp_path / "nodes")
     assert len(dead) == 3
     again = grid(METHODS["SCAFFOLD"](), tmp_path / "nodes")
-    run = over(again, method, out=tmp_path / "run", resume=True, **whole)
-    assert_equal(run, beside(METHODS["SCAFFOLD"](), **whole))
+    run = run_on_grid(again, method, out=tmp_path / "run", resume=True, **whole)
+    assert_equal(run, run_in_threads(METHODS["SCAFFOLD"](), **whole))
     assert not set(dead) & set(pending(tmp_path / "nodes"))
     names = {path.parents[2].name for path in pending(tmp_path / "nodes")}
     assert len(names) == 1

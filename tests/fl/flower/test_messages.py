@@ -24,7 +24,7 @@ from tests.fl.flower import fake_flower
 
 @pytest.fixture(autouse=True, scope="module")
 def flower() -> Iterator[None]:
-    with fake_flower.standing_in():
+    with fake_flower.installed():
         yield
 
 
@@ -111,7 +111,7 @@ def test_a_set_travels_with_its_space() -> None:
 
 
 def spoiled(change: str) -> Any:
-    app = fake_flower.names()
+    app = fake_flower.app_module()
     content = to_records(
         to_parts(Message.unchecked({"A.x": torch.arange(6.0).reshape(2, 3), "A.b": torch.tensor([True])}))
     )
@@ -154,7 +154,7 @@ def test_what_is_not_ours_is_named(change: str, said: str) -> None:
 def test_another_value_in_an_array_does_not_pass_the_checksum() -> None:
     content = spoiled("nothing")
     x = content["tensors"]["A.x"]
-    content["tensors"]["A.x"] = fake_flower.names().Array(x.dtype, x.shape, x.stype, x.data[:-1] + b"\x01")
+    content["tensors"]["A.x"] = fake_flower.app_module().Array(x.dtype, x.shape, x.stype, x.data[:-1] + b"\x01")
     with pytest.raises(ValueError, match="checksum"):
         from_parts(*from_records(content))
 

@@ -22,7 +22,7 @@ from fl.deploy.flower._handshake import NodeInfo
 from fl.deploy.flower._node_ledger import mirror_report
 from fl.methods import PrivateFedDM
 from tests.fl.flower import fake_flower
-from tests.fl.flower.test_runs import DM, FAST, Killed, assert_equal, beside, grid, held, over
+from tests.fl.flower.test_runs import DM, FAST, Killed, assert_equal, client_data, grid, run_in_threads, run_on_grid
 from tests.fl.small import images
 from tests.fl.test_private_runs import SIGMA, NoisySum
 
@@ -37,7 +37,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 
 @pytest.fixture(autouse=True, scope="module")
 def flower() -> Iterator[None]:
-    with fake_flower.standing_in():
+    with fake_flower.installed():
         yield
 
 
@@ -47,13 +47,16 @@ def test_a_rehearsed_private_run_has_the_bits_of_threads(name: str, tmp_path: Pa
         METHODS[name](),
         {"rounds": 2, "secret": 7, "evaluate": None, "participation": 3 if name != "ClientDP" else 1.0},
     )
-    assert_equal(over(grid(METHODS[name](), tmp_path), method, **how), beside(METHODS[name](), **how))
+    assert_equal(run_on_grid(grid(METHODS[name](), tmp_path), method, **how), run_in_threads(METHODS[name](), **how))
 
 
 @pytest.mark.parametrize("name", ["PrivateFedDM", "DPSGD"])
 def test_epsilon_and_all_that_belongs_to_it_are_those_of_simulate(name: str, tmp_path: Path) -> None:
     how: dict[str, Any] = {"evaluate": None, "rounds": 2}
-    far, here = over(grid(METHODS[name](), tmp_path), METHODS[name](), **how), beside(METHODS[name](), **how)
+    far, here = (
+        run_on_grid(grid(METHODS[name](), tmp_path), METHODS[name](), **how),
+        run_in_threads(METHODS[name](), **how),
+    )
     assert [row["privacy"] for row in far.rows] == [row["privacy"] for row in here.rows]
     assert all(row["epsilon"] > 0 for row in far.rows)
 
@@ -64,7 +67,7 @@ SUM: dict[str, Any] = {"evaluate": None, "test": None, "participation": 1.0, "ro
 def summed(folder: Path, method: Method | None = None, fault: fake_flower.Fault = lambda *_: None, **how: Any) -> Run:
     """Run noisy sums with the nodes of this folder."""
     app = {name: how.pop(name) for name in ("policy", "code", "load_client") if name in how}
-    return over(grid(method or NoisySum(), folder, fault, **app), method or NoisySum(), **{**SUM, **how})
+    return run_on_grid(grid(method or NoisySum(), folder, fault, **app), method or NoisySum(), **{**SUM, **how})
 
 
 def events_of(folder: Path) -> dict[str, list[Event]]:
@@ -94,7 +97,7 @@ def test_a_second_run_on_the_same_nodes_composes(tmp_path: Path) -> None:
     assert [row["epsilon"] for row in third] == sums[4:6]
     beside_it = Ledger(None)
     for _ in range(3):
-        here = simulate(NoisySum(), [held(k) for k in range(5)], rounds=2, ledger=beside_it, progress=False)
+        here = simulate(NoisySum(), [client_data(k) for k in range(5)], rounds=2, ledger=beside_it, progress=False)
     assert here.rows[-1]["epsilon"] == third[-1]["epsilon"]
     assert mirrored_in(common) == events_of(tmp_path / "nodes")
 
@@ -127,7 +130,7 @@ def test_a_charge_stands_on_the_nodes_disk_before_the_noise_is_drawn(tmp_path: P
             raise OSError("the disk is full")
 
     with pytest.raises(NoUsableReply, match="the disk is full"):
-        over(grid(Looking(), tmp_path), Looking(), **SUM)
+        run_on_grid(grid(Looking(), tmp_path), Looking(), **SUM)
     assert seen == [1] * 5
     assert {k: len(e) for k, e in events_of(tmp_path).items()} == {str(k): 1 for k in range(5)}
 
@@ -170,7 +173,7 @@ def test_a_round_that_is_run_again_is_charged_again(tmp_path: Path) -> None:
 
 
 def test_the_budget_of_the_run_ends_it_as_in_process(tmp_path: Path) -> None:
-    said, clients = [], [held(k) for k in range(5)]
+    said, clients = [], [client_data(k) for k in range(5)]
     budget = compose([(SIGMA, 1.0, 1)], 1e-5).epsilon
     for play in (lambda **how: summed(tmp_path, **how), lambda **how: simulate(NoisySum(), clients, **how, **SUM)):
         with pytest.raises(BudgetExhausted) as caught:
@@ -186,7 +189,7 @@ def test_a_node_cannot_end_a_run_that_has_no_budget(tmp_path: Path) -> None:
                 raise BudgetExhausted("nothing is left", remaining=0)
             return super().local(client, message)
 
-    run = over(grid(Lying(), tmp_path), Lying(), **{**SUM, "rounds": 1})
+    run = run_on_grid(grid(Lying(), tmp_path), Lying(), **{**SUM, "rounds": 1})
     assert list(run.rows[0]["failed"]) == ["1"]
 
 

@@ -23,7 +23,7 @@ from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
 from fl.methods import PrivateFedDM
 from tests.fl.flower import fake_flower
 from tests.fl.flower.test_node_ledger import METHODS, SUM, events_of
-from tests.fl.flower.test_runs import DM, FAST, held, over
+from tests.fl.flower.test_runs import DM, FAST, client_data, run_on_grid
 from tests.fl.test_private_runs import SIGMA, NoisySum
 
 GOOD: dict[str, str] = {
@@ -35,7 +35,7 @@ GOOD: dict[str, str] = {
 
 @pytest.fixture(autouse=True, scope="module")
 def flower() -> Iterator[None]:
-    with fake_flower.standing_in():
+    with fake_flower.installed():
         yield
 
 
@@ -51,10 +51,10 @@ def one_strict(tmp_path: Path, method: Method, *, code: Path | None = None, **ho
     changes = {key: how.pop(key) for key in GOOD if key in how}
     policy = written(tmp_path / "policy.toml", **changes)
     nodes = {100 + k: fake_flower.context(100 + k, k, 5) for k in range(5)}
-    free = client_app(method, held, folder=tmp_path / "nodes")
-    strict = client_app(method, held, folder=tmp_path / "nodes", policy=policy, code=code)
+    free = client_app(method, client_data, folder=tmp_path / "nodes")
+    strict = client_app(method, client_data, folder=tmp_path / "nodes", policy=policy, code=code)
     there = fake_flower.Grid({node: strict if node == 101 else free for node in nodes}, nodes)
-    return over(there, method, **{**SUM, "rounds": 1, **how})
+    return run_on_grid(there, method, **{**SUM, "rounds": 1, **how})
 
 
 def of_client_1(run: Run) -> list[str | None]:
@@ -120,10 +120,10 @@ def test_the_owner_may_change_the_policy_between_two_rounds(tmp_path: Path) -> N
 
 def test_every_node_refusing_ends_the_run_with_the_reason(tmp_path: Path) -> None:
     policy = written(tmp_path / "policy.toml", smallest_sigma="9.0")
-    app = client_app(NoisySum(), held, folder=tmp_path / "nodes", policy=policy)
+    app = client_app(NoisySum(), client_data, folder=tmp_path / "nodes", policy=policy)
     there = fake_flower.Grid(app, {100 + k: fake_flower.context(100 + k, k, 5) for k in range(5)})
     with pytest.raises(NoUsableReply, match="client 4 refused: its policy says smallest_sigma = 9"):
-        over(there, NoisySum(), **SUM)
+        run_on_grid(there, NoisySum(), **SUM)
 
 
 def test_another_apps_code_is_refused_by_its_hash(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_under_a_finite_epsilon_errors_and_notes_stay_on_the_node(tmp_path: Path
     noted = [
         one_strict(tmp_path / word, Talking(False), epsilon=word).rows[0]["noted"]["images"] for word in ("8.0", "inf")
     ]
-    assert noted[1] - noted[0] == len(held(1).train)
+    assert noted[1] - noted[0] == len(client_data(1).train)
 
 
 @pytest.mark.parametrize("asked", [None, {}, "a", {"name": "a", "seen": "0"}, {"name": "a", "seen": None}], ids=str)
@@ -249,11 +249,11 @@ def test_a_server_that_has_seen_more_than_there_is_is_told_what_to_do(tmp_path: 
 
 def test_a_policy_that_cannot_be_used_any_more_answers_nothing(tmp_path: Path) -> None:
     policy = written(tmp_path / "policy.toml")
-    app = client_app(NoisySum(), held, folder=tmp_path / "nodes", policy=policy)
+    app = client_app(NoisySum(), client_data, folder=tmp_path / "nodes", policy=policy)
     policy.unlink()
     there = fake_flower.Grid(app, {100 + k: fake_flower.context(100 + k, k, 5) for k in range(5)})
     with pytest.raises(NoUsableReply, match="did not report earlier charges"):
-        over(there, NoisySum(), **SUM)
+        run_on_grid(there, NoisySum(), **SUM)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_a_file_with_missing_or_misspelt_or_odd_lines_is_refused(
     with pytest.raises((TypeError, ValueError), match=f"the policy {path}.*{said}"):
         read_policy(path)
     with pytest.raises((TypeError, ValueError), match=said):
-        client_app(NoisySum(), held, folder=tmp_path, policy=path)
+        client_app(NoisySum(), client_data, folder=tmp_path, policy=path)
 
 
 def test_a_policy_calls_methods_by_class_add_ons_and_filters() -> None:

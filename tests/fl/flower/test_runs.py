@@ -33,34 +33,34 @@ METHODS: dict[str, Callable[[], Method]] = {
 
 @pytest.fixture(autouse=True, scope="module")
 def flower() -> Iterator[None]:
-    with fake_flower.standing_in():
+    with fake_flower.installed():
         yield
 
 
-def held(number: int) -> ClientData:
+def client_data(number: int) -> ClientData:
     return ClientData(federation()[number], images(6, seed=20 + number))
 
 
 def grid(
     method: Method, folder: Path, fault: fake_flower.Fault = lambda *_: None, seed: int = 0, **app: Any
 ) -> fake_flower.Grid:
-    made = client_app(method, app.pop("load_client", held), folder=folder, **app)
+    made = client_app(method, app.pop("load_client", client_data), folder=folder, **app)
     return fake_flower.Grid(made, {100 + k: fake_flower.context(100 + k, k, 5) for k in range(5)}, fault, seed)
 
 
 OPTIONS: dict[str, Any] = {"rounds": 3, "participation": 3, "evaluate": "all", "seed": 3}
 
 
-def over(there: fake_flower.Grid, method: Method, **options: Any) -> Run:
+def run_on_grid(there: fake_flower.Grid, method: Method, **options: Any) -> Run:
     limits: dict[str, Any] = {"poll_interval": 0.001, "reply_timeout": 900.0}
     limits |= {f.name: options.pop(f.name) for f in fields(ConnectionOptions) if f.name in options}
     given = {**OPTIONS, "test": images(10, seed=9), **options}
     return serve(there, method, connection=ConnectionOptions(**limits), **given)
 
 
-def beside(method: Method, **options: Any) -> Run:
+def run_in_threads(method: Method, **options: Any) -> Run:
     return simulate(
-        method, [held(k) for k in range(5)], test=images(10, seed=9), progress=False, **{**OPTIONS, **options}
+        method, [client_data(k) for k in range(5)], test=images(10, seed=9), progress=False, **{**OPTIONS, **options}
     )
 
 
@@ -80,7 +80,7 @@ def assert_equal(one: Run, other: Run) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_gives_the_same_bits_as_with_threads(name: str, tmp_path: Path) -> None:
     method = METHODS[name]()
-    assert_equal(over(grid(METHODS[name](), tmp_path), method), beside(METHODS[name]()))
+    assert_equal(run_on_grid(grid(METHODS[name](), tmp_path), method), run_in_threads(METHODS[name]()))
 
 
 def test_the_app_plays_what_serve_plays(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_the_app_plays_what_serve_plays(tmp_path: Path) -> None:
         connection=ConnectionOptions(poll_interval=0.001), out=tmp_path / "run",
     )  # fmt: skip
     app(grid(method, tmp_path / "nodes"), fake_flower.context(0, None, 0))
-    wanted = rows(beside(METHODS["FedAvg"](), rounds=1))
+    wanted = rows(run_in_threads(METHODS["FedAvg"](), rounds=1))
     assert [{k: v for k, v in row.items() if "seconds" not in k} for row in found] == wanted
     assert (tmp_path / "run" / "history.jsonl").exists()
 
@@ -105,12 +105,14 @@ def test_an_app_of_ones_own_reads_its_method_from_the_run(tmp_path: Path) -> Non
     @app.train("job")
     def answer(message: Any, context: Any) -> Any:
         method = METHODS[context.run_config["method"]]()
-        return reply_to(message, context, method, held, folder=tmp_path)
+        return reply_to(message, context, method, client_data, folder=tmp_path)
 
     nodes = {100 + k: fake_flower.context(100 + k, k, 5) for k in range(5)}
     for context in nodes.values():
         context.run_config["method"] = "SCAFFOLD"
-    assert_equal(over(fake_flower.Grid(app, nodes), METHODS["SCAFFOLD"]()), beside(METHODS["SCAFFOLD"]()))
+    assert_equal(
+        run_on_grid(fake_flower.Grid(app, nodes), METHODS["SCAFFOLD"]()), run_in_threads(METHODS["SCAFFOLD"]())
+    )
 
 
 # What goes astray.
@@ -121,7 +123,7 @@ def test_late_and_repeated_answers_change_nothing(tmp_path: Path) -> None:
         return {101: "late", 102: "twice"}.get(node) if kind != "query.hello" else None
 
     method = METHODS["SCAFFOLD"]()
-    assert_equal(over(grid(method, tmp_path, fault, seed=4), method), beside(METHODS["SCAFFOLD"]()))
+    assert_equal(run_on_grid(grid(method, tmp_path, fault, seed=4), method), run_in_threads(METHODS["SCAFFOLD"]()))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,9 @@ def test_an_answer_that_is_none_is_an_error_in_the_history(
     there = grid(
         METHODS["FedAvg"](), tmp_path, lambda node, kind, _: fate if (node, kind) == (101, "train.job") else None
     )
-    run = over(there, METHODS["FedAvg"](), rounds=1, participation=1.0, reply_timeout=1.0 if fate == "lost" else 60.0)
+    run = run_on_grid(
+        there, METHODS["FedAvg"](), rounds=1, participation=1.0, reply_timeout=1.0 if fate == "lost" else 60.0
+    )
     (row,) = run.rows
     assert list(row["failed"]) == ["1"]
     assert said in row["failed"]["1"]
@@ -145,7 +149,7 @@ def test_an_answer_that_is_none_is_an_error_in_the_history(
 def test_every_client_failing_ends_the_run(tmp_path: Path) -> None:
     there = grid(METHODS["FedAvg"](), tmp_path, lambda _, kind, __: "error" if kind == "train.job" else None)
     with pytest.raises(NoUsableReply, match="the app crashed"):
-        over(there, METHODS["FedAvg"]())
+        run_on_grid(there, METHODS["FedAvg"]())
 
 
 class Hanging(FedAvg):
@@ -157,9 +161,9 @@ class Hanging(FedAvg):
 
 def test_a_hanging_client_is_stopped_at_its_deadline_and_frees_its_node(tmp_path: Path) -> None:
     there = grid(Hanging(**FAST), tmp_path)
-    run = over(there, Hanging(**FAST), rounds=1, participation=1.0, reply_timeout=0.8)
+    run = run_on_grid(there, Hanging(**FAST), rounds=1, participation=1.0, reply_timeout=0.8)
     assert "did not answer before its deadline" in run.rows[0]["failed"]["2"]
-    after = over(there, Hanging(**FAST), rounds=1, participation=1.0, reply_timeout=0.8, evaluate=[2])
+    after = run_on_grid(there, Hanging(**FAST), rounds=1, participation=1.0, reply_timeout=0.8, evaluate=[2])
     assert after.rows[0]["accuracy_clients"] is not None
 
 
@@ -171,7 +175,7 @@ def test_a_node_that_comes_back_under_another_number_is_found_by_its_partition(t
         if row["round"] == 1:
             there.nodes[300] = there.nodes.pop(101)
 
-    assert_equal(over(there, method, on_round=restart), beside(METHODS["SCAFFOLD"]()))
+    assert_equal(run_on_grid(there, method, on_round=restart), run_in_threads(METHODS["SCAFFOLD"]()))
     assert any(node == 300 for node, kind, _ in there.log if kind == "train.job")
 
 
@@ -183,7 +187,7 @@ def test_a_lost_disk_is_an_error_and_no_fresh_start(tmp_path: Path) -> None:
         for path in tmp_path.rglob("memory/1/*"):
             path.unlink()
 
-    run = over(there, method, participation=1.0, rounds=2, on_round=lose, defer_evaluation=False)
+    run = run_on_grid(there, method, participation=1.0, rounds=2, on_round=lose, defer_evaluation=False)
     assert run.rows[0]["failed"] == {}
     assert "CheckpointError" in run.rows[1]["failed"]["1"]
 
@@ -195,10 +199,10 @@ def test_a_lost_body_is_sent_once_more(tmp_path: Path) -> None:
 
     method = with_kept()
     there = grid(with_kept(), tmp_path)
-    run = over(there, method, participation=1.0, on_round=lose, defer_evaluation=False)
-    assert_equal(run, beside(with_kept(), participation=1.0))
+    run = run_on_grid(there, method, participation=1.0, on_round=lose, defer_evaluation=False)
+    assert_equal(run, run_in_threads(with_kept(), participation=1.0))
     assert [row.get("bytes_resent", 0) > 0 for row in run.rows] == [False, True, True]
-    kept = over(grid(with_kept(), tmp_path), with_kept(), participation=1.0)
+    kept = run_on_grid(grid(with_kept(), tmp_path), with_kept(), participation=1.0)
     assert not any("bytes_resent" in row for row in kept.rows)
 
 
@@ -214,7 +218,7 @@ class Killed(BaseException):
 
 
 def test_a_killed_server_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    whole = beside(METHODS["SCAFFOLD"]())
+    whole = run_in_threads(METHODS["SCAFFOLD"]())
     there = grid(METHODS["SCAFFOLD"](), tmp_path / "nodes")
     seen: list[int] = []
 
@@ -227,28 +231,28 @@ def test_a_killed_server_goes_on_to_the_same_bits(tmp_path: Path) -> None:
 
     there.fault = die
     with pytest.raises(Killed):
-        over(there, METHODS["SCAFFOLD"](), out=tmp_path / "run")
+        run_on_grid(there, METHODS["SCAFFOLD"](), out=tmp_path / "run")
     pending = [p.stem for p in (tmp_path / "nodes").rglob("memory/*/2-*.safetensors")]
     assert len(pending) == 2  # two clients had answered in the round that was lost
     again = grid(METHODS["SCAFFOLD"](), tmp_path / "nodes", seed=7)
-    resumed = over(again, METHODS["SCAFFOLD"](), out=tmp_path / "run", resume=True)
+    resumed = run_on_grid(again, METHODS["SCAFFOLD"](), out=tmp_path / "run", resume=True)
     assert_equal(resumed, whole)
     assert not [p for p in (tmp_path / "nodes").rglob("memory/*/*") if p.stem in pending]
 
 
 def test_a_run_goes_on_with_its_own_data_only(tmp_path: Path) -> None:
-    over(grid(METHODS["FedAvg"](), tmp_path / "nodes"), METHODS["FedAvg"](), out=tmp_path / "run", rounds=1)
+    run_on_grid(grid(METHODS["FedAvg"](), tmp_path / "nodes"), METHODS["FedAvg"](), out=tmp_path / "run", rounds=1)
     others = grid(METHODS["FedAvg"](), tmp_path / "nodes", load_client=lambda k: ClientData(images(12, seed=50 + k)))
     with pytest.raises(CheckpointError, match="data"):
-        over(others, METHODS["FedAvg"](), out=tmp_path / "run", resume=True)
+        run_on_grid(others, METHODS["FedAvg"](), out=tmp_path / "run", resume=True)
 
 
 # Who may take part.
 
 
 def strange(folder: Path, change: str) -> fake_flower.Grid:
-    method, load = METHODS["FedAvg"](), held
-    good = client_app(METHODS["FedAvg"](), held, folder=folder)
+    method, load = METHODS["FedAvg"](), client_data
+    good = client_app(METHODS["FedAvg"](), client_data, folder=folder)
     place: tuple[int | None, int] = (2, 5)
     if change == "method":
         method = FedAvg(**{**FAST, "lr": 0.1})
@@ -281,26 +285,26 @@ def strange(folder: Path, change: str) -> fake_flower.Grid:
 )  # fmt: skip
 def test_a_node_that_does_not_fit_is_refused_by_name(change: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(IncompatibleNode, match=said):
-        over(strange(tmp_path, change), METHODS["FedAvg"]())
+        run_on_grid(strange(tmp_path, change), METHODS["FedAvg"]())
 
 
 def test_nodes_that_do_not_come_are_named(tmp_path: Path) -> None:
     there = grid(METHODS["FedAvg"](), tmp_path)
     del there.nodes[103]
     with pytest.raises(NoUsableReply, match=r"partitions \[3\]"):
-        over(there, METHODS["FedAvg"](), connect_timeout=0.3)
+        run_on_grid(there, METHODS["FedAvg"](), connect_timeout=0.3)
 
 
 def test_a_node_whose_app_fails_is_named_with_what_flower_says(tmp_path: Path) -> None:
     there = grid(METHODS["FedAvg"](), tmp_path, lambda node, kind, _: "error" if node == 104 else None)
     with pytest.raises(NoUsableReply, match=r"partitions \[4\].*node 104: lost: Flower says the app crashed"):
-        over(there, METHODS["FedAvg"](), connect_timeout=0.3)
+        run_on_grid(there, METHODS["FedAvg"](), connect_timeout=0.3)
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD", "VHL", "SharedImage", "FedDM"])
 def test_a_client_app_can_be_pickled_as_a_simulation_does_for_every_message(name: str, tmp_path: Path) -> None:
     made = {**METHODS, "VHL": with_kept, "SharedImage": lambda: FedAvg(SharedImage(PICTURE, **SHARED), **FAST)}
-    node = Node(made[name](), held, NodeOptions(folder=tmp_path))
+    node = Node(made[name](), client_data, NodeOptions(folder=tmp_path))
     again = pickle.loads(pickle.dumps(node))
     assert identity_of(again.method) == identity_of(node.method)
     assert again.handshake(CONFIG)[1] == node.handshake(CONFIG)[1]
@@ -308,7 +312,7 @@ def test_a_client_app_can_be_pickled_as_a_simulation_does_for_every_message(name
 
 def test_the_fingerprint_says_nothing_without_the_nodes_key(tmp_path: Path) -> None:
     said = [
-        dict(Node(METHODS["FedAvg"](), held, NodeOptions(folder=tmp_path / name)).handshake(CONFIG)[1])["hello"]
+        dict(Node(METHODS["FedAvg"](), client_data, NodeOptions(folder=tmp_path / name)).handshake(CONFIG)[1])["hello"]
         for name in ("one", "one", "other")
     ]
     assert said[0] == said[1] != said[2]

@@ -10,7 +10,7 @@ import pytest
 from fl import FedAvg, Filtered, Keyring, Method, NoUsableReply, SecureSums
 from fl.addons import SCAFFOLD
 from fl.deploy.flower import IncompatibleNode
-from tests.fl.flower.test_runs import FAST, assert_equal, beside, flower, grid, over
+from tests.fl.flower.test_runs import FAST, assert_equal, flower, grid, run_in_threads, run_on_grid
 
 __all__ = ["flower"]  # the stand-in for Flower
 
@@ -26,7 +26,10 @@ def sealed(ring: Keyring, *, node: bool, **options: Any) -> Method:
 def test_the_sums_are_those_of_threads_and_the_server_has_no_keys(tmp_path: Path) -> None:
     ring = Keyring(tmp_path / "rings")
     there = grid(sealed(ring, node=True), tmp_path / "nodes")
-    assert_equal(over(there, sealed(ring, node=False), evaluate="all"), beside(sealed(ring, node=True), evaluate="all"))
+    assert_equal(
+        run_on_grid(there, sealed(ring, node=False), evaluate="all"),
+        run_in_threads(sealed(ring, node=True), evaluate="all"),
+    )
 
 
 def test_a_node_that_falls_silent_after_it_has_masked_is_recovered(tmp_path: Path) -> None:
@@ -39,17 +42,17 @@ def test_a_node_that_falls_silent_after_it_has_masked_is_recovered(tmp_path: Pat
     how: dict[str, Any] = {"participation": 1.0, "rounds": 2, "evaluate": "none"}
     method = {"threshold": 4}
     there = grid(sealed(ring, node=True, **method), tmp_path / "nodes", fault)
-    run = over(there, sealed(ring, node=False, **method), **how)
+    run = run_on_grid(there, sealed(ring, node=False, **method), **how)
     assert [row["secure_sum"] for row in run.rows] == [{"clients": 5, "recovered": 0}, {"clients": 4, "recovered": 1}]
     assert list(run.rows[1]["failed"]) == ["1"]
     lost.add(103)
     there = grid(sealed(ring, node=True, **method), tmp_path / "others", fault)
     with pytest.raises(NoUsableReply, match=r"after 'local' 3 clients are left, fewer than threshold=4.*\[1, 3\]"):
-        over(there, sealed(ring, node=False, **method), **how)
+        run_on_grid(there, sealed(ring, node=False, **method), **how)
 
 
 def test_a_node_with_another_registry_or_threshold_is_refused(tmp_path: Path) -> None:
     ring, other = Keyring(tmp_path / "rings"), Keyring(tmp_path / "others")
     for theirs in (sealed(other, node=True), sealed(ring, node=True, threshold=3)):
         with pytest.raises(IncompatibleNode, match="another method than the server"):
-            over(grid(theirs, tmp_path / "nodes"), sealed(ring, node=False))
+            run_on_grid(grid(theirs, tmp_path / "nodes"), sealed(ring, node=False))

@@ -17,12 +17,12 @@ from fl.engine._dispatch import Dispatcher
 from fl.engine._rounds import RoundRunner
 from fl.engine.store import Store
 from tests.fl.flower import fake_flower
-from tests.fl.flower.test_runs import FAST, assert_equal, beside, grid, over
+from tests.fl.flower.test_runs import FAST, assert_equal, grid, run_in_threads, run_on_grid
 
 
 @pytest.fixture(autouse=True, scope="module")
 def flower() -> Iterator[None]:
-    with fake_flower.standing_in():
+    with fake_flower.installed():
         yield
 
 
@@ -114,7 +114,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable
     def run(listener: Callable[[str], None]) -> Run:
         listeners[:], at[0], tested[0] = [listener], 0, False
         there = Watched(grid(made(), tmp_path / "nodes"), told)
-        return over(
+        return run_on_grid(
             there, made(), out=tmp_path / "run", resume=True, on_round=lambda _: told("row told"), **OPTIONS
         )  # fmt: skip
 
@@ -123,7 +123,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable
 
 @cache
 def whole() -> Run:
-    return beside(made(), **OPTIONS)
+    return run_in_threads(made(), **OPTIONS)
 
 
 def test_these_are_all_steps(watch: Callable[[Callable[[str], None]], Run]) -> None:
