@@ -62,7 +62,7 @@ def play(apps: Any, config: dict[str, Any], nodes: list[dict[str, Any]], folder:
 
 
 @pytest.mark.parametrize("method", ["feddm", "vhl"])
-def test_digits_give_the_bits_of_threads(method: str, apps: Any, tmp_path: Path, capsys: Any) -> None:
+def test_digits_equal_threads_bitwise(method: str, apps: Any, tmp_path: Path, capsys: Any) -> None:
     config = {**CONFIG, **SMALL, "method": method, "out": str(tmp_path / "run")}
     beside = play(apps, config, [{}, {}], tmp_path)
     assert capsys.readouterr().out.strip() == repr(beside)
@@ -82,7 +82,7 @@ app = "any"
 """
 
 
-def test_a_private_run_costs_what_it_says_and_no_more_than_a_policy_allows(apps: Any, tmp_path: Path) -> None:
+def test_private_run_spends_its_epsilon_within_the_policy(apps: Any, tmp_path: Path) -> None:
     config = {**CONFIG, **SMALL, "method": "private", "out": str(tmp_path / "run"), "epsilon": 4.0}
     (tmp_path / "policy.toml").write_text(POLICY.format(epsilon=4.1))
     nodes = [{"policy": str(tmp_path / "policy.toml")}] * 2
@@ -106,7 +106,7 @@ def pictures(folder: Path, classes: dict[str, int]) -> str:
     return str(folder)
 
 
-def test_every_node_has_a_folder_of_its_own_and_may_lack_classes(apps: Any, tmp_path: Path) -> None:
+def test_nodes_with_own_folders_may_lack_classes(apps: Any, tmp_path: Path) -> None:
     config = {**CONFIG, **SMALL, "classes": "red, green, blue", "size": 8, "channels": 3, "test": ""}
     config["out"] = str(tmp_path / "run")
     nodes = [
@@ -126,7 +126,7 @@ def test_an_unknown_method_is_refused(apps: Any) -> None:
         apps("methods").method_of({**CONFIG, "method": "fedavg"})
 
 
-def test_the_readme_sets_what_the_app_knows_and_reads_the_status() -> None:
+def test_readme_uses_known_options_and_reads_the_status() -> None:
     said = (APP / "README.md").read_text()
     for given in re.findall(r"-c '([^']*)'", said):
         assert set(tomllib.loads("\n".join(re.split(r" (?=\w)", given)))) <= set(CONFIG), given

@@ -25,7 +25,7 @@ FEW = settings(max_examples=20, deadline=None)
 
 @given(st.data(), st.integers(0, _shamir.PRIME - 1), st.integers(1, 9))
 @FEW
-def test_any_t_shares_give_the_secret_back(data: st.DataObject, secret: int, count: int) -> None:
+def test_any_t_shares_recover_the_secret(data: st.DataObject, secret: int, count: int) -> None:
     threshold = data.draw(st.integers(1, count))
     points = data.draw(st.lists(st.integers(1, 2**40), min_size=count, max_size=count, unique=True))
     shares = dict(zip(points, _shamir.split(secret, points, threshold)))
@@ -36,7 +36,7 @@ def test_any_t_shares_give_the_secret_back(data: st.DataObject, secret: int, cou
 
 
 @pytest.mark.parametrize(("prime", "count", "threshold"), [(5, 4, 3), (7, 4, 2), (5, 3, 3)])
-def test_fewer_shares_are_the_same_draw_whatever_the_secret_is(prime: int, count: int, threshold: int) -> None:
+def test_fewer_shares_are_independent_of_the_secret(prime: int, count: int, threshold: int) -> None:
     """Over all polynomials of a tiny field, t - 1 shares take every value equally often, for every secret."""
     points = list(range(1, count + 1))
     for some in itertools.combinations(range(count), threshold - 1):
@@ -51,7 +51,7 @@ def test_fewer_shares_are_the_same_draw_whatever_the_secret_is(prime: int, count
         assert all(found == dict.fromkeys(itertools.product(range(prime), repeat=threshold - 1), 1) for found in seen)
 
 
-def test_the_field_holds_every_key_and_its_size_is_prime() -> None:
+def test_field_holds_every_key_and_has_prime_order() -> None:
     """Miller-Rabin test with forty bases; no number between 2^256 and the prime passes Fermat's test."""
     odd, twos = _shamir.PRIME - 1, 0
     while odd % 2 == 0:
@@ -72,7 +72,7 @@ def test_the_field_holds_every_key_and_its_size_is_prime() -> None:
         ((_shamir.PRIME, [1], 1), "secret"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_shared_is_refused(arguments: tuple[int, list[int], int], said: str) -> None:
+def test_invalid_sharing_arguments_are_refused(arguments: tuple[int, list[int], int], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         _shamir.split(*arguments)
 
@@ -82,7 +82,7 @@ def test_what_cannot_be_shared_is_refused(arguments: tuple[int, list[int], int],
 
 @given(st.data())
 @settings(max_examples=10, deadline=None)
-def test_the_masks_cancel_to_the_last_bit_whoever_drops_out(data: st.DataObject) -> None:
+def test_masks_cancel_exactly_with_any_dropouts(data: st.DataObject) -> None:
     numbers = data.draw(st.lists(st.integers(0, 30), min_size=2, max_size=5, unique=True))
     threshold = data.draw(st.integers(len(numbers) // 2 + 1, len(numbers)))
 
@@ -108,7 +108,7 @@ def test_the_masks_cancel_to_the_last_bit_whoever_drops_out(data: st.DataObject)
     assert torch.equal(run.sum(), wanted)
 
 
-def test_a_mask_is_one_stream_however_long_the_vector_is() -> None:
+def test_mask_is_one_stream_for_any_length() -> None:
     long, short = torch.zeros(2 * _crypto._WORDS + 5, dtype=torch.int64), torch.zeros(7, dtype=torch.int64)
     _crypto.add_mask(long, bytes(range(32)), 1)
     _crypto.add_mask(short, bytes(range(32)), 1)
@@ -118,7 +118,7 @@ def test_a_mask_is_one_stream_however_long_the_vector_is() -> None:
     assert not long.any()
 
 
-def test_chacha20_is_the_published_one() -> None:
+def test_chacha20_matches_the_rfc() -> None:
     """RFC 8439, appendix A.1, test vector 1: key stream of a zero key, nonce and counter."""
     first = torch.zeros(2, dtype=torch.int64)
     _crypto.add_mask(first, bytes(32), 1)
@@ -131,7 +131,7 @@ def test_chacha20_is_the_published_one() -> None:
 # What the server sees.
 
 
-def test_single_vectors_pairs_and_triples_say_nothing_of_the_values() -> None:
+def test_vectors_pairs_and_triples_are_independent_of_the_values() -> None:
     """Even with the disclosed seeds, only the sum over all clients is unmasked."""
     vectors = plain(range(4))
     run = ProtocolRun(range(4), 3).run_until("disclose", vectors)
@@ -156,7 +156,7 @@ def correlation(one: torch.Tensor, other: torch.Tensor) -> float:
     return float(torch.corrcoef(torch.stack([one.double(), other.double()]))[0, 1])
 
 
-def test_one_who_is_only_late_keeps_its_values_though_its_mask_key_was_recovered() -> None:
+def test_late_vector_stays_masked_after_its_mask_key_was_recovered() -> None:
     """The reason for two masks: its vector arrives after the others have disclosed its mask key."""
     vectors = plain(range(4))
     run = ProtocolRun(range(4), 3).run_until("deal")
@@ -175,7 +175,7 @@ def test_one_who_is_only_late_keeps_its_values_though_its_mask_key_was_recovered
     assert abs(correlation(late, vectors[3])) < 5 / len(late) ** 0.5
 
 
-def test_words_of_a_masked_vector_are_spread_over_all_of_64_bits() -> None:
+def test_masked_words_are_uniform_over_64_bits() -> None:
     masked = ProtocolRun(range(3), 2).run_until("mask", plain(range(3), 20000)).masked[1]
     counts = torch.bincount((masked >> 56) + 128, minlength=256).double()
     expected = len(masked) / 256
@@ -205,7 +205,7 @@ def test_keys_of_another_round_are_refused() -> None:
         second.deal([0])
 
 
-def test_ones_own_old_keys_are_noticed() -> None:
+def test_own_old_keys_are_detected() -> None:
     run = ProtocolRun(range(3), 2).run_until("announce")
     before = dict(run.bundles)
     run.announce()  # the round is run again
@@ -214,7 +214,7 @@ def test_ones_own_old_keys_are_noticed() -> None:
         run.deal([0])
 
 
-def test_a_stranger_and_a_small_circle_are_refused() -> None:
+def test_strangers_and_too_few_participants_are_refused() -> None:
     run = ProtocolRun(range(5), 3).run_until("announce")
     with pytest.raises(ProtocolError, match="2 clients take part, and the threshold is 3"):
         run.sessions[0].share_secrets({k: run.bundles[k] for k in (0, 1)})
@@ -225,7 +225,7 @@ def test_a_stranger_and_a_small_circle_are_refused() -> None:
         run.sessions[0].share_secrets({**{k: run.bundles[k] for k in range(3)}, 9: run.bundles[4]})
 
 
-def test_boxes_that_were_changed_or_are_others_or_older_are_refused() -> None:
+def test_changed_foreign_and_old_boxes_are_refused() -> None:
     first = ProtocolRun(range(4), 3).run_until("deal")
     second = ProtocolRun(range(4), 3, number=2, before=first).run_until("deal")
     honest = second.boxes_for(0)
@@ -236,14 +236,14 @@ def test_boxes_that_were_changed_or_are_others_or_older_are_refused() -> None:
         second.sessions[0].mask_vector(plain([0])[0], {k: honest[k] for k in (0, 1)})
 
 
-def test_a_vector_is_masked_once_with_the_same_masks() -> None:
+def test_vector_is_masked_only_once() -> None:
     """Otherwise the difference of two masked vectors would be that of their values."""
     run = ProtocolRun(range(3), 2).run_until("mask")
     with pytest.raises(ProtocolError, match="its last step is 'masked' of round 1"):
         run.sessions[1].mask_vector(plain([1])[1], run.boxes_for(1))
 
 
-def test_a_client_signs_for_one_sum_and_opens_once() -> None:
+def test_client_signs_one_sum_and_discloses_once() -> None:
     """So no client discloses both shares of another: not on a repeated request, nor for other survivors."""
     run = ProtocolRun(range(4), 3).run_until("assent")
     with pytest.raises(ProtocolError, match="'assent' of round 1.*each step is taken once"):
@@ -256,7 +256,7 @@ def test_a_client_signs_for_one_sum_and_opens_once() -> None:
     assert not run.keyring.sessions
 
 
-def test_two_views_of_who_is_there_never_open_a_sum() -> None:
+def test_inconsistent_survivors_disclose_nothing() -> None:
     """The server tells two clients that client 3 is in the sum, and one that it is not: no share is disclosed."""
     run = ProtocolRun(range(4), 3).run_until("mask")
     signatures = {k: run.sessions[k].sign_survivors([0, 1, 2, 3] if k < 2 else [0, 1, 2]) for k in range(3)}
@@ -267,7 +267,7 @@ def test_two_views_of_who_is_there_never_open_a_sum() -> None:
             run.sessions[k].disclose_shares({j: signatures[j] for j in range(3) if (j < 2) == (k < 2)})
 
 
-def test_of_each_client_one_kind_of_share_is_opened() -> None:
+def test_one_kind_of_share_is_disclosed_of_each_client() -> None:
     run = ProtocolRun(range(5), 3).run_until("deal")
     vectors = plain(range(5))
     held = {k: dict(run.keyring.sessions[k]) for k in range(5)}
@@ -293,21 +293,21 @@ def test_too_few_or_foreign_survivors_are_refused() -> None:
             run.sessions[0].sign_survivors(survivors)
 
 
-def test_a_step_of_another_round_or_run_is_refused() -> None:
+def test_step_of_another_round_or_run_is_refused() -> None:
     first = ProtocolRun(range(3), 2).run_until("mask")
     later = ProtocolRun(range(3), 2, number=2, before=first)
     with pytest.raises(ProtocolError, match="of round 2, and its last step is 'masked' of round 1"):
         later.sessions[0].sign_survivors([0, 1, 2])
 
 
-def test_a_false_share_is_found_out() -> None:
+def test_false_share_is_detected() -> None:
     run = ProtocolRun(range(4), 3).run_until("disclose")
     run.shares[1][2] = bytes(32) + b"\1"
     with pytest.raises(NoUsableReply, match=r"client 2's secret from clients \[0, 1, 2\] do not give the secret"):
         run.sum()
 
 
-def test_a_client_with_another_key_than_the_registrys_says_nothing() -> None:
+def test_client_with_a_key_outside_the_registry_sends_nothing() -> None:
     run = ProtocolRun(range(3), 2)
     run.keyring.identities[1] = _crypto.new_signing_key()
     with pytest.raises(ProtocolError, match="keyring's key of client 1 is not its key in the registry"):
@@ -322,7 +322,7 @@ def test_keys_of_small_order_are_refused() -> None:
 # Keys on disk.
 
 
-def test_a_keyring_keeps_secrets_to_its_owner_and_past_a_restart(tmp_path: Path) -> None:
+def test_keyring_is_private_and_persistent(tmp_path: Path) -> None:
     ring = Keyring(tmp_path / "ring")
     registry = ring.registry(3)
     assert registry == Keyring(tmp_path / "ring").registry([0, 1, 2])
@@ -340,7 +340,7 @@ def test_a_keyring_keeps_secrets_to_its_owner_and_past_a_restart(tmp_path: Path)
     assert registry.of(1).hex() not in repr(registry)
 
 
-def test_registries_that_are_none_are_refused(tmp_path: Path) -> None:
+def test_invalid_registries_are_refused(tmp_path: Path) -> None:
     key, other = "ab" * 32, "cd" * 32
     for keys, said in (({0: key}, "at least two"), ({0: key, 1: key}, "one key twice"), ({0: key, 1: "x"}, "64 hexa")):
         with pytest.raises(ValueError, match=said):
@@ -356,7 +356,7 @@ def test_registries_that_are_none_are_refused(tmp_path: Path) -> None:
         Keyring(tmp_path).signing_key(3)
 
 
-def test_without_the_library_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_cryptography_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "cryptography.hazmat.primitives.asymmetric.x25519", None)
     with pytest.raises(MissingCryptography, match=r'pip install "distillkit\[secure\]"'):
         SecureSums(Registry({0: "ab" * 32, 1: "cd" * 32}), threshold=2)

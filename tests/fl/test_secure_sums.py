@@ -99,7 +99,7 @@ MAXIMA = {"Every.weight": 50.0, "Every.rows": 20.0, "Every.count": 100.0}
 
 @given(st.integers(0, 2**30), st.sampled_from(FLOATS), st.sampled_from(WHOLE), st.integers(1, 4), st.integers(8, 52))
 @FEW
-def test_a_sum_of_whole_numbers_is_the_reduction_within_half_a_unit_a_client(
+def test_decoded_sum_is_within_half_a_unit_per_client(
     seed: int, dtype: torch.dtype, whole: torch.dtype, clients: int, bits: int
 ) -> None:
     g = torch.Generator().manual_seed(seed)
@@ -156,14 +156,14 @@ def each(one: Any, other: Any) -> Iterator[tuple[str, torch.Tensor, torch.Tensor
         yield "", torch.as_tensor(one), torch.as_tensor(other)
 
 
-def test_a_sum_that_could_leave_64_bits_is_refused_when_built() -> None:
+def test_possible_overflow_is_refused_when_built() -> None:
     crowd = Registry({k: k.to_bytes(32, "big").hex() for k in range(2048)})
     with pytest.raises(ValueError, match="bits=52 is too large: a sum over 2048 clients could overflow 64 bits"):
         SecureSums(crowd, threshold=1500, bits=52)
     SecureSums(crowd, threshold=1500, bits=51)
 
 
-def test_the_largest_values_of_all_clients_do_not_wrap() -> None:
+def test_largest_values_do_not_overflow() -> None:
     schema: Schema = {Every.total.key: EntrySpec(torch.zeros(2, dtype=torch.float64))}
     layout = ReplyLayout.from_schema(schema, ENTRIES, {Every.total.key: 3.0}, 52, 2047)
     vector = layout.encode(Message({Every.total: torch.tensor([3.0, -3.0], dtype=torch.float64)}))
@@ -190,7 +190,7 @@ METHODS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_ten_rounds_end_where_the_plain_ones_do(name: str, ring: InMemoryKeyring) -> None:
+def test_ten_rounds_equal_plain_sums(name: str, ring: InMemoryKeyring) -> None:
     """Weights agree within float32's rounding, and accuracies of all rounds are equal."""
     make, bounds = METHODS[name]
     how: dict[str, Any] = {"rounds": 10, "evaluate": "none"} | ({"secret": 7} if name == "SummedFedDM" else {})
@@ -201,7 +201,7 @@ def test_ten_rounds_end_where_the_plain_ones_do(name: str, ring: InMemoryKeyring
     assert secure.rows[-1]["epsilon"] == plain.rows[-1]["epsilon"]
 
 
-def test_rounds_in_which_fewer_entries_travel_are_summed_too(ring: InMemoryKeyring) -> None:
+def test_rounds_with_fewer_entries_are_summed(ring: InMemoryKeyring) -> None:
     shared = SharedImage(PICTURE, **{**SHARED, "warm_rounds": 1, "rate": 0.0})
     how: dict[str, Any] = {"rounds": 2, "evaluate": "none"}
     method = FedAvg(shared, **FAST)
@@ -211,7 +211,7 @@ def test_rounds_in_which_fewer_entries_travel_are_summed_too(ring: InMemoryKeyri
     assert secure.rows[0]["up"]["SecureSums.masked"] > secure.rows[1]["up"]["SecureSums.masked"]
 
 
-def test_runs_have_other_masks_and_the_same_bits(tmp_path: Path) -> None:
+def test_masks_differ_and_results_are_bitwise_equal(tmp_path: Path) -> None:
     """In threads and over bytes; the server received different masked vectors."""
     ring = Keyring(tmp_path / "ring")
     method, seen, runs = sealed(FedAvg(SCAFFOLD(), **FAST), ring, bounds={SCAFFOLD.drift: 40.0}), [], []
@@ -225,7 +225,7 @@ def test_runs_have_other_masks_and_the_same_bits(tmp_path: Path) -> None:
         assert not (values["SecureSums.masked"] == seen[1][key]["SecureSums.masked"]).any()
 
 
-def test_a_killed_run_goes_on_to_the_same_bits(ring: InMemoryKeyring, tmp_path: Path) -> None:
+def test_killed_run_resumes_bitwise_equal(ring: InMemoryKeyring, tmp_path: Path) -> None:
     method = sealed(FedAvg(MOON(), **FAST), ring)
     whole = play(method, rounds=3)
     play(method, rounds=2, out=tmp_path / "run")
@@ -280,7 +280,7 @@ STEPS = ("announce", "deal", "local", "assent", "disclose")
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_one_of_four_drops_out_in_any_step_and_the_sum_is_that_of_the_others(step: str, ring: InMemoryKeyring) -> None:
+def test_dropout_in_any_step_leaves_the_sum_of_the_others(step: str, ring: InMemoryKeyring) -> None:
     run = play(sealed(FedAvg(**FAST), ring, Dropping, step=step, lost=(3,)), rounds=3, evaluate="none")
     inside = step in ("assent", "disclose")
     plain = play((FedAvg if inside else Absent)(**FAST), rounds=3, evaluate="none")
@@ -296,9 +296,7 @@ def test_one_of_four_drops_out_in_any_step_and_the_sum_is_that_of_the_others(ste
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_two_of_four_are_below_the_threshold_and_end_the_round_with_the_reason(
-    step: str, ring: InMemoryKeyring, tmp_path: Path
-) -> None:
+def test_too_many_dropouts_end_the_round_with_the_reason(step: str, ring: InMemoryKeyring, tmp_path: Path) -> None:
     method = sealed(FedAvg(**FAST), ring, Dropping, step=step, lost=(1, 3))
     said = (
         rf"round 2: after '{step}' 2 clients are left, fewer than threshold=3.*"
@@ -312,7 +310,7 @@ def test_two_of_four_are_below_the_threshold_and_end_the_round_with_the_reason(
 # What the server sees.
 
 
-def test_the_servers_transcript_holds_no_single_clients_values(
+def test_transcript_reveals_no_single_clients_values(
     ring: InMemoryKeyring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compare all messages of the server, alone, in pairs and in triples, with each client's true values."""
@@ -358,7 +356,7 @@ def test_the_servers_transcript_holds_no_single_clients_values(
         assert abs(float(torch.corrcoef(torch.stack([both.double(), real.double()]))[0, 1])) < 5 / length**0.5
 
 
-def test_nothing_else_of_a_client_is_in_clear(ring: InMemoryKeyring) -> None:
+def test_nothing_else_is_sent_in_clear(ring: InMemoryKeyring) -> None:
     """No weights, notes, evaluations on own images, or values in errors."""
     run = play(sealed(FedAvg(FedCOG(start_round=1, images=3, steps=1), **FAST), ring))
     assert not [row for row in run.rows if "noted" in row or "accuracy_clients" in row]
@@ -371,7 +369,7 @@ def test_nothing_else_of_a_client_is_in_clear(ring: InMemoryKeyring) -> None:
     )
 
 
-def test_a_value_beyond_its_maximum_is_refused_and_not_clipped() -> None:
+def test_value_above_its_maximum_is_refused() -> None:
     schema: Schema = {Every.total.key: EntrySpec(torch.zeros(2))}
     layout = ReplyLayout.from_schema(schema, ENTRIES, {Every.total.key: 1.0}, 40, 4)
     for bad in (1.0001, float("nan"), float("inf")):
@@ -379,7 +377,7 @@ def test_a_value_beyond_its_maximum_is_refused_and_not_clipped() -> None:
             layout.encode(Message({Every.total: torch.tensor([0.0, bad])}))
 
 
-def test_a_client_with_a_strangers_key_is_left_out_by_name_and_the_others_go_on(ring: InMemoryKeyring) -> None:
+def test_client_with_a_foreign_key_is_excluded_by_name(ring: InMemoryKeyring) -> None:
     method = sealed(FedAvg(**FAST), ring)
     ring.identities[2] = bytes(range(32))
     run = play(method, rounds=1)
@@ -406,7 +404,7 @@ class Forging(SecureSums):
         return reply
 
 
-def test_forged_keys_and_signatures_are_left_out_by_name(ring: InMemoryKeyring) -> None:
+def test_forged_keys_and_signatures_are_excluded_by_name(ring: InMemoryKeyring) -> None:
     run = play(sealed(FedAvg(**FAST), ring, Forging, threshold=2 + 1), rounds=1)
     assert "the keys of client 2 are not signed for this round" in run.rows[0]["failed"]["2"]
     with pytest.raises(NoUsableReply, match="client 1: its signature is invalid, or for another sum"):
@@ -426,7 +424,7 @@ class Greedy(SecureSums):
         return message
 
 
-def test_a_server_that_tells_two_stories_gets_no_share(ring: InMemoryKeyring) -> None:
+def test_inconsistent_server_gets_no_shares(ring: InMemoryKeyring) -> None:
     with pytest.raises(NoUsableReply, match=r"after 'assent' 2 clients are left"):
         play(sealed(FedAvg(**FAST), ring, Greedy))
 
@@ -434,14 +432,14 @@ def test_a_server_that_tells_two_stories_gets_no_share(ring: InMemoryKeyring) ->
 # What is refused.
 
 
-def test_a_sum_of_whole_numbers_is_held_below_64_bits_too() -> None:
+def test_integer_sums_that_could_overflow_are_refused() -> None:
     schema: Schema = {Every.count.key: EntrySpec(torch.zeros(2, dtype=torch.int64))}
     ReplyLayout.from_schema(schema, ENTRIES, {Every.count.key: 2.0**60}, 40, 7)
     with pytest.raises(ValueError, match="the sum of Every.count over 8 clients could overflow 64 bits: give it a"):
         ReplyLayout.from_schema(schema, ENTRIES, {Every.count.key: 2.0**60}, 40, 8)
 
 
-def test_a_reply_of_another_form_is_not_written() -> None:
+def test_reply_with_another_layout_is_refused() -> None:
     schema: Schema = {Every.total.key: EntrySpec(torch.zeros(2))}
     layout = ReplyLayout.from_schema(schema, ENTRIES, {Every.total.key: 1.0}, 40, 4)
     with pytest.raises(ValueError, match="the reply holds Every.weight, which the server does not expect"):
@@ -464,19 +462,19 @@ def test_a_reply_of_another_form_is_not_written() -> None:
     ],
     ids=["text", "set", "rows", "optional"],
 )
-def test_an_entry_that_adds_up_to_nothing_is_refused_by_name(like: EntrySpec, said: str) -> None:
+def test_entries_that_cannot_be_summed_are_refused_by_name(like: EntrySpec, said: str) -> None:
     with pytest.raises(PrivacyError, match=said):
         ReplyLayout.from_schema({Every.total.key: like}, ENTRIES, {Every.total.key: 1.0}, 40, 4)
 
 
-def test_a_weight_without_a_maximum_has_that_of_all_counts() -> None:
+def test_weight_without_a_maximum_gets_the_default() -> None:
     layout = ReplyLayout.from_schema({Every.weight.key: EntrySpec(1.0)}, ENTRIES, {}, 40, 4)
     assert [line.most for line in layout.entries] == [MAX_WEIGHT]
     with pytest.raises(ValueError, match="Every.over has no public maximum"):
         ReplyLayout.from_schema({Every.over.key: EntrySpec(torch.zeros(2))}, ENTRIES, {}, 40, 4)
 
 
-def test_secret_draws_and_questions_before_round_one_are_refused_by_name() -> None:
+def test_secret_draws_and_queries_before_round_one_are_refused() -> None:
     drawing = Filtered(FedAvg(**{**FAST, "weights": "uniform"}), ClientDP(1.0, 0.5, 1.0))
     with pytest.raises(PrivacyError, match="Filtered draws its clients in secret, and may draw none; the clients"):
         require_sums(drawing)
@@ -513,7 +511,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_sum_is_refused_by_name(name: str, ring: InMemoryKeyring) -> None:
+def test_methods_without_sums_are_refused_by_name(name: str, ring: InMemoryKeyring) -> None:
     make, said = REFUSED[name]
     with pytest.raises(PrivacyError, match=said):
         play(sealed(make(), ring, bounds={FedAvg.buffers: 5.0} if name == "batch norm" else {}))
@@ -550,7 +548,7 @@ class Doubling(Filter):
         return replies.replace(FedAvg.update, {n: t / 2 for n, t in replies[FedAvg.update].items()})
 
 
-def test_filters_stand_before_secure_sums_and_not_behind(ring: InMemoryKeyring) -> None:
+def test_secure_sums_must_be_the_last_filter(ring: InMemoryKeyring) -> None:
     secure = SecureSums(ring.registry(4), keyring=ring, threshold=3, bounds={FedAvg.update: 8.0})
     with pytest.raises(PrivacyError, match="Rounding behind it could not read them: give SecureSums last"):
         Filtered(FedAvg(**FAST), secure, Rounding())
@@ -569,12 +567,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "said"), BAD, ids=["threshold", "bounds", "keyring"])
-def test_what_cannot_be_run_says_why(options: dict[str, Any], said: str, ring: InMemoryKeyring) -> None:
+def test_invalid_options_are_explained(options: dict[str, Any], said: str, ring: InMemoryKeyring) -> None:
     with pytest.raises((ValueError, NoUsableReply), match=said):
         play(sealed(FedAvg(**FAST), ring, **options))
 
 
-def test_an_entry_without_a_maximum_and_a_client_without_a_key_are_named(ring: InMemoryKeyring) -> None:
+def test_missing_maximum_and_missing_key_are_named(ring: InMemoryKeyring) -> None:
     with pytest.raises(ValueError, match="FedAvg.update has no public maximum.*bounds={FedAvg.update: B}"):
         play(Filtered(FedAvg(**FAST), SecureSums(ring.registry(4), keyring=ring, threshold=3)))
     with pytest.raises(ValueError, match="client 3 is not in the registry"):
@@ -610,7 +608,7 @@ class Twice(FedAvg):
 
 
 @pytest.mark.parametrize("backend", ["threads", Loopback()])
-def test_a_round_has_the_exchanges_that_a_method_asks_for(backend: Any) -> None:
+def test_a_round_has_the_exchanges_of_the_method(backend: Any) -> None:
     (row,) = play(Twice(**FAST), rounds=1, backend=backend).rows
     assert row["greet"] == [[0, 1, 2, 3], 40.0 * 4 + 6]
     assert row["local"] == [[0, 2, 3], None]
@@ -621,7 +619,7 @@ def test_a_round_has_the_exchanges_that_a_method_asks_for(backend: Any) -> None:
     assert row["drawn"] == [0, 1, 2, 3]
 
 
-def test_a_client_does_not_answer_what_is_no_exchange_of_the_method() -> None:
+def test_unknown_exchange_is_refused() -> None:
     with pytest.raises(LookupError, match="FedAvg has no exchange 'receive'"):
         FedAvg(**FAST).run_on_client("receive", None, Message())  # type: ignore[arg-type]
 
@@ -630,7 +628,7 @@ class Killed(RuntimeError):
     pass
 
 
-def test_a_run_killed_after_its_tests_still_has_the_memories_that_count(
+def test_run_killed_after_evaluation_keeps_its_committed_memories(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An evaluation reads the pending memory; the committed one is needed if the round is not committed."""

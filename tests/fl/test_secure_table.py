@@ -86,7 +86,7 @@ def table() -> list[str]:
     return rows
 
 
-def test_the_page_has_every_public_method_and_add_on_and_says_what_the_declarations_say() -> None:
+def test_table_of_the_page_matches_the_declarations() -> None:
     known = {name.split(", ")[0] for name, _ in everything()}
     assert known == {"FedAvg", "FedDM", *fl.addons.__all__, *fl.methods.__all__} - set(WITHOUT)
     lines = PAGE.read_text().splitlines()
@@ -98,7 +98,7 @@ if __name__ == "__main__":
     print("\n".join(table()))
 
 
-def test_the_costs_on_the_page_are_those_of_the_record() -> None:
+def test_costs_on_the_page_match_the_record() -> None:
     record = json.loads((PAGE.parents[1] / "results" / "secure_sums.json").read_text())
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]

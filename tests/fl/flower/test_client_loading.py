@@ -82,20 +82,20 @@ def assert_pixels(data: Any, which: list[int] | None = None) -> None:
 
 
 @pytest.mark.parametrize("kind", [None, "torch"])
-def test_a_table_of_flwr_datasets(kind: str | None) -> None:
+def test_flwr_datasets_table_loads(kind: str | None) -> None:
     found, names = held(table(kind))
     assert_pixels(found.train)
     assert names == tuple(NAMES)
 
 
-def test_a_table_with_its_train_and_test_rows() -> None:
+def test_train_and_test_tables_load() -> None:
     found, names = held({"train": table(), "test": table("torch")})
     assert_pixels(found.train)
     assert_pixels(found.test)
     assert names == tuple(NAMES)
 
 
-def test_a_tables_own_transform_is_kept() -> None:
+def test_custom_table_transform_is_applied() -> None:
     rows = [{"image": x.float() / 255 - 1, "label": y} for x, y in zip(PIXELS, LABELS)]
     found, names = held(Table(rows, {"image": None, "label": None}, "custom"))
     assert torch.equal(found.read()[0].images, PIXELS.float() / 255 - 1)
@@ -112,7 +112,7 @@ def test_a_tables_own_transform_is_kept() -> None:
     ],
     ids=["two of a kind", "no pictures", "no train", "other order"],
 )
-def test_tables_that_do_not_say_what_is_meant_are_refused(given: Any, said: str) -> None:
+def test_ambiguous_tables_are_refused(given: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         held(given())
 
@@ -128,14 +128,14 @@ def pictures(folder: Path, names: list[str] = NAMES) -> Path:
 
 
 @pytest.mark.parametrize("form", [str, Path])
-def test_a_folder_of_pictures(form: Any, tmp_path: Path) -> None:
+def test_image_folder_loads(form: Any, tmp_path: Path) -> None:
     found, names = held(form(pictures(tmp_path / "animals")))
     assert_pixels(found.train, [0, 3, 1, 4, 5, 2])
     assert_pixels(found.test, [0, 3, 1, 4, 5, 2])
     assert names == tuple(NAMES)
 
 
-def test_what_loaders_of_folders_give(tmp_path: Path) -> None:
+def test_splits_from_folder_loaders_load(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "animals")
     read, names = held(load_folder(folder, normalization=IDENTITY, progress=False))
     stored, _ = held(open_folder(folder, normalization=IDENTITY, cache=tmp_path / "cache", progress=False))
@@ -147,7 +147,7 @@ def test_what_loaders_of_folders_give(tmp_path: Path) -> None:
     assert held(Split(whole, whole[:0], ("a", "b", "c")))[0].test is None
 
 
-def test_a_tasks_part() -> None:
+def test_task_allocation_gives_the_partitions_part() -> None:
     whole = Split(images(12, seed=1), images(4, seed=2), ("a", "b", "c"))
     task = Task("t", data=whole, partition=iid_of_three, factory=FAST["factory"], own_tests=0.25)
     dealt = task.assign(task.load(), 5)
@@ -171,7 +171,7 @@ def flower() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("flower")
-def test_nodes_whose_classes_are_called_otherwise_are_refused_by_name(tmp_path: Path) -> None:
+def test_nodes_with_other_class_names_are_refused(tmp_path: Path) -> None:
     for k, names in enumerate((NAMES, ["ape", "bat", "dog"])):
         pictures(tmp_path / str(k), names)
     method = FedAvg(**FAST)

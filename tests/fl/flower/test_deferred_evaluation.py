@@ -65,7 +65,7 @@ CASES: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "panel"), CASES, ids=[name for name, _ in CASES])
-def test_rows_are_those_of_clients_tested_at_once(
+def test_deferred_rows_equal_immediate_rows(
     name: str, panel: Any, deferred: Callable[..., Run], tmp_path: Path
 ) -> None:
     how: dict[str, Any] = {"evaluate": panel, "rounds": ROUNDS}
@@ -95,7 +95,7 @@ def odd(number: int) -> ClientData:
     return ClientData(train[:0] if number == 4 else train, None if number == 0 else images(6, seed=20 + number))
 
 
-def test_who_fails_in_one_of_both_fails_in_that_one(deferred: Callable[..., Run], tmp_path: Path) -> None:
+def test_evaluation_and_training_fail_independently(deferred: Callable[..., Run], tmp_path: Path) -> None:
     how: dict[str, Any] = {"participation": 1.0, "rounds": 3, "test": images(10, seed=9), "seed": 3, "evaluate": "all"}
     wanted = simulate(Odd(**FAST), [odd(k) for k in range(5)], progress=False, **how)
     assert [row["failed_evaluation"].keys() for row in wanted.rows] == [{"1"}] * 3
@@ -103,7 +103,7 @@ def test_who_fails_in_one_of_both_fails_in_that_one(deferred: Callable[..., Run]
     assert_equal(run_on_grid(grid(Odd(**FAST), tmp_path, load_client=odd), Odd(**FAST), **how), wanted)
 
 
-def test_answers_that_go_astray_over_the_loopback_stand_in_their_own_rounds(deferred: Callable[..., Run]) -> None:
+def test_loopback_faults_are_recorded_in_their_rounds(deferred: Callable[..., Run]) -> None:
     faults = Loopback(lose=0.2, repeat=0.2, delay=0.2, seed=2)
     how: dict[str, Any] = {"evaluate": "all", "rounds": ROUNDS, "backend": faults, "workers": 1}
     wanted = run_in_threads(METHODS["SCAFFOLD"](), **how)
@@ -134,7 +134,7 @@ def weighed(name: str, folder: Path, **options: Any) -> tuple[Weighed, Run]:
     return there, run_on_grid(there, METHODS[name](), **options)
 
 
-def test_a_round_is_one_message_to_a_client_and_its_model_travels_once(tmp_path: Path) -> None:
+def test_a_round_sends_one_message_per_client_and_its_model_once(tmp_path: Path) -> None:
     how: dict[str, Any] = {"participation": 1.0, "evaluate": "drawn", "rounds": ROUNDS}
     once, run = weighed("FedAvg", tmp_path / "once", **how)
     twice, other = weighed("FedAvg", tmp_path / "twice", defer_evaluation=False, **how)
@@ -148,7 +148,7 @@ def test_a_round_is_one_message_to_a_client_and_its_model_travels_once(tmp_path:
 
 
 @pytest.mark.parametrize("name", ["VHL", "Anchors"])
-def test_what_was_spared_is_what_did_not_travel(name: str, tmp_path: Path) -> None:
+def test_bytes_spared_are_the_bytes_not_sent(name: str, tmp_path: Path) -> None:
     how: dict[str, Any] = {"participation": 3, "evaluate": "all", "rounds": ROUNDS}
     once, run = weighed(name, tmp_path / "once", **how)
     twice, _ = weighed(name, tmp_path / "twice", defer_evaluation=False, **how)
@@ -157,7 +157,7 @@ def test_what_was_spared_is_what_did_not_travel(name: str, tmp_path: Path) -> No
     assert twice.messages - once.messages == 3 * (ROUNDS - 1)
 
 
-def test_a_lost_body_and_a_lost_memory_are_those_of_the_test_and_the_training(tmp_path: Path) -> None:
+def test_lost_payload_and_memory_affect_evaluation_and_training(tmp_path: Path) -> None:
     method = lambda: FedAvg(SCAFFOLD(), *METHODS["VHL"]().addons, **FAST)  # noqa: E731
 
     def lose(row: dict[str, Any]) -> None:
@@ -172,9 +172,7 @@ def test_a_lost_body_and_a_lost_memory_are_those_of_the_test_and_the_training(tm
     assert "CheckpointError" in run.rows[1]["failed_evaluation"]["1"]
 
 
-def test_a_message_that_is_lost_is_a_test_and_a_training_that_are_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_losing_a_message_loses_evaluation_and_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fl.deploy.flower._transport._DELIVERY_GRACE", 0.1)
     there = grid(METHODS["FedAvg"](), tmp_path, lambda *what: "error" if what == (101, "train.job", "2") else None)
     run = run_on_grid(there, METHODS["FedAvg"](), participation=1.0, rounds=3)
@@ -191,7 +189,7 @@ class Hanging(FedAvg):
         return super().evaluate(client, message)
 
 
-def test_a_test_that_hangs_leaves_the_training_its_deadline(tmp_path: Path) -> None:
+def test_hanging_evaluation_does_not_shorten_the_training_timeout(tmp_path: Path) -> None:
     how: dict[str, Any] = {"participation": 1.0, "rounds": 2, "reply_timeout": 2.0, "max_concurrent": 1}
     run = run_on_grid(grid(Hanging(**FAST), tmp_path), Hanging(**FAST), **how)
     assert ["before its deadline" in row["failed_evaluation"]["2"] for row in run.rows] == [True, True]
@@ -201,7 +199,7 @@ def test_a_test_that_hangs_leaves_the_training_its_deadline(tmp_path: Path) -> N
 # When a row is told, and what a run leaves that ends early.
 
 
-def test_a_row_is_told_once_it_is_whole_and_the_next_round_committed(tmp_path: Path) -> None:
+def test_on_round_gets_complete_rows_after_the_next_commit(tmp_path: Path) -> None:
     store, seen = Store(tmp_path / "run"), list[Any]()
 
     def watch(row: dict[str, Any]) -> None:
@@ -223,7 +221,7 @@ def stop(row: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("rounds", [2, 3])
-def test_a_run_that_ends_with_an_open_row_goes_on_to_the_same_bits(rounds: int, tmp_path: Path) -> None:
+def test_run_stopped_with_an_open_row_resumes_bitwise_equal(rounds: int, tmp_path: Path) -> None:
     method, nodes, out = METHODS["SCAFFOLD"], tmp_path / "nodes", tmp_path / "run"
     with pytest.raises(Stop):
         run_on_grid(grid(method(), nodes), method(), out=out, on_round=stop)
@@ -245,9 +243,7 @@ class Failing(FedAvg):
         return super().local(client, message)
 
 
-def test_a_round_without_replies_leaves_the_row_before_it_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_round_leaves_the_previous_row_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = list[int]()
     how: dict[str, Any] = {"rounds": 3, "test": None}
     wanted = simulate(Failing(**FAST), [client_data(k) for k in range(5)], progress=False, **{**OPTIONS, **how})
@@ -264,7 +260,7 @@ def test_a_round_without_replies_leaves_the_row_before_it_whole(
     assert_equal(resumed, wanted)
 
 
-def test_a_private_method_is_tested_at_once(tmp_path: Path) -> None:
+def test_private_methods_are_evaluated_at_once(tmp_path: Path) -> None:
     there = grid(NoisySum(), tmp_path)
     run_on_grid(there, NoisySum(), rounds=2, participation=1.0, test=None)
     assert sum(kind == "query.job" for _, kind, _ in there.log) == 2 * 5

@@ -52,7 +52,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return names
 
 
-def test_the_pages_private_run_is_answered_under_its_policy(told: dict[str, Any]) -> None:
+def test_private_run_of_the_page_passes_its_policy(told: dict[str, Any]) -> None:
     assert isinstance(told["load_client"](0), Split)
     nodes = {100 + k: fake_flower.context(100 + k, k, 2) for k in range(2)}
     told["app"](fake_flower.Grid(told["node"], nodes), fake_flower.context(0, None, 0))
@@ -69,7 +69,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 """First key of a table row -> the policy change that refuses the page's private run, and the refused verb."""
 
 
-def test_the_pages_table_of_refusals_says_what_nodes_say(told: dict[str, Any], tmp_path: Path) -> None:
+def test_table_of_refusals_matches_the_messages(told: dict[str, Any], tmp_path: Path) -> None:
     rows = {row[0][0]: row for row in table()}
     assert sorted(key for keys, _ in rows.values() for key in keys) == sorted(f.name for f in fields(Policy))
     assert rows.keys() == REFUSED.keys()
@@ -93,7 +93,7 @@ def table() -> list[tuple[list[str], str]]:
     return [(re.findall(r"`(\w+)`", keys), said) for keys, said in re.findall(r"^\| (`.*?) \| (.*?) \|$", body, re.M)]
 
 
-def test_the_tables_of_what_was_seen_are_their_records() -> None:
+def test_result_tables_match_their_records() -> None:
     script = load_script("docs/scripts/flower.py")
     record = script.read(script.RECORD)
     text = PAGE.read_text()

@@ -33,7 +33,7 @@ def flower() -> Iterator[None]:
         yield
 
 
-def test_other_numbers_of_clients_than_there_are_nodes_are_refused(tmp_path: Path) -> None:
+def test_wrong_number_of_clients_is_refused(tmp_path: Path) -> None:
     there = grid(METHODS["FedAvg"](), tmp_path)
     with pytest.raises(IncompatibleNode, match="clients=4, but the nodes have num-partitions=5: make them equal"):
         run_on_grid(there, METHODS["FedAvg"](), clients=4)
@@ -41,9 +41,7 @@ def test_other_numbers_of_clients_than_there_are_nodes_are_refused(tmp_path: Pat
         run_on_grid(there, METHODS["FedAvg"](), clients=0)
 
 
-def test_a_message_that_flower_does_not_take_is_that_clients_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_message_not_accepted_by_flower_fails_its_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = grid(METHODS["FedAvg"](), tmp_path)
     push = there.push_messages
 
@@ -57,7 +55,7 @@ def test_a_message_that_flower_does_not_take_is_that_clients_failure(
     assert row["failed"] == {"1": "was not reached: Flower did not accept the message to node 101"}
 
 
-def test_a_node_that_turns_out_another_partition_trains_for_nobody(tmp_path: Path) -> None:
+def test_node_with_another_partition_refuses_the_request(tmp_path: Path) -> None:
     there = grid(METHODS["FedAvg"](), tmp_path)
 
     def swap(row: dict[str, Any]) -> None:
@@ -69,16 +67,14 @@ def test_a_node_that_turns_out_another_partition_trains_for_nobody(tmp_path: Pat
     assert "this node is partition 1, and received a request for 2" in run.rows[1]["failed"]["2"]
 
 
-def test_a_run_under_a_name_that_is_a_way_out_of_the_nodes_folder_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_name_cannot_escape_the_nodes_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fl.deploy.flower._transport._run_name", lambda out: "../../elsewhere")
     with pytest.raises(NoUsableReply, match=r"a run's name must be 16 hex digits; got '\.\./\.\./elsewhere'"):
         run_on_grid(grid(METHODS["FedAvg"](), tmp_path / "a" / "b"), METHODS["FedAvg"](), **ONCE)
     assert not list(tmp_path.rglob("*elsewhere*"))
 
 
-def test_a_node_that_comes_later_and_does_not_fit_is_warned_of_and_left_out(tmp_path: Path) -> None:
+def test_late_incompatible_node_is_left_out_with_a_warning(tmp_path: Path) -> None:
     there = grid(METHODS["FedAvg"](), tmp_path)
 
     def arrive(row: dict[str, Any]) -> None:
@@ -116,7 +112,7 @@ def cohort(ledger: Ledger | None = None) -> GridTransport:
     ],
     ids=["another round", "another client"],
 )
-def test_an_answer_to_something_else_is_no_answer(version: str, client: int, said: str) -> None:
+def test_reply_to_another_request_is_an_error(version: str, client: int, said: str) -> None:
     found = cohort()._read(asked(), answer_parts(version, ClientResult(client, Message())))
     assert isinstance(found, ClientResult)
     assert (found.client, found.reply) == (1, None)
@@ -126,7 +122,7 @@ def test_an_answer_to_something_else_is_no_answer(version: str, client: int, sai
     assert good.error is None
 
 
-def test_a_body_is_sent_again_once() -> None:
+def test_missing_payload_is_resent_once() -> None:
     lacking = to_parts(Message(), {"lacking": "a body"})
     assert cohort()._read(asked(), lacking) is None
     found = cohort()._read(asked(resent=100), lacking)
@@ -134,13 +130,13 @@ def test_a_body_is_sent_again_once() -> None:
     assert found.error == "sent an unreadable reply: it lacks a payload that was sent"
 
 
-def test_a_private_answer_must_say_what_it_charged(tmp_path: Path) -> None:
+def test_private_reply_without_a_ledger_report_is_an_error(tmp_path: Path) -> None:
     found = cohort(Ledger(tmp_path / "ledger.jsonl"))._read(asked(), answer_parts("3-a", ClientResult(1, Message())))
     assert isinstance(found, ClientResult)
     assert (found.reply, found.error) == (None, "sent an unreadable reply: it has no ledger report")
 
 
-def test_two_answers_to_one_question_are_refused() -> None:
+def test_two_replies_to_one_request_are_refused() -> None:
     one = answer_parts("3-a", ClientResult(1, Message()))
     both, _ = bundle(one, one)
     with pytest.raises(ValueError, match="it sent two replies to one request"):
@@ -148,7 +144,7 @@ def test_two_answers_to_one_question_are_refused() -> None:
     assert len(unpack_replies([asked(), asked()], both)) == len(unpack_replies([asked(), asked()], one)) == 2
 
 
-def test_a_machine_of_another_byte_order_is_refused_before_a_number_is_misread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_big_endian_machines_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     content = to_records(to_parts(Message.unchecked({"A.x": torch.ones(2)}), {"place": json.dumps({})}))
     assert from_records(content)
     monkeypatch.setattr(sys, "byteorder", "big")

@@ -30,7 +30,7 @@ def flower() -> Iterator[None]:
         yield
 
 
-def test_nothing_of_an_oversized_message_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_message_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     content = to_records(to_parts(Message({Things.floats: torch.zeros(1000)}), {"job": "x" * 100}))
     tensors, strings = from_records(content)
     size = sum(len(n) + 4000 for n in tensors) + sum(len(n) + len(v) for n, v in strings.items())
@@ -40,7 +40,7 @@ def test_nothing_of_an_oversized_message_is_read(monkeypatch: pytest.MonkeyPatch
         from_records(content, size - 1)
 
 
-def test_an_oversized_message_is_named_on_both_sides(tmp_path: Path) -> None:
+def test_oversized_messages_are_reported_on_both_sides(tmp_path: Path) -> None:
     method = METHODS["FedAvg"]()
     app = client_app(method, client_data, folder=tmp_path)
     narrow = client_app(method, client_data, folder=tmp_path, max_message_bytes=700)
@@ -64,7 +64,7 @@ def pending(folder: Path) -> list[Path]:
     return sorted(folder.rglob("memory/*/*.safetensors"))
 
 
-def test_a_run_that_died_before_its_first_commit_leaves_nothing_when_it_begins_again(tmp_path: Path) -> None:
+def test_restarted_run_replaces_the_files_of_a_dead_one(tmp_path: Path) -> None:
     seen: list[int] = []
 
     def die(node: int, kind: str, group: str) -> str | None:
@@ -86,7 +86,7 @@ def test_a_run_that_died_before_its_first_commit_leaves_nothing_when_it_begins_a
     assert len(names) == 1
 
 
-def test_what_was_never_committed_goes_after_a_month_and_nothing_else(tmp_path: Path) -> None:
+def test_only_uncommitted_runs_are_removed_after_a_month(tmp_path: Path) -> None:
     ages = {"dead": 40, "young": 20, "tested": 40, "resting": 40}
     for name in ages:
         version = {"tested": "2-abc", "resting": "1-abc"}.get(name, "")

@@ -58,7 +58,7 @@ def bits(parts: tuple[Tensors, dict[str, str]]) -> Any:
 
 @settings(max_examples=60, deadline=None)
 @given(message=st.dictionaries(st.text(min_size=1, max_size=5), values, max_size=4), fact=names)
-def test_what_travels_as_records_is_the_same_to_the_bit(message: dict[str, Any], fact: str) -> None:
+def test_records_round_trip_bitwise(message: dict[str, Any], fact: str) -> None:
     try:
         parts = to_parts(Message.unchecked(message), {"fact": fact})
     except (TypeError, ValueError, UnicodeEncodeError):
@@ -78,9 +78,7 @@ groups = st.dictionaries(names, tensors(), max_size=3)
 
 
 @given(one=groups, other=groups, same=groups)
-def test_two_messages_in_one_are_both_the_same_to_the_bit_and_what_they_share_is_there_once(
-    one: Tensors, other: Tensors, same: Tensors
-) -> None:
+def test_bundle_round_trips_bitwise_with_common_tensors_once(one: Tensors, other: Tensors, same: Tensors) -> None:
     first, second = (
         to_parts(Message.unchecked({"A.x": {**found, **same}}), {"fact": "0:common"}) for found in (one, other)
     )
@@ -93,13 +91,13 @@ def test_two_messages_in_one_are_both_the_same_to_the_bit_and_what_they_share_is
 
 
 @pytest.mark.parametrize("said", ["{", "3", '["nowhere"]', '[["0:"]]', "null"])
-def test_what_is_not_two_messages_is_refused(said: str) -> None:
+def test_malformed_bundles_are_refused(said: str) -> None:
     (tensors, strings), _ = bundle(*(to_parts(Message.unchecked({"A.x": torch.ones(2)})),) * 2)
     with pytest.raises(ValueError, match="not a bundle of two messages"):
         unbundle((tensors, {**strings, "common": said}))
 
 
-def test_a_set_travels_with_its_space() -> None:
+def test_empty_set_round_trips_with_its_space() -> None:
     given = LabeledImages(
         torch.rand(0, 1, 4, 4), torch.empty(0, dtype=torch.int64), num_classes=7, normalization=IDENTITY
     )
@@ -146,12 +144,12 @@ def spoiled(change: str) -> Any:
         ("further record", "records"),
     ],
 )  # fmt: skip
-def test_what_is_not_ours_is_named(change: str, said: str) -> None:
+def test_foreign_records_are_refused_by_name(change: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         from_records(spoiled(change))
 
 
-def test_another_value_in_an_array_does_not_pass_the_checksum() -> None:
+def test_changed_array_fails_the_checksum() -> None:
     content = spoiled("nothing")
     x = content["tensors"]["A.x"]
     content["tensors"]["A.x"] = fake_flower.app_module().Array(x.dtype, x.shape, x.stype, x.data[:-1] + b"\x01")
@@ -160,7 +158,7 @@ def test_another_value_in_an_array_does_not_pass_the_checksum() -> None:
 
 
 @pytest.mark.skipif(fake_flower.REAL, reason="Flower is installed here")
-def test_without_flower_the_remedy_is_said() -> None:
+def test_error_without_flower_names_the_remedy() -> None:
     script = (
         "import torch; from fl._codec import to_parts; from fl import Message\n"
         "from fl.deploy.flower._messages import MissingFlower\n"

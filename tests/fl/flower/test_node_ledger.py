@@ -42,7 +42,7 @@ def flower() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_rehearsed_private_run_has_the_bits_of_threads(name: str, tmp_path: Path) -> None:
+def test_seeded_private_run_equals_threads_bitwise(name: str, tmp_path: Path) -> None:
     method, how = (
         METHODS[name](),
         {"rounds": 2, "secret": 7, "evaluate": None, "participation": 3 if name != "ClientDP" else 1.0},
@@ -51,7 +51,7 @@ def test_a_rehearsed_private_run_has_the_bits_of_threads(name: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["PrivateFedDM", "DPSGD"])
-def test_epsilon_and_all_that_belongs_to_it_are_those_of_simulate(name: str, tmp_path: Path) -> None:
+def test_privacy_columns_equal_those_of_simulate(name: str, tmp_path: Path) -> None:
     how: dict[str, Any] = {"evaluate": None, "rounds": 2}
     far, here = (
         run_on_grid(grid(METHODS[name](), tmp_path), METHODS[name](), **how),
@@ -102,15 +102,13 @@ def test_a_second_run_on_the_same_nodes_composes(tmp_path: Path) -> None:
     assert mirrored_in(common) == events_of(tmp_path / "nodes")
 
 
-def test_a_node_that_reads_its_data_slowly_has_time_to_say_what_it_paid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_node_has_time_to_report_its_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fl.deploy.flower._transport._LEDGER_TIMEOUT", 0.0)
     run = summed(tmp_path, fault=lambda _, kind, group: "late" if (kind, group) == ("query.hello", "ledger") else None)
     assert run.rows[-1]["epsilon"] == compose([(SIGMA, 1.0, 2)], 1e-5).epsilon
 
 
-def test_flowers_heartbeat_draws_from_a_state_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeat_of_flower_has_its_own_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     heartbeat = types.ModuleType("flwr.supercore.heartbeat")
     heartbeat.random = random  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, heartbeat.__name__, heartbeat)
@@ -120,7 +118,7 @@ def test_flowers_heartbeat_draws_from_a_state_of_its_own(monkeypatch: pytest.Mon
     assert random.getstate() == before
 
 
-def test_a_charge_stands_on_the_nodes_disk_before_the_noise_is_drawn(tmp_path: Path) -> None:
+def test_charge_is_on_disk_before_noise_is_drawn(tmp_path: Path) -> None:
     seen: list[int] = []
 
     class Looking(NoisySum):
@@ -136,9 +134,7 @@ def test_a_charge_stands_on_the_nodes_disk_before_the_noise_is_drawn(tmp_path: P
 
 
 @pytest.mark.parametrize("fate", ["lost", "garbage", "twice", "late"])
-def test_what_an_astray_answer_charged_is_counted_once(
-    fate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_charges_of_faulty_replies_count_once(fate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fl.deploy.flower._transport._DELIVERY_GRACE", 0.2)
     book = Ledger(tmp_path / "server.jsonl")
 
@@ -151,7 +147,7 @@ def test_what_an_astray_answer_charged_is_counted_once(
     assert run.rows[0]["epsilon"] == compose([(SIGMA, 1.0, 1)], 1e-5).epsilon
 
 
-def test_a_round_that_is_run_again_is_charged_again(tmp_path: Path) -> None:
+def test_repeated_round_is_charged_again(tmp_path: Path) -> None:
     seen: list[int] = []
 
     def die(node: int, kind: str, group: str) -> str | None:
@@ -172,7 +168,7 @@ def test_a_round_that_is_run_again_is_charged_again(tmp_path: Path) -> None:
     assert run.rows[-1]["epsilon"] == compose([(SIGMA, 1.0, 3)], 1e-5).epsilon
 
 
-def test_the_budget_of_the_run_ends_it_as_in_process(tmp_path: Path) -> None:
+def test_budget_of_the_run_ends_it_as_in_process(tmp_path: Path) -> None:
     said, clients = [], [client_data(k) for k in range(5)]
     budget = compose([(SIGMA, 1.0, 1)], 1e-5).epsilon
     for play in (lambda **how: summed(tmp_path, **how), lambda **how: simulate(NoisySum(), clients, **how, **SUM)):
@@ -182,7 +178,7 @@ def test_the_budget_of_the_run_ends_it_as_in_process(tmp_path: Path) -> None:
     assert said[0] == said[1]
 
 
-def test_a_node_cannot_end_a_run_that_has_no_budget(tmp_path: Path) -> None:
+def test_node_cannot_end_a_run_without_a_budget(tmp_path: Path) -> None:
     class Lying(NoisySum):
         def local(self, client: Any, message: Any) -> Any:
             if client.id == 1:
@@ -193,7 +189,7 @@ def test_a_node_cannot_end_a_run_that_has_no_budget(tmp_path: Path) -> None:
     assert list(run.rows[0]["failed"]) == ["1"]
 
 
-def test_a_node_that_has_lost_its_ledger_is_named(tmp_path: Path) -> None:
+def test_node_with_a_lost_ledger_is_named(tmp_path: Path) -> None:
     book = Ledger(tmp_path / "server.jsonl")
     summed(tmp_path / "nodes", ledger=book)
     for path in sorted((tmp_path / "nodes").glob("ledgers/*.jsonl"))[:1]:
@@ -202,7 +198,7 @@ def test_a_node_that_has_lost_its_ledger_is_named(tmp_path: Path) -> None:
         summed(tmp_path / "nodes", ledger=book)
 
 
-def test_other_data_of_a_partition_pay_for_what_was_there_before(tmp_path: Path) -> None:
+def test_new_data_of_a_partition_inherit_earlier_charges(tmp_path: Path) -> None:
     summed(tmp_path / "nodes")
     run = summed(tmp_path / "nodes", load_client=lambda k: images(8, seed=90 + k), rounds=1)
     assert run.rows[0]["epsilon"] == compose([(SIGMA, 1.0, 3)], 1e-5).epsilon
@@ -210,7 +206,7 @@ def test_other_data_of_a_partition_pay_for_what_was_there_before(tmp_path: Path)
     assert back.rows[0]["epsilon"] == compose([(SIGMA, 1.0, 4)], 1e-5).epsilon
 
 
-def test_a_private_hello_says_nothing_that_was_measured(tmp_path: Path) -> None:
+def test_private_handshake_reveals_nothing_measured(tmp_path: Path) -> None:
     empty = summed(tmp_path / "nodes", load_client=lambda k: images(6, seed=k)[: 6 * (k > 0)], rounds=1)
     assert empty.rows[0]["empty"] == []
     counted = lambda k: (images(6, seed=k).images, images(6, seed=k).labels)  # noqa: E731
@@ -225,7 +221,7 @@ def line(**how: Any) -> dict[str, Any]:
     return {"event": asdict(Event("sum", SIGMA, **how))}
 
 
-def test_a_mirror_takes_every_line_once_and_knows_so_after_a_restart(tmp_path: Path) -> None:
+def test_mirror_adds_every_line_once_across_restarts(tmp_path: Path) -> None:
     node, run = Ledger(tmp_path / "node.jsonl"), Ledger(tmp_path / "run.jsonl")
     node.spend(Event("sum", SIGMA, count=2, client="somebody"), Event("sum", SIGMA, client="*"))
     node.add_remark("tuned on the data")
@@ -252,7 +248,7 @@ def test_a_mirror_takes_every_line_once_and_knows_so_after_a_restart(tmp_path: P
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_no_line_of_a_ledger_is_refused_whole(wrong: dict[str, Any], tmp_path: Path) -> None:
+def test_malformed_ledger_lines_are_refused_together(wrong: dict[str, Any], tmp_path: Path) -> None:
     run = Ledger(tmp_path / "run.jsonl")
     with pytest.raises(ValueError):  # noqa: PT011 - of several kinds
         mirror_lines(run, "a", 0, [(1, line()), (2, wrong)])
@@ -279,7 +275,7 @@ INFO = NodeInfo(3, 5, "m", "", "f", "a", "", False, True, "0", images(1, seed=0)
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_what_a_node_says_of_its_ledger_may_be_anything(said: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_ledger_reports_are_refused(said: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fl.deploy.flower._node_ledger._MAX_LINES", 10)
     book = Ledger(None)
     with pytest.raises(ValueError, match=why):

@@ -63,7 +63,7 @@ def of_client_1(run: Run) -> list[str | None]:
     return [row["failed"].get("1") for row in run.rows]
 
 
-def test_what_the_policy_allows_is_answered(tmp_path: Path) -> None:
+def test_allowed_request_is_answered(tmp_path: Path) -> None:
     assert of_client_1(one_strict(tmp_path, NoisySum())) == [None]
 
 
@@ -74,13 +74,13 @@ def test_what_the_policy_allows_is_answered(tmp_path: Path) -> None:
         ("methods", '["PrivateFedDM"]', "its policy allows the methods PrivateFedDM, and this is NoisySum"),
     ],
 )
-def test_a_stricter_policy_says_no_by_name(key: str, value: str, said: str, tmp_path: Path) -> None:
+def test_stricter_policy_refuses_by_name(key: str, value: str, said: str, tmp_path: Path) -> None:
     run = one_strict(tmp_path, NoisySum(), **{key: value})
     assert of_client_1(run) == [f"refused: {said}"]
     assert "1" not in events_of(tmp_path / "nodes")
 
 
-def test_rate_and_clip_are_held_against_the_policy(tmp_path: Path) -> None:
+def test_rate_and_clip_are_checked_against_the_policy(tmp_path: Path) -> None:
     for key, value, said in (
         ("largest_rate", "0.25", "largest_rate = 0.25, and dp_sgd has 0.5"),
         ("largest_clip", "0.5", "largest_clip = 0.5, and DPSGD has 1.0"),
@@ -90,7 +90,7 @@ def test_rate_and_clip_are_held_against_the_policy(tmp_path: Path) -> None:
         assert said in found
 
 
-def test_the_clip_of_class_means_is_their_length(tmp_path: Path) -> None:
+def test_clip_of_class_means_is_their_norm(tmp_path: Path) -> None:
     policy = read_policy(written(tmp_path / "policy.toml", methods='["PrivateFedDM"]'))
     policy.require_request(METHODS["PrivateFedDM"](), "local", None)
     steps = PrivateFedDM(sigma=2.0, sigma_sizes=2.0, mechanism="image_sgd", public_statistics=True, **DM)
@@ -98,7 +98,7 @@ def test_the_clip_of_class_means_is_their_length(tmp_path: Path) -> None:
         policy.require_request(steps, "local", None)
 
 
-def test_a_spent_budget_says_no_by_name_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_spent_budget_refuses_by_name_and_the_run_continues(tmp_path: Path) -> None:
     budget = compose([(SIGMA, 1.0, 2)], 1e-5).epsilon
     run = one_strict(tmp_path, NoisySum(), rounds=3, epsilon=str(budget))
     first, second, third = of_client_1(run)
@@ -109,7 +109,7 @@ def test_a_spent_budget_says_no_by_name_and_the_run_goes_on(tmp_path: Path) -> N
     assert of_client_1(one_strict(tmp_path, NoisySum(), epsilon=str(budget)))[0] is not None
 
 
-def test_the_owner_may_change_the_policy_between_two_rounds(tmp_path: Path) -> None:
+def test_policy_may_change_between_rounds(tmp_path: Path) -> None:
     def stricter(row: dict[str, Any]) -> None:
         written(tmp_path / "policy.toml", smallest_sigma="2.5")
 
@@ -118,7 +118,7 @@ def test_the_owner_may_change_the_policy_between_two_rounds(tmp_path: Path) -> N
     assert second == "refused: its policy says smallest_sigma = 2.5, and pixel_sum has 2"
 
 
-def test_every_node_refusing_ends_the_run_with_the_reason(tmp_path: Path) -> None:
+def test_refusals_of_all_nodes_end_the_run_with_the_reason(tmp_path: Path) -> None:
     policy = written(tmp_path / "policy.toml", smallest_sigma="9.0")
     app = client_app(NoisySum(), client_data, folder=tmp_path / "nodes", policy=policy)
     there = fake_flower.Grid(app, {100 + k: fake_flower.context(100 + k, k, 5) for k in range(5)})
@@ -126,7 +126,7 @@ def test_every_node_refusing_ends_the_run_with_the_reason(tmp_path: Path) -> Non
         run_on_grid(there, NoisySum(), **SUM)
 
 
-def test_another_apps_code_is_refused_by_its_hash(tmp_path: Path) -> None:
+def test_changed_app_code_is_refused_by_its_hash(tmp_path: Path) -> None:
     code = tmp_path / "app"
     code.mkdir()
     (code / "client_app.py").write_text("sigma = 2.0\n")
@@ -139,7 +139,7 @@ def test_another_apps_code_is_refused_by_its_hash(tmp_path: Path) -> None:
         one_strict(tmp_path, NoisySum(), app=f'"{agreed}"')
 
 
-def test_the_hash_is_of_names_and_bytes_and_of_nothing_that_running_makes(tmp_path: Path) -> None:
+def test_app_hash_covers_names_and_bytes_but_no_byte_code(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name / "sub").mkdir(parents=True)
         (tmp_path / name / "a.py").write_text("a")
@@ -156,13 +156,13 @@ def test_the_hash_is_of_names_and_bytes_and_of_nothing_that_running_makes(tmp_pa
         app_hash(tmp_path / "nowhere")
 
 
-def test_noise_that_the_server_knows_is_refused(tmp_path: Path) -> None:
+def test_seeded_noise_is_refused(tmp_path: Path) -> None:
     (found,) = of_client_1(one_strict(tmp_path, NoisySum(), secret=3))
     assert found is not None
     assert "no noise that the server knows" in found
 
 
-def test_accuracies_on_its_test_images_are_told_only_if_the_policy_says_so(tmp_path: Path) -> None:
+def test_accuracies_are_sent_only_if_the_policy_allows(tmp_path: Path) -> None:
     private = METHODS["DPSGD"]
     said = "refused: its policy says evaluation = false: accuracies on its test images are not sent"
     for word, failed in (("false", {"1": said}), ("true", None)):
@@ -189,7 +189,7 @@ class Uncharged(NoisySum):
     ],
     ids=["not private", "uncharged"],
 )
-def test_under_a_finite_epsilon_nothing_leaves_uncharged(method: Method, said: str, tmp_path: Path) -> None:
+def test_finite_epsilon_refuses_uncharged_replies(method: Method, said: str, tmp_path: Path) -> None:
     assert of_client_1(one_strict(tmp_path / "finite", method)) == [said]
     assert of_client_1(one_strict(tmp_path / "infinite", method, epsilon="inf")) == [None]
 
@@ -209,7 +209,7 @@ class Talking(NoisySum):
         return reply
 
 
-def test_under_a_finite_epsilon_errors_and_notes_stay_on_the_node(tmp_path: Path) -> None:
+def test_finite_epsilon_withholds_errors_and_notes(tmp_path: Path) -> None:
     (found,) = of_client_1(one_strict(tmp_path / "fails", Talking(True)))
     assert found == "raised KeyError (the message is in the node's log, because its owner has set a policy)"
     noted = [
@@ -219,9 +219,7 @@ def test_under_a_finite_epsilon_errors_and_notes_stay_on_the_node(tmp_path: Path
 
 
 @pytest.mark.parametrize("asked", [None, {}, "a", {"name": "a", "seen": "0"}, {"name": "a", "seen": None}], ids=str)
-def test_a_server_that_does_not_say_what_it_has_seen_of_the_ledger_gets_a_refusal_and_no_more(
-    asked: Any, tmp_path: Path
-) -> None:
+def test_malformed_ledger_position_gets_only_a_refusal(asked: Any, tmp_path: Path) -> None:
     """Otherwise the server would receive withheld facts and an uncharged release."""
     policy = read_policy(written(tmp_path / "policy.toml"))
     guard = ReleaseGuard(NoisySum(), policy, NodeLedger(tmp_path / "ledgers", 1, "a", policy))
@@ -240,14 +238,14 @@ def test_a_server_that_does_not_say_what_it_has_seen_of_the_ledger_gets_a_refusa
         ReleaseGuard(FedAvg(**FAST), policy, None).ledger_report({"name": "a", "seen": 0})
 
 
-def test_a_server_that_has_seen_more_than_there_is_is_told_what_to_do(tmp_path: Path) -> None:
+def test_ledger_position_beyond_the_end_is_an_error(tmp_path: Path) -> None:
     ledger = NodeLedger(tmp_path, 1, "a", None)
     with pytest.raises(ValueError, match="its ledger has 0 lines, and had 2: restore the file"):
         ledger.report({"name": "a", "seen": 2})
     assert json.loads(ledger.report({"name": "another", "seen": 2})["account"])["since"] == 0
 
 
-def test_a_policy_that_cannot_be_used_any_more_answers_nothing(tmp_path: Path) -> None:
+def test_node_with_an_unusable_policy_refuses_everything(tmp_path: Path) -> None:
     policy = written(tmp_path / "policy.toml")
     app = client_app(NoisySum(), client_data, folder=tmp_path / "nodes", policy=policy)
     policy.unlink()
@@ -279,7 +277,7 @@ def test_a_policy_that_cannot_be_used_any_more_answers_nothing(tmp_path: Path) -
     ],
     ids=str,
 )
-def test_a_file_with_missing_or_misspelt_or_odd_lines_is_refused(
+def test_policy_files_with_bad_keys_or_values_are_refused(
     changes: dict[str, str | None], said: str, tmp_path: Path
 ) -> None:
     path = written(tmp_path / "policy.toml", **changes)
@@ -289,7 +287,7 @@ def test_a_file_with_missing_or_misspelt_or_odd_lines_is_refused(
         client_app(NoisySum(), client_data, folder=tmp_path, policy=path)
 
 
-def test_a_policy_calls_methods_by_class_add_ons_and_filters() -> None:
+def test_policy_name_lists_class_add_ons_and_filters() -> None:
     from fl.deploy.flower._policy import policy_name
 
     assert [policy_name(METHODS[name]()) for name in ("PrivateFedDM", "DPSGD", "ClientDP")] == [

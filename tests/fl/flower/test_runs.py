@@ -78,12 +78,12 @@ def assert_equal(one: Run, other: Run) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_gives_the_same_bits_as_with_threads(name: str, tmp_path: Path) -> None:
+def test_results_equal_threads_bitwise(name: str, tmp_path: Path) -> None:
     method = METHODS[name]()
     assert_equal(run_on_grid(grid(METHODS[name](), tmp_path), method), run_in_threads(METHODS[name]()))
 
 
-def test_the_app_plays_what_serve_plays(tmp_path: Path) -> None:
+def test_server_app_runs_like_serve(tmp_path: Path) -> None:
     method, found = METHODS["FedAvg"](), list[dict[str, Any]]()
     app = server_app(
         method, rounds=1, evaluate="all", participation=3, seed=3, test=images(10, seed=9), on_round=found.append,
@@ -95,7 +95,7 @@ def test_the_app_plays_what_serve_plays(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "history.jsonl").exists()
 
 
-def test_an_app_of_ones_own_reads_its_method_from_the_run(tmp_path: Path) -> None:
+def test_custom_app_reads_its_method_from_the_run_config(tmp_path: Path) -> None:
     from flwr.clientapp import ClientApp  # type: ignore[import-not-found, unused-ignore]
 
     app = ClientApp()
@@ -118,7 +118,7 @@ def test_an_app_of_ones_own_reads_its_method_from_the_run(tmp_path: Path) -> Non
 # What goes astray.
 
 
-def test_late_and_repeated_answers_change_nothing(tmp_path: Path) -> None:
+def test_late_and_repeated_replies_change_nothing(tmp_path: Path) -> None:
     def fault(node: int, kind: str, group: str) -> str | None:
         return {101: "late", 102: "twice"}.get(node) if kind != "query.hello" else None
 
@@ -130,7 +130,7 @@ def test_late_and_repeated_answers_change_nothing(tmp_path: Path) -> None:
     ("fate", "said"),
     [("garbage", "unreadable reply"), ("error", "the app crashed (code 2)"), ("lost", "lost: no answer in")],
 )
-def test_an_answer_that_is_none_is_an_error_in_the_history(
+def test_faulty_replies_are_errors_in_the_history(
     fate: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fl.deploy.flower._transport._DELIVERY_GRACE", 0.1)
@@ -159,7 +159,7 @@ class Hanging(FedAvg):
         return super().local(client, message)
 
 
-def test_a_hanging_client_is_stopped_at_its_deadline_and_frees_its_node(tmp_path: Path) -> None:
+def test_hanging_client_is_stopped_at_its_timeout_and_frees_its_node(tmp_path: Path) -> None:
     there = grid(Hanging(**FAST), tmp_path)
     run = run_on_grid(there, Hanging(**FAST), rounds=1, participation=1.0, reply_timeout=0.8)
     assert "did not answer before its deadline" in run.rows[0]["failed"]["2"]
@@ -167,7 +167,7 @@ def test_a_hanging_client_is_stopped_at_its_deadline_and_frees_its_node(tmp_path
     assert after.rows[0]["accuracy_clients"] is not None
 
 
-def test_a_node_that_comes_back_under_another_number_is_found_by_its_partition(tmp_path: Path) -> None:
+def test_restarted_node_is_found_by_its_partition(tmp_path: Path) -> None:
     method = METHODS["SCAFFOLD"]()
     there = grid(method, tmp_path)
 
@@ -179,7 +179,7 @@ def test_a_node_that_comes_back_under_another_number_is_found_by_its_partition(t
     assert any(node == 300 for node, kind, _ in there.log if kind == "train.job")
 
 
-def test_a_lost_disk_is_an_error_and_no_fresh_start(tmp_path: Path) -> None:
+def test_lost_memory_is_an_error(tmp_path: Path) -> None:
     method = METHODS["SCAFFOLD"]()
     there = grid(method, tmp_path)
 
@@ -192,7 +192,7 @@ def test_a_lost_disk_is_an_error_and_no_fresh_start(tmp_path: Path) -> None:
     assert "CheckpointError" in run.rows[1]["failed"]["1"]
 
 
-def test_a_lost_body_is_sent_once_more(tmp_path: Path) -> None:
+def test_lost_payload_is_resent(tmp_path: Path) -> None:
     def lose(row: dict[str, Any]) -> None:
         for path in tmp_path.rglob("bodies/*/*"):
             path.unlink()
@@ -217,7 +217,7 @@ class Killed(BaseException):
     pass
 
 
-def test_a_killed_server_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+def test_killed_server_resumes_bitwise_equal(tmp_path: Path) -> None:
     whole = run_in_threads(METHODS["SCAFFOLD"]())
     there = grid(METHODS["SCAFFOLD"](), tmp_path / "nodes")
     seen: list[int] = []
@@ -240,7 +240,7 @@ def test_a_killed_server_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     assert not [p for p in (tmp_path / "nodes").rglob("memory/*/*") if p.stem in pending]
 
 
-def test_a_run_goes_on_with_its_own_data_only(tmp_path: Path) -> None:
+def test_run_resumes_only_with_its_own_data(tmp_path: Path) -> None:
     run_on_grid(grid(METHODS["FedAvg"](), tmp_path / "nodes"), METHODS["FedAvg"](), out=tmp_path / "run", rounds=1)
     others = grid(METHODS["FedAvg"](), tmp_path / "nodes", load_client=lambda k: ClientData(images(12, seed=50 + k)))
     with pytest.raises(CheckpointError, match="data"):
@@ -283,26 +283,26 @@ def strange(folder: Path, change: str) -> fake_flower.Grid:
         ("count", "node 102.*6 partitions"),
     ],
 )  # fmt: skip
-def test_a_node_that_does_not_fit_is_refused_by_name(change: str, said: str, tmp_path: Path) -> None:
+def test_incompatible_node_is_refused_by_name(change: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(IncompatibleNode, match=said):
         run_on_grid(strange(tmp_path, change), METHODS["FedAvg"]())
 
 
-def test_nodes_that_do_not_come_are_named(tmp_path: Path) -> None:
+def test_missing_nodes_are_named(tmp_path: Path) -> None:
     there = grid(METHODS["FedAvg"](), tmp_path)
     del there.nodes[103]
     with pytest.raises(NoUsableReply, match=r"partitions \[3\]"):
         run_on_grid(there, METHODS["FedAvg"](), connect_timeout=0.3)
 
 
-def test_a_node_whose_app_fails_is_named_with_what_flower_says(tmp_path: Path) -> None:
+def test_node_with_a_failing_app_is_named_with_flowers_reason(tmp_path: Path) -> None:
     there = grid(METHODS["FedAvg"](), tmp_path, lambda node, kind, _: "error" if node == 104 else None)
     with pytest.raises(NoUsableReply, match=r"partitions \[4\].*node 104: lost: Flower says the app crashed"):
         run_on_grid(there, METHODS["FedAvg"](), connect_timeout=0.3)
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "SCAFFOLD", "VHL", "SharedImage", "FedDM"])
-def test_a_client_app_can_be_pickled_as_a_simulation_does_for_every_message(name: str, tmp_path: Path) -> None:
+def test_node_can_be_pickled(name: str, tmp_path: Path) -> None:
     made = {**METHODS, "VHL": with_kept, "SharedImage": lambda: FedAvg(SharedImage(PICTURE, **SHARED), **FAST)}
     node = Node(made[name](), client_data, NodeOptions(folder=tmp_path))
     again = pickle.loads(pickle.dumps(node))
@@ -310,7 +310,7 @@ def test_a_client_app_can_be_pickled_as_a_simulation_does_for_every_message(name
     assert again.handshake(CONFIG)[1] == node.handshake(CONFIG)[1]
 
 
-def test_the_fingerprint_says_nothing_without_the_nodes_key(tmp_path: Path) -> None:
+def test_fingerprint_depends_on_the_nodes_key(tmp_path: Path) -> None:
     said = [
         dict(Node(METHODS["FedAvg"](), client_data, NodeOptions(folder=tmp_path / name)).handshake(CONFIG)[1])["hello"]
         for name in ("one", "one", "other")

@@ -23,7 +23,7 @@ def sealed(ring: Keyring, *, node: bool, **options: Any) -> Method:
     return Filtered(FedAvg(SCAFFOLD(), **FAST), SecureSums(ring.registry(5), **given))
 
 
-def test_the_sums_are_those_of_threads_and_the_server_has_no_keys(tmp_path: Path) -> None:
+def test_secure_sums_equal_threads_without_keys_on_the_server(tmp_path: Path) -> None:
     ring = Keyring(tmp_path / "rings")
     there = grid(sealed(ring, node=True), tmp_path / "nodes")
     assert_equal(
@@ -32,7 +32,7 @@ def test_the_sums_are_those_of_threads_and_the_server_has_no_keys(tmp_path: Path
     )
 
 
-def test_a_node_that_falls_silent_after_it_has_masked_is_recovered(tmp_path: Path) -> None:
+def test_node_that_drops_out_after_masking_is_recovered(tmp_path: Path) -> None:
     ring = Keyring(tmp_path / "rings")
     lost = {101}
 
@@ -51,7 +51,7 @@ def test_a_node_that_falls_silent_after_it_has_masked_is_recovered(tmp_path: Pat
         run_on_grid(there, sealed(ring, node=False, **method), **how)
 
 
-def test_a_node_with_another_registry_or_threshold_is_refused(tmp_path: Path) -> None:
+def test_node_with_another_registry_or_threshold_is_refused(tmp_path: Path) -> None:
     ring, other = Keyring(tmp_path / "rings"), Keyring(tmp_path / "others")
     for theirs in (sealed(other, node=True), sealed(ring, node=True, threshold=3)):
         with pytest.raises(IncompatibleNode, match="another method than the server"):

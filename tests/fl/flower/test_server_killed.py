@@ -126,14 +126,14 @@ def whole() -> Run:
     return run_in_threads(made(), **OPTIONS)
 
 
-def test_these_are_all_steps(watch: Callable[[Callable[[str], None]], Run]) -> None:
+def test_steps_are_complete(watch: Callable[[Callable[[str], None]], Run]) -> None:
     seen, wanted = list[str](), whole()
     assert_equal(watch(seen.append), wanted)
     assert tuple(dict.fromkeys(what for what in seen if what[0] in STEPS)) == SETUP + ROUND + LAST
 
 
 @pytest.mark.parametrize("step", SETUP + ROUND + LAST[LAST.index("3 tested") :])
-def test_a_server_killed_after_any_step_goes_on_to_the_same_bits(
+def test_server_killed_after_any_step_resumes_bitwise_equal(
     step: str, watch: Callable[[Callable[[str], None]], Run], tmp_path: Path
 ) -> None:
     def die(what: str) -> None:
