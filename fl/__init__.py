@@ -1,6 +1,6 @@
-"""A thin federated layer over distillkit: methods as compositions, and engines that run them, in process or on Flower.
+"""Thin federated layer over distillkit: methods as compositions, and engines that run them in process or on Flower.
 
-What it takes to run a method, and to write an add-on, a filter or a method of one's own, is here; the papers' add-ons
+This package exports everything needed to run a method and to write an add-on, a filter or a method. The papers' add-ons
 are in `fl.addons`, their methods in `fl.methods`.
 """
 

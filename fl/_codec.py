@@ -1,4 +1,4 @@
-"""One codec for the wire, the checkpoint and client memory: messages as safetensors, and fingerprints of values."""
+"""Codec of messages for the wire, checkpoints and client memory: safetensors, and digests of values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PARTS = ("images", "labels", "zca.center", "zca.matrix", "zca.inverse")
 
 
 def _pack(key: str, value: Value, tensors: Tensors) -> dict[str, Any]:
-    """Put a value's tensors into `tensors`; return what else is needed to build it again."""
+    """Put a value's tensors into `tensors`; return the remaining facts needed to rebuild it."""
     if isinstance(value, Tensor):
         tensors[key] = value
         return {"kind": "tensor"}
@@ -50,7 +50,7 @@ def _pack(key: str, value: Value, tensors: Tensors) -> dict[str, Any]:
 
 
 def _unpack(key: str, form: Any, tensors: Tensors) -> Value:
-    """Build a value from its form and the tensors that it names, which are taken out of `tensors`."""
+    """Build a value from its form and its tensors, which are removed from `tensors`."""
     kind = form.get("kind") if isinstance(form, dict) else None
     flags = set(_FLAGS) if kind == "set" else set()
     if not isinstance(kind, str) or kind not in _FORMS or set(form) - flags != _FORMS[kind]:
@@ -95,14 +95,14 @@ def _finite(key: str, value: Value) -> Value:
 
 
 def to_parts(message: Message, facts: Mapping[str, str] | None = None) -> Parts:
-    """Take a message apart into named tensors and strings, for whatever carries these two: a file, or records.
+    """Split a message into named tensors and strings, for a file or for records.
 
     Args:
-        message: any; tensors may lie on any device.
-        facts: strings that go with it, name -> value.
+        message: any; tensors may be on any device.
+        facts: strings to store with it, name -> value.
 
     Returns:
-        The tensors, on the CPU, contiguous, none sharing memory; the strings, with a checksum of all of it among them.
+        The tensors, on the CPU, contiguous, without shared memory; and the strings, including a checksum of everything.
 
     Raises:
         TypeError, ValueError: a value that a message cannot hold (see `check_value`), or a number that is not finite.
@@ -115,21 +115,22 @@ def to_parts(message: Message, facts: Mapping[str, str] | None = None) -> Parts:
 
 
 def entry_key(name: str) -> str:
-    """The key of the entry to which the tensor of this `name` belongs, among a message's parts."""
+    """Return the key of the entry to which the tensor of this `name` belongs, in a message's parts."""
     return name.split(_SEPARATOR)[0]
 
 
 def from_parts(tensors: Mapping[str, Tensor], strings: Mapping[str, str]) -> tuple[Message, dict[str, str]]:
-    """Put a message together again from what `to_parts` gave; returns it and its facts.
+    """Rebuild a message and its facts from the parts that `to_parts` returned.
 
-    The parts may come from anywhere: every form is checked, every tensor belongs to exactly one entry.
+    The parts may come from an untrusted source: every form is checked, and every tensor must belong to exactly one
+    entry.
 
     Args:
         tensors: by name, on the CPU.
         strings: by name.
 
     Raises:
-        ValueError: the parts are altered, or not a message; whatever else is wrong with them, too.
+        ValueError: the parts are altered, incomplete, or not a message.
     """
     left, meta = dict(tensors), dict(strings)
     if meta.get("format") != "distillkit.Message/1":
@@ -153,13 +154,13 @@ def from_parts(tensors: Mapping[str, Tensor], strings: Mapping[str, str]) -> tup
 
 
 def encode(message: Message, facts: Mapping[str, str] | None = None) -> bytes:
-    """Write a message as bytes, in the safetensors format, with a checksum of its content.
+    """Serialize a message in the safetensors format, with a checksum of its content.
 
-    For the wire, a checkpoint or a client's memory; `decode` reads it back, the same to the bit.
+    For the wire, a checkpoint or a client's memory; `decode` restores it bit by bit.
 
     Args:
-        message: any; tensors may lie on any device.
-        facts: strings that go with it, name -> value.
+        message: any; tensors may be on any device.
+        facts: strings to store with it, name -> value.
 
     Raises:
         TypeError, ValueError: see `to_parts`.
@@ -168,7 +169,7 @@ def encode(message: Message, facts: Mapping[str, str] | None = None) -> bytes:
 
 
 def as_bytes(parts: Parts) -> bytes:
-    """The parts of a message, as `to_parts` gives them, as bytes that `decode` reads."""
+    """Return the parts of a message, as `to_parts` returns them, as bytes for `decode`."""
     from safetensors.torch import save
 
     tensors, strings = parts
@@ -186,10 +187,10 @@ def _checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
 
 
 def decode(data: bytes) -> tuple[Message, dict[str, str]]:
-    """Read back what `encode` wrote: the message, with its tensors on the CPU, and its facts.
+    """Deserialize what `encode` wrote: the message, with its tensors on the CPU, and its facts.
 
     Args:
-        data: the bytes, from anywhere.
+        data: the bytes, from any source.
 
     Raises:
         ValueError: the bytes are truncated, altered, or not a message; see `from_parts`.
@@ -206,13 +207,13 @@ def decode(data: bytes) -> tuple[Message, dict[str, str]]:
 
 
 def digest(key: str, value: Value) -> str:
-    """A 32-character fingerprint of one value, equal on every machine that holds the same bits.
+    """Return a 32-character digest of one value, equal on every machine that holds the same bits.
 
-    The server sends it in place of a value that the client keeps (`Entry(cached=True)`).
+    The server sends it in place of a value that the client already holds (`Entry(cached=True)`).
 
     Args:
-        key: of the entry; it is part of the fingerprint.
-        value: anything that a message may hold.
+        key: of the entry; part of the digest.
+        value: any value that a message may hold.
     """
     tensors: Tensors = {}
     form = _pack(key, value, tensors)

@@ -1,6 +1,6 @@
-"""What methods, add-ons and filters have in common: keys that outlive names, how they are written, whose is an entry.
+"""Base classes of methods, add-ons and filters: keys that survive renaming, and their representation in records.
 
-It is for who writes one of them; who only runs them needs nothing here.
+Users who only run methods need nothing from this module.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ __all__ = [
 
 
 class KeyedObject(Configurable):
-    """What a run's records know by a key that outlives the name of its class: the base of methods and their parts.
+    """Base class of objects that a run's records know by a key, which survives a renaming of the class.
 
     Attributes:
-        key: what its entries' keys begin with, what its random draws are derived from, its place in an order, and what
-            the record of a run calls it. A class that states none has its own name, never its parent's key. State the
-            old name when you rename a class, `key = "OldName"`, and no run, checkpoint or transcript changes.
-        old_options: the names of renamed options in records: name -> old name, or several, the oldest first.
+        key: prefix of its entries' keys, seed of its random draws, sort key, and its name in the record of a run. The
+            default is the name of the class itself, never the parent's key. State the old name when you rename a class,
+            `key = "OldName"`, and no run, checkpoint or transcript changes.
+        old_options: names of renamed options in records, name -> old name (or several, the oldest first).
     """
 
     key: ClassVar[str] = "Keyed"
@@ -48,10 +48,10 @@ class KeyedObject(Configurable):
         cls.key = stated
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]] | None:
-        """What tells this object from others of its class: arguments by position, and by name.
+        """Return the arguments that distinguish this object from others of its class: by position, and by name.
 
-        `repr` shows them, and the record of a run holds them, so that it goes on with the same ones or not at all. A
-        class that says None has a `__repr__` of its own for both, as a dataclass does.
+        `repr` shows them and the record of a run contains them, so a run is resumed only with equal ones. Return None
+        in a class with a `__repr__` of its own for both purposes, such as a dataclass.
         """
         return None
 
@@ -60,7 +60,7 @@ class KeyedObject(Configurable):
 
 
 class Component(KeyedObject):
-    """What goes into a method, or around one, and is none by itself: the base of add-ons and filters."""
+    """Base class of add-ons and filters, which are parts of a method and not methods themselves."""
 
     def __post_init__(self) -> None:
         """Check the options of a dataclass against their types (`fl._options`)."""
@@ -69,26 +69,26 @@ class Component(KeyedObject):
 
     @property
     def name(self) -> str:
-        """What it is called in errors, warnings and remarks: its class's name."""
+        """Name in errors, warnings and remarks: the name of its class."""
         return type(self).__name__
 
     @classmethod
     def usage_example(cls, part: str) -> str:
-        """How a method with this part is written, as `FedAvg(part, ...)`, for the error where it is given alone.
+        """Return the code of a method with this component, such as `FedAvg(part, ...)`, for error messages.
 
         Args:
-            part: how the part is written.
+            part: the code of the component.
         """
         raise NotImplementedError
 
 
 def stable_repr(value: Any) -> str:
-    """`repr(value)`, but the same in every process: functions by name instead of by address."""
+    """Return `repr(value)` in a form that is equal in every process: functions by name instead of by address."""
     return _said(value, pinned=False)
 
 
 def identity(value: Any) -> str:
-    """`stable_repr(value)`, but with pinned names (`KeyedObject`): it stays when classes and options are renamed."""
+    """Return `stable_repr(value)` with keys and old option names, so it survives renaming of classes and options."""
     return _said(value, pinned=True)
 
 
@@ -117,7 +117,7 @@ def _said(value: Any, *, pinned: bool) -> str:
 
 
 def constructor_call(part: Component) -> str:
-    """How a part was built, for a message: the options that are no defaults; a tensor and the like as `...`."""
+    """Return the code that builds a component with its non-default options, for messages; `...` stands for tensors."""
     if not is_dataclass(part):
         return f"{part.name}(...)"
     given = {f.name: getattr(part, f.name) for f in fields(part) if f.init and _chosen(f, getattr(part, f.name))}
@@ -131,14 +131,14 @@ def _chosen(option: Field[Any], value: Any) -> bool:
 
 
 def require_plain_options(part: KeyedObject, base: type[KeyedObject]) -> None:
-    """Refuse what has an option that bears the name of something else that all of its kind have.
+    """Refuse a component with an option that has the name of an attribute or hook of its base class.
 
-    An annotated attribute of a dataclass is an option: `reads: str = "nothing"` lets users turn off what a guarantee
-    rests on, and `loss: float = 0.1` takes the place of a hook.
+    An annotated attribute of a dataclass is an option: `data_access: str = "none"` would let users turn off the basis
+    of a guarantee, and `loss: float = 0.1` would replace a hook.
 
     Args:
         part: an add-on, a filter or a method.
-        base: `AddOn`, `Filter` or `Method`, whose attributes and hooks are meant.
+        base: `AddOn`, `Filter` or `Method`, which defines the attributes and hooks.
 
     Raises:
         TypeError: naming the option, and what to write instead.
@@ -160,7 +160,7 @@ def require_distinct(components: Sequence[Component], rule: str) -> None:
 
     Args:
         components: the add-ons or filters of a method.
-        rule: which says how often one may stand there, for the message.
+        rule: the rule that is broken, for the message.
 
     Raises:
         ValueError: naming both.
@@ -173,14 +173,14 @@ def require_distinct(components: Sequence[Component], rule: str) -> None:
 
 
 def require_own_entries(parts: Sequence[KeyedObject]) -> None:
-    """Refuse a method two of whose parts would keep values, or send them, under one key.
+    """Refuse a method with two components that would keep or send values under one key.
 
     Args:
-        parts: the method, its add-ons, the filters around it. An entry of another class, to which an attribute only
-            gives a second name (`samples = FedAvg.samples`), is not a part's own.
+        parts: the method, its add-ons and the filters around it. A second name for an entry of another class (`samples
+            = FedAvg.samples`) does not count as the component's own.
 
     Raises:
-        ValueError: naming both parts and the key.
+        ValueError: naming both components and the key.
     """
     owners: dict[str, tuple[KeyedObject, Entry[Any]]] = {}
     for part in parts:

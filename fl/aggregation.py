@@ -1,4 +1,4 @@
-"""How the replies of a round combine into one: folded in client order, in float64, each entry by its declared rule."""
+"""Aggregation of a round's replies: folded in client order, in float64, each entry by its declared rule."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _number(value: float, rule: str) -> Tensor:
 
 
 def _forms(entry: Entry[Any], value: Value) -> Iterator[tuple[str, object]]:
-    """What must be the same in all replies for the entry to combine, part by part."""
+    """Yield the form (dtype, shape, space) of each part of a value; it must be equal in all replies."""
     first = 1 if entry.rule == "union" else 0
     if isinstance(value, Tensor):
         yield "", (value.dtype, value.shape[first:])
@@ -41,7 +41,7 @@ def _forms(entry: Entry[Any], value: Value) -> Iterator[tuple[str, object]]:
 
 
 def _weighted(value: Tensor, weight: float | Tensor) -> Tensor:
-    """The value times its weight, in memory of its own: the sum begins as it, and others are added in place."""
+    """Return the value times its weight as a new tensor, to which others can be added in place."""
     value = value.detach()
     if isinstance(weight, Tensor) and weight.ndim:
         return value.to(torch.float64) * weight.to(torch.float64).view(-1, *[1] * (value.ndim - 1))
@@ -49,7 +49,7 @@ def _weighted(value: Tensor, weight: float | Tensor) -> Tensor:
 
 
 def _add_weighted(total: Tensor, value: Tensor, weight: float | Tensor) -> None:
-    """Add the value times its weight to a sum, in its place; a large one in pieces, which stay in the cache."""
+    """Add the value times its weight to a sum in place; large values in pieces, which stay in the cache."""
     even = value.is_cpu and total.is_contiguous() and value.is_contiguous()
     if not even or (isinstance(weight, Tensor) and weight.ndim):
         total.add_(_weighted(value, weight))
@@ -59,12 +59,12 @@ def _add_weighted(total: Tensor, value: Tensor, weight: float | Tensor) -> None:
 
 
 def finalize(rule: str, over: float | None, total: Tensor, weight: Any, like: Any) -> Any:
-    """What a sum over clients becomes: a mean is divided, and cast to the type that came.
+    """Return the aggregate of a sum over clients: a mean is divided, and cast to the clients' dtype.
 
     Args:
         rule, over: of the entry.
         total: the sum of the values times their weights.
-        weight: the sum of the weights: a number, or a vector with one for each row.
+        weight: the sum of the weights: a number, or a vector with one weight for each row.
         like: a value as the clients sent it: a tensor, or a number.
     """
     if rule == "mean":
@@ -81,16 +81,16 @@ def finalize(rule: str, over: float | None, total: Tensor, weight: Any, like: An
 
 
 class AggregatedReplies:
-    """The replies of a round, combined: what `Method.receive` gets in place of the single replies.
+    """Aggregated replies of a round: what `Method.receive` gets in place of the single replies.
 
-    `replies[entry]` is the mean, sum, ... of what the clients sent under that entry, in the type of its values;
-    `entry in replies` asks whether anybody sent it. The engine makes it (`Aggregator.result`).
+    `replies[entry]` is the mean, sum etc. of the values that the clients sent under that entry, in the type of its
+    values; `entry in replies` tells whether any client sent it. The engine builds it (`Aggregator.result`).
 
     Args:
-        values: the combined values.
-        weights: of each mean, by key: what it was divided by (for a group by name).
-        sums: of each entry, by key: the weighted sum before it was divided, in float64.
-        clients: the numbers of the clients whose replies are in it, ascending.
+        values: the aggregated values.
+        weights: by key, the divisor of each mean (for a group by name).
+        sums: by key, the weighted sum of each entry before the division, in float64.
+        clients: the numbers of the clients whose replies are included, ascending.
     """
 
     def __init__(
@@ -110,19 +110,19 @@ class AggregatedReplies:
     @overload
     def get(self, entry: Entry[V], default: V) -> V: ...
     def get(self, entry: Entry[V], default: V | None = None) -> V | None:
-        """The combined value of `entry`, or `default` if nobody sent it."""
+        """Return the aggregated value of `entry`, or `default` if no client sent it."""
         return self._values[entry] if entry in self else default
 
     def weight(self, entry: Entry[Any], name: str | None = None) -> Any:
-        """The sum of the weights behind a mean: how much the clients who sent it count together.
+        """Return the sum of the weights behind a mean: the total weight of the clients that sent the entry.
 
         Args:
             entry: one whose rule is `mean` or `sum`.
-            name: of one tensor of a group: groups are combined name by name over the replies that carry the name.
-                Without it the largest of the group's.
+            name: of one tensor of a group. Groups are aggregated name by name over the replies that contain the name.
+                Without it the largest weight in the group.
 
         Returns:
-            A number, or a vector [rows] where each row has its own weight; 0 if nobody sent it.
+            A number, or a vector [rows] where each row has its own weight; 0 if no client sent it.
         """
         found = self._weights.get(entry.key, 0.0)
         if isinstance(found, dict):
@@ -130,22 +130,22 @@ class AggregatedReplies:
         return found
 
     def sum(self, entry: Entry[Any]) -> Any:
-        """The sum of the values times their weights before any division, in float64.
+        """Return the sum of the values times their weights before any division, in float64.
 
         Args:
             entry: one whose rule is `mean` or `sum`; for a group the answer is name -> tensor.
 
         Raises:
-            KeyError: nobody sent it.
+            KeyError: no client sent it.
         """
         return self._sums[entry.key]
 
     def replace(self, entry: Entry[Any], value: Value) -> AggregatedReplies:
-        """The same replies with one combined value changed; for a filter on the server's side, which adds noise, say.
+        """Return the replies with one aggregated value changed; for filters that change it on the server.
 
         Args:
-            entry: whose value is changed.
-            value: what stands in its place; weights and sums stay as they are.
+            entry: the entry to change.
+            value: its new value; weights and sums stay as they are.
         """
         values = self._values.copy()
         values[entry] = value
@@ -153,13 +153,13 @@ class AggregatedReplies:
 
 
 class Aggregator:
-    """Combines the replies of a round one by one as they come, so that none has to be kept.
+    """Running aggregation of a round's replies, one by one on arrival, so that no reply has to be kept.
 
-    The engine folds what `check_reply` has checked, in client order, and asks for the `result` at the end. `require`
-    looks whether a reply fits those before it; after it `fold` cannot fail, so no reply counts in part.
+    The engine folds replies that `check_reply` has accepted, in client order, and calls `result` at the end. `require`
+    checks that a reply fits those before it. After that `fold` cannot fail, so no reply is folded in part.
 
     Args:
-        entries: what the method declares, by key.
+        entries: the entries that the method declares, by key.
 
     Attributes:
         clients: the numbers of the clients folded so far.
@@ -178,10 +178,10 @@ class Aggregator:
         """Refuse a reply in which an entry has another form (dtype, shape, space) than in the replies before.
 
         Args:
-            reply: one that `check_reply` has let pass.
+            reply: one that `check_reply` has accepted.
 
         Raises:
-            BadReply: it names the entry, and both forms.
+            BadReply: naming the entry and both forms.
         """
         for key, value in reply.items():
             entry = self._entries[key]
@@ -191,11 +191,11 @@ class Aggregator:
                     raise BadReply(f"{key}{name} has another form than in other replies: {form}, want {known}")
 
     def fold(self, client: int, reply: Message) -> None:
-        """Add one client's reply to what was folded before.
+        """Add one client's reply to the aggregate.
 
         Args:
-            client: its number. Clients must come in ascending order, because the order decides the last bits.
-            reply: what it sent, checked.
+            client: its number. Clients must come in ascending order, because the order affects rounding.
+            reply: its checked reply.
 
         Raises:
             BadReply: as `require`; then nothing of it was added.
@@ -236,7 +236,7 @@ class Aggregator:
         weights[key] = weights[key] + total if key in weights else total
 
     def result(self) -> AggregatedReplies:
-        """Combine what was folded so far; means are divided here, and cast to the type that came."""
+        """Return the aggregate of all folded replies: means are divided, and cast to the dtype of the replies."""
         values: dict[str, Value] = {}
         for key, first in self._first.items():
             entry = self._entries[key]

@@ -1,4 +1,4 @@
-"""What one step reads, in which order images come, and the parts of a local training."""
+"""Batches of a local training, the order of images, and the phases of a training."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Batch:
 
     Attributes:
         images: float [B, C, H, W].
-        labels: as the task's; an add-on's may be its own (virtual classes count from 0).
-        columns: what else belongs to each image, by name, a row each.
-        joint: of an add-on's batch: whether it goes through the network together with the real one, so that both share
-            batch statistics, or alone.
+        labels: as the task's. An add-on's labels may be its own (virtual classes count from 0).
+        columns: further values of each image, by name, one row per image.
+        joint: for an add-on's batch, whether it is forwarded together with the real batch, so that both share batch
+            statistics, or alone.
     """
 
     images: Tensor
@@ -33,8 +33,8 @@ class Batch:
     columns: dict[str, Tensor] = field(default_factory=dict)
     joint: bool = False
 
-    def batch_at(self, index: Tensor) -> Batch:
-        """The images at these places, with all that belongs to them; `index` is int64 [m]."""
+    def select(self, index: Tensor) -> Batch:
+        """Return the images at these indices, with their labels and columns; `index` is int64 [m]."""
         columns = {n: c.index_select(0, index) for n, c in self.columns.items()}
         return replace(
             self, images=self.images.index_select(0, index), labels=self.labels.index_select(0, index), columns=columns
@@ -43,9 +43,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class Phase:
-    """One part of a local training: how long it is, and which parameters move in it.
+    """One phase of a local training: its length, and the parameters that it trains.
 
-    For `FedAvg(phases=...)`: FedRep, say, trains its classifier in a first phase and all the rest in a second.
+    For `FedAvg(phases=...)`. FedRep, for example, trains its classifier in a first phase and all else in a second.
 
     Args:
         epochs: passes over the data; or
@@ -53,7 +53,7 @@ class Phase:
         train: a pattern of parameter names (`"classifier.*"`); "!pattern" means all others.
 
     Raises:
-        TypeError, ValueError: a bad option, or `epochs` beside `steps`.
+        TypeError, ValueError: an option out of range, or `epochs` together with `steps`.
     """
 
     epochs: PositiveInt = 1
@@ -68,27 +68,27 @@ class Phase:
             raise TypeError(f"train must be a pattern of parameter names, got {type(self.train).__name__}")
 
     def trains(self, name: str) -> bool:
-        """Whether the parameter called `name` is trained in this phase."""
+        """Return whether this phase trains the parameter called `name`."""
         return fnmatch.fnmatch(name, self.train.removeprefix("!")) != self.train.startswith("!")
 
 
 def shuffled_indices(
     count: int, batch: int, generator: torch.Generator, epochs: int, steps: int | None
 ) -> Iterator[Tensor]:
-    """The order in which a training reads its images: for each step the places of the images of its batch.
+    """Yield the indices of the images of each batch, in shuffled passes over a set.
 
     Args:
-        count: how many images there are.
-        batch: how many a step reads; the last batch of a pass is short if they do not divide.
-        generator: draws a fresh random order for each pass.
-        epochs: how many passes; or
-        steps: exactly so many steps, over as many passes as they take. None for `epochs`.
+        count: number of images.
+        batch: images per step; the last batch of a pass may be smaller.
+        generator: draws a new random order for each pass.
+        epochs: number of passes; or
+        steps: an exact number of steps, over as many passes as they take. None: use `epochs`.
 
     Yields:
-        Places, int64 [batch or fewer].
+        Indices, int64 [batch or fewer].
 
     Raises:
-        TypeError, ValueError: when the first is asked for: numbers out of range, or no generator.
+        TypeError, ValueError: a number out of range, or no generator; raised when the first batch is requested.
     """
     check.positive_int(count, "count", least=0)
     check.positive_int(batch, "batch")
@@ -109,21 +109,21 @@ def shuffled_indices(
 
 
 def select_rows(values: Tensor, index: Tensor) -> Tensor:
-    """Some rows of a tensor, where it lies; orders are drawn on the CPU, so their places are brought there.
+    """Return some rows of a tensor, on the tensor's device (orders are drawn on the CPU).
 
     Args:
         values: [N, ...].
-        index: places, integers [m].
+        index: row numbers, integers [m].
     """
     return values.index_select(0, index.to(values.device))
 
 
 def batch_at(data: LabeledImages, index: Tensor) -> Batch:
-    """The images of a set at some places, with their labels and columns, as a batch.
+    """Return the images of a set at some indices, with their labels and columns, as a batch.
 
     Args:
         data: the set.
-        index: places, int64 [m].
+        index: image numbers, int64 [m].
     """
     columns = {name: select_rows(column, index) for name, column in data.columns.items()}
     return Batch(select_rows(data.images, index), select_rows(data.labels, index), columns)

@@ -1,4 +1,4 @@
-"""What travels between server and clients: messages, which map declared entries to values."""
+"""Messages between server and clients: maps from declared entries to values."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ DTYPES = (
 
 
 class Entry(Generic[V]):
-    """One named thing that a message, a server's state or a client's memory may hold.
+    """Declaration of one named value that a message, a server's state or a client's memory may hold.
 
     Declare one in the class body for everything that your method or add-on sends or keeps, with the type of its values
-    in brackets: `model = Entry[Tensors]("first")`. Then `message[self.model]` reads and writes it. Its key is
-    `"Class.attribute"`, or `"key.attribute"` in a class that states a `key`, as every built-in add-on, filter and
-    method does. The declaration is the wire format and the rule by which the replies of a round combine:
+    in brackets: `model = Entry[Tensors]("first")`. Then `message[self.model]` reads and writes the value. The key is
+    `"Class.attribute"`, or `"key.attribute"` in a class that states a `key`, as all built-in components do. The
+    declaration is the wire format and the rule by which a round's replies are aggregated:
 
-    * `mean`: sum(w v) / sum(w). `by` names another entry of the same reply that holds w: a number, or a vector
-      with one weight for each row of v. Without it w = 1; with `over` the sum is divided by that public constant.
-    * `sum`, `max` (the only rule besides `first` for integers), `first` (the lowest client number's value).
-    * `union`: rows one after the other in client order, each with its client's number.
+    * `mean`: sum(w v) / sum(w). `by` names another entry of the same reply that holds w: a number, or a vector with one
+      weight for each row of v. Without `by` w = 1; with `over` the sum is divided by that public constant.
+    * `sum`, `max` (the only rule besides `first` for integers), `first` (the value of the lowest client number).
+    * `union`: rows concatenated in client order, each with its client's number.
 
     Args:
-        rule: the rule by which replies combine.
+        rule: the aggregation rule.
         by: the entry of the same reply that holds the weights (mean only).
         over: a public denominator, > 0 (mean only, not with `by`).
         bound: the largest absolute value of an element, for secure sums and clipping; checked on arrival.
-        cached: for what the server sends round after round unchanged: the body travels only to a client that does not
-            hold the current value; else its digest does.
+        cached: for values that the server sends unchanged in many rounds. The value is sent only to clients that do not
+            hold it yet; the others get its digest.
 
     Attributes:
-        key: what it is called in messages, files and histories.
-        name: how it is written in code, `Class.attribute` (a class whose entries are read at another one says so as
-            `written`).
-        owner: the class that declares it, with its module.
+        key: the entry's name in messages, files and histories.
+        name: the entry's name in code, `Class.attribute` (or the class in `written`, where entries are read from
+            another class).
+        owner: the declaring class, with its module.
 
     Raises:
         ValueError: options out of range, or that do not go together.
@@ -93,7 +93,7 @@ class Entry(Generic[V]):
 
 
 def declared_entries(owner: object) -> list[Entry[Any]]:
-    """The entries that an object's class and its bases declare: what its messages may hold.
+    """Return the entries that an object's class and its bases declare, that is, everything its messages may hold.
 
     Args:
         owner: a method, an add-on or a filter.
@@ -107,15 +107,15 @@ def declared_entries(owner: object) -> list[Entry[Any]]:
 
 
 class Message:
-    """A flat map from entries to values: tensors, groups of tensors, image sets, numbers and strings.
+    """Flat map from entries to values: tensors, groups of tensors, image sets, numbers and strings.
 
-    Make one of what you send, `Message({self.model: weights})`, or make an empty one and set its entries one by one;
-    `message[self.model]` reads a value back, `self.model in message` asks whether there is one. It is what travels,
-    what a server keeps as state and what a client keeps as memory. `message[entry]` is typed by the entry's annotation.
-    Values are shared, not copied: treat a message as read-only once it is sent.
+    Build one from what you send, `Message({self.model: weights})`, or build an empty one and set its entries one by
+    one. `message[self.model]` reads a value, typed by the entry's annotation; `self.model in message` tells whether
+    there is one. Messages also hold a server's state and a client's memory. Values are shared, not copied: treat a
+    message as read-only once it is sent.
 
     Args:
-        values: entry -> value, to begin with.
+        values: initial values, entry -> value.
 
     Raises:
         TypeError, ValueError: as `check_value`, also when a value is set later.
@@ -130,7 +130,7 @@ class Message:
 
     @staticmethod
     def unchecked(values: Mapping[str, Value]) -> Message:
-        """Build a message from keys, without checking the values: what `codec.decode` does, which checked them.
+        """Build a message from keys without checking the values; for `fl._codec`, which has checked them.
 
         Args:
             values: key of an entry -> value.
@@ -165,15 +165,15 @@ class Message:
     @overload
     def get(self, entry: Entry[V], default: V) -> V: ...
     def get(self, entry: Entry[V], default: V | None = None) -> V | None:
-        """The value of `entry`, or `default` where the message does not hold it."""
+        """Return the value of `entry`, or `default` if the message does not hold it."""
         return cast("V | None", self._values.get(entry.key, cast(Value, default)))
 
     def items(self) -> Iterator[tuple[str, Value]]:
-        """Pairs of an entry's key and its value, in the order in which they were set."""
+        """Yield pairs of an entry's key and its value, in insertion order."""
         yield from self._values.items()
 
     def copy(self) -> Message:
-        """A shallow copy: setting entries in it leaves this one alone, but the values are the same objects."""
+        """Return a shallow copy: new entries in the copy leave this message alone, but the values are shared."""
         return Message.unchecked(self._values)
 
     def __len__(self) -> int:
@@ -184,17 +184,20 @@ class Message:
 
 
 def check_value(key: str, value: Any) -> Value:
-    """Return `value` if a message may hold it: what any codec can write, and any rule of combination can look at.
+    """Check that a message may hold `value`: that the codec can write it and the aggregation rules apply to it.
+
+    Numbers may still be NaN or infinite, because a state may diverge; the codec and `check_reply` refuse them.
 
     Args:
-        key: the entry's key, for the message of an error.
-        value: whatever was given.
+        key: the entry's key, for the error message.
+        value: the value to check.
 
-    Numbers may still be NaN or infinite here: a state may diverge. `codec` and `check_reply` refuse them.
+    Returns:
+        The value itself.
 
     Raises:
-        TypeError: another kind of value, or a tensor of a dtype or layout that does not travel.
-        ValueError: an integer beyond 64 bits, or a string that is no Unicode text.
+        TypeError: another kind of value, or a tensor whose dtype or layout cannot be sent.
+        ValueError: an integer beyond 64 bits, or a string that is not Unicode text.
     """
     if isinstance(value, bool) or not isinstance(value, Tensor | dict | LabeledImages | float | int | str):
         raise TypeError(
@@ -223,7 +226,7 @@ def check_value(key: str, value: Any) -> Value:
 
 
 def _tensors(key: str, value: Value) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a value with its name in it ("" for a tensor itself)."""
+    """Yield every tensor of a value with its name ("" for the value itself)."""
     if isinstance(value, Tensor):
         yield "", value
     elif isinstance(value, dict):
@@ -244,13 +247,13 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def payload_bytes(message: Message) -> dict[str, int]:
-    """How many bytes of payload each entry of a message has, by key: what a run's history counts.
+    """Return the payload size of each entry in bytes, by key; a run's history records these sizes.
 
-    A set counts its pixels under its key, labels and columns under `key:labels` etc. Numbers count 8 bytes, strings
-    their UTF-8 length; names, shapes and framing are not payload.
+    A set counts its pixels under its key, and labels and columns under `key:labels` etc. Numbers count 8 bytes, strings
+    their UTF-8 length. Names, shapes and framing are not counted.
 
     Args:
-        message: what is sent, or kept.
+        message: a message that is sent or kept.
     """
     found: dict[str, int] = {}
     for key, value in message.items():

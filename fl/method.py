@@ -1,9 +1,9 @@
-"""A federated method: three verbs over messages, and what stands beside them.
+"""Base class of federated methods: functions over messages on the server and on the clients.
 
-The life of a run, in the order of calls: `check_run`, `start`; if the method `has_query`, `send`, `answer` at every
-client and `receive_answers`; then in every round `draw` or the engine's own draw, `send` for each drawn client, `local`
-there, `expect` and `read_reply` for each reply as it comes, `receive` once, `predictors`, and `send` and `evaluate`
-for the clients that are tested. A method may talk with its clients more than once in a round, see `exchanges`.
+A run calls a method in this order: `check_run` and `start`. If the method has a query (`has_query`): `send`, `answer`
+at every client, and `receive_answers`. Then in every round: `draw`, unless the engine draws the clients; `send` and
+`local` for each drawn client; `expect` and `read_reply` for each reply on arrival; `receive` once; `predictors`; and
+`send` and `evaluate` for the tested clients. A method may exchange more than one message per round, see `exchanges`.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ __all__ = [
 
 
 class NoUsableReply(RuntimeError):
-    """The replies of a round leave nothing to learn from: too few are usable, or all weights are zero.
+    """Error: a round's replies are too few, or all their weights are zero.
 
-    It ends the run with the state after the round before. `Method.receive` may raise it, before it changes anything.
+    It ends the run with the state after the previous round. `Method.receive` may raise it before it changes anything.
     """
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model that can be tested and saved; what `Method.predictors` returns.
+    """Model that can be tested and saved, as `Method.predictors` returns it.
 
     Attributes:
         network: in eval mode, with the weights to test.
-        outputs: how many of its outputs count, from the first on: the task's classes where an add-on has classes of its
-            own behind them. None for all.
+        outputs: how many of its first outputs count, where add-ons have classes of their own behind the task's. None:
+            all.
     """
 
     network: nn.Module
@@ -57,11 +57,11 @@ class Predictor:
 
     @torch.no_grad()
     def sums(self, data: LabeledImages, task: LabelTask, chunk: int | None = None) -> torch.Tensor:
-        """Test it on a set: the task's sums over all images, float64 [3 + 3K], see `LabelTask.sums`.
+        """Test the model on a set and return the task's sums over all images, float64 [3 + 3K], see `LabelTask.sums`.
 
         Args:
-            data: the test images, where the network lies.
-            task: what the labels mean.
+            data: the test images, on the network's device.
+            task: the meaning of the labels.
             chunk: images per forward pass. Default: `evaluation_batch_size`.
         """
         chunk = evaluation_batch_size(data.shape, data.images.device) if chunk is None else chunk
@@ -73,14 +73,14 @@ class Predictor:
 
 
 def evaluation_batch_size(shape: Sequence[int], device: torch.device) -> int:
-    """How many test images go through a network at a time: 256, or fewer if they are large.
+    """Return how many test images are run at a time: 256, or fewer if they are large.
 
-    A network keeps a multiple of its images in memory; on a CPU as many as of 256 images of 32x32, on an accelerator
-    sixteen times that.
+    A network keeps a multiple of its images in memory. On a CPU the limit is 256 images of 32x32 pixels, on an
+    accelerator sixteen times as many pixels.
 
     Args:
         shape: (C, H, W) of an image.
-        device: where they are.
+        device: where the images are.
     """
     pixels = (1 << 18) if device.type == "cpu" else (1 << 22)
     fitting: int = max(1, min(256, pixels // (shape[1] * shape[2])))
@@ -88,75 +88,77 @@ def evaluation_batch_size(shape: Sequence[int], device: torch.device) -> int:
 
 
 def evaluation_spec(task: LabelTask, *names: str) -> EntrySpec:
-    """What a client's test results must look like: the line of the schema that `expect_evaluation` returns.
+    """Return the specification of a client's test results, for the schema that `expect_evaluation` returns.
 
     Args:
         task: gives the number of classes.
-        names: of the models that are tested: "global", "personal", or others.
+        names: of the tested models: "global", "personal", or others.
     """
     return EntrySpec({name: torch.zeros(3 + 3 * task.num_classes, dtype=torch.float64) for name in names})
 
 
 class Method(KeyedObject, ABC):
-    """Base of every federated method. For an idea on top of weight averaging write an `fl.AddOn` instead.
+    """Base class of federated methods. For an idea on top of weight averaging write an `fl.AddOn` instead.
 
-    Method objects are frozen and live on the server and on every client alike; what changes is kept in `server.state`
-    and `client.memory`. A subclass declares its entries as class attributes and writes `start`, `send`, `local`,
-    `receive`, and `expect`, which says what a reply looks like. One that overrides `answer` or `evaluate` says so in
-    `expect_answer` or `expect_evaluation` too. These schemas are closed: a client whose reply is otherwise is named and
-    left out.
+    Method objects are immutable and exist on the server and on every client. Changing values are kept in `server.state`
+    and `client.memory`. A subclass declares its entries as class attributes and implements `start`, `send`, `local`,
+    `receive`, and `expect`, which describes a reply. A subclass that overrides `answer` or `evaluate` also overrides
+    `expect_answer` or `expect_evaluation`. These schemas are closed: a reply that does not match is left out, and its
+    client is named.
     """
 
     networks: Networks
 
     @property
     def inner(self) -> Method:
-        """The method itself, without the filters that are wrapped around it."""
+        """The method itself, without the filters around it."""
         return self
 
     @property
     def private(self) -> bool:
         """Whether what is released is noised and charged to a ledger.
 
-        Then the run has one, clients without images are asked like all others (that they have none is private), and
-        nothing is measured on the clients' own test images unless asked for.
+        Such a run has a ledger. Clients without images are asked like all others, because having none is private.
+        Nothing is measured on the clients' own test images unless you ask for it.
         """
         return False
 
     @property
     def sealed(self) -> bool:
-        """Whether the server learns sums over clients alone, and never what a single one sends.
+        """Whether the server learns only sums over clients, and never a single client's reply.
 
-        Then nothing is measured on the clients' own test images unless asked for, because those are exact numbers.
+        Then nothing is measured on the clients' own test images unless you ask for it, because those results are exact
+        numbers.
         """
         return False
 
     @property
     def draws_clients(self) -> bool:
-        """Whether `draw` says who takes part in a round, and not the engine."""
+        """Whether the method draws the clients of a round (`draw`) instead of the engine."""
         return type(self).draw is not Method.draw
 
     def draw(self, server: Server) -> list[int]:
-        """Say which clients take part in this round, for a method whose privacy rests on the draw; default: the engine.
+        """Return the clients of this round; for a method whose privacy depends on the draw. Default: the engine draws.
 
-        The draw, from `server.secret`, stays secret: the history does not say who they were. Numbers, ascending;
-        there may be none.
+        The draw, from `server.secret`, stays secret: the history does not record it. Return client numbers in ascending
+        order; the list may be empty.
         """
         raise LookupError(f"{type(self).__name__} leaves the draw to the engine")
 
     @property
     def parts(self) -> tuple[KeyedObject, ...]:
-        """What declares entries: the method itself, and whatever it is made of."""
+        """The objects that declare entries: the method itself and its components."""
         return (self,)
 
     def entries(self) -> list[Entry[Any]]:
-        """Every entry that may travel or be kept; the engine asks once, before the run."""
+        """Return every entry that may be sent or kept; the engine calls this once, before the run."""
         return [entry for part in self.parts for entry in declared_entries(part)]
 
     def architectures(self, classes: int) -> Mapping[str, nn.Module]:
-        """Return the networks by name, for `classes` classes; the record of a run tells by them that one has changed.
+        """Return the networks by name, for `classes` classes. By them a resumed run detects a changed network.
 
-        They are only read, and their weights need not mean anything. Default: those of `self.networks`, if there are.
+        They are only read, and their weights need not mean anything. Default: those of `self.networks`, if the method
+        has it.
         """
         return self.networks.templates(classes) if hasattr(self, "networks") else {}
 
@@ -172,110 +174,106 @@ class Method(KeyedObject, ABC):
         return self.networks.assigned(clients) if hasattr(self, "networks") else ()
 
     def check_run(self, server: Server, rounds: int) -> None:
-        """Raise ValueError if the method cannot run on such data; warn of what will not act within `rounds`.
+        """Raise ValueError if the method cannot run on such data; warn of parts that do nothing within `rounds`.
 
-        Called before `start`, and before a run goes on, with a `server` whose state is still empty: the place to try
+        Called before `start`, and before a run is resumed, with a `server` whose state is still empty. Use it to try
         what would otherwise fail in round 40.
         """
 
     def start(self, server: Server) -> None:
-        """Put into `server.state` what the first `send` needs: the first weights, say. Not called on a resumption."""
+        """Put the state for the first `send`, such as initial weights, into `server.state`. Skipped on resumption."""
 
     @abstractmethod
     def send(self, server: Server, client: int) -> Message:
-        """What `server` tells the client of this number, before `answer`, `local` and `evaluate` alike.
+        """Return the message to the client of this number, before `answer`, `local` and `evaluate` alike.
 
         Pure: it may be called any number of times, for any client, and changes nothing.
         """
 
     @abstractmethod
     def expect(self, server: Server, client: int) -> Schema:
-        """What the reply to `send(server, client)` must look like, so that nothing else is let in.
+        """Return the schema of the reply to `send(server, client)`: an `EntrySpec` for each entry, by its key.
 
-        A `EntrySpec` for each entry that is due, by its key; what has no line is refused.
+        Entries without a specification are refused.
         """
 
     @property
     def has_query(self) -> bool:
-        """Whether the server asks every client with images one question (`answer`) before round 1. Default: no."""
+        """Whether the server queries every client with images once before round 1 (`answer`). Default: no."""
         return False
 
     def answer(self, client: Client, message: Message) -> Message:
-        """Answer the one question before round 1, where the data lives: with class counts, say. See `has_query`.
+        """Answer the query before round 1, on the client: with class counts, for example. See `has_query`.
 
-        What `client` writes into its memory is lost; `message` is that of `send`.
+        Changes of the client's memory are discarded; `message` is that of `send`.
         """
         return Message()
 
     def expect_answer(self, server: Server, client: int) -> Schema:
-        """What the `answer` to `send(server, client)` must look like; as `expect`."""
+        """Return the schema of the `answer` to `send(server, client)`, as `expect` does for replies."""
         return {}
 
     def receive_answers(self, server: Server, replies: AggregatedReplies) -> None:
-        """Put into `server.state` what later rounds need of the answers: `replies`, combined as their entries say."""
+        """Put what later rounds need of the answers, aggregated by their entries' rules, into `server.state`."""
 
     @abstractmethod
     def local(self, client: Client, message: Message) -> Message:
-        """What a drawn client does where its data lives: train, and say what it learned.
+        """Run the client's part of a round, where its data is: train, and reply with the result.
 
-        It sees nothing but `client` and the `message` of `send`, and returns the reply, with what `expect` says and
-        nothing else. Whatever it raises leaves this client out of the round, by name (but `BudgetExhausted`, which ends
-        the run).
+        It reads only `client` and the `message` of `send`, and returns a reply that matches `expect`. An exception
+        leaves this client out of the round, by name; `BudgetExhausted` ends the run.
         """
 
     def read_reply(self, server: Server, reply: Message) -> Message:
-        """Read one `reply`, checked, before it is folded and forgotten, and derive further entries from it.
+        """Derive further entries from one checked `reply` before it is aggregated, such as FedDF's predictions.
 
-        FedDF's predictions are an example. They are folded beside those of the reply. Pure: if it raises, this reply is
-        left out, and nothing else in `server` may have changed. Default: none.
+        They are aggregated together with the entries of the reply. Pure: if it raises, this reply is left out, and
+        nothing else in `server` may have changed. Default: none.
         """
         return Message()
 
     @property
     def exchanges(self) -> tuple[str, ...]:
-        """What drawn clients are asked for in a round, one exchange after the other. Default: `local` alone.
+        """Names of the exchanges with drawn clients in a round, in order. Default: `local` alone.
 
-        A further one is a method of the same form as `local`, by name; clients are asked for it if their answers to
-        all before it can be used (`server.present`). Their server side is
-        `send_exchange`, `expect_exchange` and `receive_exchange`. What a
-        client writes into its memory is kept of `local` alone.
+        A further exchange is a method with the signature of `local`. Clients take part in it if their replies to all
+        earlier ones are usable (`server.present`). Its server side is `send_exchange`, `expect_exchange` and
+        `receive_exchange`. Only `local` may change a client's memory.
         """
         return ("local",)
 
     def send_exchange(self, server: Server, verb: str, client: int) -> Message:
-        """What the client of this number is told in a further exchange, named by its `verb`; as `send`, pure.
-
-        Called on the `server`.
-        """
+        """Return the message to this client in the further exchange `verb`. Called on the `server`; pure, as `send`."""
         return Message()
 
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
-        """What a client's answer in the further exchange `verb` must look like; as `expect`, on the `server`."""
+        """Return the schema of a client's reply in the further exchange `verb`; as `expect`, on the `server`."""
         return {}
 
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
-        """Take the answers of one exchange into `server.state`, before the next one begins.
+        """Take the replies of one exchange into `server.state`, before the next one begins.
 
-        Called after each exchange of a method that has several, after `local` too (whose replies `receive` still gets).
+        Called after each exchange of a method that has several, and after `local` too, whose replies `receive` still
+        gets.
 
         Args:
             server: its state.
-            verb: of the exchange.
-            replies: combined as their entries say; there may be none.
+            verb: name of the exchange.
+            replies: aggregated by their entries' rules; there may be none.
 
         Returns:
-            The clients whose answers cannot be used after all, and why: they are asked nothing more in this round.
+            Clients whose replies turn out to be unusable -> the reason. They are asked nothing more in this round.
 
         Raises:
-            NoUsableReply: too few are left to go on.
+            NoUsableReply: too few clients are left to go on.
         """
         return {}
 
     def run_on_client(self, verb: str, client: Client, message: Message) -> Message:
-        """What `client` answers to a `message`: `local` and its like, called by the name of the exchange, the `verb`.
+        """Return the client's reply to a `message` in the exchange called `verb`, such as "local".
 
         Raises:
-            LookupError: the method has no such exchange; the server asks for something else than it should.
+            LookupError: the method has no such exchange.
         """
         if verb not in ("answer", "evaluate", *self.exchanges):
             raise LookupError(f"{type(self).__name__} has no exchange {verb!r:.40}")
@@ -283,44 +281,43 @@ class Method(KeyedObject, ABC):
 
     @abstractmethod
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """Learn from the round: update `server.state`, and prepare the next round. Called once a round.
+        """Update `server.state` with the round's replies, aggregated by their entries' rules. Called once a round.
 
-        `replies` are combined as their entries say. There are enough of them, unless the method draws its clients
-        itself; then there may be none.
+        There are enough replies, unless the method draws its clients itself; then there may be none.
 
         Raises:
-            NoUsableReply: they leave nothing to learn from.
+            NoUsableReply: nothing can be learnt from the replies.
         """
 
     def evaluate(self, client: Client, message: Message) -> Message:
-        """Test a client's models on `client.test`, after the round, whose new model is in the `message`.
+        """Test a client's models on `client.test`, after the round; the new model is in the `message`.
 
-        Its memory is read-only. The results are groups of the task's sums, model's name ("global", "personal") ->
-        `LabelTask.sums`; an empty reply says that there is nothing to test.
+        The client's memory is read-only. The results are groups of the task's sums, model's name ("global", "personal")
+        -> `LabelTask.sums`. An empty reply means that there is nothing to test.
         """
         return Message()
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
-        """What the results of `evaluate` after `send(server, client)` must look like, see `evaluation_spec`."""
+        """Return the schema of the results of `evaluate` after `send(server, client)`, see `evaluation_spec`."""
         return {}
 
     def predictors(self, server: Server) -> Mapping[str, Predictor]:
-        """The global models in `server.state`, to be tested and saved: one (named ""), several by name, or none."""
+        """Return the global models in `server.state` for tests and saving: one (named ""), several by name, or none."""
         return {}
 
 
 def require_single_label(name: str, task: LabelTask) -> None:
-    """Refuse a task with several classes an image, for the method or add-on called `name`.
+    """Refuse a multi-label `task`, for the method or add-on called `name`.
 
     Raises:
-        ValueError: the `task` is such a task.
+        ValueError: images of the task may have several classes.
     """
     if not task.single_label:
         raise ValueError(f"{name} needs one class an image, which {task!r} does not have: leave it out")
 
 
 def require_method(method: object) -> Method:
-    """Return `method` if it is one.
+    """Return `method` if it is a method.
 
     Raises:
         TypeError: a class, an add-on or a filter, with what to write instead.

@@ -1,4 +1,4 @@
-"""Who has which architecture: how networks are drawn, loaded on a side, split into parts and tried before a run."""
+"""Architectures of a method: their assignment to clients, their weights, and their check before a run."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ _EXAMPLE = "a function that makes a network, as `factory=lambda outputs: ConvNet
 
 
 class Networks:
-    """The architectures of one method. Every method makes one of what it was given as `factory` (and `assign`).
+    """Architectures of one method. Every method builds one from its options `factory` and `assign`.
 
-    One architecture alone has the name "". Of several, each tensor of a shared group is named "architecture/tensor";
-    `part` and `named` go from such a group to one architecture's tensors and back.
+    A single architecture has the name "". With several, each tensor of a shared group is named "architecture/tensor";
+    `unprefixed` and `prefixed` convert between such a group and one architecture's tensors.
 
-    Each architecture is built once for each number of outputs, and copied where a network is needed (under a lock:
-    clients run in threads).
+    Each architecture is built once for each number of outputs, and copied where a network is needed (under a lock,
+    because clients run in threads).
 
     Args:
-        factory: called with the number of outputs, gives the network; or a mapping architecture -> such a factory.
+        factory: called with the number of outputs, returns the network; or a mapping architecture -> such a factory.
         assign: with several architectures, client number -> architecture (a mapping or a function).
-        several: whether the method knows several architectures.
-        extra: outputs beside the task's classes (virtual classes, say).
-        initial: weights to begin with, by name; names that are missing are drawn.
+        several: whether the method supports several architectures.
+        extra: outputs in addition to the task's classes (virtual classes, for example).
+        initial: initial weights, by name; missing names are drawn.
 
     Raises:
-        TypeError: no network, a network instead of a factory, a function of other arguments than one, or an `assign`
-            or `initial` of another kind.
-        ValueError: a mapping without factories, or with an empty name or one that holds "/"; `assign` with one
+        TypeError: no network, a network instead of a factory, a function with other than one argument, or an `assign`
+            or `initial` of another type.
+        ValueError: a mapping without factories, or with an empty name or one that contains "/"; `assign` with one
             architecture, or missing with several.
     """
 
@@ -79,7 +79,7 @@ class Networks:
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process builds its own from: the networks and the lock here are for threads of this one."""
+        """Return the state for another process, which builds its own networks and lock."""
         return {**vars(self), "_built": {}, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -87,10 +87,13 @@ class Networks:
         self._lock = threading.Lock()
 
     def architecture(self, client: int) -> str:
-        """The name of the architecture of a `client`, by its number ("" if there is only one).
+        """Return the name of a client's architecture, by its number ("" if there is only one).
+
+        Args:
+            client: its number.
 
         Raises:
-            ValueError: `assign` names none for this client, or one that there is not.
+            ValueError: `assign` gives no name for this client, or an unknown one.
         """
         if self.assign is None:
             return self.names[0]
@@ -98,12 +101,12 @@ class Networks:
         return check.one_of(name, f"assign({client})", self.names)
 
     def assigned(self, clients: int) -> list[str]:
-        """Who has which architecture, for the record of a run: a name for each client, nothing if there is but one.
+        """Return each client's architecture for the record of a run; an empty list if there is only one.
 
-        Of an `assign` that is a function the first thousand clients are looked up.
+        If `assign` is a function, only the first thousand clients are looked up.
 
         Args:
-            clients: how many there are.
+            clients: number of clients.
         """
         if self.assign is None:
             return []
@@ -111,16 +114,16 @@ class Networks:
         return [self.architecture(client) for client in range(most)]
 
     def outputs(self, classes: int) -> int:
-        """How many outputs a network has for a task of so many `classes`: those, and what add-ons put beside them."""
+        """Return the number of a network's outputs for `classes` classes, including those of add-ons."""
         return classes + self.extra
 
     def template(self, name: str, classes: int) -> nn.Module:
-        """A network to look at, for a task of so many classes: names and shapes are right, its weights mean nothing.
+        """Return a network with the right names and shapes but meaningless weights, for a task of `classes` classes.
 
-        Made once and shared by all threads: do not change it. For one to change, see `on` and `draw`.
+        It is built once and shared by all threads: do not change it. For a network to change, see `on` and `draw`.
 
         Args:
-            name: of the architecture; "" where there is only one.
+            name: of the architecture; "" if there is only one.
             classes: of the task.
         """
         key = name, self.outputs(classes)
@@ -130,26 +133,26 @@ class Networks:
             return self._built[key]
 
     def templates(self, classes: int) -> dict[str, nn.Module]:
-        """The `template` of every architecture for a task of so many `classes`, by name."""
+        """Return the `template` of every architecture for a task of `classes` classes, by name."""
         return {name: self.template(name, classes) for name in self.names}
 
     def draw(self, name: str, classes: int, generator: torch.Generator) -> nn.Module:
-        """A new network on the CPU with new weights.
+        """Return a new network on the CPU with new weights.
 
         Args:
-            name: of the architecture; "" where there is only one.
+            name: of the architecture; "" if there is only one.
             classes: of the task.
-            generator: the weights are drawn from it, and from nothing else.
+            generator: the only source of the weights.
         """
         return build(partial(self.factories[name], self.outputs(classes)), generator)
 
     def first(self, name: str, classes: int, seed: int) -> Tensors:
-        """w_0: the state that an architecture starts from, `initial`, else drawn from the run's seed.
+        """Return w_0, an architecture's initial state: `initial`, or else drawn from the run's seed.
 
-        It depends on nothing else, so that all methods of one seed start from the same weights, on every side.
+        It depends on nothing else, so all methods of one seed start from the same weights on every participant.
 
         Args:
-            name: of the architecture; "" where there is only one.
+            name: of the architecture; "" if there is only one.
             classes: of the task.
             seed: the run's.
 
@@ -161,19 +164,19 @@ class Networks:
         return {n: given.get(n, t).detach().to("cpu", copy=True) for n, t in net.state_dict().items()}
 
     def all_first(self, server: Server) -> Tensors:
-        """w_0 of every architecture, as one group for the state of the `server` and for messages, where it computes."""
+        """Return w_0 of every architecture as one group on the server's device, for the state of the `server`."""
         found: Tensors = {}
         for name in self.names:
             found |= self.prefixed(self.first(name, server.task.num_classes, server.seed), name)
         return {n: t.to(server.device) for n, t in found.items()}
 
     def on(self, side: Server | Client, weights: Tensors, name: str | None = None) -> nn.Module:
-        """A new network with given weights and buffers, where this side computes; it is the caller's to change.
+        """Return a new network with given weights and buffers on a participant's device; the caller may change it.
 
         Args:
             side: the server or a client.
             weights: parameters and buffers, under the network's own names.
-            name: which architecture; default: the client's own, or the server's only one.
+            name: the architecture; default: the client's own, or the server's only one.
         """
         if name is None:
             name = self.architecture(side.id) if isinstance(side, Client) else self.names[0]
@@ -184,11 +187,11 @@ class Networks:
 
     @staticmethod
     def unprefixed(group: Tensors, name: str) -> Tensors:
-        """Of a group of all architectures, as messages hold it, the tensors of one, under its network's own names.
+        """Return one architecture's tensors from a group of all architectures, under its network's own names.
 
         Args:
             group: "architecture/tensor" -> tensor; with one architecture, "tensor" -> tensor.
-            name: of the architecture; "" where there is only one.
+            name: of the architecture; "" if there is only one.
         """
         if not name:
             return dict(group)
@@ -197,27 +200,27 @@ class Networks:
 
     @staticmethod
     def prefixed(tensors: Tensors, name: str) -> Tensors:
-        """The inverse of `part`: one architecture's tensors under their names in a group of all.
+        """Return one architecture's tensors under their names in a group of all; the inverse of `unprefixed`.
 
         Args:
             tensors: under the network's own names.
-            name: of the architecture; "" where there is only one.
+            name: of the architecture; "" if there is only one.
         """
         return {f"{name}/{n}": t for n, t in tensors.items()} if name else tensors
 
     def check_run(self, server: Server, *, features: bool = False) -> None:
-        """Try every architecture on two images of noise like the clients', and look `assign` and `initial` up.
+        """Try every architecture on two noise images like the clients', and check `assign` and `initial`.
 
-        A method calls it in its own `check_run`, before round 1. The networks are left as they are.
+        Call it in a method's own `check_run`, before round 1. The networks are left unchanged.
 
         Args:
-            server: knows the images' shape and dtype, and how many clients there are.
-            features: whether the method uses embeddings whatever happens (then a classifier must be found).
+            server: gives the images' shape and dtype, and the number of clients.
+            features: whether the method always uses embeddings (then a classifier must be found).
 
         Raises:
-            ValueError: a network fails on such images, or does not give finite logits [2, outputs]; a client without
-                an architecture (all of a mapping are looked up, of a function the first thousand); a name in `initial`
-                that no network has, or another shape or dtype there. The argument is named.
+            ValueError: a network fails on such images, or does not return finite logits [2, outputs]; a client without
+                an architecture (of a mapping all clients are looked up, of a function the first thousand); or a name in
+                `initial` that no network has, or with another shape or dtype. The argument is named.
         """
         like = torch.empty(0, *server.shape, dtype=server.dtype)
         for name, net in self.templates(server.task.num_classes).items():
@@ -248,9 +251,10 @@ class Networks:
 
 
 def _blanks(network: nn.Module, weights: Tensors) -> dict[int, Any]:
-    """For `copy.deepcopy`: unfilled parameters for those of `network` that `weights` are loaded into next.
+    """Return a memo for `copy.deepcopy` that skips filling parameters which `weights` overwrites next.
 
-    And new containers for its empty ones, of which every module has a dozen, for hooks: most of what copying costs.
+    It also supplies new containers for empty ones. Every module has a dozen of them, for hooks, and they are most of
+    the cost of a copy.
     """
     plain = [p for n, p in network.named_parameters() if n in weights and type(p) is nn.Parameter and not vars(p)]
     held = (value for module in network.modules() for value in vars(module).values())
@@ -260,7 +264,7 @@ def _blanks(network: nn.Module, weights: Tensors) -> dict[int, Any]:
 
 
 def copied(network: nn.Module) -> Tensors:
-    """A copy of the parameters and buffers of `network`, by name: what is kept or sent while the network trains on."""
+    """Return a copy of the parameters and buffers of `network`, by name."""
     return {n: t.detach().clone() for n, t in network.state_dict().items()}
 
 

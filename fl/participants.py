@@ -1,4 +1,4 @@
-"""The two sides of a run, as a method sees them: the server, and one client."""
+"""The two kinds of participant in a run, as a method sees them: the server and a client."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["Client", "Interrupted", "Participant", "Server"]
 
 
 class Interrupted(RuntimeError):
-    """A computation was asked to stop because the run is being stopped; raised by `check_running`, and not an error."""
+    """Signal that the run is being stopped; raised by `check_running`, and not an error."""
 
 
 class Participant:
-    """Base of the server and a client: a participant that long loops ask whether the run is being stopped.
+    """Base of `Server` and `Client`.
 
     Attributes:
         stop: set when the run is being stopped.
@@ -33,32 +33,32 @@ class Participant:
     stop: threading.Event
 
     def check_running(self) -> None:
-        """Raise `Interrupted` if the run is being stopped; long loops call it now and then."""
+        """Raise `Interrupted` if the run is being stopped. Call it regularly in long loops."""
         if self.stop.is_set():
             raise Interrupted
 
 
 @dataclass
 class Server(Participant):
-    """The server's side of a run, as a method sees it: the argument of everything that a method does on the server.
+    """The server of a run, as a method sees it: the argument of all functions that run on the server.
 
-    The engine makes one for a run and gives the same one to every call. What a method keeps goes to `state`.
+    The engine makes one for a run and passes the same one to every call. A method keeps values in `state`.
 
     Attributes:
-        task: what the labels mean.
+        task: the meaning of the labels.
         shape: (C, H, W) of an image.
-        normalization: how the clients' images were normalised (a set in another space is refused).
-        clients: how many clients exist (not how many are drawn).
+        normalization: of the clients' images (a set in another space is refused).
+        clients: number of all clients (not of the drawn ones).
         seed: the run's seed; draw from `generator`.
         data: sets that only the server holds, by name ("proxy", "validation", ...).
-        state: what the method keeps between rounds; it is checkpointed, and put back if a round fails.
+        state: values that the method keeps between rounds; checkpointed, and restored if a round fails.
         round: the round being prepared or run, from 1; 0 while the method starts.
         drawn: the clients drawn in this round, ascending.
-        present: of these, whose answers to all exchanges of the round so far can be used.
+        present: those of them whose replies to all exchanges of the round so far are usable.
         notes: numbers and strings that a method adds to this round's line of the history, by name.
-        device: where the server computes; what messages hold lies there already.
-        stop: is set when the run is being stopped; see `check_running`.
-        ledger, secret: where a private run charges what it releases, and where its noise comes from.
+        device: where the server computes; the tensors of messages are already there.
+        stop: set when the run is being stopped; see `check_running`.
+        ledger, secret: in a private run, where releases are charged and the source of the noise.
         dtype: of the clients' images.
     """
 
@@ -80,32 +80,32 @@ class Server(Participant):
     dtype: torch.dtype = torch.float32
 
     def generator(self, purpose: str) -> torch.Generator:
-        """A generator for one thing that the server draws in this round, named by `purpose`.
+        """Return a generator for one random draw of the server in this round, named by `purpose`.
 
-        A pure function of (seed, round, "server", purpose), so that a resumed run draws the same again.
+        A pure function of (seed, round, "server", purpose), so a resumed run draws the same values again.
         """
         return derive(self.seed, self.round, "server", purpose)
 
 
 @dataclass
 class Client(Participant):
-    """One client's side, as a method sees it: all that `local`, `answer` and `evaluate` can reach but the message.
+    """One client, as a method sees it: everything that `local`, `answer` and `evaluate` can reach besides the message.
 
     Attributes:
         id: its number, 0 to the number of clients - 1.
         data: its training images.
-        test: its own test images, if it has some.
-        task: what the labels mean.
-        round: the round being run, from 1; 0 for the question before it.
+        test: its own test images, if any.
+        task: the meaning of the labels.
+        round: the round being run, from 1; 0 for the query before it.
         seed: the run's seed; draw from `generator`.
-        memory: what it keeps between the rounds in which it is drawn. A pending copy: what `local` writes becomes the
-            client's memory only if its reply is folded, what others write is lost.
-        stop: is set when the run is being stopped; see `check_running`.
-        device: where the client computes; its data and what it is told lie there already.
-        notes: counts for the round's line of the history, name -> number, summed over the clients as "noted"; they are
-            no part of the reply.
-        ledger, secret: in a private run what is charged (`spend`) before anything is released, and where the noise
-            comes from.
+        memory: values that the client keeps between the rounds in which it is drawn. This is a pending copy: changes
+            made by `local` become the client's memory only if its reply is used; other changes are discarded.
+        stop: set when the run is being stopped; see `check_running`.
+        device: where the client computes; its data and the message are already there.
+        notes: counts for the round's line of the history, name -> number, summed over the clients as "noted". They are
+            not part of the reply.
+        ledger, secret: in a private run, the ledger to charge (`spend`) before anything is released, and the source of
+            the noise.
     """
 
     id: int
@@ -122,27 +122,28 @@ class Client(Participant):
     secret: Secret = field(default_factory=Secret)
 
     def generator(self, purpose: str) -> torch.Generator:
-        """A generator for one thing that this client draws in this round, named by `purpose`.
+        """Return a generator for one random draw of this client in this round, named by `purpose`.
 
-        A pure function of (seed, round, client, purpose): neither workers nor a resumption change a draw.
+        A pure function of (seed, round, client, purpose): neither the number of workers nor a resumption changes a
+        draw.
         """
         return derive(self.seed, self.round, self.id, purpose)
 
     def spend(self, mechanism: str, sigma: float, *, rate: float = 1.0, count: int = 1) -> Ledger:
-        """Charge this client's records for Gaussian releases (see `privacy.Event`); call it before drawing the noise.
+        """Charge this client's records for Gaussian releases (see `privacy.Event`). Call it before you draw the noise.
 
         Args:
-            mechanism: what is released, for the reader of the ledger.
+            mechanism: name of the release, for readers of the ledger.
             sigma: noise standard deviation / sensitivity.
             rate: probability with which a record takes part; below 1 the records are a Poisson draw.
-            count: how many releases.
+            count: number of releases.
 
         Returns:
             The ledger.
 
         Raises:
             BudgetExhausted: they would exceed the budget; the run ends with its last round.
-            PrivacyError: the run has no ledger, because the method does not say that it is `private`.
+            PrivacyError: the run has no ledger, because the method is not `private`.
         """
         if self.ledger is None:
             raise PrivacyError(f"{mechanism}: there is no ledger to charge; the method must say `private = True`")

@@ -1,4 +1,4 @@
-"""What a reply must look like: closed schemas, and the check of one reply before anything is done with it."""
+"""Closed schemas of replies, and the check of one reply against its schema."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ MAX_WEIGHT = 1e6
 
 
 class BadReply(ValueError):
-    """A reply that cannot be folded: its client is named and left out of the round. Says which entry, and why."""
+    """Error: a reply cannot be aggregated. It names the entry and the reason; its client is left out of the round."""
 
 
 @dataclass(frozen=True)
 class EntrySpec:
-    """What one entry of a reply must look like: a line of the schema that `Method.expect` and its kin return.
+    """Specification of one entry of a reply, for the schema that `Method.expect` and similar functions return.
 
-    A client's reply is compared with it before anything is done with it, so that no client can send what the server
-    does not expect. Whatever is not finite is refused in any case.
+    Every reply is compared with its schema before it is used, so a client cannot send anything that the server does not
+    expect. Values that are not finite are always refused.
 
     Attributes:
-        value: a value of the wanted kind. A tensor's or group's names, shapes and dtypes must equal its own; a set must
-            have its space, dtypes, columns and `info` (for most: no columns, no info), with any number of images.
+        value: an example value. Names, shapes and dtypes of a tensor or group must equal its own. A set must have its
+            space, dtypes, columns and `info` (for most: no columns, no info), with any number of images.
         max_rows: the most rows that a set or tensor may have (then the first dimension is free).
-        same_rows_as: an entry of the same reply; this one has as many rows as that.
+        same_rows_as: an entry of the same reply with as many rows as this one.
         max_per_class: the most images of one class that a set may have.
-        minimum, maximum: the range of every number in it (of a set: of its pixels). A weight, which another entry is
-            reduced `by`, is never negative, and `maximum` is `MAX_WEIGHT` unless given.
-        optional: may be left out.
+        minimum, maximum: the range of every number (of a set: of its pixels). A weight, by which another entry is
+            averaged, is never negative, and its default `maximum` is `MAX_WEIGHT`.
+        optional: whether a reply may lack the entry.
     """
 
     value: Value
@@ -55,17 +55,17 @@ Schema = dict[str, EntrySpec]
 
 
 def check_reply(reply: object, entries: Mapping[str, Entry[Any]], schema: Schema) -> Message:
-    """Return the reply if it can be folded: what is due and nothing else, of the right form, finite, in its range.
+    """Return the reply if it can be aggregated: exactly the entries of the schema, of the right form, finite, in range.
 
-    The engine calls it for everything that clients send, before anything else looks at it.
+    The engine calls it for everything that clients send, before any other code reads it.
 
     Args:
-        reply: whatever came, from whomever.
+        reply: any object, from any client.
         entries: the entries that the method declares, by key.
-        schema: what is due in this reply, by key.
+        schema: the specification of each entry of this reply, by key.
 
     Raises:
-        BadReply: with the first thing that is wrong.
+        BadReply: naming the first defect.
     """
     if reply is None or (isinstance(reply, Message) and len(reply) == 0):
         raise BadReply("sent nothing")
@@ -91,7 +91,7 @@ def check_reply(reply: object, entries: Mapping[str, Entry[Any]], schema: Schema
         least, most = schema[key].minimum, schema[key].maximum
         if key in weights:
             least, most = max(least, 0.0), most if math.isfinite(most) else MAX_WEIGHT
-        for name, part in _components(value):
+        for name, part in _value_parts(value):
             label = f"{key}[{name}]" if name else key
             remedy = "; the largest weight is the method's to say (max_samples)" if key in weights else ""
             _check_range(label, part, least, most, entries[key].bound, remedy)
@@ -124,7 +124,7 @@ def _check_like(key: str, got: Value, like: EntrySpec, held: Mapping[str, Value]
 
 
 def _rows(value: object) -> int | None:
-    """How many rows there are; None for what has none."""
+    """Return the number of rows; None for a value without rows."""
     if isinstance(value, Tensor):
         return len(value) if value.ndim else None
     return len(value) if isinstance(value, LabeledImages) else None
@@ -163,8 +163,8 @@ def _check_set(key: str, got: LabeledImages, want: LabeledImages, like: EntrySpe
         )
 
 
-def _components(value: Value) -> Iterator[tuple[str, Tensor | float]]:
-    """What has a range, with its name."""
+def _value_parts(value: Value) -> Iterator[tuple[str, Tensor | float]]:
+    """Yield each part of a value that has a range, with its name."""
     if isinstance(value, dict):
         yield from value.items()
     elif isinstance(value, LabeledImages):
@@ -191,13 +191,13 @@ def _check_range(label: str, part: Tensor | float, least: float, most: float, bo
 
 
 def _check_rule(entry: Entry[Any], value: Value, held: Mapping[str, Value]) -> None:
-    """Whether the entry's rule is defined for such a value, and its weight for it."""
+    """Check that the entry's aggregation rule is defined for such a value and its weight."""
     key, rule = entry.key, entry.rule
     if rule == "first":
         return
     if isinstance(value, str) or (isinstance(value, LabeledImages) and rule != "union"):
         raise BadReply(f"{key} is a {type(value).__name__}, which has no {rule}")
-    tensors = [t for _, t in _components(value) if isinstance(t, Tensor)]
+    tensors = [t for _, t in _value_parts(value) if isinstance(t, Tensor)]
     for tensor in tensors if rule != "union" else ():
         if rule == "mean" and not tensor.is_floating_point():
             raise BadReply(f"{key} is {tensor.dtype}: integers have no mean (use max, sum or first)")

@@ -1,4 +1,4 @@
-"""What the labels mean: the loss, the class counts, distillation, and the metrics of a classification task."""
+"""Classification tasks: loss, class counts, distillation and metrics for the labels."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ __all__ = ["Classification", "LabelTask", "MultiLabel", "clients_accuracy"]
 
 
 class LabelTask(Protocol):
-    """What a federated method asks of a task, so that it need not know what labels look like.
+    """Interface of a task to federated methods, which therefore need not know the form of the labels.
 
-    `Classification` and `MultiLabel` are the two that there are; `simulate(..., task=...)` takes them. A task is
-    frozen, and the same object on the server and on every client. K is its number of classes; a network may have more
-    outputs, K' >= K, when an add-on has classes of its own.
+    `Classification` and `MultiLabel` implement it; `simulate(..., task=...)` takes them. A task is immutable, and the
+    same on the server and on every client. K is its number of classes. A network may have more outputs, K' >= K, if an
+    add-on has classes of its own.
 
     Attributes:
-        single_label: an image has exactly one class, and labels are indices.
+        single_label: whether an image has exactly one class, and labels are indices.
     """
 
     single_label: ClassVar[bool]
 
     @property
     def num_classes(self) -> int:
-        """How many classes the task has, K."""
+        """The number of classes, K."""
         ...
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """What local training minimises: the mean loss of `logits` [N, K'] of images with these `labels`."""
+        """Return the training loss: the mean loss of `logits` [N, K'] of images with these `labels`."""
         ...
 
     def counts(self, labels: Tensor) -> Tensor:
-        """How many images of each class a client holds whose images have these `labels`: int64 [K]."""
+        """Return the number of images of each class, int64 [K], for images with these `labels`."""
         ...
 
     def complement(self, counts: Tensor, total: int) -> Tensor:
-        """Which images a client should make up to balance its classes, as their labels (FedCOG generates them).
+        """Return labels of images that would balance a client's classes; FedCOG generates such images.
 
-        At most `total` for a client with `counts` int64 [K]; none if it is balanced.
+        At most `total` labels for a client with `counts` int64 [K]; none if it is balanced.
         """
         ...
 
     def distill(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-        """How far a student is from a teacher on the same images: a mean loss, on the scale of `loss`.
+        """Return the mean distillation loss between a student and a teacher on the same images, on the scale of `loss`.
 
         Args:
             student_logits, teacher_logits: float [N, K'].
@@ -59,11 +59,11 @@ class LabelTask(Protocol):
         ...
 
     def sums(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """What a test of some images found, as numbers that add up over batches and over clients.
+        """Return a test's results as sums that add up over batches and clients.
 
         Args:
             logits: float [N, K'].
-            labels: of these images, as the task has them.
+            labels: of these images, in the task's form.
 
         Returns:
             float64 [3 + 3K]: count, correct, summed loss, then the true positives of each class, then their false
@@ -72,16 +72,16 @@ class LabelTask(Protocol):
         ...
 
     def check_sums(self, sums: Tensor) -> None:
-        """Raise ValueError if no test set could give such `sums`, float64 [3 + 3K]; they come from clients."""
+        """Raise ValueError if no test set could give these `sums`, float64 [3 + 3K], which come from clients."""
         ...
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
-        """What the history says of a test with these `sums`, by name; `accuracy` and `loss` are always among them."""
+        """Return the history's metrics of a test with these `sums`, by name, including `accuracy` and `loss`."""
         ...
 
 
 def _counts(sums: Tensor) -> tuple[float, float, float, float, float]:
-    """Count, correct, and the sums of tp, fp and fn over the classes, if they are counts at all."""
+    """Return the count, the correct ones, and the sums of tp, fp and fn over the classes; refuse impossible values."""
     counts = torch.cat([sums[:2], sums[3:]])
     if bool((counts < 0).any() | (counts != counts.floor()).any() | (counts > 2**53).any()) or float(sums[2]) < 0:
         raise ValueError("counts must be whole numbers of at least 0, and the loss at least 0")
@@ -94,9 +94,9 @@ def _counts(sums: Tensor) -> tuple[float, float, float, float, float]:
 
 @dataclass(frozen=True)
 class Classification:
-    """One class an image: cross-entropy; accuracy is the share of images whose largest logit is their class.
+    """Task with one class per image: cross-entropy; accuracy is the share of images whose largest logit is their class.
 
-    A network may have more than K outputs (virtual classes): an image predicted as one of those is wrong.
+    A network may have more than K outputs (virtual classes). An image predicted as one of those counts as wrong.
 
     Args:
         num_classes: K; labels are indices in [0, K), int64 [N].
@@ -112,29 +112,33 @@ class Classification:
         check.positive_int(self.num_classes, "num_classes")
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy of `logits` [N, K'] at `labels`: indices [N], or rows of probabilities [N, K']."""
+        """Return the mean cross-entropy of `logits` [N, K'] at `labels`, indices [N] or probabilities [N, K']."""
         return F.cross_entropy(logits, labels)
 
     def counts(self, labels: Tensor) -> Tensor:
-        """How many of the `labels`, indices int64 [N], are of each class: int64 [K]."""
+        """Count the `labels`, indices int64 [N], of each class: int64 [K]."""
         return torch.bincount(labels, minlength=self.num_classes)
 
     def complement(self, counts: Tensor, total: int) -> Tensor:
-        """Indices of at most `total` images that even out `counts`; see `distillkit.generate.complement_targets`.
+        """Return indices of at most `total` images that even out `counts`, by `distillkit.generate.complement_targets`.
 
-        As many of each class, in proportion, as it lacks to the largest one.
+        The images of each class are proportional to what it lacks compared with the largest class.
         """
         return complement_targets(counts, total=total)
 
     def distill(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-        """KL(teacher || student) of the softmax over all outputs of `student_logits` and `teacher_logits`, mean."""
+        """Return KL(teacher || student) of the softmax over all outputs, mean over images.
+
+        Args:
+            student_logits, teacher_logits: float [N, K'].
+        """
         return knowledge_distillation(student_logits, teacher_logits)
 
     def sums(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """What `logits` [N, K'] say of images with these `labels` [N], to be added up: float64 [3 + 3K].
+        """Return the test sums of `logits` [N, K'] for images with these `labels` [N]: float64 [3 + 3K].
 
-        Images, right ones, summed cross-entropy, then true positives, false positives and false negatives by class. An
-        image is predicted as the class of its largest logit.
+        Images, correct images, summed cross-entropy, then true positives, false positives and false negatives by class.
+        The prediction of an image is the class of its largest logit.
         """
         predicted, k = logits.argmax(1), self.num_classes
         right = predicted == labels
@@ -146,22 +150,24 @@ class Classification:
         return torch.cat([head, torch.cat([tp, fp, fn]).double().cpu()])
 
     def check_sums(self, sums: Tensor) -> None:
-        """Refuse `sums` unless each image is right, a true positive of its class, or wrong, missed by its class."""
+        """Refuse `sums` unless each image is a true positive of its class, or a false negative of its class."""
         count, correct, tp, fp, fn = _counts(sums)
         if tp != correct or fn != count - correct or fp > fn:
             raise ValueError(f"of {count:g} images {correct:g} are right, but tp, fp, fn sum to {tp:g}, {fp:g}, {fn:g}")
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
-        """`accuracy` (a fraction) and `loss` (mean cross-entropy) of `sums`."""
+        """Return `accuracy` (a fraction) and `loss` (mean cross-entropy) of `sums`."""
         return {"accuracy": float(sums[1] / sums[0]), "loss": float(sums[2] / sums[0])}
 
 
 @dataclass(frozen=True)
 class MultiLabel:
-    """Any number of classes an image, labels as rows of 0 and 1: binary cross-entropy, a logit above 0 says yes.
+    """Task with any number of classes per image: labels as rows of 0 and 1, and binary cross-entropy.
 
-    `accuracy` is the share of right answers over images and classes. Precision, recall and F1 are given per class
-    averaged (`c_`) and overall (`o_`), as the FLAIR benchmark reports them; 0/0 counts as 0.
+    A class is predicted if its logit is above 0.
+
+    `accuracy` is the share of correct decisions over images and classes. Precision, recall and F1 are averaged over
+    classes (`c_`) and computed overall (`o_`), as the FLAIR benchmark reports them; 0/0 counts as 0.
 
     Args:
         num_classes: K; labels are rows [N, K].
@@ -177,32 +183,32 @@ class MultiLabel:
         check.positive_int(self.num_classes, "num_classes")
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Binary cross-entropy of `logits` [N, K'] at `labels` [N, K], mean over images and classes."""
+        """Return the binary cross-entropy of `logits` [N, K'] at `labels` [N, K], mean over images and classes."""
         return F.binary_cross_entropy_with_logits(logits[:, : self.num_classes], labels.to(logits.dtype))
 
     def counts(self, labels: Tensor) -> Tensor:
-        """How many of the images with these `labels` [N, K] carry each class: int64 [K]."""
+        """Count the images with these `labels` [N, K] that have each class: int64 [K]."""
         return (labels > 0.5).sum(0)
 
     def complement(self, counts: Tensor, total: int) -> Tensor:
-        """Rows of at most `total` images that even out `counts`, one class each.
+        """Return rows of at most `total` images that even out `counts`, with one class each.
 
-        As many of each class, in proportion, as it lacks to the most frequent one.
+        The images of each class are proportional to what it lacks compared with the most frequent class.
         """
         return F.one_hot(complement_targets(counts, total=total), self.num_classes).float()
 
     def distill(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-        """KL between the yes-or-no answers of `student_logits` and `teacher_logits` for each class.
+        """Return the binary KL divergence of `student_logits` from `teacher_logits` for each class.
 
-        Mean over images and classes, as `loss` is; outputs beyond the K classes have no part in it.
+        Mean over images and classes, as `loss`. Outputs beyond the K classes are ignored.
         """
         k = self.num_classes
         return binary_distillation(student_logits[:, :k], teacher_logits[:, :k]) / k
 
     def sums(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """What `logits` [N, K'] say of images with these `labels` [N, K], to be added up: float64 [3 + 3K].
+        """Return the test sums of `logits` [N, K'] for images with these `labels` [N, K]: float64 [3 + 3K].
 
-        Answers given (images x classes), right answers, summed loss, then true positives, false positives and false
+        Decisions (images x classes), correct decisions, summed loss, then true positives, false positives and false
         negatives by class.
         """
         logits, truth = logits[:, : self.num_classes], labels > 0.5
@@ -213,7 +219,7 @@ class MultiLabel:
         return torch.cat([head, torch.cat(cells).double().cpu()])
 
     def check_sums(self, sums: Tensor) -> None:
-        """Refuse `sums` unless each wrong answer is a false positive or a false negative of its class."""
+        """Refuse `sums` unless each wrong decision is a false positive or a false negative of its class."""
         count, correct, tp, fp, fn = _counts(sums)
         if fp + fn != count - correct or tp > correct:
             raise ValueError(
@@ -221,7 +227,7 @@ class MultiLabel:
             )
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
-        """Of `sums`: accuracy, loss, c_precision, c_recall, c_f1, o_precision, o_recall, o_f1."""
+        """Return accuracy, loss, c_precision, c_recall, c_f1, o_precision, o_recall and o_f1 of `sums`."""
         tp, fp, fn = sums[3:].view(3, -1)
 
         def ratio(a: Tensor, b: Tensor) -> Tensor:
@@ -241,13 +247,14 @@ class MultiLabel:
 
 
 def clients_accuracy(accuracies: Sequence[float]) -> dict[str, float]:
-    """How evenly a model serves its clients: what the history writes as `accuracy_clients`.
+    """Return how evenly a model serves its clients, for the history's `accuracy_clients`.
 
     Args:
-        accuracies: of the clients that were tested, fractions; at least one.
+        accuracies: of the tested clients, fractions; at least one.
 
     Returns:
-        `mean`, `std` (population), `worst10` (the mean of the worst tenth, of at least one), and how many `clients`.
+        `mean`, `std` (population), `worst10` (the mean of the worst tenth, of at least one), and the number of
+        `clients`.
     """
     values = torch.tensor(sorted(accuracies), dtype=torch.float64)
     worst = max(1, len(values) // 10)

@@ -1,4 +1,4 @@
-"""Which add-ons may stand beside each other in one method, and in which order they act."""
+"""Composition of add-ons: which may be combined in one method, and in which order they act."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = [
 
 
 def active_addons(addons: Sequence[object]) -> tuple[AddOn, ...]:
-    """The add-ons of a method: those that are on, in the order in which they act, by their keys.
+    """Return the active add-ons of a method, sorted by their keys, which is the order in which they act.
 
     Args:
-        addons: as the user gave them to `FedAvg`.
+        addons: as the user passed them to `FedAvg`.
 
     Raises:
-        TypeError: something else than an add-on; a class (`FedProx` for `FedProx()`) is none; or an option of one bears
-            the name of a hook or of another attribute of `AddOn`.
+        TypeError: something else than an add-on, such as a class (`FedProx` instead of `FedProx()`); or an option with
+            the name of a hook or another attribute of `AddOn`.
         TypeError, ValueError: an attribute with a value that `AddOn` does not allow.
     """
     for addon in addons:
@@ -51,10 +51,10 @@ def active_addons(addons: Sequence[object]) -> tuple[AddOn, ...]:
 
 
 def require_composable(addons: Sequence[AddOn]) -> None:
-    """Refuse add-ons that cannot stand beside each other; called when a method is built.
+    """Refuse add-ons that cannot be combined; called when a method is built.
 
     Args:
-        addons: all that are installed, in the order of their keys.
+        addons: the active add-ons, sorted by their keys.
 
     Raises:
         ValueError: one is given twice, or two fill one slot.
@@ -67,13 +67,13 @@ def require_composable(addons: Sequence[AddOn]) -> None:
 
 
 def require_answer_schema(addons: Sequence[AddOn]) -> None:
-    """Refuse an add-on whose answer nothing describes; called when a method is built.
+    """Refuse an add-on with `answer` but without `expect_answer`; called when a method is built.
 
     Args:
-        addons: all that are installed.
+        addons: the active add-ons.
 
     Raises:
-        ValueError: it writes `answer`, but not `expect_answer`.
+        ValueError: naming the add-on.
     """
     for addon in addons:
         if overrides(addon, "answer") and not overrides(addon, "expect_answer"):
@@ -85,12 +85,12 @@ def require_answer_schema(addons: Sequence[AddOn]) -> None:
 def require_full_models(asking: AddOn, settings: Settings, addons: Sequence[AddOn]) -> None:
     """Refuse a method whose replies do not hold whole models; for an add-on that runs them on the server.
 
-    Call it in the `check` of an add-on whose `read_reply` takes `server.trained(reply)`.
+    Call it in the `check` of an add-on whose `read_reply` uses `server.trained(reply)`.
 
     Args:
-        asking: the add-on that wants them.
+        asking: the add-on that needs them.
         settings: the method's options and its networks.
-        addons: all that are installed.
+        addons: the active add-ons.
 
     Raises:
         ValueError: part of a model stays with its client (`personal`, `buffers`), or an add-on rescales updates.
@@ -115,7 +115,7 @@ def require_full_models(asking: AddOn, settings: Settings, addons: Sequence[AddO
 
 
 def require_one_architecture(addon: AddOn, settings: Settings, reason: str) -> None:
-    """Refuse a method with several architectures; for the `check` of an add-on that needs one.
+    """Refuse a method with several architectures; for the `check` of an add-on that needs a single one.
 
     Args:
         addon: the add-on that needs it.
@@ -131,16 +131,16 @@ def require_one_architecture(addon: AddOn, settings: Settings, reason: str) -> N
 
 
 def check_update(addon: AddOn, slot: str, got: object, mean: Tensors) -> Tensors:
-    """Return what an add-on made of the mean update, if it is a tensor of the same shape for each name.
+    """Return an add-on's update if it has a tensor of the same shape for each name of the mean update.
 
     Args:
-        addon: who made it.
-        slot: in which slot, for the message.
-        got: what it returned.
+        addon: the add-on that returned it.
+        slot: the slot, for the message.
+        got: what the add-on returned.
         mean: what it was given.
 
     Raises:
-        TypeError, ValueError: it forgot to return, left names out or added some, or changed a shape.
+        TypeError, ValueError: a missing return value, missing or additional names, or a changed shape.
     """
     said = f"{addon.name}.{slot} must return a tensor for every name of `mean`"
     if not isinstance(got, dict):
@@ -157,7 +157,7 @@ def check_update(addon: AddOn, slot: str, got: object, mean: Tensors) -> Tensors
 
 
 def _require_attributes(addon: AddOn) -> None:
-    """Raise TypeError or ValueError for what an add-on says of itself, if nobody could read it so."""
+    """Raise TypeError or ValueError for attributes of an add-on that are not valid."""
     name = addon.name
     check.one_of(addon.data_access, f"{name}.data_access", ("none", "example", "batch"))
     check.positive_int(addon.extra_outputs, f"{name}.extra_outputs", least=0)
@@ -171,7 +171,7 @@ def _require_attributes(addon: AddOn) -> None:
 
 
 def _warn_of_misspelt_hooks(addon: AddOn) -> None:
-    """A function that nobody calls, but for whose name a hook was surely meant."""
+    """Warn of methods that are never called and whose names are close to a hook's."""
     hooks = [n for n, value in vars(AddOn).items() if callable(value) and not n.startswith("_")]
     own = {n for kind in type(addon).__mro__[: type(addon).__mro__.index(AddOn)] for n in vars(kind)}
     for name in sorted(n for n in own - set(dir(AddOn)) if not n.startswith("_")):

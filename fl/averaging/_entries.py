@@ -1,4 +1,4 @@
-"""What travels in weight averaging, and what both sides keep."""
+"""Entries of weight averaging: what travels, and what server and clients keep."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Entries"]
 
 
 class Entries:
-    """The entries of `FedAvg`, what its messages, its server and its clients hold: read them there, `FedAvg.update`.
+    """Entries of `FedAvg`'s messages, server state and client memory; read them as `FedAvg.update` etc.
 
     Attributes:
         model: the global model(s), parameters and buffers; sent down, and the server's state.
@@ -18,11 +18,11 @@ class Entries:
         update: trained minus received, for every shared parameter; their mean is weighted by `samples`.
         buffers: float buffers (batch-norm statistics), as the client has them after training.
         counters: integer buffers.
-        last: a client's memory of its last trained state, for add-ons that say `needs_previous`.
+        last: a client's memory of its last trained state, for add-ons with `needs_previous`.
         own: a client's memory of the parameters and buffers that never travel.
-        moments: a client's memory of its optimiser, with `optimizer_state="client"`.
+        moments: a client's memory of its optimiser's state, with `ClientOptimizer(state="client")`.
         tested: sums of a test, by model.
-        key, written: what the entries' keys begin with, and the class under which code reads them.
+        key, written: prefix of the entries' keys, and the class through which code reads them.
     """
 
     key: ClassVar[str] = "FedAvg"

@@ -1,4 +1,4 @@
-"""Testing in weight averaging: the global models on the server, and what a client tests on its own images."""
+"""Tests in weight averaging: of the global models on the server, and of a client's models on its own images."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = ["evaluate_models", "evaluated_models", "global_models"]
 
 
 def global_models(server: AveragingServer, addons: Sequence[AddOn]) -> Mapping[str, Predictor]:
-    """The global model of each architecture, to be tested and saved; none if part of it stays with the clients.
+    """Return each architecture's global model for tests and saving; none if part of it stays with the clients.
 
-    Batch-norm statistics that stay with the clients are estimated anew on `server.data["calibration"]`, where the run
+    If batch-norm statistics stay with the clients, they are estimated on `server.data["calibration"]`, where the run
     has such a set.
 
     Args:
         server: holds the current weights.
-        addons: of which one may say which weights are tested instead (the slot `evaluation_model`).
+        addons: one of them may supply other weights to test (the slot `evaluation_model`).
     """
     found: dict[str, Predictor] = {}
     slot, settings, classes = slot_owner(addons, "evaluation_model"), server.settings, server.task.num_classes
@@ -45,11 +45,11 @@ def global_models(server: AveragingServer, addons: Sequence[AddOn]) -> Mapping[s
 
 
 def evaluated_models(settings: Settings, addons: Sequence[AddOn]) -> list[str]:
-    """The models that a client tests on its own images: "global", "personal", or both.
+    """Return the names of the models that a client tests on its own images: "global", "personal", or both.
 
     Args:
-        settings: with personal parameters, or statistics of its own, a client has no other model than its own.
-        addons: of which one may have a personal model beside the global one (the slot `personal_model`).
+        settings: with personal parameters, or statistics of its own, a client has only its own model.
+        addons: one of them may have a personal model in addition to the global one (the slot `personal_model`).
     """
     if slot_owner(addons, "personal_model"):
         return ["global", "personal"]
@@ -59,14 +59,14 @@ def evaluated_models(settings: Settings, addons: Sequence[AddOn]) -> list[str]:
 def evaluate_models(
     settings: Settings, addons: Sequence[AddOn], client: Client, message: Message, data: LabeledImages
 ) -> dict[str, Tensor]:
-    """Test a client's models, `evaluated_models`, on a set: model's name -> the task's sums over all images.
+    """Test a client's models on a set; return the task's sums over all images by model name.
 
     Args:
         settings: the method's options and its networks.
-        addons: all that are installed.
-        client: whose models they are; its memory holds what never travels.
-        message: what the server said: the global model.
-        data: the images to test on.
+        addons: the active add-ons.
+        client: whose models are tested; its memory holds what never travels.
+        message: from the server, with the global model.
+        data: the test images.
     """
     received, slot = received_state(settings, client, message), slot_owner(addons, "personal_model")
     states: dict[str, Tensors] = dict.fromkeys(evaluated_models(settings, addons), received)
@@ -86,9 +86,9 @@ def evaluate_models(
 
 @torch.no_grad()
 def _estimate_statistics(network: nn.Module, images: Tensor) -> None:
-    """Estimate a network's batch-norm statistics anew on these images: the cumulative mean over chunks of 64.
+    """Estimate a network's batch-norm statistics on these images: the cumulative mean over chunks of 64.
 
-    All else is in eval mode, as in the test that follows: dropout is off, and draws nothing.
+    Everything else is in eval mode, as in the test that follows; dropout is off, and draws nothing.
     """
     network.eval()
     for norm in (m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)):

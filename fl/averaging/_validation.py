@@ -1,4 +1,4 @@
-"""Trials on noise before a run: the user's augmentation, objective and patterns, and trainings about to begin."""
+"""Trials on noise before a run: of augmentation, objective and parameter patterns, and of trainings about to begin."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ __all__ = [
 
 
 def _noise(server: Server) -> Tensor:
-    """Two images of noise pixels in the clients' space."""
+    """Return two noise images in the clients' space."""
     pixels = torch.rand(2, *server.shape, generator=derive(0, "trial"), dtype=server.dtype)
     return server.normalization.encode(pixels)
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def try_augmentation(server: Server, augment: Callable[[Tensor, torch.Generator], Tensor] | None) -> None:
-    """Refuse an augmentation that does not give as many images of the same shape and dtype; called before round 1.
+    """Refuse an augmentation that changes the number, shape or dtype of images; called before round 1.
 
     Args:
-        server: knows the images' shape, dtype and normalisation.
+        server: gives the images' shape, dtype and normalisation.
         augment: the option as given; None is not tried.
 
     Raises:
-        ValueError: it fails on noise, or gives something else.
+        ValueError: it fails on noise, or returns something else.
     """
     if augment is None:
         return
@@ -59,22 +59,24 @@ def try_augmentation(server: Server, augment: Callable[[Tensor, torch.Generator]
     try:
         changed = augment(images.clone(), derive(0, "trial augment"))
     except Exception as error:
-        raise ValueError(f"augment fails on images like the clients', {list(images.shape)}: {_said(error)}") from error
+        raise ValueError(
+            f"augment fails on images like the clients', {list(images.shape)}: {_error_text(error)}"
+        ) from error
     if not isinstance(changed, Tensor) or changed.shape != images.shape or changed.dtype != images.dtype:
         got = f"{changed.dtype} {list(changed.shape)}" if isinstance(changed, Tensor) else type(changed).__name__
         raise ValueError(f"augment must give {images.dtype} {list(images.shape)} for such images, got {got}")
 
 
 def try_objective(server: Server, objective: Callable[[Tensor, Tensor], Tensor] | None, outputs: int) -> None:
-    """Refuse an objective that does not give one number with a gradient for logits and labels like the task's.
+    """Refuse an objective that does not return one number with a gradient for logits and labels like the task's.
 
     Args:
-        server: knows the task and the images' dtype.
+        server: gives the task and the images' dtype.
         objective: the option as given; None is not tried.
-        outputs: how many a network has.
+        outputs: number of a network's outputs.
 
     Raises:
-        ValueError: it fails on noise, or gives something else.
+        ValueError: it fails on noise, or returns something else.
     """
     if objective is None:
         return
@@ -86,7 +88,9 @@ def try_objective(server: Server, objective: Callable[[Tensor, Tensor], Tensor] 
     try:
         loss = objective(logits, labels)
     except Exception as error:
-        raise ValueError(f"objective fails on logits [2, {outputs}] and the task's labels: {_said(error)}") from error
+        raise ValueError(
+            f"objective fails on logits [2, {outputs}] and the task's labels: {_error_text(error)}"
+        ) from error
     if not isinstance(loss, Tensor) or loss.ndim or not loss.requires_grad:
         got = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise ValueError(
@@ -106,7 +110,7 @@ def require_patterns(settings: Settings, templates: Mapping[str, nn.Module]) -> 
         The names of the parameters of all architectures.
 
     Raises:
-        ValueError: with the pattern, and the names that there are.
+        ValueError: with the pattern, and the known names.
     """
     parameters = {name: [n for n, _ in net.named_parameters()] for name, net in templates.items()}
     known = list(dict.fromkeys(n for names in parameters.values() for n in names))
@@ -131,12 +135,12 @@ def require_matches(patterns: Sequence[str], names: Sequence[str], what: str) ->
     """Refuse a pattern that matches no parameter's name.
 
     Args:
-        patterns: as "classifier.*"; "!pattern" means all others.
-        names: of the parameters that there are.
+        patterns: such as "classifier.*"; "!pattern" means all others.
+        names: of the parameters.
         what: the argument's name, for the message.
 
     Raises:
-        ValueError: with the names that there are.
+        ValueError: with the known names.
     """
     for pattern in patterns:
         if not fnmatch.filter(names, pattern.removeprefix("!")):
@@ -147,15 +151,15 @@ def require_matches(patterns: Sequence[str], names: Sequence[str], what: str) ->
 def trial_trainings(
     settings: Settings, addons: Sequence[AddOn], server: Server, send: Callable[[Server, int], Message]
 ) -> Iterator[Local]:
-    """For each architecture that a client has, that client's training as it begins, with noise for its data.
+    """Yield a training about to begin for each assigned architecture, with noise in place of a client's data.
 
-    For `AddOn.dry_run`; nothing is made unless an add-on writes that. Each training is begun by every add-on.
+    For `AddOn.dry_run`; yields nothing unless an add-on overrides it. Every add-on has run `before_training`.
 
     Args:
         settings: the method's options and its networks.
-        addons: all that are installed.
+        addons: the active add-ons.
         server: holds the first weights.
-        send: what the server tells a client: the method's own `send`.
+        send: the method's own `send`.
     """
     if not any(overrides(a, "dry_run") for a in addons):
         return
@@ -173,19 +177,19 @@ def trial_trainings(
 
 
 def empty_set(server: Server) -> LabeledImages:
-    """A set without images in the clients' space: what the `server` knows of them, and no more."""
+    """Return a set without images in the clients' space, from what the `server` knows of it."""
     images = torch.zeros(0, *server.shape, device=server.device, dtype=server.dtype)
     nothing = images, torch.zeros(0, device=server.device, dtype=torch.int64)
     return LabeledImages(*nothing, num_classes=server.task.num_classes, normalization=server.normalization)
 
 
 def noise_set(task: LabelTask, like: LabeledImages, generator: torch.Generator) -> LabeledImages:
-    """Six images of noise with labels, for a trial: public, whatever a client holds.
+    """Return six noise images with labels for a trial: public, whatever a client holds.
 
     Args:
-        task: what the labels mean.
-        like: a set in whose space, shape and dtype the images shall be; its own images are not looked at.
-        generator: the generator of the noise.
+        task: the meaning of the labels.
+        like: a set with the wanted space, shape and dtype; its images are not read.
+        generator: the source of the noise.
     """
     classes = task.num_classes
     labels = torch.tensor([0, 0, 0, 1, 1, classes - 1]).to(like.images.device) % classes

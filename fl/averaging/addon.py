@@ -1,4 +1,4 @@
-"""The base of every add-on to weight averaging: hooks that add up, and slots that one add-on may fill."""
+"""Base class of add-ons to weight averaging: additive hooks, and slots that only one add-on may fill."""
 
 from __future__ import annotations
 
@@ -27,30 +27,31 @@ SLOTS = (
 
 
 class AddOn(Component):
-    """The base of an idea on top of `FedAvg`, as papers have them: FedProx is one, SCAFFOLD another.
+    """Base class of an idea on top of `FedAvg`, such as FedProx or SCAFFOLD.
 
-    Write a frozen dataclass whose fields are the paper's options and override the hooks that the idea needs; all others
-    do nothing. `FedAvg(MyIdea(0.1), factory=...)` then calls each hook where its docstring says. A hook that adds up (a
-    term of the loss, an entry of a message) runs for every add-on, in the order of their keys, so that the order of
-    arguments changes nothing. A slot replaces something, so that one add-on alone may fill it.
+    Write a frozen dataclass whose fields are the paper's options, and override the hooks that the idea needs; all
+    others do nothing. `FedAvg(MyIdea(0.1), factory=...)` then calls each hook where its docstring says. An additive
+    hook (a term of the loss, an entry of a message) runs for every add-on, in the order of their keys, so the order of
+    arguments has no effect. A slot replaces a part of the algorithm, so only one add-on may fill it.
 
-    One object serves the server and all clients, whose threads share it, so it holds nothing of a run. What must last
-    goes to `server.state` or a client's `local.memory` under entries that the class declares; what one training needs
-    goes to the dict `local.scratch(self)`.
+    One object serves the server and all clients, whose threads share it, so it must not hold values of a run. Values
+    that last go to `server.state` or a client's `local.memory`, under entries that the class declares. Values of one
+    training go to the dict `local.scratch(self)`.
 
     Attributes:
-        extra_outputs: how many outputs the network gets for it behind the classes; `local.first_output(self)` is the
-            index of the first.
+        extra_outputs: number of network outputs for it behind the classes; `local.first_output(self)` is the index of
+            the first.
         needs_previous: whether it reads `local.previous`, the weights that this client trained when it was last drawn.
         layers: names of modules of the network whose outputs it reads, as `step.output(...).inner[name]`: [B, m].
-        damping: mu of a pull mu (w - w_0) to the start of the round that it adds to the gradient; SCAFFOLD and
-            FedNova divide by `local.effective_lrs`, which depends on it.
-        data_access: what it reads of private data besides trained weights, in its loss terms and for what it sends:
+        damping: mu of a pull mu (w - w_0) to the start of the round that it adds to the gradient. SCAFFOLD and FedNova
+            divide by `local.effective_lrs`, which depends on it.
+        data_access: the private data that it reads, besides trained weights, in its loss terms and for what it sends:
             "none"; in its terms alone, one "example" at a time; or anything, the "batch" together (the default).
-            `DPSGD` stands beside the first two only.
-        single_label: whether its terms make sense only where each image has one class; another task is refused.
+            `DPSGD` accepts only the first two.
+        single_label: whether its terms need exactly one class per image; other tasks are refused.
         disabled_at_zero: options, such as a weight, whose value 0 disables the add-on. Of several, all must be 0.
-        first_round: the first round in which it can change anything; a run with fewer rounds warns that it will not.
+        first_round: the first round in which it can change anything. A run with fewer rounds warns that it has no
+            effect.
     """
 
     extra_outputs: int = 0
@@ -64,22 +65,22 @@ class AddOn(Component):
 
     @classmethod
     def usage_example(cls, part: str) -> str:
-        """How a method with this add-on, written as `part`, is written; for the error where it is given alone."""
+        """Return the code of a method with this add-on, written as `part`, for error messages."""
         return f"FedAvg({part}, factory=...)"
 
     @property
     def has_query(self) -> bool:
-        """Whether the server asks every client one question for it before round 1; yes if it writes `answer`."""
+        """Whether the server queries every client once for it before round 1: whether it overrides `answer`."""
         return overrides(self, "answer")
 
     @property
     def disabled(self) -> bool:
-        """Whether its options turn it off. The method leaves it out, and behaves as without it."""
+        """Whether its options disable it. The method then leaves it out, and behaves as without it."""
         return bool(self.disabled_at_zero) and all(getattr(self, name) == 0 for name in self.disabled_at_zero)
 
     @property
     def private(self) -> bool:
-        """Whether it noises what the client releases and charges a ledger for it; see `Method.private`."""
+        """Whether it adds noise to what the client releases and charges a ledger for it; see `Method.private`."""
         return False
 
     # Before round 1.
@@ -91,11 +92,11 @@ class AddOn(Component):
 
         Args:
             settings: the method's options and its networks.
-            addons: all that are installed, this one too.
+            addons: the active add-ons, this one included.
         """
 
     def check_run(self, settings: Settings, names: Sequence[str]) -> None:
-        """Refuse networks with which it could do nothing, with a ValueError; called before round 1.
+        """Refuse networks with which it would have no effect, with a ValueError; called before round 1.
 
         Args:
             settings: the method's options and its networks.
@@ -103,146 +104,152 @@ class AddOn(Component):
         """
 
     def start(self, server: AveragingServer) -> None:
-        """Prepare what it keeps in `server.state`. Called once, on the server, before round 1.
+        """Prepare its values in `server.state`. Called once, on the server, before round 1.
 
-        The first weights are there already. A run that is resumed does not call it again.
+        The first weights are already there. A resumed run does not call it again.
         """
 
     def dry_run(self, local: Local) -> None:
-        """Look at a training that is about to begin, on images of noise, and refuse with a ValueError what cannot work.
+        """Inspect a training that is about to begin, on noise images, and refuse with a ValueError what cannot work.
 
-        Called on the server before round 1, once for each architecture, so that nothing is charged or trained yet. In
-        `local` every add-on has started and begun.
+        Called on the server before round 1, once for each architecture; nothing is charged or trained yet. For `local`
+        every add-on has run `start` and `before_training`.
         """
 
     def answer(self, local: Local, reply: Message) -> None:
-        """Write this client's answer to the one question before round 1 (class statistics, say) into `reply`.
+        """Write this client's answer to the query before round 1 (class statistics, for example) into `reply`.
 
-        Called on every client that has images, once. `local` is a training that is not begun.
+        Called once on every client that has images. For `local` the training has not begun.
         """
 
     def expect_answer(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Say what its part of that answer must look like; what has no line is refused. Called on the server.
+        """Add the entries of its answer to the schema. Called on the server.
+
+        Entries without a specification are refused.
 
         Args:
             server: see `AveragingServer`.
             client: whose answer it is.
-            schema: to write to: a `EntrySpec` for each entry, under its `key`.
+            schema: to extend with an `EntrySpec` for each entry, under its `key`.
         """
 
     def receive_answers(self, server: AveragingServer, replies: AggregatedReplies) -> None:
-        """Take the clients' answers into `server.state`: `replies`, combined as their entries say. Called once."""
+        """Store what it needs of the clients' aggregated answers in `server.state`. Called once."""
 
     # A round, in this order: the server sends,
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Add to the `message` what this `client` is told: in a round, for the question before round 1, for a test.
+        """Add entries to the `message` to this `client`: in a round, for the query before round 1, and for a test.
 
         Called on the server. Pure: it may be called any number of times, for any client, and changes no state.
         """
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Say what its part of a reply must look like; an entry without a line is refused. Called on the server.
+        """Add the entries of its reply to the schema. Called on the server.
+
+        Entries without a specification are refused.
 
         Args:
             server: see `AveragingServer`.
             client: whose reply it is.
-            schema: to write to: a `EntrySpec` for each entry that `end` puts into the reply, under its `key`.
+            schema: to extend with an `EntrySpec` for each entry that `after_training` adds to the reply, under its
+                `key`.
         """
 
     # the client trains,
 
     def before_training(self, local: Local) -> None:
-        """Prepare a training: read what `local.message` says, set `local.weight` or a scratch value.
+        """Prepare a training: read `local.message`, set `local.weight` or a scratch value.
 
-        Called on the client, first of all hooks.
+        Called on the client, before all other hooks of a training.
         """
 
     def extra_records(self, local: Local) -> LabeledImages | None:
-        """Images that join the set that is trained on, or None. Called on the client, once, with `local.data` set.
+        """Return images that join the training set, or None. Called on the client, once, with `local.data` set.
 
-        They go through the same batches and the same objective; they do not count in the reply's weight.
+        They go through the same batches and the same objective, but do not count in the reply's weight.
         """
         return None
 
     def extra_batches(self, local: Local) -> Iterator[Batch] | None:
-        """An endless stream of batches of its own, of which each step reads one, or None. Called on the client, once.
+        """Return an endless stream of its own batches, of which each step reads one, or None.
 
-        `local.stream(self, images)` makes one from a set; in a step `step.batch_of(self)` is the batch, and
-        `step.output(self)` what the network says of it.
+        Called on the client, once. `local.stream(self, images)` makes one from a set. In a step, `step.batch_of(self)`
+        is the batch, and `step.output(self)` the network's outputs for it.
         """
         return None
 
     def loss(self, step: Step) -> Tensor | None:
-        """A term of the loss in this `step`, a tensor without dimensions that is added to the objective, or None.
+        """Return a term of this `step`'s loss, a tensor without dimensions that is added to the objective, or None.
 
-        Called on the client in each step, after the forward pass; more than once where the gradient is taken again.
+        Called on the client in each step, after the forward pass; more than once if the gradient is computed again.
         """
         return None
 
     def correct_gradient(self, step: Step, grads: Tensors) -> None:
         """Change the gradient in place, by parameter's name in `grads`. Called on the client in each step.
 
-        All that computes the gradient is done (losses, the slot `gradient`), and the optimiser has not moved yet.
+        It runs after everything that computes the gradient (losses, the slot `gradient`), and before the optimiser
+        moves.
         """
 
     def after_step(self, step: Step) -> None:
-        """Change the parameters, `step.trained`, after the optimiser moved. Called on the client in each step."""
+        """Change the parameters, `step.trained`, after the optimiser's step. Called on the client in each step."""
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
-        """Add to the reply, and write what the client shall remember to `local.memory`. Called when training is over.
+        """Add entries to the reply, and store values in `local.memory`. Called on the client after training.
 
         Args:
-            local: the training; `local.delta` is the change of the weights as it was.
-            update: the change as it goes out, once the slot `scale_update` has rescaled it, by parameter's name.
-            reply: to write to; `expect` says what it may hold.
+            local: the training; `local.delta` is the change of the weights before `scale_update`.
+            update: the change that is sent, after the slot `scale_update`, by parameter's name.
+            reply: to extend, by entries that `expect` describes.
         """
 
     # and the server takes the replies.
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Derive entries from one `reply` before it is folded and forgotten, and write them to `out`.
+        """Derive entries from one `reply` before it is aggregated, and write them to `out`.
 
-        Called on the server for each reply; FedDF's predictions of each client's model are an example. They combine
-        over the clients as their entries say. Pure; what it raises leaves this reply out, by name.
+        Called on the server for each reply; FedDF's predictions of each client's model are an example. They are
+        aggregated over the clients by their entries' rules. Pure; an exception leaves this reply out, by name.
         """
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Learn from the round: update what it keeps in `server.state`. Called on the server, once a round, at its end.
+        """Update its values in `server.state` with the round's replies. Called on the server, at the end of each round.
 
         Args:
             server: its state holds the new model.
-            replies: the clients' replies, combined as their entries say.
+            replies: the clients' replies, aggregated by their entries' rules.
             old: the weights before this round, all architectures' in one group.
         """
 
     # Slots: at most one add-on fills each.
 
     def dataset(self, local: Local) -> LabeledImages:
-        """The set to train on instead of `local.client.data`. Called on the client, once, after `begin`.
+        """Return the training set in place of `local.client.data`. Called on the client, once, after `before_training`.
 
-        Its size is the reply's weight where clients are weighed by samples.
+        Its size is the reply's weight if clients are weighted by samples.
         """
         return local.client.data
 
     def batches(self, local: Local, data: LabeledImages, phase: Phase) -> Iterator[Batch]:
-        """Make the batches of a phase, in place of shuffled passes. Called on the client, once for each phase.
+        """Yield the batches of a phase, in place of shuffled passes. Called on the client, once for each phase.
 
         Args:
             local: the training.
             data: the set to draw from.
-            phase: how long to train: its epochs or steps.
+            phase: its epochs or steps.
         """
         return iter(())
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
-        """The gradient of a step, in place of that of the loss at the current weights. Called in each step.
+        """Return the gradient of a step, in place of the loss's gradient at the current weights. Called in each step.
 
-        SAM, say, moves the weights, computes there, and moves them back.
+        SAM, for example, moves the weights, computes the gradient there, and moves them back.
 
         Args:
-            step: what the step reads and trains.
-            compute: gives the gradient of the loss, all terms in it, at the network's current weights.
+            step: its batches and trained parameters.
+            compute: returns the gradient of the whole loss at the network's current weights.
 
         Returns:
             A gradient for every parameter in `step.trained`, by its name.
@@ -250,7 +257,7 @@ class AddOn(Component):
         return compute()
 
     def scale_update(self, local: Local, update: Tensors) -> Tensors:
-        """The update as it goes out, for one that rescales it. Called on the client when training is over.
+        """Return the update as it is sent, rescaled. Called on the client after training.
 
         Args:
             local: the training.
@@ -259,32 +266,32 @@ class AddOn(Component):
         return update
 
     def aggregate(self, server: AveragingServer, replies: AggregatedReplies, mean: Tensors) -> Tensors:
-        """The mean update, rescaled. Called on the server, once a round, before `server_step`.
+        """Return the aggregated update, in place of the weighted mean. Called on the server, once a round.
 
         Args:
-            server: its state holds the model of before.
-            replies: the clients' replies, combined as their entries say.
+            server: its state holds the previous model.
+            replies: the clients' replies, aggregated by their entries' rules.
             mean: the weighted mean of their updates, all architectures' in one group.
         """
         return mean
 
     def server_step(self, server: AveragingServer, mean: Tensors) -> Tensors:
-        """What the server adds to the model, made of the mean update. Called on the server, once a round.
+        """Return the server's step, which is added to the model. Called on the server, once a round.
 
         Args:
-            server: its state holds the model of before.
+            server: its state holds the previous model.
             mean: the mean update, after `aggregate`, all architectures' in one group.
         """
         return mean
 
     def refine(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> Tensors:
-        """The model to go on with, made of the averaged one, for one that trains it further (distillation).
+        """Return the new model, made of the averaged one by further training (distillation).
 
         Called on the server, once a round, also when no reply holds an update.
 
         Args:
             server: its state holds the averaged model.
-            replies: the clients' replies, combined as their entries say.
+            replies: the clients' replies, aggregated by their entries' rules.
             old: the weights before this round, all architectures' in one group.
 
         Returns:
@@ -293,7 +300,7 @@ class AddOn(Component):
         raise LookupError(f"{self.name} does not fill the slot 'refine'")
 
     def evaluation_model(self, server: AveragingServer) -> Tensors:
-        """The weights to test and save in place of the current ones (a running mean, say). Called on the server.
+        """Return weights to test and save in place of the current ones, such as a running mean. Called on the server.
 
         Returns:
             Parameters and buffers of all architectures, as `server.state` holds the model.
@@ -301,21 +308,22 @@ class AddOn(Component):
         raise LookupError(f"{self.name} does not fill the slot 'tested_model'")
 
     def personal_model(self, local: Local) -> Tensors:
-        """The client's personal model, which is tested beside the global one. Called on the client, in each test.
+        """Return the client's personal model, which is tested beside the global one.
 
-        Pure. `local` is a training that is not begun: what was received, the client's memory, and `local.fit`.
+        Called on the client, in each test. Pure. For `local` the training has not begun: it has the received weights,
+        the client's memory, and `local.fit`.
 
         Returns:
-            Its parameters and buffers, by name; what is missing is as received.
+            Its parameters and buffers, by name; missing names are as received.
         """
         raise LookupError(f"{self.name} does not fill the slot 'personal_model'")
 
 
 def overrides(addon: AddOn, hook: str) -> bool:
-    """Whether `addon` overrides the method of this name, a `hook` or a slot."""
+    """Return whether `addon` overrides the method of this name, a `hook` or a slot."""
     return getattr(type(addon), hook) is not getattr(AddOn, hook)
 
 
 def slot_owner(addons: Sequence[AddOn], slot: str) -> AddOn | None:
-    """Of these `addons` the one that fills a `slot` (see `SLOTS`), or None."""
+    """Return the one of these `addons` that fills a `slot` (see `SLOTS`), or None."""
     return next((a for a in addons if overrides(a, slot)), None)

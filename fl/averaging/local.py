@@ -1,4 +1,4 @@
-"""One client's training in one round: what an add-on sees of it."""
+"""A client's training in one round, as add-ons see it."""
 
 from __future__ import annotations
 
@@ -28,49 +28,49 @@ __all__ = ["Local", "Term", "received_state"]
 
 
 class Term(Protocol):
-    """What adds a term to the loss of a local step, as `Step` sees it: every add-on is one."""
+    """Interface of a term of a local step's loss; every add-on implements it."""
 
     @property
     def data_access(self) -> Literal["none", "example", "batch"]:
-        """What it reads of private data: "nothing", one "example" at a time, or the "batch"; see `AddOn`."""
+        """The private data that it reads: "none", one "example" at a time, or the "batch"; see `AddOn`."""
         ...
 
     def loss(self, step: Any) -> Tensor | None:
-        """The term for this `step`, a tensor without dimensions, or None."""
+        """Return the term for this `step`, a tensor without dimensions, or None."""
         ...
 
 
 class Local:
-    """One client's training in one round, as an add-on's hooks see it: the argument `local` of every hook on a client.
+    """A client's training in one round: the argument `local` of every add-on hook that runs on a client.
 
-    It is made when the client has received the message, and forgotten when the reply is sent. All tensors are where the
-    client computes.
+    It exists from the client's receipt of the message until the reply is sent. All tensors are on the client's device.
 
     Args:
         settings: the method's options and its networks.
         client: where the training runs.
-        message: what the server said.
-        terms: what adds to the loss of a step: the add-ons.
+        message: from the server.
+        terms: the add-ons, which add terms to a step's loss.
 
     Attributes:
         settings, client, message, terms: as given; `client.data` are the client's own images.
-        task: what the labels mean.
+        task: the meaning of the labels.
         round: the round being run, from 1.
-        memory: what the client keeps between rounds, by entry; what `end` writes is kept if the reply is used.
-        architecture: the name of the client's architecture; "" where there is only one.
-        received: the whole state that the training starts from, parameters and buffers, by name.
-        start: w: of those the parameters that are shared with the server, a copy, by name.
-        previous: this client's last trained state (parameters and buffers), if an add-on asked for it
-            (`needs_previous`) and there is one; else None.
+        memory: values that the client keeps between rounds, by entry; changes made in `after_training` are kept if the
+            reply is used.
+        architecture: the name of the client's architecture; "" if there is only one.
+        received: the whole initial state of the training, parameters and buffers, by name.
+        start: w, a copy of the received parameters that are shared with the server, by name.
+        previous: this client's last trained state (parameters and buffers), if an add-on declares `needs_previous` and
+            there is one; else None.
         net: the network in training.
-        network: the same network, seen as features and classifier.
+        network: the same network, split into features and classifier.
         layers: its inner modules that add-ons read (`AddOn.layers`), by name.
-        data: the set that is trained on: the client's own, or the add-ons'.
+        data: the training set: the client's own, or one that add-ons supply.
         counts: images of each class in the client's own data, int64 [K].
-        weight: factor of the base objective, 1; an add-on may change it in `begin`.
+        weight: factor of the base objective, 1; an add-on may change it in `before_training`.
         lr: this round's learning rate.
         steps: optimiser steps taken so far.
-        dropout: the generator that the dropout layers of `net` draw from.
+        dropout: the generator of the dropout layers of `net`.
     """
 
     def __init__(self, settings: Settings, client: Client, message: Message, terms: Sequence[Term] = ()) -> None:
@@ -97,41 +97,41 @@ class Local:
     # What belongs to an add-on.
 
     def scratch(self, addon: Component) -> dict[str, Any]:
-        """The own values of `addon` for this training, from one hook to the next: a dict that is empty at first."""
+        """Return the values that `addon` keeps during this training: a dict, empty at first."""
         return self._scratch.setdefault(addon.key, {})
 
     def first_output(self, addon: Component) -> int:
-        """The index of the first extra output of `addon` (see `AddOn.extra_outputs`): its labels begin there."""
+        """Return the index of the first extra output of `addon` (see `AddOn.extra_outputs`), where its labels begin."""
         return self.settings.first_output(addon, self.task.num_classes)
 
     def generator(self, addon: Component, purpose: str = "") -> torch.Generator:
-        """A new generator for what `addon` draws in this round at this client, named by `purpose`.
+        """Return a new generator for a random draw of `addon` in this round at this client, named by `purpose`.
 
-        A pure function of (seed, round, client, the add-on's key, purpose): no other draw changes, with or without it.
+        A pure function of (seed, round, client, the add-on's key, purpose), so it changes no other draw.
         """
         return derive(self.client.seed, self.round, self.client.id, addon.key, purpose)
 
     # Weights and networks.
 
     def shared_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters of `net` that are shared with the server, by name: at their current values, not copies."""
+        """Return the parameters of `net` that are shared with the server, by name; not copies."""
         return self._shared
 
     def trained_parameters(self, phase: Phase) -> dict[str, nn.Parameter]:
-        """The parameters of `net` that a `phase` trains, by name."""
+        """Return the parameters of `net` that a `phase` trains, by name."""
         return {n: p for n, p in self._named.items() if p.requires_grad and phase.trains(n)}
 
     def new_network(self) -> nn.Module:
-        """A second network with the received weights, in train mode, for an add-on to change; one for each call."""
+        """Return a new network with the received weights, in train mode, for an add-on to change."""
         return self.settings.networks.on(self.client, self.received).train()
 
     def at(self, weights: Mapping[str, Tensor]) -> nn.Module:
-        """A frozen twin of the network at other weights, in eval mode, to ask what they say (MOON's last model, say).
+        """Return a frozen copy of the network with other weights, in eval mode, such as MOON's previous model.
 
-        Made once for each `weights` object, and kept until the training is over.
+        It is made once for each `weights` object, and kept until the end of the training.
 
         Args:
-            weights: by name; names that are missing keep the received values.
+            weights: by name; missing names have the received values.
         """
         known = self._twins.get(id(weights))
         if known is None:
@@ -140,44 +140,44 @@ class Local:
         return known[1]
 
     def state(self) -> Tensors:
-        """A copy of the current parameters and buffers of `net`, by name."""
+        """Return a copy of the current parameters and buffers of `net`, by name."""
         return copied(self.net)
 
     @cached_property
     def delta(self) -> Tensors:
-        """w_k - w: trained minus received, for every shared parameter, by name; read it after the training, in `end`.
+        """w_k - w: trained minus received, for every shared parameter, by name. Read it in `after_training`.
 
         It is computed once and kept.
         """
         return {n: p.detach() - self.start[n] for n, p in self._shared.items()}
 
     def optimizer(self, params: Sequence[Tensor]) -> torch.optim.Optimizer:
-        """A new optimiser of the method's kind, at this round's rate, on the tensors `params`."""
+        """Return a new optimiser of the tensors `params`, of the method's kind and at this round's rate."""
         return self.settings.optimizer_for(params, self.lr)
 
     def prefixed(self, tensors: Tensors) -> Tensors:
-        """The `tensors` of this client's network under their names in a message: "architecture/name" with several."""
+        """Return `tensors` of this client's network under their names in a message ("architecture/name")."""
         return self.settings.networks.prefixed(tensors, self.architecture)
 
     def unprefixed(self, group: Tensors) -> Tensors:
-        """Of a `group` in a message, what belongs to this client's architecture, under the network's own names."""
+        """Return the tensors of this client's architecture in a `group` of a message, under the network's own names."""
         return self.settings.networks.unprefixed(group, self.architecture)
 
     # Images.
 
     @property
     def planned_steps(self) -> int:
-        """How many steps all phases will take on `data`, where no add-on makes the batches."""
+        """Number of steps that all phases will take on `data`, if no add-on makes the batches."""
         passes = -(-len(self.data) // self.settings.batch)
         return sum(p.epochs * passes if p.steps is None else p.steps for p in self.settings.phases)
 
     def batches(self, data: LabeledImages, phase: Phase, purpose: str) -> Iterator[Batch]:
-        """Shuffled and augmented batches of a set for one phase, as the client's own images come; none of an empty set.
+        """Yield shuffled and augmented batches of a set for one phase; none of an empty set.
 
         Args:
             data: the set.
-            phase: how long: its epochs or steps.
-            purpose: names the draws of order and augmentation, see `Client.generator`.
+            phase: its epochs or steps.
+            purpose: name of the draws of order and augmentation, see `Client.generator`.
         """
         if not len(data):
             return
@@ -195,16 +195,16 @@ class Local:
         joint: bool = False,
         augment: Augment | None = None,
     ) -> Iterator[Batch]:
-        """Batches of an add-on's own set without end, for its hook `extra_batches`: one random order after the other.
+        """Yield batches of an add-on's own set without end, in one random order after the other, for `extra_batches`.
 
-        The last batch of each order is short if they do not divide.
+        The last batch of each order may be smaller.
 
         Args:
-            addon: whose set it is; the draws are its own.
+            addon: its owner; the draws are the add-on's own.
             data: the set.
-            batch: images in a batch; default: the method's.
-            joint: whether they go through the network together with the real batch, so that both share batch
-                statistics, or alone.
+            batch: images per batch; default: the method's.
+            joint: whether they are forwarded together with the real batch, so that both share batch statistics, or
+                alone.
             augment: applied to each batch.
         """
         generator = self.generator(addon, "stream")
@@ -216,16 +216,16 @@ class Local:
     def fit(
         self, state: Tensors, owner: Component, phase: Phase, term: Callable[[nn.Module], Tensor] | None = None
     ) -> Tensors:
-        """Train a second network of this client beside `net`: a personal model, say (Ditto).
+        """Train a second network of this client, such as a personal model (Ditto).
 
-        On `data`, by the method's objective and optimiser. The add-ons have no part in it and all draws are the owner's
-        own, so that the training of `net` is left alone bit by bit. Without images nothing moves.
+        It trains on `data` with the method's objective and optimiser, without the add-ons. All draws are the owner's
+        own, so the training of `net` is unchanged bit by bit. Without images the state is returned as it is.
 
         Args:
-            state: to start from, parameters and buffers by name.
-            owner: the add-on that wants it.
-            phase: how long to train, and which parameters.
-            term: added to the loss in each step, a function of the network.
+            state: initial parameters and buffers by name.
+            owner: the add-on that calls it.
+            phase: its length, and the trained parameters.
+            term: a function of the network, added to the loss in each step.
 
         Returns:
             The trained parameters and buffers, by name.
@@ -250,15 +250,16 @@ class Local:
     # How far the training has gone.
 
     def record_phase(self, trained: Mapping[str, object], steps: int) -> None:
-        """Remember that a phase trained the parameters of these names for so many `steps`."""
+        """Record that a phase trained the parameters of these names for so many `steps`."""
         self._phases.append((frozenset(trained), steps))
 
     @cached_property
     def effective_lrs(self) -> dict[str, float]:
-        """How far a constant unit gradient would have moved each shared parameter, by name; 0 for one not trained.
+        """Distance that a constant unit gradient would have moved each shared parameter, by name; 0 for untrained ones.
 
-        Read it after the training. Same optimiser, steps and damping as in training, no weight decay. SCAFFOLD divides
-        the change by it to get the mean gradient: with plain SGD and no damping it is steps x lr, with momentum more.
+        Read it after the training. It has the optimiser, steps and damping of the training, without weight decay.
+        SCAFFOLD divides the change by it to get the mean gradient. With plain SGD and no damping it is steps * lr, with
+        momentum more.
         """
         known: dict[tuple[int, ...], float] = {}
         found: dict[str, float] = {}
@@ -271,7 +272,7 @@ class Local:
 
     @property
     def effective_lr(self) -> float:
-        """The one value in `effective_lrs`; 0 if no shared parameter was trained.
+        """The single value in `effective_lrs`; 0 if no shared parameter was trained.
 
         Raises:
             ValueError: phases that train different shared parameters have moved them by different distances.
@@ -286,15 +287,15 @@ class Local:
 
 
 def received_state(settings: Settings, client: Client, message: Message) -> Tensors:
-    """The whole state that a client starts from: what was sent, and what it keeps itself (at first, as drawn).
+    """Return the whole initial state of a client: what it received, and what it keeps itself (at first, as drawn).
 
     Args:
         settings: what stays with a client, and its network.
-        client: whose `memory` holds what never travels.
-        message: what the server sent.
+        client: its `memory` holds what never travels.
+        message: from the server.
 
     Returns:
-        Parameters and buffers, by the network's own names, where the client computes.
+        Parameters and buffers, by the network's own names, on the client's device.
     """
     networks, classes = settings.networks, client.task.num_classes
     name = networks.architecture(client.id)

@@ -1,4 +1,4 @@
-"""The server's side of weight averaging, as an add-on sees it."""
+"""The server in weight averaging, as an add-on sees it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["AveragingServer"]
 
 @dataclass
 class AveragingServer(Server):
-    """The server's side as an add-on's hooks see it: a `Server`, with the method's settings and its current models.
+    """A `Server` with the method's settings and its current models, as an add-on's hooks see it.
 
-    It is made anew for each call of a hook and shares everything with the server that it was made of, so what is
-    written to `state` and `notes` stays. The attributes of `Server` (`task`, `state`, `round`, ...) are there too.
+    It is made for each call of a hook and shares all values with the server it was made of, so changes of `state` and
+    `notes` persist. It has all attributes of `Server` (`task`, `state`, `round`, ...).
 
     Attributes:
         settings: the method's options and its networks.
@@ -30,7 +30,7 @@ class AveragingServer(Server):
 
     @staticmethod
     def of(server: Server, settings: Settings) -> AveragingServer:
-        """This `server`, as the add-ons of a method with these `settings` see it."""
+        """Return a view of this `server` for the add-ons of a method with these `settings`."""
         return AveragingServer(**{f.name: getattr(server, f.name) for f in fields(Server)}, settings=settings)
 
     @property
@@ -40,32 +40,32 @@ class AveragingServer(Server):
 
     @property
     def outputs(self) -> int:
-        """How many outputs a network has: the classes, and the add-ons' extra ones."""
+        """Number of a network's outputs: the classes, and the add-ons' extra outputs."""
         return self.settings.networks.outputs(self.task.num_classes)
 
     def weights(self, architecture: str, of: Tensors | None = None) -> Tensors:
-        """The current weights of one architecture (parameters and buffers), by the network's own names.
+        """Return the current weights of one architecture (parameters and buffers), by the network's own names.
 
         Args:
-            architecture: its name; "" where there is only one.
-            of: another group of all architectures' weights to take them from, `old` of a hook, say.
+            architecture: its name; "" if there is only one.
+            of: another group of all architectures' weights, such as `old` of a hook.
         """
         return self.settings.networks.unprefixed(self.state[Entries.model] if of is None else of, architecture)
 
     def network(self, architecture: str, weights: Tensors | None = None) -> nn.Module:
-        """A new network where the server computes; it is yours to change.
+        """Return a new network on the server's device; the caller may change it.
 
         Args:
-            architecture: its name; "" where there is only one.
+            architecture: its name; "" if there is only one.
             weights: parameters and buffers by the network's own names; default: the current ones.
         """
         held = self.weights(architecture) if weights is None else weights
         return self.settings.networks.on(self, held, architecture)
 
     def trained(self, reply: Message) -> Predictor:
-        """The model that one client trained, w + (w_k - w) of its `reply`, in eval mode; for an add-on's `read_reply`.
+        """Return the model that one client trained, w + (w_k - w) of its `reply`, in eval mode; for `read_reply`.
 
-        An add-on that asks for it calls `fl.require_full_models` in its `check`.
+        An add-on that uses it calls `fl.require_full_models` in its `check`.
         """
         networks, state, update = self.settings.networks, self.state[Entries.model], reply[Entries.update]
         trained = {n: state[n] + d for n, d in update.items()}

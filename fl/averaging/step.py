@@ -1,4 +1,4 @@
-"""One local step: what the network says of its batches, and the loss with its gradient."""
+"""One local step: the forward pass of its batches, and the loss with its gradient."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["Output", "Step", "outputs", "restored"]
 
 @dataclass(frozen=True)
 class Output:
-    """What the network says of a batch, with gradients.
+    """Outputs of the network for a batch, with gradients.
 
     Attributes:
-        embedding: [B, d], what the classifier gets.
+        embedding: [B, d], the input of the classifier.
         logits: [B, K'], the task's classes and then the add-ons' own.
-        inner: what the modules named in `AddOn.layers` gave, flattened: name -> [B, m].
+        inner: outputs of the modules named in `AddOn.layers`, flattened: name -> [B, m].
     """
 
     embedding: Tensor
@@ -36,12 +36,12 @@ class Output:
 
 
 def outputs(network: Network, images: Tensor, layers: Mapping[str, nn.Module] | None = None) -> Output:
-    """One forward pass, in which every layer runs once; what the modules in `layers` give is noted, flattened.
+    """Run one forward pass, in which every layer runs once, and record the outputs of the modules in `layers`.
 
     Args:
-        network: seen as features and classifier.
+        network: split into features and classifier.
         images: float [B, C, H, W].
-        layers: modules of the network, by name.
+        layers: modules of the network, by name; their outputs are flattened.
 
     Raises:
         ValueError: a module in `layers` that did not run exactly once, or whose output has no row for each image.
@@ -72,16 +72,15 @@ def outputs(network: Network, images: Tensor, layers: Mapping[str, nn.Module] | 
 
 
 class Step:
-    """One optimiser step of a local training, as an add-on's hooks see it: the argument `step` of `AddOn.loss`.
+    """One optimiser step of a local training: the argument `step` of `AddOn.loss` and other hooks.
 
-    The training makes a new one for each step; its methods compute the loss and the gradient, the optimiser moves after
-    that.
+    A new one is made for each step. Its methods compute the loss and the gradient; the optimiser moves after that.
 
     Attributes:
         local: the training.
-        batch: the images of this step, from the set that is trained on.
-        own: the add-ons' own batches, by their keys; `batch_of(addon)` reads them.
-        trained: the parameters that this step moves, by name.
+        batch: the step's images of the training set.
+        extra: the add-ons' own batches, by their keys; `batch_of(addon)` reads them.
+        trained: the parameters that this step trains, by name.
     """
 
     def __init__(
@@ -91,15 +90,15 @@ class Step:
         self._outputs: dict[str, Output] = {}
 
     def output(self, addon: Component | None = None) -> Output:
-        """What the network says of the real batch, or of the own batch of `addon`, in the forward pass of this step."""
+        """Return this step's outputs of the network for the real batch, or for the own batch of `addon`."""
         return self._outputs["" if addon is None else addon.key]
 
     def has_batch(self, addon: Component) -> bool:
-        """Whether `addon` has a batch of its own in this step (see `AddOn.extra_batches`)."""
+        """Return whether `addon` has a batch of its own in this step (see `AddOn.extra_batches`)."""
         return addon.key in self.extra
 
     def batch_of(self, addon: Component) -> Batch:
-        """The own batch of `addon` in this step (see `AddOn.extra_batches`)."""
+        """Return the own batch of `addon` in this step (see `AddOn.extra_batches`)."""
         return self.extra[addon.key]
 
     def _forward(self) -> None:
@@ -116,27 +115,27 @@ class Step:
                 self._outputs[key] = run(batch.images)
 
     def loss(self) -> Tensor:
-        """The objective of the real batch, times `local.weight`, plus every add-on's term, from a fresh forward."""
+        """Return the objective of the real batch times `local.weight`, plus every add-on's term, in a forward pass."""
         self._forward()
         return self._sum(self._objective(), self.local.terms)
 
     @classmethod
     def example_loss(cls, local: Local, batch: Batch, trained: Mapping[str, nn.Parameter]) -> Tensor:
-        """The mean over a batch of what each example has in the loss, from a fresh forward pass; for `DPSGD`.
+        """Return the mean over a batch of each example's loss, in a new forward pass; for `DPSGD`.
 
-        These are the objective and the terms of the add-ons that read one "example" at a time.
+        It consists of the objective and the terms of the add-ons whose `data_access` is "example".
 
         Args:
             local: the training.
             batch: the images.
-            trained: the parameters that the step moves, by name.
+            trained: the parameters that the step trains, by name.
         """
         step = cls(local, batch, {}, trained)
         step._forward()
         return step._sum(step._objective(), [a for a in local.terms if a.data_access == "example"])
 
     def public_gradient(self) -> Tensors:
-        """The gradient of the terms that read "nothing" of the private data, by parameter's name; else empty."""
+        """Return the gradient of the terms with `data_access` "none", by parameter's name; empty without such terms."""
         total = self._sum(torch.zeros(()), [a for a in self.local.terms if a.data_access == "none"])
         if not total.requires_grad:
             return {}
@@ -145,7 +144,7 @@ class Step:
         return {n: g for n, g in zip(names, grads) if g is not None}
 
     def gradient(self) -> Tensors:
-        """The gradient of `loss` at the current weights, by parameter's name; zeros for one that the loss misses."""
+        """Return the gradient of `loss` at the current weights, by parameter's name; zeros where it is unused."""
         names, params = list(self.trained), list(self.trained.values())
         grads = torch.autograd.grad(self.loss(), params, allow_unused=True)
         return {n: torch.zeros_like(p) if g is None else g for n, p, g in zip(names, params, grads)}

@@ -156,7 +156,7 @@ class ReplyLayout:
     def matches(self, schema: Schema) -> bool:
         """Check whether replies of this `schema`, with all or some of the entries, have this layout."""
         forms = {entry.key: (entry.form, entry.parts) for entry in self.entries}
-        wanted = {key: (_form(like.value), tuple(_components(like.value))) for key, like in schema.items()}
+        wanted = {key: (_form(like.value), tuple(_value_parts(like.value))) for key, like in schema.items()}
         return all(forms.get(key) == form for key, form in wanted.items())
 
     # On a client.
@@ -269,7 +269,7 @@ def _entry_layout(entry: Entry[Any], like: EntrySpec, given: float | None, is_we
             f"allowed in it, SecureSums(bounds={{{entry.name}: B}})"
         )
     by = entry.by.key if entry.by is not None else ""
-    return EntryLayout(key, _form(value), entry.rule, by, entry.over, float(given), tuple(_components(value)))
+    return EntryLayout(key, _form(value), entry.rule, by, entry.over, float(given), tuple(_value_parts(value)))
 
 
 def _unsummable_reason(entry: Entry[Any], like: EntrySpec) -> str | None:
@@ -288,6 +288,6 @@ def _form(value: Value) -> str:
     return "group" if isinstance(value, dict) else "tensor" if isinstance(value, Tensor) else "number"
 
 
-def _components(value: Any) -> Iterator[tuple[str, tuple[int, ...], str]]:
+def _value_parts(value: Any) -> Iterator[tuple[str, tuple[int, ...], str]]:
     for name, tensor in _named_tensors(value).items():
         yield name, tuple(tensor.shape), _dtype(tensor, value)

@@ -179,14 +179,14 @@ def _culprit(path: str, value: Any, depth: int = 0) -> tuple[str, Any] | None:
         return None
     except Exception:
         if depth < 8:
-            for name, part in _components(value):
+            for name, part in _value_parts(value):
                 found = _culprit(path + name, part, depth + 1)
                 if found is not None:
                     return found
         return path, value
 
 
-def _components(value: Any) -> Iterator[tuple[str, Any]]:
+def _value_parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, partial):
         yield "", value.func
         yield from ((f"({part!r})", part) for part in (*value.args, *value.keywords.values()))
