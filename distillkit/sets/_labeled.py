@@ -19,7 +19,14 @@ from distillkit._utils import check, conversion
 from distillkit._utils.display import as_html, sample_rows, tile
 from distillkit._utils.files import read_tensors, write_tensors
 from distillkit.normalization import IDENTITY, ZCA, Normalization
-from distillkit.sets._validation import as_index, checked_columns, checked_images, checked_info, class_counts
+from distillkit.sets._validation import (
+    as_index,
+    checked_columns,
+    checked_images,
+    checked_info,
+    checked_normalization,
+    class_counts,
+)
 
 __all__ = ["LabeledImages", "Labels", "require_consistent", "resolve_subset", "set_from_arrays", "set_from_source"]
 
@@ -27,6 +34,7 @@ Labels: TypeAlias = Tensor | NDArray[Any] | Sequence[int]
 """Class indices [N] or rows [N, K]."""
 
 _FORMAT = "distillkit.LabeledImages/1"
+_ARGUMENTS = ("images", "labels", "num_classes", "normalization", "columns", "info", "classes_given")
 _REPR_KEYS = ("dataset", "split", "client", "method", "init", "ipc", "steps", "iterations", "epsilon")
 
 
@@ -85,14 +93,7 @@ class LabeledImages:
         self.images, self.labels, self.num_classes = checked_images(images, labels, num_classes)
         known = num_classes is not None or self.labels.ndim == 2
         self.classes_given = known if classes_given is None else check.boolean(classes_given, "classes_given")
-        Normalization.require(normalization)
-        c = self.images.shape[1]
-        if len(normalization.mean) not in (1, c):
-            raise ValueError(
-                f"images have {c} channels, normalization has {len(normalization.mean)}; give one number a "
-                "channel, or one for all"
-            )
-        self.normalization = normalization
+        self.normalization = checked_normalization(normalization, self.images.shape[1])
         self.columns: dict[str, Tensor] = checked_columns(columns or {}, len(self.images))
         self.info: dict[str, Any] = checked_info(info or {})
 
@@ -199,15 +200,9 @@ class LabeledImages:
         Raises:
             TypeError, ValueError: as for the class; or an unknown argument.
         """
-        kept = {
-            "images": self.images,
-            "labels": self.labels,
-            "num_classes": self.num_classes,
-            "normalization": self.normalization,
-            "columns": self.columns,
-            "info": self.info,
-            "classes_given": True if "num_classes" in changes else self.classes_given,
-        }
+        kept = {name: getattr(self, name) for name in _ARGUMENTS}
+        if "num_classes" in changes:
+            kept["classes_given"] = True
         if unknown := sorted(set(changes) - set(kept)):
             raise TypeError(f"replace takes {', '.join(kept)}, got {', '.join(unknown)}")
         return LabeledImages._unchecked(**{**kept, **changes})

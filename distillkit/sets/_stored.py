@@ -16,10 +16,18 @@ from distillkit._utils import check
 from distillkit._utils.conversion import FileBacked
 from distillkit.normalization import IDENTITY, Normalization
 from distillkit.sets._labeled import LabeledImages
-from distillkit.sets._validation import as_index, checked_columns, checked_info, checked_labels, class_counts
+from distillkit.sets._validation import (
+    as_index,
+    checked_columns,
+    checked_info,
+    checked_labels,
+    checked_normalization,
+    class_counts,
+)
 
 __all__ = ["PixelFile", "StoredImages"]
 
+_ARGUMENTS = ("labels", "num_classes", "normalization", "columns", "info", "classes_given")
 _READ = 1 << 24
 """Bytes of pixels that are converted to floats at a time."""
 
@@ -113,13 +121,7 @@ class StoredImages(FileBacked):
     ) -> None:
         self._file, self._rows = file, rows
         self.labels, self.num_classes = checked_labels(labels, len(rows), num_classes)
-        Normalization.require(normalization)
-        if len(normalization.mean) not in (1, file.shape[0]):
-            raise ValueError(
-                f"the pictures have {file.shape[0]} channels, normalization has {len(normalization.mean)}; give one "
-                "number a channel, or one for all"
-            )
-        self.normalization = normalization
+        self.normalization = checked_normalization(normalization, file.shape[0])
         self.columns: dict[str, Tensor] = checked_columns(columns or {}, len(rows))
         self.info: dict[str, Any] = checked_info(info or {})
         self.classes_given = check.boolean(classes_given, "classes_given")
@@ -136,16 +138,8 @@ class StoredImages(FileBacked):
         if isinstance(index, Tensor) and index.ndim == 0:
             row = self._rows[int(index)]
             return self._encoded(row[None])[0], self.labels[int(index)]
-        return StoredImages(
-            self._file,
-            self._rows[index],
-            self.labels[index],
-            num_classes=self.num_classes,
-            normalization=self.normalization,
-            columns={name: column[index] for name, column in self.columns.items()},
-            info=self.info,
-            classes_given=self.classes_given,
-        )
+        columns = {name: column[index] for name, column in self.columns.items()}
+        return self._with_rows(self._rows[index], labels=self.labels[index], columns=columns)
 
     def read(self, indices: slice | Tensor | Sequence[int] | None = None) -> LabeledImages:
         """Read pictures into memory, as floats in the set's normalization.
@@ -158,15 +152,8 @@ class StoredImages(FileBacked):
             FileNotFoundError, ValueError: the file was removed or changed.
         """
         part = self if indices is None else self[indices]
-        return LabeledImages._unchecked(
-            images=self._encoded(part._rows),
-            labels=part.labels,
-            num_classes=part.num_classes,
-            normalization=part.normalization,
-            columns=part.columns,
-            info=part.info,
-            classes_given=part.classes_given,
-        )
+        parts = {name: getattr(part, name) for name in _ARGUMENTS}
+        return LabeledImages._unchecked(images=self._encoded(part._rows), **parts)
 
     def _encoded(self, rows: Tensor) -> Tensor:
         images = torch.empty(len(rows), *self.shape)
@@ -184,19 +171,16 @@ class StoredImages(FileBacked):
         Raises:
             TypeError, ValueError: as for the class; or an unknown argument.
         """
-        kept = {
-            "labels": self.labels,
-            "num_classes": self.num_classes,
-            "normalization": self.normalization,
-            "columns": self.columns,
-            "info": self.info,
-            "classes_given": True if "num_classes" in changes else self.classes_given,
-        }
-        if unknown := sorted(set(changes) - set(kept)):
+        if unknown := sorted(set(changes) - set(_ARGUMENTS)):
             raise TypeError(
-                f"replace takes {', '.join(kept)}, got {', '.join(unknown)}; the pictures stay in their file"
+                f"replace takes {', '.join(_ARGUMENTS)}, got {', '.join(unknown)}; the pictures stay in their file"
             )
-        return StoredImages(self._file, self._rows, **{**kept, **changes})
+        if "num_classes" in changes:
+            changes = {"classes_given": True, **changes}
+        return self._with_rows(self._rows, **changes)
+
+    def _with_rows(self, rows: Tensor, **changes: Any) -> StoredImages:
+        return StoredImages(self._file, rows, **{**{name: getattr(self, name) for name in _ARGUMENTS}, **changes})
 
     @property
     def images(self) -> Tensor:

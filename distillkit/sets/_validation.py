@@ -11,8 +11,17 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check, conversion
+from distillkit.normalization import Normalization
 
-__all__ = ["as_index", "checked_columns", "checked_images", "checked_info", "checked_labels", "class_counts"]
+__all__ = [
+    "as_index",
+    "checked_columns",
+    "checked_images",
+    "checked_info",
+    "checked_labels",
+    "checked_normalization",
+    "class_counts",
+]
 
 
 def checked_images(images: Any, labels: Any, num_classes: int | None) -> tuple[Tensor, Tensor, int]:
@@ -77,6 +86,25 @@ def class_counts(labels: Tensor, num_classes: int) -> Tensor:
     if labels.ndim == 2:
         return (labels > 0.5).sum(0)
     return torch.bincount(labels, minlength=num_classes)
+
+
+def checked_normalization(normalization: Normalization, channels: int) -> Normalization:
+    """Check that a normalization fits the number of channels and return it.
+
+    Args:
+        normalization: the value to check.
+        channels: number of channels of the images.
+
+    Raises:
+        TypeError, ValueError: not a `Normalization`, or one with another number of channels.
+    """
+    Normalization.require(normalization)
+    if len(normalization.mean) not in (1, channels):
+        raise ValueError(
+            f"images have {channels} channels, normalization has {len(normalization.mean)}; pass one number per "
+            "channel, or one for all"
+        )
+    return normalization
 
 
 def as_index(index: int | slice | Tensor | Sequence[int]) -> slice | Tensor:
