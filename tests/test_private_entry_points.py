@@ -105,13 +105,13 @@ def test_the_list_names_every_private_entry_point_and_nothing_else() -> None:
 
 def test_the_docs_say_what_the_code_assumes() -> None:
     page = (ROOT / "docs/components/privacy.md").read_text()
-    section = page.split("## What you assume, what you may publish")[1].split("\n## ")[0]
+    section = page.split("## Assumptions and what you may publish")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", section, re.MULTILINE)
     assert {entry: tuple(facts.split(", ")) for entry, facts, _, _ in rows} == ASSUMPTIONS
     assert all(publish.strip() and uncovered.strip() for _, _, publish, uncovered in rows)
     facts = dict(re.findall(r"^\| ([a-z ]+) \| ([^|]+) \|$", section, re.MULTILINE))
-    assert {k: v for k, v in facts.items() if k != "fact"} == PUBLIC_INPUTS
-    link = "docs/components/privacy.md#what-you-assume-what-you-may-publish"
+    assert {k: v for k, v in facts.items() if k != "input"} == PUBLIC_INPUTS
+    link = "docs/components/privacy.md#assumptions-and-what-you-may-publish"
     assert link in (ROOT / "README.md").read_text()
 
 

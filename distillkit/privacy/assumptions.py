@@ -9,20 +9,20 @@ from __future__ import annotations
 __all__ = ["ASSUMPTIONS", "PUBLIC_INPUTS"]
 
 PUBLIC_INPUTS = {
-    "classes": "the class count K, and that these are the classes",
+    "classes": "the number of classes K, and which classes they are",
     "space": "shape, normalisation and number type of the images",
-    "size": "the number of records that denominators are made of and delta is compared with",
-    "budget": "epsilon or sigma, delta, rates, numbers of steps and of rounds",
-    "clip": "the norms that contributions are clipped to",
-    "model": "the network: architecture and the weights that it starts from",
+    "size": "the number of records used in denominators and compared with delta",
+    "budget": "epsilon or sigma, delta, sample rates, numbers of steps and rounds",
+    "clip": "the clipping norms of contributions",
+    "model": "the network: architecture and initial weights",
     "networks": "the networks that embed the images, and their weights",
-    "start": "the images that the fit starts from",
+    "start": "the initial images of the fit",
     "augment": "the augmentation",
-    "seed": "all randomness but noise, Poisson draws and what hides them: networks, initial images, who takes part",
-    "options": "every other option: chosen without a look at the private data",
-    "clients": "how many clients there are",
+    "seed": "all randomness except noise, Poisson draws and what hides them: networks, initial images, participation",
+    "options": "every other option, chosen without looking at the private data",
+    "clients": "the number of clients",
     "taking part": "which clients take part in which round",
-    "disjoint": "that no record lies with two clients",
+    "disjoint": "that no two clients hold the same record",
 }
 """Inputs that an entry point may assume to be public: name -> description."""
 
