@@ -47,8 +47,21 @@ _FUNCTION_PACKAGES = ("augment", "condense", "data", "generate", "losses", "netw
 _EXCLUDED_MODULES = ("distillkit.condense._state",)
 """Modules of those packages that write files. A config may not name their functions."""
 
-_RENAMED: dict[str, str] = {}
-"""Paths in older records, with the present path of the same class or function."""
+_RENAMED = {
+    "distillkit.data.partition:capped": "distillkit.data.partition:cap_size",
+    "distillkit.networks.base": "distillkit.networks._base",
+    "distillkit.networks.layers": "distillkit.networks._layers",
+    "distillkit.networks:AsMade": "distillkit.networks:KeepInit",
+    "distillkit.networks:frozen": "distillkit.networks:frozen_copy",
+    "distillkit.privacy:Plan": "distillkit.privacy:NoisePlan",
+    "distillkit.sets.stored": "distillkit.sets._stored",
+    "distillkit.study.condense:Placed": "distillkit.study.condense:DeviceFactory",
+    "distillkit.study:Dealt": "distillkit.study:Allocation",
+    "distillkit.study:Way": "distillkit.study:Candidate",
+    "fl.averaging.entries": "fl.averaging._entries",
+    "fl:Holding": "fl:ClientData",
+}
+"""Modules, and paths of classes and functions, in older records, with their present names."""
 
 
 class SerializationError(TypeError):
@@ -354,7 +367,7 @@ class _Decoder:
         if path in self.names:
             return self.names[path]
         try:
-            found = _find(_RENAMED.get(path, path), self.trust)
+            found = _find(_present_path(path), self.trust)
         except LookupError as error:
             module = path.partition(":")[0]
             raise ConfigError(
@@ -462,6 +475,11 @@ def _source(value: Any) -> dict[str, str]:
     except (OSError, TypeError):
         return {}
     return {"source": hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}
+
+
+def _present_path(path: str) -> str:
+    module, colon, name = path.partition(":")
+    return _RENAMED.get(path, f"{_RENAMED.get(module, module)}{colon}{name}")
 
 
 def _is_constructible(kind: Any) -> bool:
