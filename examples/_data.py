@@ -1,4 +1,4 @@
-"""What `--data` names in the examples: the root of the datasets by name, or the user's own pictures."""
+"""Data of the examples: resolution of `--data` to the root of named datasets or to the user's own pictures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SVHN, cifar-10-batches-py or cifar10.npz; where a script takes your own pictures
 
 
 def root_or_pictures(paths: Sequence[Path]) -> tuple[Path | None, list[Path]]:
-    """What the words of `--data` are: the root of the datasets by name, or the user's own pictures.
+    """Resolve the paths of `--data` to the root of named datasets, or to the user's own pictures.
 
     Args:
         paths: at least one.
@@ -35,15 +35,15 @@ def root_or_pictures(paths: Sequence[Path]) -> tuple[Path | None, list[Path]]:
     """
     paths = [path.expanduser() for path in paths]
     if missing := [str(path) for path in paths if not path.exists()]:
-        raise FileNotFoundError(f"there is no {', '.join(missing)}\n{WHERE}")
+        raise FileNotFoundError(f"no such file or folder: {', '.join(missing)}\n{WHERE}")
     return (None, paths) if len(paths) > 1 or own_pictures(paths[0]) else (paths[0], [])
 
 
 def own_pictures(path: Path) -> bool:
-    """Whether pictures of the user's own lie there, and not the datasets by name.
+    """Return whether a path holds the user's own pictures instead of named datasets.
 
     Args:
-        path: an .npz; or a folder, in which a data set by name is known by its folder or file (`MNIST`, `cifar10.npz`).
+        path: an .npz, or a folder. A named dataset is recognised by its folder or file (`MNIST`, `cifar10.npz`).
     """
     if path.is_file():
         return True
@@ -54,45 +54,45 @@ def own_pictures(path: Path) -> bool:
 
 
 def refuse_data(parser: argparse.ArgumentParser, o: argparse.Namespace) -> None:
-    """End a script whose digits come with scikit-learn, if it was given `--data`.
+    """Exit if `--data` was given to a script that uses scikit-learn's digits.
 
     Args:
-        parser, o: the script's, and what it parsed.
+        parser, o: the script's parser, and its parsed arguments.
 
     Raises:
-        SystemExit: with what to give instead.
+        SystemExit: `--data` was given.
     """
     if o.data is not None:
-        parser.error(f"--data {o.data} would not be read: these digits come with scikit-learn; leave it out")
+        parser.error(f"--data {o.data} has no effect: these digits come with scikit-learn; omit it")
 
 
 def refuse_unread(
     parser: argparse.ArgumentParser, words: Sequence[str] | None, why: str, *options: str, unless: object = False
 ) -> None:
-    """End a script that was given an option which it would not read beside the others.
+    """Exit if an option was given that the script would ignore because of the others.
 
     Args:
-        parser, words: the script's, and what it parses.
-        why: beside what, as "without --dp".
-        options: those that are not read then, as "--epsilon".
-        unless: whether they are read all the same.
+        parser, words: the script's parser, and the words it parses.
+        why: the reason, such as "without --dp".
+        options: the ignored options, such as "--epsilon".
+        unless: whether they are used after all.
     """
     nothing: dict[str, list[Any]] = {option: [] for option in options}
     marked = {option[2:].replace("-", "_"): mark for option, mark in nothing.items()}
     found = vars(parser.parse_args(words, argparse.Namespace(**marked)))
     given = [option for option, mark in nothing.items() if found[option[2:].replace("-", "_")] is not mark]
     if given and not unless:
-        parser.error(f"{given[0]} would not be read {why}: leave it out")
+        parser.error(f"{given[0]} has no effect {why}; omit it")
 
 
 def require_data(tasks: Iterable[Task]) -> None:
-    """End the script with what has to lie where, if the images of a task cannot be read.
+    """Exit with the expected location of the files if the images of a task cannot be read.
 
     Args:
         tasks: each data set is tried once.
 
     Raises:
-        SystemExit: with the loader's own words.
+        SystemExit: with the loader's message.
     """
     seen = set[str]()
     for task in tasks:
@@ -111,11 +111,11 @@ def some_images(
     size: int | None = None,
     normalization: Normalization | None = None,
 ) -> Split:
-    """A data set by name; or so many of its training images, drawn once for all, and half as many of its tests.
+    """Return a named dataset, or a fixed random subset of its training images and half as many test images.
 
     Args:
         name, root, size, normalization: as for `load`.
-        records: how many; None for all.
+        records: number of training images; None for all.
     """
     split = load(name, root=root, size=size, normalization=normalization)
     if records is None:
@@ -128,11 +128,11 @@ def some_images(
 
 
 def own_task(o: argparse.Namespace, **options: Any) -> Task:
-    """The pictures that `--data` names, as a task: of one folder dealt by `partition`, of several a client each.
+    """Return the pictures of `--data` as a task: one folder is split by `partition`, several are one client each.
 
     Args:
-        o: as `parsed` gives it, with `pictures` and `size`.
-        options: of the `Task`; its `partition` is for one folder alone. Grey pictures become RGB.
+        o: result of `parse_arguments`, with `pictures` and `size`.
+        options: of the `Task`; its `partition` applies to one folder only. Grey pictures become RGB.
     """
     paths = [path.resolve() for path in o.pictures]
     stems = [re.sub(r"[^\w.-]+", "-", path.stem, flags=re.ASCII) for path in paths]

@@ -1,4 +1,4 @@
-"""The ways of `fedcog.py`, what they try, and the paper's numbers."""
+"""Candidates of `fedcog.py`, their searched settings, and the paper's numbers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def method(
 
 
 def pair(preset: Mapping[str, Any]) -> dict[str, Federated]:
-    """The headline: FedAvg with its tries, and FedCOG with what FedAvg chose."""
+    """Return the main comparison: FedAvg with its search, and FedCOG with FedAvg's chosen settings."""
     averaging = Federated(partial(method, "FedAvg", None, (), preset), search=grid(lr=preset["lr"]))
     return {"FedAvg": averaging, "FedCOG": _like(preset, {})}
 

@@ -1,4 +1,4 @@
-"""The ways of `feddm.py`: what is tried, FedDM and its switches, weight averaging beside it, the paper's numbers."""
+"""Candidates of `feddm.py`: searched settings, FedDM and its switches, weight averaging, and the paper's numbers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ PAPER["cifar10-dirichlet0.5"] = {
 
 
 def averaging(o: Any, *addons: AddOn, **given: Any) -> Federated:
-    """FedAvg with add-ons; with `--steps` so many steps of each client in place of epochs."""
+    """Return FedAvg with add-ons; `--steps` replaces the epochs of each client."""
 
     def make(factory: Any, lr: float, epochs: int) -> Method:
         length: dict[str, Any] = {"epochs": epochs} if o.few is None else {"steps": o.few}

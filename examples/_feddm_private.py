@@ -65,7 +65,7 @@ def method(
     name: str, epsilon: float | None, server_epochs: int, records: int | None, factory: Any, task: Task,
     rounds: int, times: int = 1, **tried: Any,
 ) -> Method:  # fmt: skip
-    """One of the methods; with an epsilon for the whole run, of every client."""
+    """Return one of the methods; with an epsilon, private for every client over the whole run."""
     size = (records or RECORDS[task.name.split("-")[0]]) // CLIENTS
     chosen = {**FIXED.get("class_means" if name in ("sums", "shares") else name, {"steps": 10}), **tried}
     if "rate" in chosen:
@@ -95,13 +95,7 @@ def method(
 
 
 def private_study(o: Any, images: Callable[..., Split]) -> Study:
-    """FedDM with private clients and weight averaging under DP-SGD at each epsilon; FedDM without privacy beside them.
-
-    Args:
-        o: the command line: `dp`, which of `TITLES` (or "none" alone: everything without privacy); `epsilon`, of the
-            whole run; `dataset`, `split` and the common options.
-        images: called with a dataset's name, the data root and a number of records, gives them.
-    """
+    """Return a study of private FedDM and weight averaging under DP-SGD at each epsilon, and plain FedDM."""
     smoke, given, network = {"rounds": 2, "steps": 2}, PRESETS[o.preset], {"width": 16, "depth": 2}
     records = given.get("records")
 

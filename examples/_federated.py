@@ -1,4 +1,4 @@
-"""The federated pipelines of `membership.py`, and what a server sees of any method."""
+"""Federated pipelines of `membership.py`, and the messages that a server observes."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def seen_by_server(method: Method, clients: Sequence[LabeledImages], rounds: int
 
 
 def held(n: Numbers, data: LabeledImages, indices: Tensor) -> list[LabeledImages]:
-    """What each client has of the records; whose a record is, is the same in all runs."""
+    """Return each client's records; a record belongs to the same client in all runs."""
     owners = partition.iid(data.labels, n["clients"], generator=0)
     return [data[part[torch.isin(part, indices)]] for part in owners]
 
 
 def feddm(n: Numbers, data: LabeledImages, indices: Tensor, seed: int, init: Start) -> dict[str, Scorer]:
-    """FedDM's last model, and the sets that its server got."""
+    """Return scorers of FedDM's last model, and of the sets that its server received."""
     clients = held(n, data, indices)
     make = partial(
         FedDM, factory=convnet, ipc=n["ipc"] // 2, init=init, batch_real=32, rho=20.0, server_lr=0.03, server_batch=32
@@ -57,7 +57,7 @@ def feddm(n: Numbers, data: LabeledImages, indices: Tensor, seed: int, init: Sta
 
 
 def fedlgd(n: Numbers, data: LabeledImages, indices: Tensor, seed: int) -> dict[str, Scorer]:
-    """FedLGD's last model, and the anchors that its server made of the clients' updates."""
+    """Return scorers of FedLGD's last model, and of the anchors that its server made from the clients' updates."""
     method = FedLGD(
         factory=convnet, ipc=n["ipc"] // 2, anchors=2, selected=(1, 3), condense_steps=n["round_steps"],
         refine_steps=n["round_steps"], match_steps=n["round_steps"], epochs=n["local_epochs"], batch=32, lr=0.05,

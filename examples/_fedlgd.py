@@ -1,4 +1,4 @@
-"""What `fedlgd.py` shows beside its tables: digits of several sources, tests by source, and its four pictures."""
+"""Data, tests by source and pictures of `fedlgd.py`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from _files import write_file
 from distillkit import LabeledImages, Normalization, plot
-from distillkit._utils.files import write_atomically
 from distillkit.data import Split, as_domains, load, mnist_m_like, partition, synth_digits_like
 from distillkit.networks import split
 from distillkit.plot.figure import subplots
@@ -96,7 +96,7 @@ def _by_domain(record: Record, images: Split) -> dict[str, float]:
             own = images.test[(images.test.columns["domain"] == number).nonzero().flatten()]
             said = torch.cat([network(part)[:, : own.num_classes].argmax(1) for part in own.images.split(500)])
             found[name] = float((said == own.labels).double().mean())
-        write_atomically(path, json.dumps(found) + "\n")
+        write_file(path, json.dumps(found) + "\n")
     return dict(json.loads(path.read_text()))
 
 
@@ -139,7 +139,7 @@ def _grids(sets: Mapping[str, LabeledImages], across: int, path: Path) -> None:
 
 
 def _condensed(folder: Path, client: int) -> LabeledImages:
-    """What a client trained on last, from its memory."""
+    """Return the set that a client trained on last, from its memory."""
     [path] = (Store(folder).memories / str(client)).glob("*.safetensors")
     return read_message(path)[0][Condensed.own]
 

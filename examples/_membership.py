@@ -1,4 +1,4 @@
-"""The attacks of `membership.py` on the runs of one pipeline, and what they find, as records."""
+"""Attacks of `membership.py` on the runs of one pipeline, with their results as records."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FEW = 16
 
 
 def fewer(target: Target, **options: Any) -> Tensor:
-    """LiRA with the first few shadows alone."""
+    """Return LiRA scores with only the first few shadows."""
     return lira(target.scores, target.inside[:FEW], target.shadows[:FEW], **options)
 
 
 def two_sided(target: Target) -> Tensor:
-    """Offline LiRA as several public versions have it: a surprisingly low score speaks for a member, too."""
+    """Return offline LiRA scores as in several public versions: unusually low scores also indicate members."""
     mean = (target.shadows * ~target.inside).sum(0) / (~target.inside).sum(0)
     return (target.scores - mean).abs()  # in the order of the density, as all records have one variance
 
@@ -45,8 +45,11 @@ CHOICES: Mapping[str, Attack] = {
 
 
 def share(called: Tensor, of: Tensor) -> list[float]:
-    """The mean over runs of the share of `of` that is called, both bool [S, N]; with a 95 % interval over pairs of runs
-    on complementary halves that is at least Clopper and Pearson's for all of them together."""
+    """Return the mean over runs of the share of `of` that is called, both bool [S, N], with a 95 % interval.
+
+    The interval is over pairs of runs on complementary halves, and at least the Clopper-Pearson interval of all
+    together.
+    """
     pairs = ((called & of).sum(1) / of.sum(1)).double().view(-1, 2).mean(1)
     half = float(student.isf(0.025, len(pairs) - 1)) * float(pairs.std()) / len(pairs) ** 0.5
     low, high = clopper_pearson(int((called & of).sum()), int(of.sum()))
@@ -55,7 +58,7 @@ def share(called: Tensor, of: Tensor) -> list[float]:
 
 
 def lines_of(row: str, found: ShadowScores, facts: Line) -> list[Line]:
-    """What the attacks find in the runs of one pipeline, a line an attack."""
+    """Return the results of the attacks on the runs of one pipeline, one line per attack."""
 
     def line(kind: str, attack: str, result: AttackResult, **more: Any) -> Line:
         rates = {name: (r := getattr(result, name)) and [r.value, r.low, r.high] for name in ("tpr", "fpr", "auc")}

@@ -1,4 +1,4 @@
-"""The tables of `membership.py`, from its records alone; `docs/scripts/attacks_page.py` makes the page's with it."""
+"""Tables of `membership.py` from its records; `docs/scripts/attacks_page.py` uses them for the results page."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ Line = Mapping[str, Any]
 NAMES = {
     "threshold": "global threshold", "LiRA offline": "LiRA offline, pooled", "LiRA online": "LiRA online, pooled"
 }  # fmt: skip
-"""Of attacks, in the tables."""
+"""Names of attacks in the tables."""
 WHO = {
     "training": "training records", "held-out": "held-out records",
     "random": "training records, had random ones been sent in place of the images",
 }  # fmt: skip
-"""Whose nearest image a run's messages hold."""
+"""Groups of records whose nearest sent image is measured."""
 
 
 def percent(found: Sequence[float], digits: int = 1) -> str:
-    """A share and its interval, in per cent."""
+    """Return a share and its interval in per cent."""
     value, low, high = (f"{100 * x:.{digits}f}" for x in found)
     return f"{value} ({low} to {high})"
 
 
 def area(found: Sequence[float]) -> str:
-    """An area under a curve, and its interval."""
+    """Return an area under a curve and its interval."""
     value, low, high = (f"{x:.3f}".removeprefix("0") for x in found)
     return f"{value} ({low} to {high})"
 
 
 def of_models(lines: Sequence[Line], key: str, text: Callable[[Sequence[float]], str]) -> str:
-    """One number of every attack on the models, a row for each pipeline; pipelines that were not run say so."""
+    """Return one number of every attack on the models, one row per pipeline, including pipelines without runs."""
     names = list(dict.fromkeys(line["attack"] for line in lines))
     rows = []
     for row, (title, _) in ROWS.items():
@@ -56,13 +56,13 @@ def of_models(lines: Sequence[Line], key: str, text: Callable[[Sequence[float]],
 
 
 def of_choices(lines: Sequence[Line]) -> str:
-    """What the choices inside of LiRA are worth, on models of raw data."""
+    """Compare the variants of LiRA on models of raw data."""
     rows = [(line["attack"], percent(line["tpr"]), percent(line["fpr"], 2), area(line["auc"])) for line in lines]
     return markdown_table(("attack on raw data", "TPR %", "FPR %", "AUC"), rows)
 
 
 def of_sets(lines: Sequence[Line]) -> str:
-    """What the sets themselves give away, among the records that images started from and among the rest."""
+    """Return the results of attacks on the sets alone, for records that images started from and for the rest."""
     rows = []
     for line in lines:
         n, groups = line["numbers"], line["started"]
@@ -80,7 +80,7 @@ def of_sets(lines: Sequence[Line]) -> str:
 
 
 def of_transcript(lines: Sequence[Line]) -> str:
-    """How many of the records stand in a run's messages."""
+    """Return the shares of records that a run's messages show."""
     [line] = lines
     above = line["above"]
     rows = [(said, *(percent(above[level][who]) for level in above)) for who, said in WHO.items()]
@@ -99,18 +99,18 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Line]], str]]] = {
     "sets": ("set", of_sets),
     "transcript": ("transcript", of_transcript),
 }
-"""By name: which kind of records a table is of, and what makes it."""
+"""By name: the kind of records of a table, and the function that makes it."""
 
 
 def table(name: str, lines: Sequence[Line]) -> str:
-    """One table of the records; empty if there are none of its kind.
+    """Return one table of the records; empty if there are none of its kind.
 
     Args:
         name: one of `TABLES`.
         lines: the records.
 
     Raises:
-        ValueError: another name.
+        ValueError: unknown name.
     """
     if name not in TABLES:
         raise ValueError(f"name must be one of {', '.join(TABLES)}, got {name!r}")

@@ -33,7 +33,7 @@ PERSONAL = ("Ditto", "Fine-tuned FedAvg", "FedRep", "FedProto", OWN)
 
 
 def averaging(*parts: AddOn | Callable[..., AddOn], search: Any = RATES, **options: Any) -> Federated:
-    """FedAvg with add-ons, or with what makes one of the settings that are tried; `options` go to FedAvg."""
+    """Return FedAvg with add-ons, or with a function that makes one from a configuration; `options` go to FedAvg."""
 
     def make(factory: Any, lr: float = RATE, assign: Any = None, **settings: Any) -> Method:
         given = [part if isinstance(part, AddOn) else part(**settings) for part in parts]
@@ -43,7 +43,7 @@ def averaging(*parts: AddOn | Callable[..., AddOn], search: Any = RATES, **optio
 
 
 def single(share: float, steps: int, *also: AddOn) -> Federated:
-    """The distilled crops of one photograph (it ships with scikit-learn), a share of them sent each round."""
+    """Return the method on crops of one photograph (from scikit-learn), a share of them sent each round."""
     image = torch.from_numpy(load_sample_image("china.jpg").copy()).permute(2, 0, 1).float().mean(0, keepdim=True) / 255
 
     def make(factory: Any, server_lr: float, lr: float, assign: Any = None) -> Method:
@@ -55,7 +55,7 @@ def single(share: float, steps: int, *also: AddOn) -> Federated:
 
 
 def two(way: Federated) -> Federated:
-    """The same with a network half as wide for every other client."""
+    """Return a candidate with a network half as wide for every other client."""
 
     def make(factory: Any, **settings: Any) -> Any:
         networks = {"narrow": partial(factory, width=16), "wide": factory}
@@ -66,12 +66,12 @@ def two(way: Federated) -> Federated:
 
 
 def ensemble(server_lr: float, steps: int = 60) -> AddOn:
-    """FedDF with so many steps of distillation."""
+    """Return FedDF with a number of distillation steps."""
     return addons.FedDF(steps=steps, batch=32, lr=server_lr)
 
 
 def adaptive(kind: Callable[..., AddOn]) -> Federated:
-    """A server's optimizer."""
+    """Return FedAvg with an optimizer of the server."""
     return averaging(lambda server_lr: kind(lr=server_lr), search=grid(server_lr=[0.003, 0.01, 0.03, 0.1]))
 
 

@@ -1,4 +1,4 @@
-"""What the examples share: the command line, and a study run with its tables, curves and pictures written."""
+"""Shared parts of the examples: the command line, and runs of a study with tables, curves and pictures."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 import torch
 
 from _data import refuse_unread, require_data, root_or_pictures
-from distillkit._utils.files import write_atomically
+from _files import write_file
 from distillkit.study import Record, Records, Study, curves, pictures, sparkline, tuning_table
 
-__all__ = ["command_line", "number", "parsed", "run_study"]
+__all__ = ["command_line", "number", "parse_arguments", "run_study"]
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults, and a description in the lines that it is written in."""
+    """Help formatter that shows defaults and keeps the description's line breaks."""
 
 
 def number(least: int) -> Callable[[str], int]:
-    """A type for argparse: an integer that is at least `least`."""
+    """Return an argparse type for integers that are at least `least`."""
 
     def integer(text: str) -> int:
         value = int(text)
@@ -40,19 +40,19 @@ def command_line(
     *,
     out: str,
     presets: Sequence[str] = ("smoke", "cpu", "paper"),
-    workers: str = "runs at a time, each in a process of its own",
+    workers: str = "runs at a time, each in its own process",
     pictures: bool = False,
 ) -> argparse.ArgumentParser:
-    """A parser with the common options, to which an example adds its own; `parsed` reads the words.
+    """Return a parser with the common options, to which an example adds its own; use it with `parse_arguments`.
 
     Args:
-        description: what `--help` says first.
-        out: the folder of the results, to which `-<preset>` is appended by default.
-        presets: the first words of `--preset`'s choices; "cpu" is the default.
-        workers: what `--workers` counts.
-        pictures: whether `--data` may name folders of the user's own pictures too, see `_data.own_task`.
+        description: shown first by `--help`.
+        out: folder of the results, to which `-<preset>` is appended by default.
+        presets: choices of `--preset`; "cpu" is the default.
+        workers: description of what `--workers` counts.
+        pictures: whether `--data` may also name folders of the user's own pictures; see `_data.own_task`.
     """
-    again = "Started again, it goes on where it was, whatever ended it; what is finished is not run again."
+    again = "An interrupted call continues where it stopped; finished runs are not repeated."
     parser = argparse.ArgumentParser(description=description, epilog=again, formatter_class=_Help)
     add = parser.add_argument
     add("--preset", choices=tuple(presets), default="cpu", help="how much to compute")
@@ -61,19 +61,19 @@ def command_line(
     add("--workers", type=number(1), default=max(1, os.cpu_count() or 1), help=workers)
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
     root = "root of the datasets by name; default: $DISTILLKIT_DATA"
-    own = f"{root}; or your own pictures: one folder (class/picture.png) or .npz to deal out, or one for each client"
+    own = f"{root}; or your own pictures: one folder (class/picture.png) or .npz to split, or one per client"
     add("--data", type=Path, nargs="+" if pictures else None, metavar="PATH", help=own if pictures else root)
     if pictures:
-        add("--size", type=number(8), default=32, help="height and width that your own pictures are resized to")
-    add("--estimate", action="store_true", help="only say what it will take: seconds, bytes, memory")
+        add("--size", type=number(8), default=32, help="height and width of your own pictures after resizing")
+    add("--estimate", action="store_true", help="only estimate the cost: seconds, bytes, memory")
     parser.set_defaults(default_out=out, pictures=[] if pictures else None)
     return parser
 
 
-def parsed(parser: argparse.ArgumentParser, words: Sequence[str] | None = None) -> argparse.Namespace:
-    """What the words say (default: those of the command line), with the folder and the device that they mean.
+def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse words (default: the command line), and resolve the output folder, the device and `--data`.
 
-    `data` is the root of the datasets by name, or None; `pictures` lists the user's own folders and files, if it may.
+    `data` is the root of named datasets, or None; `pictures` lists the user's own folders and files, if allowed.
     """
     found = parser.parse_args(words)
     if isinstance(found.data, list):
@@ -100,20 +100,21 @@ def run_study(
     ends: bool = True,
     also: Sequence[Record] = (),
 ) -> Records:
-    """Run a study as the command line says; write its tables, curves and pictures into its folder and print the tables.
+    """Run a study as the command line asks, write its tables, curves and pictures, and print the tables.
 
     Args:
-        study: what to run.
-        arguments: as `parsed` gives them.
-        tables: makes of the records what `table.md` says, tables and sentences; below it stand the tries.
-        by: what curves are drawn over, see `distillkit.study.curves`; none for ways without rounds.
-        sets: images a class of a picture of the sets that the ways made; 0 for no picture.
-        claim: what the table is to test and how, said before the runs and below the table.
-        ends: whether `--estimate` ends the script here; False where another study follows.
-        also: runs of another study that tables and curves show too.
+        study: the study to run.
+        arguments: result of `parse_arguments`.
+        tables: returns the contents of `table.md` for the records, tables and sentences; the searched configurations
+            follow.
+        by: horizontal axes of the curves, see `distillkit.study.curves`; none for candidates without rounds.
+        sets: images per class in a picture of the sets that the candidates made; 0 for no picture.
+        claim: the hypothesis and its test, printed before the runs and below the table.
+        ends: whether `--estimate` ends the script here; False if another study follows.
+        also: runs of another study that tables and curves include.
 
     Returns:
-        The records of the study; none after an estimate. Data that cannot be read end the script.
+        The records of the study; none after an estimate. Unreadable data end the script.
     """
     require_data([*study.design.tasks.values(), *study.design.tuned_tasks.values()])
     if arguments.estimate:
@@ -145,7 +146,7 @@ def run_study(
         *([tuning_table(study.out)] if study.num_configurations > 1 else []),
     ]
     text = "\n\n".join(map(str, parts))
-    write_atomically(study.out / "table.md", f"{text}\n")
+    write_file(study.out / "table.md", f"{text}\n")
     for cost in by:
         curves(shown, by=cost).savefig(study.out / f"accuracy_by_{cost}.png", dpi=150)
     if sets:

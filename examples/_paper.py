@@ -1,4 +1,4 @@
-"""What the papers' scripts share: the paper's numbers beside ours, chosen settings, the images that travel."""
+"""Shared parts of the papers' scripts: the papers' numbers, chosen settings, and pictures of sent images."""
 
 from __future__ import annotations
 
@@ -43,14 +43,7 @@ def chosen(records: Records, ways: Mapping[str, Candidate], method: str, task: s
 
 
 def ablation_curves(records: Sequence[Record], main: Sequence[str], names: Sequence[str], path: Path) -> None:
-    """Draw the curves of some ablations beside the headline's, of the first seed, on the tasks that they ran on.
-
-    Args:
-        records: of a study.
-        main: the headline's ways that are drawn too.
-        names: the ablations'.
-        path: of the picture; none is written where no ablation ran.
-    """
+    """Draw the curves of some ablations with those of the main candidates, for the first seed and their tasks."""
     tasks = {record.task for record in records if record.method in names}
     own = [r for r in records if r.task in tasks and r.seed == records[0].seed and r.method in (*main, *names)]
     if own:

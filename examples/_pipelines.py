@@ -1,7 +1,7 @@
-"""The pipelines of `membership.py`: everything between records of digits and what is published, as one function each.
+"""Pipelines of `membership.py`: everything from the records to the published result, one function each.
 
-The settings are small, so that each can be run some dozens of times. The network is trained until it fits what it is
-trained on, which is the harder case for privacy: early stopping hides members.
+The settings are small, so that each pipeline can run some dozens of times. The network is trained until it fits its
+training data, which is the harder case for privacy: early stopping hides members.
 """
 
 from __future__ import annotations
@@ -35,28 +35,29 @@ NUMBERS: dict[str, Numbers] = {
         "dp_steps": 100,
     },
 }  # fmt: skip
-"""By preset: how many candidates there are (half of them are trained on); epochs on records and on a set; images per
-class of one set, steps of DM; clients, rounds, steps and epochs of a round; maps and steps of class means; rate and
-steps of DP-SGD. A client's set has half as many images a class, and FedLGD one round more."""
+"""Settings by preset: number of candidates (half are used); epochs on records and on a set; images per class of a
+set, steps of DM; clients, rounds, steps and epochs of a round; maps and steps of class means; rate and steps of DP-SGD.
+A client's set has half as many images per class, and FedLGD runs one more round.
+"""
 
 EPSILON, DELTA = 8.0, 1e-5
 
 
 @cache
 def digits(records: int) -> Split:
-    """So many digits and the test set, in a normalisation that was measured on none of them."""
+    """Return some digits and the test set, with a normalization that was measured on none of them."""
     split = load("digits", size=16, normalization=Normalization([0.25], [0.4]))
     order = torch.randperm(len(split.train), generator=derive(0, "candidates"))
     return Split(split.train[order[:records]], split.test, split.classes)
 
 
 def raw(n: Numbers, data: LabeledImages, indices: Tensor, seed: int) -> dict[str, Scorer]:
-    """A network trained on the records."""
+    """Train a network on the records."""
     return published(trained(data[indices], n["epochs"], seed))
 
 
 def dm(n: Numbers, data: LabeledImages, indices: Tensor, seed: int, init: Start) -> dict[str, Scorer]:
-    """A set by distribution matching, and a network trained on it."""
+    """Condense the records by distribution matching, and train a network on the set."""
     make = partial(
         distribution_matching, data[indices], networks=RandomNetworks(convnet), ipc=n["ipc"], init=init, batch_real=64,
         generator=seed, progress=False,
@@ -67,7 +68,7 @@ def dm(n: Numbers, data: LabeledImages, indices: Tensor, seed: int, init: Start)
 
 
 def class_means(n: Numbers, data: LabeledImages, indices: Tensor, seed: int) -> dict[str, Scorer]:
-    """A set fitted to noised class means, and a network trained on it."""
+    """Fit a set to noised class means, and train a network on it."""
     small = condense_private(
         data[indices], epsilon=EPSILON, delta=DELTA, size=len(indices), ipc=n["ipc"], networks=RandomNetworks(convnet),
         num_networks=n["releases"], steps=n["fit_steps"], passes=Passes(first_steps=n["fit_steps"]), generator=seed,
@@ -77,7 +78,7 @@ def class_means(n: Numbers, data: LabeledImages, indices: Tensor, seed: int) -> 
 
 
 def dp_sgd(n: Numbers, data: LabeledImages, indices: Tensor, seed: int) -> dict[str, Scorer]:
-    """A network trained on the records by DP-SGD."""
+    """Train a network on the records by DP-SGD."""
     network = build(convnet, seed)
     train_private(
         network, data[indices], size=len(indices), epsilon=EPSILON, delta=DELTA, rate=n["rate"], steps=n["dp_steps"],
@@ -96,17 +97,17 @@ ROWS: dict[str, tuple[str, Callable[..., dict[str, Scorer]]]] = {
     "class-means": ("class means, epsilon 8", class_means),
     "dp-sgd": ("DP-SGD, epsilon 8", dp_sgd),
 }
-"""What each row is called, and its pipeline."""
+"""Title and pipeline of each row."""
 
 
 def fit(row: str, preset: str, indices: Tensor, seed: int) -> dict[str, Scorer]:
-    """One run of a row's pipeline; a function of a module, so that processes can be sent it."""
+    """Run a row's pipeline once; a module-level function, so that processes can import it."""
     numbers = NUMBERS[preset]
     return ROWS[row][1](numbers, digits(numbers["records"]).train, indices, seed)
 
 
 def pipeline(row: str, preset: str) -> Pipeline:
-    """A row's pipeline, with the digits as candidates and the test set as population."""
+    """Return a row's pipeline, with the digits as candidates and the test set as population."""
     (images, labels), test = digits(NUMBERS[preset]["records"])
     tag = f"{row} {NUMBERS[preset]}"
     again = partial(fit, row, preset)

@@ -1,4 +1,4 @@
-"""What the pipelines of `membership.py` share: their network, and how records are scored against what is published."""
+"""Shared parts of the pipelines of `membership.py`: the network, and scorers of models and sets."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ Numbers = dict[str, Any]
 
 
 def convnet(outputs: int = 10) -> ConvNet:
-    """A ConvNet of two blocks for digits of 16 x 16, with 5,178 weights."""
+    """Return a ConvNet of two blocks for digits of 16 x 16, with 5,178 weights."""
     return ConvNet((1, 16, 16), outputs, width=16, depth=2)
 
 
 def trained(data: LabeledImages, epochs: int, seed: int) -> nn.Module:
-    """A network from scratch."""
+    """Train a network from scratch."""
     protocol = Protocol(epochs=epochs, batch=32, lr=0.05)
     return train(build(convnet, seed), data, protocol, generator=seed, progress=False)
 
 
 def published(network: nn.Module, sets: Sequence[Tensor] = (), started: Tensor | None = None) -> dict[str, Scorer]:
-    """How records are scored against a model, and against images that were seen one set after another.
+    """Return scorers for a model, and for images observed in one or several sets.
 
     Args:
-        network: the model; "margin" says whether it is right.
-        sets: the images of each set. "nearest" compares a record with the images of one set at a time, "distance" is
-            that to the closest of all, times -1.
-        started: the real images that sets started from; "started" says which records these are.
+        network: the model; "margin" also shows whether its prediction is right.
+        sets: images of each set. "nearest" compares a record with the images of one set at a time; "distance" is minus
+            the distance to the closest image of all sets.
+        started: the real images that sets started from; "started" marks these records.
     """
     found: dict[str, Scorer] = {"model": model_scorer(network), "margin": model_scorer(network, margin)}
     if sets:
@@ -49,5 +49,5 @@ def published(network: nn.Module, sets: Sequence[Tensor] = (), started: Tensor |
 
 
 def distances(records: Tensor, images: Tensor) -> Tensor:
-    """How far each record is from the closest image, [n]."""
+    """Return the distance of each record to the closest image, [n]."""
     return torch.cdist(records.flatten(1), images.flatten(1), compute_mode="donot_use_mm_for_euclid_dist").amin(1)

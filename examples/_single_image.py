@@ -1,4 +1,4 @@
-"""The ways of `single_image.py`, and the paper's numbers."""
+"""Candidates of `single_image.py`, and the paper's numbers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SOURCE = (
 
 
 def photograph(path: Path | None, channels: int) -> Tensor:
-    """The picture that is shared, float [C, H, W] in [0, 1]: a file, or scikit-learn's "china.jpg" (CC BY 2.0)."""
+    """Return the shared picture, float [C, H, W] in [0, 1]: a file, or scikit-learn's "china.jpg" (CC BY 2.0)."""
     if path is None:
         pixels = torch.from_numpy(load_sample_image("china.jpg").copy())
     else:
@@ -62,7 +62,7 @@ def photograph(path: Path | None, channels: int) -> Tensor:
 
 
 def clients(preset: Mapping[str, Any], task: Task, factory: Any, mixed: bool) -> dict[str, Any]:
-    """How clients train, in every way; if `mixed`, each client one of them."""
+    """Return the clients' training options, the same for every candidate; if `mixed`, one architecture per client."""
     options: dict[str, Any] = {"epochs": preset["epochs"], "batch": preset["batch"], "factory": factory}
     if (space := SPACES.get(task.name.split("-")[0])) is not None and preset["augment"]:
         options["augment"] = CropFlip(space)
@@ -77,13 +77,13 @@ def single(
     preset: Mapping[str, Any], image: Tensor, shared: Mapping[str, Any], also: Any, mixed: bool,
     factory: Any, task: Task, lr: float, server_lr: float,
 ) -> Method:  # fmt: skip
-    """The paper's method; `shared` is what differs from it."""
+    """Return the paper's method; `shared` are the options that differ from it."""
     given = {"keep": preset["keep"], "count": preset["count"], "steps": preset["steps"], "lr": server_lr, **shared}
     return SingleImage(image, *also, shared=given, lr=lr, **clients(preset, task, factory, mixed))
 
 
 def rival(preset: Mapping[str, Any], addon: Any, factory: Any, task: Task, lr: float, server_lr: float) -> Method:
-    """FedAvg with the same clients; `addon` makes what is put into it, of the server's rate."""
+    """Return FedAvg with the same clients; `addon` makes its add-on from the server's rate."""
     options = {
         "optimizer": "adam",
         "lr": lr,
@@ -94,7 +94,7 @@ def rival(preset: Mapping[str, Any], addon: Any, factory: Any, task: Task, lr: f
 
 
 def headline(preset: Mapping[str, Any], image: Tensor) -> dict[str, Federated]:
-    """Crops that the global model selects, the same ones in every round, and others at random in every round."""
+    """Return candidates whose crops are selected by the global model, fixed, or drawn anew in every round."""
     tries = grid(lr=preset["lr"], server_lr=preset["server_lr"])
     every = {"count": preset["keep"]}
     found = {

@@ -1,4 +1,4 @@
-"""What the messages of the demo's FedDM show of the records, for `membership.py`."""
+"""Share of records visible in the messages of the demo's FedDM, for `membership.py`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["demo"]
 
 
 def demo(preset: str, seed: int) -> dict[str, Any]:
-    """How much of the records stands in the messages of the quickstart's FedDM: ten clients, Dirichlet(0.01).
+    """Measure how many records the messages of the quickstart's FedDM show: ten clients, Dirichlet(0.01).
 
     Returns:
-        "above": by decibels, the shares of records to which some image that was sent is as close: of the training
-        records, of held-out ones, and of the training records had random ones been sent in place of the images; and
-        "auc" and "tpr" at 1 % of the distance as an attack, with how many "images" were sent.
+        "above": by decibels, the shares of records to which some sent image is as close: of the training records, of
+        held-out ones, and of the training records if random ones had been sent in place of the images. "auc" and "tpr"
+        at 1 % of the distance as an attack, and the number of sent "images".
     """
     chosen: dict[str, Any] = quickstart.CHOSEN["FedDM"]
     small = quickstart.PRESETS["smoke" if preset == "smoke" else "look"]

@@ -1,4 +1,4 @@
-"""The ways of `vhl.py`, what they try, and the paper's numbers."""
+"""Candidates of `vhl.py`, their searched settings, and the paper's numbers."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ SOURCE = "Tables 1, 2 and 6: the best of 1,000 rounds of a ResNet-18 with ten cl
 
 
 def images(name: str, root: str | None, size: int, channels: int | None, train: int | None, test: int | None) -> Split:
-    """A dataset, or so many of its training and test images, drawn at random."""
+    """Return a dataset, or a random subset of its training and test images."""
     split = load(name, root=root, size=size, channels=channels)
     rows = [torch.randperm(len(one), generator=derive(0, "part"))[:most] for one, most in zip(split, (train, test))]
     return Split(split.train[rows[0]], split.test[rows[1]], split.classes)
 
 
 def ways(o: argparse.Namespace, last: str) -> dict[str, Federated]:
-    """FedAvg without and with VHL, the other bases, and on the `last` task what VHL is made of, part by part."""
+    """Return FedAvg with and without VHL, the other bases, and the parts of VHL on the `last` task."""
 
     def averaging(*parts: Callable[[float], AddOn], passes: int = 1, **fixed: Any) -> Callable[..., FedAvg]:
         def make(factory: Any, task: Task, lr: float, calibration: float = 1.0) -> FedAvg:

@@ -1,12 +1,13 @@
-"""Condense a dataset by name, a folder of pictures or an .npz, and see whether it beats random images.
+"""Condense a named dataset, a folder of pictures or an .npz, and compare with random images.
 
     python examples/condense.py --preset smoke
     python examples/condense.py --dataset path/to/pictures --size 32 --methods random herding dsa
 
-Each method makes a set of `ipc` images a class; networks trained from scratch on it, and on nothing else, are tested
-(last iterate). The preset `smoke` takes seconds; `cpu` hours, with two tries of what a short budget makes uncertain:
-the step size on the pixels, and whether herding and k-center compare pixels or embeddings; `paper` days on a GPU, with
-published settings and nothing tuned. A run's folder has its set (set.safetensors) and picture (grid.png).
+Each method makes a set of `ipc` images per class. Networks trained from scratch on this set only are tested (last
+iterate). The preset `smoke` takes seconds. `cpu` takes hours, with a search over two values of what a short budget
+makes uncertain: the step size on the pixels, and whether herding and k-center compare pixels or embeddings. `paper`
+takes days on a GPU, with published settings and no search. A run's folder holds its set (set.safetensors) and a picture
+(grid.png).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from _data import refuse_unread
-from _options import command_line, number, parsed, run_study
+from _options import command_line, number, parse_arguments, run_study
 from distillkit import LabeledImages, data, plot
 from distillkit.augment import DIGITS, DSA, NATURAL
 from distillkit.condense import (
@@ -73,7 +74,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
         add(f"--{name}", type=number(1), help=text)
     preset = PRESETS[parser.parse_known_args(words)[0].preset]
     parser.set_defaults(**{"seeds": [0], "init": "noise", "batch": 256, "width": 128, "depth": 3, **preset})
-    found = parsed(parser, words)
+    found = parse_arguments(parser, words)
     path = Path(found.dataset).expanduser()
     reader = partial(data.load_folder if path.is_dir() else data.load_npz, path.resolve())
     named = partial(data.load, found.dataset, root=found.data)
@@ -97,7 +98,7 @@ _TRAINED: dict[Any, Any] = {}
 
 
 def embedded(real: LabeledImages, *, choose: Choose, factory: Any, ipc: int, images: int | None, epochs: int) -> Any:
-    """Images chosen in the space of a network that is trained on real ones, once for a task; 0 epochs: in pixels."""
+    """Choose images in the embedding space of a network trained on the task; with 0 epochs in pixels."""
     if not epochs:
         return choose(real, ipc=ipc)
     key = (set_fingerprint(real.to("cpu")), images, epochs)
@@ -140,7 +141,7 @@ def ways(o: argparse.Namespace) -> dict[str, Condense]:
 
 
 def main(words: list[str] | None = None) -> None:
-    """Run what the options ask for."""
+    """Run the example."""
     o = arguments(words)
     options = {"width": o.width, "depth": o.depth} if o.network == "convnet" else {}
     name = re.sub(r"[^\w.-]+", "-", Path(o.dataset).stem.lower(), flags=re.ASCII)

@@ -21,7 +21,7 @@ import torch
 
 from _data import own_task, refuse_unread, some_images
 from _fedcog import BASES, PAPER, SOURCE, SPACES, ablations, pair
-from _options import command_line, number, parsed, run_study
+from _options import command_line, number, parse_arguments, run_study
 from _paper import ablation_curves, beside
 from distillkit import LabeledImages, plot
 from distillkit.data import partition
@@ -67,7 +67,7 @@ def tasks(o: Any, rounds: int) -> list[Task]:
 
 
 def tables(records: Records, late: int, headline: Sequence[str]) -> list[Table]:
-    """The pair beside the paper, how far it is apart in so many late rounds, and what has one seed."""
+    """Return the main comparison with the paper's numbers, its difference, and the ablations of one seed."""
     found = records.late(late)
     columns = ["accuracy_late", "accuracy_locals.mean", "accuracy_own", "bytes_up", "client_seconds"]
     main = [record for record in found if record.method in headline]
@@ -79,7 +79,7 @@ def tables(records: Records, late: int, headline: Sequence[str]) -> list[Table]:
 
 
 def generated(record: Record, train: LabeledImages, path: Any) -> None:
-    """Draw eight real images of each class beside eight that the last global model of a run takes for it."""
+    """Draw eight real images of each class next to eight that the last global model generates for it."""
     run = load_run(str(record.folder))
     targets = torch.arange(train.num_classes).repeat_interleave(8)
     made = invert(run.models[""], targets, shape=train.shape, normalization=train.normalization, progress=False)
@@ -87,14 +87,14 @@ def generated(record: Record, train: LabeledImages, path: Any) -> None:
 
 
 def main(words: list[str] | None = None) -> None:
-    """Run what the options ask for."""
+    """Run the example."""
     parser = command_line(__doc__, out="runs/fedcog", pictures=True)
     add = parser.add_argument
     add("--datasets", nargs="+", choices=[*SPACES], default=[*SPACES], help="which of the paper's")
     add("--headline", action="store_true", help="FedAvg and FedCOG alone, no other base and no ablation")
     add("--rounds", type=number(1), default=None, help="of a run, FedCOG's first among them; default: the preset's")
     add("--steps", type=number(1), default=None, help="of each phase; default: the preset's")
-    o = parsed(parser, words)
+    o = parse_arguments(parser, words)
     refuse_unread(parser, words, "with pictures of your own in --data", "--datasets", unless=not o.pictures)
     p = PRESETS[o.preset] | ({"rounds": o.rounds} if o.rounds else {})
     p |= {"start": min(p["start"], p["rounds"])} | ({"steps": o.steps, "generation": o.steps} if o.steps else {})

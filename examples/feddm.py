@@ -24,7 +24,7 @@ import torch
 from _data import own_task, refuse_unread, require_data
 from _feddm import COSTS, PAPER, PRESETS, SOURCE, claimed, further
 from _feddm_private import CLIENTS, CLOSING, DATASETS, DELTA, TITLES, private_study
-from _options import command_line, number, parsed, run_study
+from _options import command_line, number, parse_arguments, run_study
 from _paper import beside, chosen, sets_sent
 from distillkit import Normalization
 from distillkit.data import Split, load, partition
@@ -45,7 +45,7 @@ switches have FedDM's but for what their names say. Settings were chosen on Diri
 
 
 def images(name: str, root: Path | None, records: int | None) -> Split:
-    """Images normalised by a guess at what scans of figures look like, measured on nothing; or so many of them."""
+    """Return images with a fixed normalization that was not measured on them, or a subset of them."""
     split = load(name, root=root, size=16, normalization=Normalization([0.25], [0.4]))
     if records is None:
         return split
@@ -54,7 +54,7 @@ def images(name: str, root: Path | None, records: int | None) -> Split:
 
 
 def part(name: str, root: Path | None, count: int | None) -> Split:
-    """A dataset, or so many of its training images and at most 2,000 of its test images, drawn at random."""
+    """Return a dataset, or a random subset of its training images and at most 2,000 of its test images."""
     split = load(name, root=root, size=16 if name == "digits" else None)
     if count is None:
         return split
@@ -63,7 +63,7 @@ def part(name: str, root: Path | None, count: int | None) -> Split:
 
 
 def dealt(text: str) -> str:
-    """A type for argparse: "iid", the alpha of a Dirichlet, or "dirichlet" for that with 0.1."""
+    """Parse a split: "iid", the alpha of a Dirichlet, or "dirichlet" for 0.1."""
     if text not in ("iid", "dirichlet") and not 0 < float(text) < float("inf"):
         raise argparse.ArgumentTypeError(f"must be iid, dirichlet or an alpha above 0, got {text}")
     return text
@@ -81,7 +81,7 @@ def arguments(words: list[str] | None) -> Any:
     add("--steps", type=number(1), help="at most so many in each phase, and epochs on the server, to try a preset")
     add("--dp", nargs="+", choices=["none", *TITLES], help="instead: how FedDM's clients are private")
     add("--epsilon", type=float, nargs="+", default=[8.0], help="with --dp: of the whole run, for every private row")
-    o = parsed(parser, words)
+    o = parse_arguments(parser, words)
     refuse_unread(parser, words, "without --dp", "--epsilon", unless=o.dp)
     if o.dp:
         refuse_unread(parser, words, "with --dp", "--only", "--tries", "--rounds", "--steps")
@@ -99,7 +99,7 @@ def arguments(words: list[str] | None) -> Any:
 
 
 def tasks_of(o: Any, dataset: str) -> list[Task]:
-    """A dataset dealt in each of the ways; the user's own folders as they are, if they are several."""
+    """Return a dataset with each of the splits, or the user's own folders as clients."""
     made = []
     for how in o.split[: 1 if len(o.pictures) > 1 else None]:
         title, deal = "iid", partial(partition.iid, clients=CLIENTS)
@@ -116,7 +116,7 @@ def tasks_of(o: Any, dataset: str) -> list[Task]:
 
 
 def main(words: list[str] | None = None) -> None:
-    """Run what the options ask for."""
+    """Run the example."""
     o = arguments(words)
     if o.dp:
         columns = ["relation", "rounds", "bytes_up", "client_seconds"]
@@ -146,7 +146,7 @@ def main(words: list[str] | None = None) -> None:
 
 
 def table(records: Records) -> Any:
-    """What each way reached and cost, beside the paper's numbers."""
+    """Return the accuracy and cost of each candidate, with the paper's numbers."""
     return beside(summary_table(records, columns=COSTS), PAPER, SOURCE)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from _data import own_task, refuse_unread
 from _fedlgd import AVERAGES, DOMAINS, digits, domain_table, draw
-from _options import command_line, number, parsed, run_study
+from _options import command_line, number, parse_arguments, run_study
 from _paper import beside
 from distillkit.augment import DIGITS, DSA, NATURAL
 from distillkit.data import partition
@@ -109,7 +109,7 @@ def ways(o: argparse.Namespace) -> dict[str, Federated]:
 
 
 def task(o: argparse.Namespace) -> Task:
-    """The digits of several sources, a client each; or the user's own pictures."""
+    """Return the digits of several sources, one client each, or the user's own pictures."""
     options: dict[str, Any] = {"rounds": o.rounds, "factory_options": {"width": o.width, "depth": o.depth}}
     if o.pictures:
         return own_task(o, partition=partial(partition.dirichlet, clients=4, alpha=1.0), **options)
@@ -118,7 +118,7 @@ def task(o: argparse.Namespace) -> Task:
 
 
 def main(words: list[str] | None = None) -> None:
-    """Run what the options ask for."""
+    """Run the example."""
     parser = command_line(__doc__, out="runs/fedlgd", pictures=True)
     add = parser.add_argument
     add("--domains", nargs="+", metavar="NAME", help="sources of digits, a client each; default: the preset's")
@@ -126,7 +126,7 @@ def main(words: list[str] | None = None) -> None:
     add("--rounds", type=number(1), help="default: the preset's")
     add("--steps", type=number(1), help="at most so many in each condensation, refinement and matching")
     add("--no-ablations", action="store_true", help="only the ways of Table 1")
-    o = parsed(parser, words)
+    o = parse_arguments(parser, words)
     refuse_unread(parser, words, "with pictures of your own in --data", "--domains", unless=not o.pictures)
     for name, value in PRESETS[o.preset].items():
         most = o.steps if name in ("condense", "refine", "match") else None

@@ -1,12 +1,12 @@
-"""Who was trained on? The strong membership attacks on raw data, distilled sets, federated runs and private ones.
+"""Strong membership attacks on raw data, distilled sets, federated runs and private ones.
 
-    python examples/membership.py --estimate             # one run of each pipeline, timed: what all of it will take
-    python examples/membership.py --rows raw dm          # some rows; a later call goes on, with more rows or shadows
-    python examples/membership.py --rows transcript      # what stands in the messages of the quickstart's FedDM
+    python examples/membership.py --estimate             # times one run of each pipeline
+    python examples/membership.py --rows raw dm          # some rows; a later call adds rows or shadows
+    python examples/membership.py --rows transcript      # records visible in the messages of the quickstart's FedDM
 
-Every pipeline is run from the records to what is published on random halves of the digits. Each run is the target in
-turn; thresholds and shadow models are the others'. All attacks that were tried are shown, with intervals that hold
-together; none is picked. docs/results/attacks.md is made from `records.jsonl`.
+Every pipeline is run, from the records to the published result, on random halves of the digits. Each run is the target
+in turn; thresholds and shadow models come from the others. All attacks are shown, with simultaneous intervals; none is
+selected as the best. docs/results/attacks.md is generated from `records.jsonl`.
 """
 
 from __future__ import annotations
@@ -20,32 +20,31 @@ from typing import Any
 import torch
 
 from _data import refuse_data, refuse_unread
+from _files import current_commit, write_file
 from _membership import Line, lines_of
 from _membership_tables import TABLES, table
-from _options import command_line, number, parsed
+from _options import command_line, number, parse_arguments
 from _pipelines import NUMBERS, ROWS, pipeline
 from _transcript import demo
 from attacks.membership import estimate_cost, run_shadows
-from distillkit._utils.files import write_atomically
-from distillkit._utils.provenance import git_commit
 
 SHADOWS = {"smoke": 8, "cpu": 66}
 TRANSCRIPT = "transcript"
 
 
 def written(path: Path) -> list[Line]:
-    """The records in a file."""
+    """Return the records in a file."""
     return [json.loads(text) for text in path.read_text().splitlines()]
 
 
 def write(path: Path, lines: Sequence[Line]) -> None:
-    """Write records, a line each, all or nothing."""
+    """Write records atomically, one per line."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
+    write_file(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def cost(folder: Path, row: str, preset: str, count: int, seed: int) -> float:
-    """CPU seconds of one run of a row's pipeline, timed once."""
+    """Return the CPU seconds of one run of a row's pipeline, timed once."""
     path = folder / "cost.json"
     if not path.exists():
         began, fresh = time.process_time(), not any(folder.glob("shadow-*"))
@@ -55,7 +54,7 @@ def cost(folder: Path, row: str, preset: str, count: int, seed: int) -> float:
 
 
 def run(row: str, o: Any, seed: int, facts: Line) -> list[Line]:
-    """The records of one row: of its runs, of which those that are missing are made, and of the attacks on them."""
+    """Return the records of one row: make the missing runs, and attack them."""
     folder, numbers = o.out / row, NUMBERS[o.preset]
     kept = folder / "records.jsonl"
     if kept.exists() and (row == TRANSCRIPT or written(kept)[0]["shadows"] == o.shadows):
@@ -72,36 +71,36 @@ def run(row: str, o: Any, seed: int, facts: Line) -> list[Line]:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run what the options ask for."""
+    """Run the example."""
     every = (*ROWS, TRANSCRIPT)
     parser = command_line(__doc__, out="runs/membership", presets=tuple(SHADOWS), workers="runs at a time")
-    parser.add_argument("--rows", nargs="+", choices=every, default=every, help="what is attacked")
+    parser.add_argument("--rows", nargs="+", choices=every, default=every, help="pipelines to attack")
     parser.add_argument("--shadows", type=number(8), default=None, help="runs of each, even; default: the preset's")
     parser.set_defaults(device="cpu")
-    o = parsed(parser, words)
+    o = parse_arguments(parser, words)
     refuse_data(parser, o)
     if o.device != "cpu":
-        parser.error("--device must be cpu: these networks are so small that a GPU would wait for them")
+        parser.error("--device must be cpu: these networks are too small to benefit from a GPU")
     if len(o.seeds or [0]) > 1:
-        parser.error("--seeds takes one seed here: more --shadows say more than another seed")
+        parser.error("--seeds takes one seed here: use more --shadows instead of more seeds")
     [seed], o.shadows = o.seeds or [0], o.shadows or SHADOWS[o.preset]
     if o.shadows % 2:
-        parser.error(f"--shadows must be even, as they come in pairs of complements, got {o.shadows}")
+        parser.error(f"--shadows must be even because they come in pairs of complements, got {o.shadows}")
     refuse_unread(parser, words, f"with --rows {TRANSCRIPT} alone", "--shadows", unless={*o.rows} - {TRANSCRIPT})
     torch.set_num_threads(1)
     if o.estimate:
         each = {row: cost(o.out / row, row, o.preset, o.shadows, seed) for row in o.rows if row != TRANSCRIPT}
-        print("\n".join(f"{row}: {seconds:.3g} CPU s a run" for row, seconds in each.items()))
+        print("\n".join(f"{row}: {seconds:.3g} CPU s per run" for row, seconds in each.items()))
         print(f"all: {sum(each.values()) * o.shadows / 60:.0f} CPU minutes for {o.shadows} runs of each")
         raise SystemExit
     for row in o.rows:
         command = f"python examples/membership.py --preset {o.preset} --seeds {seed} --shadows {o.shadows} --rows {row}"
-        run(row, o, seed, {"commit": git_commit(), "command": command, "seed": seed, "preset": o.preset})
+        run(row, o, seed, {"commit": current_commit(), "command": command, "seed": seed, "preset": o.preset})
         there = [o.out / name / "records.jsonl" for name in every]
         lines = [line for path in there if path.exists() for line in written(path)]
         write(o.out / "records.jsonl", lines)
         text = "\n\n".join(made for name in TABLES if (made := table(name, lines)))
-        write_atomically(o.out / "table.md", f"{text}\n")
+        write_file(o.out / "table.md", f"{text}\n")
     print(text)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from _data import refuse_data
 from _methods import OWN, PERSONAL, VHL, averaging, ensemble, ways
-from _options import command_line, parsed, run_study
+from _options import command_line, parse_arguments, run_study
 from distillkit.data import load, partition
 from distillkit.study import Records, Study, Table, Task, paired_differences, summary_table
 from fl.addons import SCAFFOLD
@@ -29,7 +29,7 @@ COLUMNS = ("accuracy_own", "bytes_up", "bytes_down", "client_seconds")
 
 
 def task(rounds: int) -> Task:
-    """Digits of ten clients; a ConvNet of two blocks, 14,826 parameters."""
+    """Return the digits of ten clients, with a ConvNet of two blocks, 14,826 parameters."""
     return Task(
         "digits",
         partial(load, "digits", size=16),
@@ -63,7 +63,7 @@ def controls() -> dict[str, Federated]:
 
 
 def tables(records: Records) -> list[Table]:
-    """What each way reached, and how far it is from FedAvg of as many rounds, where it is meant to be good."""
+    """Return the results of each candidate, and its difference from FedAvg with as many rounds."""
     found: list[Table] = [summary_table(records, columns=COLUMNS)]
     for base, column in {"FedAvg": "accuracy_last", "FedAvg, 30 rounds": "accuracy_last", OWN: "accuracy_own"}.items():
         alike = [r for r in records if kind(r.method) == kind(base)]
@@ -78,11 +78,11 @@ def kind(name: str) -> tuple[bool, bool]:
 
 
 def main() -> None:
-    """Run what the options ask for."""
+    """Run the example."""
     parser = command_line((__doc__ or "").splitlines()[0], out="runs/methods", presets=tuple(PRESETS))
     parser.add_argument("--methods", nargs="+", default=None, metavar="NAME", help="only these, beside FedAvg")
     parser.add_argument("--controls", action="store_true", help="also what tells a method from an accident")
-    arguments = parsed(parser)
+    arguments = parse_arguments(parser)
     refuse_data(parser, arguments)
     preset = PRESETS[arguments.preset]
     usual, further = ways(preset["late"], preset["divisor"]), controls()

@@ -1,12 +1,12 @@
-"""What a finished run gives away, on one page: of a small run made here, or of one of your studies.
+"""Privacy report of a small run made here, or of a run of one of your studies.
 
-    python examples/privacy_report.py                    # ten clients with digits, FedDM; report beside the run
+    python examples/privacy_report.py                    # ten clients with digits, FedDM; report in the run's folder
     python examples/privacy_report.py --init noise       # images that start from noise
     python examples/privacy_report.py --method FedAvg    # sixty clients send weights; an update is inverted
     python examples/privacy_report.py --method private   # FedDM whose clients send noised class means
     python examples/privacy_report.py --run runs/quickstart-look/dirichlet-0.01-feddm-0    # one run of `make demo`
 
-The report opens alone in any browser. Without shadows it takes seconds; each shadow takes as long as the run.
+The report is one HTML file. Without shadows it takes seconds; each shadow takes as long as the run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from _data import refuse_data, refuse_unread
-from _options import command_line, number, parsed
+from _options import command_line, number, parse_arguments
 from attacks import Report, report
 from attacks.membership import Pipeline, Scorer, model_scorer
 from attacks.reporting import DamagedRun, IncompatibleImages, Inversion, NoRun
@@ -48,7 +48,7 @@ RAW = Protocol(epochs=60, lr=0.03, batch=32)
 
 
 def private(factory: Any, rounds: int, epsilon: float, steps: int, num_networks: int = 5) -> PrivateFedDM:
-    """FedDM whose clients send noised class means: `epsilon` for each record over the whole run."""
+    """Return FedDM whose clients send noised class means, with `epsilon` for each record over the whole run."""
     sizes = gaussian_sigma(epsilon, DELTA) / 0.05**0.5  # a twentieth of the budget for the class sizes
     sigma = plan_noise(epsilon, DELTA, count=num_networks * rounds, spent=[(sizes, 1.0, 1)]).sigma
     return PrivateFedDM(
@@ -57,7 +57,7 @@ def private(factory: Any, rounds: int, epsilon: float, steps: int, num_networks:
 
 
 def made(options: Any, seed: int) -> Path:
-    """The run of one seed: a study of one way, so that its folder says how it is made again."""
+    """Make the run of one seed as a study of one candidate, so that its folder allows repeating it."""
     deal = partial(partition.dirichlet, **(MANY if options.method == "FedAvg" else FEW))
     network = {"width": 32, "depth": 2}
     digits = partial(load, "digits", size=16)
@@ -80,20 +80,20 @@ def made(options: Any, seed: int) -> Path:
 
 
 def again(folder: Path, split: Split, indices: Tensor, seed: int) -> dict[str, Scorer]:
-    """One shadow: the whole run again, every client with those of its records that are among `indices`."""
+    """Repeat the whole run for one shadow, with only the records among `indices`."""
     shadow = repeat(folder, keep=indices, seed=seed, data=split, progress=False)
     return {"model": model_scorer(shadow.models[""])}
 
 
 def raw(folder: Path, split: Split, indices: Tensor, seed: int) -> dict[str, Scorer]:
-    """The baseline: the run's network trained on the records themselves, all in one place."""
+    """Train the run's network on the records themselves, as the baseline."""
     network = build(partial(load_run(folder).task.network(split), split.train.num_classes), seed)
     train(network, split.train[indices], RAW, generator=seed, progress=False)
     return {"model": model_scorer(network)}
 
 
 def reported(folder: Path, options: Any) -> Report:
-    """The report of a run, with all that its folder tells."""
+    """Write the report of a run, with everything that its folder provides."""
     if not (folder / "config.json").is_file():
         return report(folder)  # which refuses it, and says what a run is
     run = load_run(folder)
@@ -114,17 +114,17 @@ def reported(folder: Path, options: Any) -> Report:
 
 
 def main(words: Sequence[str] | None = None) -> list[Report]:
-    """Make what the options ask for."""
+    """Run the example."""
     about = (__doc__ or "").splitlines()[0]
     parser = command_line(about, out="runs/privacy_report", presets=tuple(PRESETS), workers="shadows at a time")
     add = parser.add_argument
-    add("--run", type=Path, default=None, help="a study's run, kept with transcript=True; default: make one")
+    add("--run", type=Path, default=None, help="run of a study with transcript=True; default: make one")
     add("--method", choices=("FedDM", "FedAvg", "private"), default="FedDM", help="of the run made here")
-    add("--init", choices=("real", "noise"), default="real", help="what FedDM's images start from")
+    add("--init", choices=("real", "noise"), default="real", help="initialisation of FedDM's images")
     add("--rounds", type=number(1), default=None, help="of the run made here; default: the preset's")
-    add("--steps", type=number(0), default=None, help="of each client a round; default: the preset's")
+    add("--steps", type=number(0), default=None, help="of each client per round; default: the preset's")
     add("--shadows", type=number(0), default=None, help="repetitions on halves of the records; default: the preset's")
-    options = parsed(parser, words)
+    options = parse_arguments(parser, words)
     refuse_data(parser, options)
     unread = ("--method", "--init", "--rounds", "--steps", "--seeds", "--out", "--device", "--estimate")
     refuse_unread(parser, words, "with --run", *unread, unless=not options.run)
@@ -141,7 +141,7 @@ def main(words: Sequence[str] | None = None) -> list[Report]:
         except (CheckpointError, DamagedRun, DamagedTranscript, NoRun, NotRepeatable, IncompatibleImages) as error:
             sys.exit(str(error))
         lines = [found[-1].verdict, *(f"- {line}" for line in [*found[-1].leaks, *found[-1].not_found])]
-        print("\n".join([*lines, *(f"not told: {missing}" for missing in found[-1].missing)]))
+        print("\n".join([*lines, *(f"not determined: {missing}" for missing in found[-1].missing)]))
         print(f"{found[-1].html}\n{found[-1].markdown}")
         if options.run:
             break

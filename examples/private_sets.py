@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from _data import refuse_unread
-from _options import command_line, parsed, run_study
+from _options import command_line, parse_arguments, run_study
 from distillkit import LabeledImages, Normalization
 from distillkit.augment import DIGITS, DSA, NATURAL
 from distillkit.condense import distribution_matching, random_subset
@@ -77,7 +77,7 @@ class Bfloat16(ConvNet):
 
 
 def whole(real: LabeledImages) -> LabeledImages:
-    """All the data, as a set."""
+    """Return all the data as a set."""
     return real
 
 
@@ -123,7 +123,7 @@ def ways(o: argparse.Namespace) -> dict[str, Condense]:
 
 
 def main(words: list[str] | None = None) -> None:
-    """Run what the options ask for."""
+    """Run the example."""
     parser = command_line(__doc__, out="runs/private-sets")
     add = parser.add_argument
     add("--dataset", choices=("digits", "mnist", "usps", "fashionmnist", "mnist28", "fashionmnist28"), default="digits")
@@ -131,7 +131,7 @@ def main(words: list[str] | None = None) -> None:
     add("--epsilons", type=float, nargs="+", default=[8.0, 4.0, 1.0], help="of class means")
     parser.set_defaults(ipc=10, nets=None, epochs=None, records=None, small={})
     parser.set_defaults(**PRESETS[parser.parse_known_args(words)[0].preset])
-    o = parsed(parser, words)
+    o = parse_arguments(parser, words)
     refuse_unread(parser, words, "without class_means", "--epsilons", unless={"class_means", "larger"} & {*o.methods})
     absent = {"quick", "image_sgd", "dm"} if o.dataset.endswith("28") else {"larger"}
     if o.methods is not METHODS and absent & {*o.methods}:

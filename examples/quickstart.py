@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from _data import refuse_data
-from _options import command_line, parsed, run_study
+from _options import command_line, parse_arguments, run_study
 from distillkit import plot
 from distillkit.data import load, partition
 from distillkit.study import Candidate, Records, Study, Task, grid, summary_table
@@ -79,7 +79,7 @@ def ways(name: str) -> dict[str, Candidate]:
 
 
 def pictures(study: Study, records: Records) -> None:
-    """Who holds which digits, and the synthetic ones that FedDM's clients sent last."""
+    """Draw the clients' digits, and the synthetic ones that FedDM's clients sent last."""
     for name, one in study.design.tasks.items():
         split = one.load()
         owners = one.assign(split, study.design.seeds[0]).owners
@@ -90,11 +90,11 @@ def pictures(study: Study, records: Records) -> None:
 
 
 def main() -> None:
-    """Run what the options ask for."""
+    """Run the example."""
     parser = command_line((__doc__ or "").splitlines()[0], out="runs/quickstart", presets=tuple(PRESETS))
     parser.set_defaults(preset="look")
     parser.add_argument("--equal-seconds", action="store_true", help="also give FedAvg FedDM's client seconds")
-    arguments = parsed(parser)
+    arguments = parse_arguments(parser)
     refuse_data(parser, arguments)
     preset = PRESETS[arguments.preset]
     compared = ways(arguments.preset)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from _data import own_task, refuse_unread, some_images
-from _options import command_line, number, parsed, run_study
+from _options import command_line, number, parse_arguments, run_study
 from _paper import ablation_curves, beside
 from _single_image import CHOSEN, NOTHING, PAPER, SOURCE, SPACES, ablations, headline, photograph
 from distillkit import plot
@@ -71,7 +71,7 @@ def task(o: Any, p: dict[str, Any]) -> Task:
 
 
 def tables(records: Records, main: Sequence[str]) -> list[Table]:
-    """The selections beside the paper, how far they are apart, and what has one seed."""
+    """Return the selections with the paper's numbers, their differences, and the ablations of one seed."""
     found, columns = records.late(LATE), ["accuracy_late", "bytes_up", "bytes_down", "client_seconds"]
     own = [record for record in found if record.method in main]
     rest = [record for record in found if record.seed == found[0].seed]
@@ -88,7 +88,7 @@ def crops(record: Record, image: Any, p: dict[str, Any], size: int, path: Path) 
 
 
 def main(words: list[str] | None = None) -> None:
-    """Run what the options ask for."""
+    """Run the example."""
     parser = command_line(__doc__, out="runs/single-image", pictures=True)
     add = parser.add_argument
     add("--image", type=Path, default=None, help="the shared picture, in place of scikit-learn's china.jpg")
@@ -96,7 +96,7 @@ def main(words: list[str] | None = None) -> None:
     add("--headline", action="store_true", help="the selections alone, no rival and no ablation")
     add("--rounds", type=number(1), default=None, help="of a run; default: the preset's")
     add("--steps", type=number(1), default=None, help="of distillation, with one epoch; default: the preset's")
-    o = parsed(parser, words)
+    o = parse_arguments(parser, words)
     refuse_unread(parser, words, "with a client a folder in --data", "--alpha", unless=len(o.pictures) < 2)
     p = PRESETS[o.preset] | {"alpha": o.alpha, "augment": o.preset == "paper"}
     p |= ({"rounds": o.rounds} if o.rounds else {}) | ({"steps": o.steps, "epochs": 1} if o.steps else {})

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from _data import own_task, refuse_unread
-from _options import command_line, number, parsed, run_study
+from _options import command_line, number, parse_arguments, run_study
 from _paper import ablation_curves, beside, sets_sent
 from _vhl import BASES, PAPER, SOURCE, TRIES, images, ways
 from distillkit.data import partition
@@ -47,7 +47,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def tasks(o: argparse.Namespace) -> list[Task]:
-    """Ten clients of each data set by Dirichlet 0.1; of several folders of the user's each. Half of them in a round."""
+    """Return ten clients of each dataset by Dirichlet 0.1, or the user's folders; half of them join a round."""
     deal = partial(partition.dirichlet_capped, clients=10, alpha=0.1)
     options: dict[str, Any] = {"rounds": o.rounds, "factory": o.network, "factory_options": o.shape, "partition": deal}
     options["participation"] = o.participation
@@ -59,7 +59,7 @@ def tasks(o: argparse.Namespace) -> list[Task]:
 
 
 def main(words: list[str] | None = None) -> None:
-    """Run what the options ask for."""
+    """Run the example."""
     parser = command_line(__doc__, out="runs/vhl", pictures=True)
     add = parser.add_argument
     known = ("digits", "mnist", "fashionmnist", "svhn", "cifar10")
@@ -71,7 +71,7 @@ def main(words: list[str] | None = None) -> None:
     add("--settings-of", type=Path, metavar="FOLDER", help="those chosen there, and try none: to turn one switch")
     add("--participation", type=float, default=0.5, help="of the clients, in a round")
     add("--network", choices=NETWORK_NAMES, help="default: the preset's")
-    o = parsed(parser, words)
+    o = parse_arguments(parser, words)
     refuse_unread(parser, words, "with pictures of your own in --data", "--dataset", unless=not o.pictures)
     refuse_unread(parser, words, "with --pair", "--no-ablations", unless=not o.pair)
     if o.network:

@@ -89,10 +89,12 @@ def strays_of_attacks(found: Iterator[Import] | list[Import]) -> list[Import]:
 def private(found: Iterator[Import] | list[Import]) -> list[Import]:
     """Return the imports from another component of names that are in no `__all__`.
 
-    A module with a leading underscore is private to users; inside this distribution its `__all__` counts.
+    A module with a leading underscore is private to users and so to the examples; inside the packages its `__all__`
+    counts.
     """
     across = [one for one in found if component(one.by) != component(one.module)]
-    return [one for one in across if one.name is not None and one.name not in exported(one.module)]
+    hidden = [one for one in across if one.by.split(".")[0] == "examples" and "._" in one.module]
+    return hidden + [one for one in across if one.name is not None and one.name not in exported(one.module)]
 
 
 def test_attacks_only_import_leaves_losses_and_value_types() -> None:
@@ -138,6 +140,12 @@ def test_components_only_import_exported_names_of_others() -> None:
 def test_imports_of_private_names_are_found_in_other_components_only(line: str) -> None:
     assert private(imports("distillkit.generate.new", line))
     assert not private(imports(f"{component(line.split()[1])}.new", line))
+
+
+def test_examples_import_no_private_module() -> None:
+    line = "from distillkit._utils.files import write_atomically"
+    assert private(imports("examples.new", line))
+    assert not private(imports("fl.new", line))
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -102,7 +102,7 @@ def test_the_embedding_is_trained_once_for_a_task(condense: ModuleType) -> None:
         (["--steps", "-3"], ["argument --steps: must be at least 1, got -3"]),
         (["--ipc", "0"], ["argument --ipc: must be at least 1, got 0"]),
         (["--dataset", "nowhere"], ["--dataset nowhere: name must be one of digits"]),
-        (["--data", "mine"], ["--data would not be read with --dataset digits"]),
+        (["--data", "mine"], ["--data has no effect with --dataset digits"]),
     ],
 )
 def test_a_wrong_command_is_told_in_a_line(

@@ -30,7 +30,7 @@ def options() -> ModuleType:
 
 def words(options: ModuleType, *given: object) -> object:
     parser = options.command_line("Nothing.", out="runs/nothing", pictures=True)
-    return options.parsed(parser, list(map(str, given)))
+    return options.parse_arguments(parser, list(map(str, given)))
 
 
 def test_a_root_is_told_from_own_pictures(options: ModuleType, tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_what_does_not_exist_is_refused_with_what_belongs_there(
     with pytest.raises(SystemExit):
         words(options, "--data", tmp_path / "nowhere")
     said = capsys.readouterr().err
-    assert f"there is no {tmp_path / 'nowhere'}" in said
+    assert f"no such file or folder: {tmp_path / 'nowhere'}" in said
     assert "MNIST/raw" in said
     assert "class/picture.png" in said
 

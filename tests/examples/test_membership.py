@@ -63,7 +63,7 @@ def test_the_cost_is_said_from_one_timed_run_which_is_kept(
             membership.main([*words, "--estimate"])
     first, total = capsys.readouterr().out.splitlines()[:2]
     seconds = json.loads((tmp_path / "raw" / "cost.json").read_text())["cpu_seconds"]
-    assert first == f"raw: {seconds:.3g} CPU s a run"
+    assert first == f"raw: {seconds:.3g} CPU s per run"
     assert total == f"all: {seconds * 10:.0f} CPU minutes for 600 runs of each"
     assert len(list((tmp_path / "raw").glob("shadow-*"))) == 1
 

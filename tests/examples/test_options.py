@@ -63,17 +63,17 @@ def test_data_that_would_not_be_read_are_refused(
     with pytest.raises(SystemExit) as ended:
         load_script(f"examples/{name}").main()
     assert ended.value.code == 2
-    assert "would not be read: these digits come with scikit-learn; leave it out" in capsys.readouterr().err
+    assert "has no effect: these digits come with scikit-learn; omit it" in capsys.readouterr().err
 
 
 def test_the_folder_is_the_presets_unless_it_is_named() -> None:
     options = load_script("examples/_options.py")
     parser = options.command_line("Nothing.", out="runs/nothing")
-    assert options.parsed(parser, []).out == Path("runs/nothing-cpu")
-    assert options.parsed(parser, ["--preset", "smoke"]).out == Path("runs/nothing-smoke")
-    assert options.parsed(parser, ["--preset", "smoke", "--out", "here"]).out == Path("here")
-    assert options.parsed(parser, ["--device", "cpu"]).device == "cpu"
-    assert options.parsed(parser, []).device in ("cpu", "cuda")
+    assert options.parse_arguments(parser, []).out == Path("runs/nothing-cpu")
+    assert options.parse_arguments(parser, ["--preset", "smoke"]).out == Path("runs/nothing-smoke")
+    assert options.parse_arguments(parser, ["--preset", "smoke", "--out", "here"]).out == Path("here")
+    assert options.parse_arguments(parser, ["--device", "cpu"]).device == "cpu"
+    assert options.parse_arguments(parser, []).device in ("cpu", "cuda")
 
 
 def test_a_claim_stands_before_the_runs_and_below_the_table_and_an_estimate_runs_nothing(
@@ -86,7 +86,7 @@ def test_a_claim_stands_before_the_runs_and_below_the_table_and_an_estimate_runs
     parser = options.command_line("Nothing.", out="runs/nothing")
 
     def play(*words: str, **how: object) -> str:
-        given = options.parsed(parser, ["--workers", "1", "--device", "cpu", *words])
+        given = options.parse_arguments(parser, ["--workers", "1", "--device", "cpu", *words])
         options.run_study(study, given, lambda found: [summary_table(found)], claim="FedAvg learns.", **how)
         return capsys.readouterr().out
 
@@ -103,29 +103,29 @@ def test_a_claim_stands_before_the_runs_and_below_the_table_and_an_estimate_runs
 @pytest.mark.parametrize(
     ("name", "words", "said"),
     [
-        ("feddm", "--epsilon 8", "--epsilon would not be read without --dp"),
-        *(("feddm", f"--dp none {option}", f"{option.split()[0]} would not be read with --dp")
+        ("feddm", "--epsilon 8", "--epsilon has no effect without --dp"),
+        *(("feddm", f"--dp none {option}", f"{option.split()[0]} has no effect with --dp")
           for option in ("--only claim", "--tries 2", "--rounds 3", "--steps 1")),
-        ("feddm", "--data PICTURES --dataset digits", "--dataset would not be read with these pictures in --data"),
-        ("feddm", "--data PICTURES PICTURES --split iid", "--split would not be read with these pictures in --data"),
-        ("fedcog", "--data PICTURES --datasets cifar10", "--datasets would not be read with pictures of your own"),
-        ("fedlgd", "--data PICTURES --domains mnist", "--domains would not be read with pictures of your own"),
-        ("vhl", "--data PICTURES --dataset svhn", "--dataset would not be read with pictures of your own in --data"),
-        ("vhl", "--pair --no-ablations", "--no-ablations would not be read with --pair"),
-        ("single_image", "--data PICTURES PICTURES --alpha 1", "--alpha would not be read with a client a folder"),
-        *((name, "--size 16", "--size would not be read without pictures of your own in --data")
+        ("feddm", "--data PICTURES --dataset digits", "--dataset has no effect with these pictures in --data"),
+        ("feddm", "--data PICTURES PICTURES --split iid", "--split has no effect with these pictures in --data"),
+        ("fedcog", "--data PICTURES --datasets cifar10", "--datasets has no effect with pictures of your own"),
+        ("fedlgd", "--data PICTURES --domains mnist", "--domains has no effect with pictures of your own"),
+        ("vhl", "--data PICTURES --dataset svhn", "--dataset has no effect with pictures of your own in --data"),
+        ("vhl", "--pair --no-ablations", "--no-ablations has no effect with --pair"),
+        ("single_image", "--data PICTURES PICTURES --alpha 1", "--alpha has no effect with a client a folder"),
+        *((name, "--size 16", "--size has no effect without pictures of your own in --data")
           for name in ("feddm", "fedcog", "fedlgd", "vhl", "single_image")),
-        ("membership", "--rows transcript --shadows 8", "--shadows would not be read with --rows transcript alone"),
-        *(("privacy_report", f"--run there {option}", f"{option.split()[0]} would not be read with --run")
+        ("membership", "--rows transcript --shadows 8", "--shadows has no effect with --rows transcript alone"),
+        *(("privacy_report", f"--run there {option}", f"{option.split()[0]} has no effect with --run")
           for option in ("--method FedDM", "--init real", "--rounds 1", "--steps 1", "--seeds 0", "--out o")),
-        ("privacy_report", "--method FedAvg --init real", "--init would not be read with --method FedAvg"),
-        ("private_sets", "--methods random --epsilons 8", "--epsilons would not be read without class_means"),
+        ("privacy_report", "--method FedAvg --init real", "--init has no effect with --method FedAvg"),
+        ("private_sets", "--methods random --epsilons 8", "--epsilons has no effect without class_means"),
         ("private_sets", "--methods class_means larger", "--methods larger are not for --dataset digits"),
-        ("condense", "--network mlp --width 8", "--width would not be read with a --network that is no convnet"),
-        ("condense", "--methods random dsa --steps 3", "--steps would not be read without dm in --methods"),
-        ("condense", "--methods dm --loops 1 1", "--loops would not be read without dc or dsa in --methods"),
-        ("condense", "--methods herding --batch-real 8", "--batch-real would not be read without dm, dc or dsa"),
-        ("condense", "--dataset PICTURES --data .", "--data would not be read with --dataset "),
+        ("condense", "--network mlp --width 8", "--width has no effect with a --network that is no convnet"),
+        ("condense", "--methods random dsa --steps 3", "--steps has no effect without dm in --methods"),
+        ("condense", "--methods dm --loops 1 1", "--loops has no effect without dc or dsa in --methods"),
+        ("condense", "--methods herding --batch-real 8", "--batch-real has no effect without dm, dc or dsa"),
+        ("condense", "--dataset PICTURES --data .", "--data has no effect with --dataset "),
     ],
     ids=lambda value: value,
 )  # fmt: skip

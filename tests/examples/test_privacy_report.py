@@ -25,7 +25,7 @@ def test_a_run_is_made_and_reported_and_one_of_ones_own(tmp_path: Path, capsys: 
         script.main(["--run", str(tmp_path / "nowhere")])
     capsys.readouterr()
     for words, wanted in (
-        (["--run", str(run), "--estimate"], "--estimate would not be read with --run"),
+        (["--run", str(run), "--estimate"], "--estimate has no effect with --run"),
         (["--shadows", "3"], "--shadows must be 0, or even and at least 8, got 3"),
     ):
         with pytest.raises(SystemExit):
