@@ -136,15 +136,10 @@ def run_study(
         print(f"{said} {sparkline(accuracies) + ' ' if accuracies else ''}{last}{after}", flush=True)
 
     print(f"{study!r}; for each run, as soon as it is done, accuracy by round (a full block is 100 %):", flush=True)
-    records = study.run(
-        processes=arguments.workers, device=arguments.device, trial=study.num_configurations > 1, on_run=told
-    )
+    searched = study.num_configurations > 1
+    records = study.run(processes=arguments.workers, device=arguments.device, trial=searched, on_run=told)
     shown = Records(also) + records
-    parts = [
-        *tables(shown),
-        *([claim] if claim else []),
-        *([tuning_table(study.out)] if study.num_configurations > 1 else []),
-    ]
+    parts = [*tables(shown), *([claim] if claim else []), *([tuning_table(study.out)] if searched else [])]
     text = "\n\n".join(map(str, parts))
     write_file(study.out / "table.md", f"{text}\n")
     for cost in by:

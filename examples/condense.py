@@ -6,8 +6,7 @@
 Each method makes a set of `ipc` images per class. Networks trained from scratch on this set only are tested (last
 iterate). The preset `smoke` takes seconds. `cpu` takes hours, with a search over two values of what a short budget
 makes uncertain: the step size on the pixels, and whether herding and k-center compare pixels or embeddings. `paper`
-takes days on a GPU, with published settings and no search. A run's folder holds its set (set.safetensors) and a picture
-(grid.png).
+takes days on a GPU, with published settings and no search. A run's folder holds set.safetensors and grid.png.
 """
 
 from __future__ import annotations
@@ -21,17 +20,9 @@ from typing import Any
 
 from _data import refuse_unread
 from _options import command_line, number, parse_arguments, run_study
-from distillkit import LabeledImages, data, plot
+from distillkit import LabeledImages, condense, data, plot
 from distillkit.augment import DIGITS, DSA, NATURAL
-from distillkit.condense import (
-    InnerTraining,
-    distribution_matching,
-    gradient_matching,
-    herding,
-    k_center,
-    loops_for,
-    random_subset,
-)
+from distillkit.condense import distribution_matching, gradient_matching, herding, k_center, loops_for, random_subset
 from distillkit.fingerprint import set_fingerprint
 from distillkit.networks import RandomNetworks, build
 from distillkit.study import Condense, Study, Task, grid, summary_table
@@ -113,7 +104,7 @@ def ways(o: argparse.Namespace) -> dict[str, Condense]:
     """The methods of the command line, with as many tries each."""
     augment = DSA(DIGITS if Path(o.dataset).stem.lower() in ("mnist", "usps", "svhn", "digits") else NATURAL)
     ours = {"ipc": o.ipc, "batch_real": o.batch_real}
-    gradient = {**ours, "iterations": o.iterations, "inner": InnerTraining(loops=o.loops), "init": o.init}
+    gradient = {**ours, "iterations": o.iterations, "inner": condense.InnerTraining(loops=o.loops), "init": o.init}
 
     def chosen(choose: Choose) -> Choose:
         return lambda **given: partial(embedded, choose=choose, ipc=o.ipc, images=o.embedding_images, **given)

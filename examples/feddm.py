@@ -1,14 +1,13 @@
-"""FedDM beside weight averaging, in as many rounds, on clients with few classes each; its parts; its private clients.
+"""FedDM and weight averaging in equal rounds, on clients with few classes each; ablations; private clients.
 
     python examples/feddm.py --preset smoke
     python examples/feddm.py                                      # both tables on MNIST and CIFAR-10, small
     python examples/feddm.py --preset paper --only claim --tries 1  # the paper's settings, for a GPU
     python examples/feddm.py --data north south west              # folders of pictures, a client each
     python examples/feddm.py --dp class_means sums shares --epsilon 8 2 --split iid --dataset digits
-    python examples/feddm.py --dp none
 
-Each dataset has two studies: the claim, on seeds of its own after as many tries for both; and with the settings chosen
-there, on one seed, the other methods, splits and switches. With --dp clients are private: see `_feddm_private.py`.
+Each dataset has two studies: the main claim, on its own seeds after an equal search for both; and on one seed, with the
+settings found there, other methods, splits and switches. --dp makes clients private (`_feddm_private.py`; none: not).
 """
 
 from __future__ import annotations
@@ -128,12 +127,9 @@ def main(words: list[str] | None = None) -> None:
     for name, tasks in every.items():
         study = Study(o.out / name, tasks[0], ways, seeds=o.seeds)
         found = run_study(
-            study,
-            o,
-            lambda ours: [table(ours), paired_differences(ours), paired_differences(ours, "Real")],
-            claim=CLAIM,
-            **drawn,
-        )
+            study, o, lambda ours: [table(ours), paired_differences(ours), paired_differences(ours, "Real")],
+            claim=CLAIM, **drawn,
+        )  # fmt: skip
         sets_sent(found, FedDM.images, study.out / "images_sent.png")
         if o.only == "claim":
             continue

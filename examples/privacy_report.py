@@ -51,9 +51,8 @@ def private(factory: Any, rounds: int, epsilon: float, steps: int, num_networks:
     """Return FedDM whose clients send noised class means, with `epsilon` for each record over the whole run."""
     sizes = gaussian_sigma(epsilon, DELTA) / 0.05**0.5  # a twentieth of the budget for the class sizes
     sigma = plan_noise(epsilon, DELTA, count=num_networks * rounds, spent=[(sizes, 1.0, 1)]).sigma
-    return PrivateFedDM(
-        factory=factory, sigma=sigma, sigma_sizes=sizes, num_networks=num_networks, steps=steps, **SERVER
-    )
+    options = {"num_networks": num_networks, "steps": steps, **SERVER}
+    return PrivateFedDM(factory=factory, sigma=sigma, sigma_sizes=sizes, **options)
 
 
 def made(options: Any, seed: int) -> Path:
@@ -103,13 +102,12 @@ def reported(folder: Path, options: Any) -> Report:
         population = split.test.images, split.test.labels
         return Pipeline(partial(fit, folder, split), split.train.images, split.train.labels, population, str(run.hash))
 
-    given: dict[str, Any] = {}
+    given: dict[str, Any] = {"workers": options.workers}
     if options.shadows:
-        given = {"pipeline": pipeline(again), "baselines": {"model on raw data": pipeline(raw)}}
+        given |= {"pipeline": pipeline(again), "baselines": {"model on raw data": pipeline(raw)}}
     return report(
         folder, members=split.train, non_members=split.test, network=run.models[""],
-        invert=Inversion(owners=run.assign(split).owners), shadows=options.shadows or 8, workers=options.workers,
-        **given,
+        invert=Inversion(owners=run.assign(split).owners), shadows=options.shadows or 8, **given,
     )  # fmt: skip
 
 

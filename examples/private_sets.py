@@ -3,10 +3,8 @@
     python examples/private_sets.py --preset smoke
     python examples/private_sets.py --dataset mnist28 --methods class_means larger random --epsilons 1 10 --seeds 0
 
-Networks trained from scratch on each set are tested (last iterate, mean of several). Epsilon is what the run's own
-ledger says, for one set, not the whole table. The noise comes from the operating system, so a run repeats up to it. At
-16x16 every method has four tries on public images (USPS, or MNIST for USPS itself: 1,438, tested on 2,000 others) and
-none on private ones; at 28x28 there is one setting, found on USPS (docs/results/privacy.md).
+Networks trained from scratch on each set are tested. Epsilon is the ledger's, for one set; its noise is not repeatable.
+At 16x16 every method searches four configurations on public images; at 28x28 there is one (docs/results/privacy.md).
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -91,8 +88,9 @@ def ways(o: argparse.Namespace) -> dict[str, Condense]:
             if condense is image_sgd:
                 own["size"] = o.records or RECORDS.get(task.name, 60_000)
             if condense is condense_private:
-                own["passes"] = Passes(**{f.name: own.pop(f.name) for f in fields(Passes) if f.name in own})
-                networks = EmbeddingNetworks(networks, augment=own.pop("augment", None))
+                own["passes"] = Passes(**{k: own.pop(k) for k in [*own] if k in Passes.__dataclass_fields__})
+                embedding = EmbeddingNetworks(networks, augment=own.pop("augment", None))
+                return partial(condense, networks=embedding, **own)
             return partial(condense, networks=networks, **own)
 
         return make

@@ -136,8 +136,8 @@ def _ledger(lines: list[dict[str, Any]], observed: ObservedData, findings: Findi
     parts.append(Table(["mechanism", "sigma", "rate", "neighbours", "releases", "clients"], rows))
     uncharged = {c: (n, paid[str(c)] + paid["*"]) for c, n in observed.replies.items() if n > paid[str(c)] + paid["*"]}
     if uncharged:
-        client, (replies, charges) = max(uncharged.items(), key=lambda one: one[1][0] - one[1][1])
-        words = f"client {client} sent {replies} replies and was charged for {charges} releases"
+        worst, (replies, charges) = max(uncharged.items(), key=lambda one: one[1][0] - one[1][1])
+        words = f"client {worst} sent {replies} replies and was charged for {charges} releases"
         parts.append(f"Replies without a charge: {words} ({len(uncharged)} clients in total have such replies).")
         findings.add_leak(
             "claim",

@@ -72,7 +72,7 @@ def test_the_cost_is_said_from_one_timed_run_which_is_kept(
     ("words", "said"),
     [
         ("--seeds 0 1", "--seeds takes one seed here"),
-        ("--shadows 9", "--shadows must be even, as they come in pairs of complements, got 9"),
+        ("--shadows 9", "--shadows must be even because they come in pairs of complements, got 9"),
         ("--device cuda", "--device must be cpu"),
     ],
     ids=["seeds", "shadows", "device"],

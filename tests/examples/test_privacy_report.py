@@ -16,7 +16,7 @@ def test_a_run_is_made_and_reported_and_one_of_ones_own(tmp_path: Path, capsys: 
     assert found.html == tmp_path / run.name / "report" / "report.html"
     shown = capsys.readouterr().out
     assert found.verdict in shown
-    assert "not told: " in shown
+    assert "not determined: " in shown
     shutil.rmtree(run / "transcript")
     [again] = script.main(["--preset", "smoke", "--run", str(run)])
     assert again.verdict == "This run sends private records: its images start from real ones."
