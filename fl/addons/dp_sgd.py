@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -21,8 +23,13 @@ from fl.addons._per_example import public_examples, refuse_mixing_parts, unsound
 from fl.averaging import AddOn, AveragingServer, Local, Settings, Step
 from fl.batches import Batch, Phase, batch_at
 from fl.message import Tensors
+from fl.networks import Networks
 
 __all__ = ["DPSGD"]
+
+_ENGINES: WeakKeyDictionary[Networks, dict[tuple[object, ...], str]] = WeakKeyDictionary()
+"""Engines of the gradient checks that passed in this process, so that no check is repeated in every round."""
+_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,12 +131,14 @@ class DPSGD(AddOn):
             batch = Batch(images, labels, dict(zip(names, columns)))
             return Step.example_loss(local, batch, moved).expand(len(images))  # n times the mean: only the sum counts
 
+        with _LOCK:
+            checked = _ENGINES.setdefault(settings.networks, {})
         key = (self, local.architecture, phase, chunk, like.shape, like.type())
         with per_example_gradients(
             local.net, losses, public=public_examples(local), chunk=chunk, sizes=sizes, trained=moved,
-            mode=self.gradients, engine=settings.tried.get(key),
+            mode=self.gradients, engine=checked.get(key),
         ) as gradients:  # fmt: skip
-            settings.tried[key] = gradients.engine
+            checked[key] = gradients.engine
             yield gradients
 
     def batches(self, local: Local, data: LabeledImages, phase: Phase) -> Iterator[Batch]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -42,7 +42,6 @@ class Settings:
         first_outputs: add-on's key -> index of its first extra output, counted from the end of the task's classes.
         layers: names of the inner modules whose outputs add-ons read.
         damping: total strength of the add-ons' pulls to the weights at the start of the round.
-        tried: results of trials on the networks, for the next trial.
     """
 
     networks: Networks
@@ -61,7 +60,6 @@ class Settings:
     first_outputs: Mapping[str, int]
     layers: tuple[str, ...]
     damping: float
-    tried: dict[tuple[object, ...], str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         check_options(self)

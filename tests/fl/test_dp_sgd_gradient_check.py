@@ -11,6 +11,7 @@ import torch
 from distillkit.privacy import BatchStatistics, Ledger, PrivacyError
 from fl import FedAvg, Run, simulate
 from fl.addons import DPSGD, MOON, FedProx
+from fl.addons.dp_sgd import _ENGINES
 from fl.averaging.addon import AddOn
 from fl.batches import Phase
 from tests.distillkit.privacy.faulty_network import FAULTS, OCCASIONS, FaultyNetwork
@@ -98,7 +99,7 @@ def test_folded_rows_can_be_asked_for_as_whole_examples() -> None:
     method = FedAvg(private, factory=network, weights="uniform")
     run = simulate(method, CLIENTS, rounds=1, ledger=ledger, progress=False)
     assert not any(row["failed"] for row in run.rows)
-    assert set(method.settings.tried.values()) == {"vmap"}
+    assert set(_ENGINES[method.settings.networks].values()) == {"vmap"}
 
 
 def test_a_process_that_has_not_tried_tries_before_it_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
