@@ -1,4 +1,4 @@
-"""Jobs and answers as bytes: all that passes between the server's side and a place where clients run."""
+"""Jobs and results as bytes: everything that passes between the server and other processes or machines."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
 from fl.message import Message, Value
 
 __all__ = [
-    "Held",
     "Job",
     "PayloadCache",
     "PayloadMissing",
-    "answer_parts",
+    "PayloadStore",
     "job_parts",
-    "pack_answer",
     "pack_job",
-    "read_answer",
+    "pack_result",
     "read_job",
-    "unpack_answer",
+    "read_result",
+    "result_parts",
     "unpack_job",
+    "unpack_result",
 ]
 
 _FIELDS: dict[str, tuple[type, ...]] = {
     "version": (str,), "client": (int,), "error": (str, type(None)), "absent": (bool,), "seconds": (int, float),
     "notes": (dict,), "remembers": (bool,), "silent": (bool,), "charged": (list,),
 }  # fmt: skip
-"""The fields of an answer, and what each may be."""
+"""Fields of a result, and their types."""
 
 
 class PayloadMissing(LookupError):
-    """A client was told by a digest alone what it has not, or no longer; the job must be sent again, whole."""
+    """A client lacks a payload that was sent as its digest; the job must be sent again in full."""
 
     def __init__(self, client: int) -> None:
-        super().__init__(f"client {client} lacks the body of a kept entry")
+        super().__init__(f"client {client} lacks the payload of a cached entry")
         self.client = client
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -46,7 +46,7 @@ class PayloadMissing(LookupError):
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked of one client.
+    """One request to one client.
 
     Attributes:
         header, client, request: see `Transport.exchange`.
@@ -59,37 +59,37 @@ class Job:
     ledger: Mapping[str, Any] | None = None
 
 
-class Held(Protocol):
-    """The payloads of kept entries that lie at a place where clients run."""
+class PayloadStore(Protocol):
+    """Store of the cached entries' payloads in a process or on a machine where clients run."""
 
     def keep(self, client: int, key: str, digest: str, value: Value) -> Value:
-        """Hold the body `value` of this `digest`, which a `client` got under the entry `key`; returns an equal one."""
+        """Store a `client`'s payload `value` of the entry `key` under its `digest`, and return an equal one."""
         ...
 
     def of(self, client: int, key: str, digest: str) -> Value:
-        """The body that a `client` was told to have under the entry `key`, by its `digest`.
+        """Return a `client`'s payload of the entry `key`, by its `digest`.
 
         Raises:
-            PayloadMissing: it has not.
+            PayloadMissing: the client does not have it.
         """
         ...
 
 
 @dataclass
 class PayloadCache:
-    """The payloads of kept entries that clients hold: one for each client and entry, and equal ones are kept once."""
+    """Cache of the payloads already sent to each client, one for each entry. Equal payloads are stored once."""
 
     _held: dict[tuple[int, str], str] = field(default_factory=dict)
     _values: dict[str, Value] = field(default_factory=dict)
 
     def keep(self, client: int, key: str, digest: str, value: Value) -> Value:
-        """Hold a body that came; returns it, or the equal one that was here before.
+        """Store a received payload, and return it, or an equal one that was stored before.
 
         Args:
-            client: who holds it.
-            key: of its entry.
-            digest: its fingerprint.
-            value: the body.
+            client: number of the client.
+            key: key of the entry.
+            digest: fingerprint of the payload.
+            value: the payload.
         """
         self._held[client, key] = digest
         kept = self._values.setdefault(digest, value)
@@ -97,10 +97,10 @@ class PayloadCache:
         return kept
 
     def of(self, client: int, key: str, digest: str) -> Value:
-        """The body that a `client` was told to have under the entry `key`, by its `digest`.
+        """Return a `client`'s payload of the entry `key`, by its `digest`.
 
         Raises:
-            PayloadMissing: it has not.
+            PayloadMissing: the client does not have it.
         """
         if self._held.get((client, key)) != digest:
             raise PayloadMissing(client)
@@ -108,121 +108,125 @@ class PayloadCache:
 
 
 def job_parts(job: Job, facts: Mapping[str, str] | None = None, *, whole: bool = False) -> Parts:
-    """A job taken apart; of a kept entry that the client holds, only the digest, unless it has to travel `whole`.
+    """Encode a job; a cached entry that the client has is sent as its digest.
 
     Args:
-        job: what is asked.
-        facts: strings that go with it.
-        whole: whether every body travels.
+        job: the job.
+        facts: strings to send with it.
+        whole: send every payload in full.
     """
     request = job.request
-    held = frozenset[str]() if whole else request.cached
+    cached = frozenset[str]() if whole else request.cached
     values = dict(request.message.items())
-    said = {
+    fields = {
         "head": asdict(job.header), "client": job.client, "ledger": job.ledger, "memory": request.memory,
-        "entries": list(values), "digests": dict(request.digests), "held": sorted(held),
+        "entries": list(values), "digests": dict(request.digests), "held": sorted(cached),
     }  # fmt: skip
-    message = Message.unchecked({k: v for k, v in values.items() if k not in held})
-    return to_parts(message, {**(facts or {}), "job": json.dumps(said)})
+    message = Message.unchecked({k: v for k, v in values.items() if k not in cached})
+    return to_parts(message, {**(facts or {}), "job": json.dumps(fields)})
 
 
-def read_job(message: Message, facts: Mapping[str, str], payloads: Held) -> Job:
-    """Read back what `job_parts` took apart, with the payloads that the client holds put in.
+def read_job(message: Message, facts: Mapping[str, str], payloads: PayloadStore) -> Job:
+    """Decode a job of `job_parts`, and insert the payloads that the client has.
 
     Args:
-        message, facts: what `fl._codec.from_parts` makes of it.
-        payloads: what this place holds; what came is added.
+        message, facts: results of `fl._codec.from_parts`.
+        payloads: payloads stored here; received ones are added.
 
     Raises:
-        ValueError: no job.
-        PayloadMissing: a body is not there; ask for the job whole.
+        ValueError: it is not a job.
+        PayloadMissing: a payload is missing; ask for the whole job.
     """
-    said = json.loads(facts["job"])
-    client, digests, came = said["client"], said["digests"], dict(message.items())
+    fields = json.loads(facts["job"])
+    client, digests, values = fields["client"], fields["digests"], dict(message.items())
     for key, digest in digests.items():
-        came[key] = payloads.keep(client, key, digest, came[key]) if key in came else payloads.of(client, key, digest)
-    request = ClientRequest(Message.unchecked({key: came[key] for key in said["entries"]}), said["memory"], digests)
-    return Job(RequestHeader(**said["head"]), client, request, said["ledger"])
+        values[key] = (
+            payloads.keep(client, key, digest, values[key]) if key in values else payloads.of(client, key, digest)
+        )
+    request = ClientRequest(
+        Message.unchecked({key: values[key] for key in fields["entries"]}), fields["memory"], digests
+    )
+    return Job(RequestHeader(**fields["head"]), client, request, fields["ledger"])
 
 
 def pack_job(job: Job, *, whole: bool = False) -> bytes:
-    """A `job` as bytes; of a kept entry that the client holds, only the digest, unless it has to travel `whole`."""
+    """Encode a `job` as bytes; a cached entry that the client has is sent as its digest, unless `whole`."""
     return as_bytes(job_parts(job, whole=whole))
 
 
-def unpack_job(data: bytes, payloads: Held) -> Job:
-    """Read back what `pack_job` wrote; see `read_job`.
+def unpack_job(data: bytes, payloads: PayloadStore) -> Job:
+    """Decode the bytes of `pack_job`; see `read_job`.
 
     Args:
         data: the bytes.
-        payloads: what this place holds; what came is added.
+        payloads: payloads stored here; received ones are added.
     """
     return read_job(*decode(data), payloads)
 
 
-def answer_parts(
+def result_parts(
     version: str,
-    answer: ClientResult,
+    result: ClientResult,
     charged: Sequence[Mapping[str, Any]] = (),
     facts: Mapping[str, str] | None = None,
 ) -> Parts:
-    """An answer taken apart, with the version of the header that it answers, and what was charged for it.
+    """Encode a result, with the version of its request's header and its privacy charges.
 
-    One that cannot be written (a NaN among its numbers, say) is an answer with that error.
+    A result that cannot be encoded, such as one with a NaN among its numbers, becomes a result with that error.
 
     Args:
         version: of the header.
-        answer: what came of it.
-        charged: lines of a ledger.
-        facts: strings that go with it.
+        result: the result.
+        charged: new lines of the ledger.
+        facts: strings to send with it.
     """
-    said: dict[str, Any] = {
-        "version": version, "client": answer.client, "error": answer.error, "absent": answer.absent,
-        "seconds": answer.seconds, "remembers": answer.remembers, "charged": list(charged),
+    fields: dict[str, Any] = {
+        "version": version, "client": result.client, "error": result.error, "absent": result.absent,
+        "seconds": result.seconds, "remembers": result.remembers, "charged": list(charged),
     }  # fmt: skip
     try:
-        if not isinstance(answer.reply, Message | None):
-            raise TypeError(f"want a Message, got {type(answer.reply).__name__}")
-        said |= {"notes": dict(answer.notes), "silent": answer.reply is None}
-        reply = Message() if answer.reply is None else answer.reply
-        return to_parts(reply, {**(facts or {}), "answer": json.dumps(said)})
-    except Exception as error:  # a method may answer anything
-        why = f"sent what cannot travel: {type(error).__name__}: {error}"
-        said |= {"notes": {}, "silent": True, "error": why, "remembers": False}
-        return to_parts(Message(), {**(facts or {}), "answer": json.dumps(said)})
+        if not isinstance(result.reply, Message | None):
+            raise TypeError(f"expected a Message, got {type(result.reply).__name__}")
+        fields |= {"notes": dict(result.notes), "silent": result.reply is None}
+        reply = Message() if result.reply is None else result.reply
+        return to_parts(reply, {**(facts or {}), "answer": json.dumps(fields)})
+    except Exception as error:  # a method may return anything
+        why = f"its reply cannot be sent: {type(error).__name__}: {error}"
+        fields |= {"notes": {}, "silent": True, "error": why, "remembers": False}
+        return to_parts(Message(), {**(facts or {}), "answer": json.dumps(fields)})
 
 
-def read_answer(reply: Message, facts: Mapping[str, str]) -> tuple[str, ClientResult, list[dict[str, Any]]]:
-    """Read back what `answer_parts` took apart: the version that it bears, the answer, and what was charged for it.
+def read_result(reply: Message, facts: Mapping[str, str]) -> tuple[str, ClientResult, list[dict[str, Any]]]:
+    """Decode the version, result and charges of `result_parts`; the input is not trusted.
 
     Args:
-        reply, facts: what `fl._codec.from_parts` makes of it; it may come from anywhere.
+        reply, facts: results of `fl._codec.from_parts`.
 
     Raises:
-        ValueError: no answer.
+        ValueError: it is not a result.
     """
     try:
-        said = json.loads(facts["answer"])
-        answer = ClientResult(
-            said["client"], None if said["silent"] else reply, said["error"], said["absent"], said["seconds"],
-            said["notes"], said["remembers"],
+        fields = json.loads(facts["answer"])
+        result = ClientResult(
+            fields["client"], None if fields["silent"] else reply, fields["error"], fields["absent"], fields["seconds"],
+            fields["notes"], fields["remembers"],
         )  # fmt: skip
-        version, charged = said["version"], said["charged"]
+        version, charged = fields["version"], fields["charged"]
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"not an answer: {type(error).__name__}: {error}") from error
+        raise ValueError(f"not a result: {type(error).__name__}: {error}") from error
     for name, kind in _FIELDS.items():
-        if type(said[name]) not in kind:
-            raise ValueError(f"not an answer: its {name} is {said[name]!r:.60}")
+        if type(fields[name]) not in kind:
+            raise ValueError(f"not a result: its {name} is {fields[name]!r:.60}")
     if not all(isinstance(line, dict) for line in charged):
-        raise ValueError("not an answer: what it charged must be a list of maps")
-    return version, answer, charged
+        raise ValueError("not a result: its charges must be a list of maps")
+    return version, result, charged
 
 
-def pack_answer(version: str, answer: ClientResult, charged: Sequence[Mapping[str, Any]] = ()) -> bytes:
-    """An `answer` to the header of this `version` as bytes, with what was `charged`; see `answer_parts`."""
-    return as_bytes(answer_parts(version, answer, charged))
+def pack_result(version: str, result: ClientResult, charged: Sequence[Mapping[str, Any]] = ()) -> bytes:
+    """Encode a `result` for the header of this `version`, with its charges (`charged`); see `result_parts`."""
+    return as_bytes(result_parts(version, result, charged))
 
 
-def unpack_answer(data: bytes) -> tuple[str, ClientResult, list[dict[str, Any]]]:
-    """Read back what `pack_answer` wrote, the bytes `data`; see `read_answer`."""
-    return read_answer(*decode(data))
+def unpack_result(data: bytes) -> tuple[str, ClientResult, list[dict[str, Any]]]:
+    """Decode the bytes `data` of `pack_result`; see `read_result`."""
+    return read_result(*decode(data))

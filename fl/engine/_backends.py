@@ -1,4 +1,4 @@
-"""Where a run computes: the backend interface, and its default, threads of this process."""
+"""Threads of a run: the backend interface, its default of threads in this process, and the server's thread."""
 
 from __future__ import annotations
 
@@ -7,24 +7,18 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 
-from distillkit._utils.threads import create_thread_pool
+from distillkit._utils.threads import pool_of
 from distillkit.privacy import Ledger
 from fl.engine._client_memory import MemoryStore
 from fl.engine._client_runtime import ClientRuntime, respond
 from fl.engine._clients import ClientRegistry
-from fl.engine._transport import (
-    BundledExchange,
-    ClientRequest,
-    ClientResult,
-    RequestBuilder,
-    RequestHeader,
-    Transport,
-)
+from fl.engine._transport import BundledExchange, ClientResult, RequestBuilder, RequestHeader, Transport
 from fl.method import Method
 from fl.task import LabelTask
 
@@ -35,10 +29,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a backend opens its transport with, once the run's options are checked.
+    """State of a run that a backend opens its transport with, once the run's options are checked.
 
     Attributes:
-        task: what the labels mean.
+        task: meaning of the labels.
         device: where clients compute.
         memories: folder for the clients' memories if they run on this machine; None for a run that writes no files.
         stop: set when the run is being stopped.
@@ -106,16 +100,18 @@ def backend_of(backend: object) -> Backend:
 
 
 class ThreadTransport:
-    """A transport of persistent threads with one intra-op thread each, which share the server's method and ledger.
+    """Transport to clients in persistent threads, each with one intra-op thread; see `Transport`.
+
+    The clients share the server's method and ledger.
 
     Args:
-        runtime: what is at hand.
-        workers: how many.
+        runtime: what the clients share.
+        workers: number of threads.
     """
 
     def __init__(self, runtime: ClientRuntime, workers: int) -> None:
         self.runtime, self._window = runtime, 2 * workers
-        self._pool = create_thread_pool(workers, "client")
+        self._pool = pool_of(workers, "client")
 
     def exchange(
         self,
@@ -124,9 +120,9 @@ class ThreadTransport:
         build_request: RequestBuilder,
         bundled: BundledExchange | None = None,
     ) -> Iterator[ClientResult]:
-        """Ask the `clients`, each told `header` and what `build_request` writes; see `Transport.exchange`.
+        """Send a request to each of the `clients`; see `Transport.exchange`. The `bundled` exchange runs first.
 
-        At most two for each worker are under way ahead of the next yield. What is `bundled` goes ahead.
+        At most two clients for each worker are ahead of the next yield.
         """
         if bundled is not None:
             bundled.run_first(self)
@@ -134,60 +130,55 @@ class ThreadTransport:
         rest = iter(clients)
 
         def fill() -> None:
-            while len(waiting) < self._window and (number := next(rest, None)) is not None:
-                waiting.append(self._pool.submit(self._one, header, number, build_request))
+            while len(waiting) < self._window and (client := next(rest, None)) is not None:
+                request = partial(build_request, client)
+                waiting.append(self._pool.submit(respond, self.runtime, header, client, request))
 
         fill()
         while waiting:
-            answer = waiting.popleft().result()
+            result = waiting.popleft().result()
             fill()
-            yield answer
-
-    def _one(self, header: RequestHeader, number: int, build_request: RequestBuilder) -> ClientResult:
-        def request() -> ClientRequest:
-            return build_request(number)
-
-        return respond(self.runtime, header, number, request)
+            yield result
 
     def commit(self, versions: Mapping[int, str]) -> None:
         """Keep these `versions` of the memories; see `Transport.commit`."""
         self.runtime.memories.commit(versions)
 
     def rollback(self) -> None:
-        """Delete what the failed round left in memories; see `Transport.rollback`."""
+        """Delete the memories of the failed round; see `Transport.rollback`."""
         self.runtime.memories.rollback()
 
     def metadata(self) -> dict[str, str]:
-        """Nothing: the memories' files lie in the run's folder."""
+        """Return nothing: the memories' files are in the run's folder."""
         return {}
 
-    def restore(self, facts: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """Delete all memories but these `versions`; there are no `facts`. See `Transport.restore`."""
-        self.runtime.memories.cut(versions)
+    def restore(self, metadata: Mapping[str, str], versions: Mapping[int, str]) -> None:
+        """Delete all memories except these `versions`; see `Transport.restore`. There is no `metadata`."""
+        self.runtime.memories.restore(versions)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """Ask what is running to stop, wait for it, and end the threads."""
+        """Ask running clients to stop, wait for them, and end the threads."""
         self.runtime.stop.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 class ServerThread:
-    """Where the server's side of the method runs: one thread, so that nothing of it needs a lock.
+    """Thread of the server's side of the method; as there is only one, the method needs no lock.
 
-    A context: the thread ends with it.
+    Use it as a context manager: the thread ends with it.
 
     Args:
-        threads: intra-op threads of its tensors' operations.
+        threads: intra-op threads of its tensor operations.
     """
 
     def __init__(self, threads: int = 1) -> None:
-        self._pool = create_thread_pool(1, "server", threads)
+        self._pool = pool_of(1, "server", threads)
 
     def run(self, work: Callable[[], T]) -> T:
-        """Run `work` there and return its result."""
+        """Run `work` on the thread, and return its result."""
         return self._pool.submit(work).result()
 
     def __enter__(self) -> ServerThread:

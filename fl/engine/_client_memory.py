@@ -1,4 +1,4 @@
-"""What clients remember between rounds, where they run: in RAM, or one file a client and version."""
+"""Memories of clients between rounds: in RAM, or one file for each client and version."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["MemoryStore"]
 
 
 class MemoryStore:
-    """Each client's memory, in versions: what an exchange writes is pending until a request or `settle` names it.
+    """Versions of each client's memory; the one that an exchange writes is pending until the server names it.
 
-    Nobody here decides which version counts: the server knows which rounds are committed, and names the version in
-    every request. So a lost `settle` does no harm, and what a failed or killed round wrote is never read.
+    The server alone decides which version counts, and names it in every request. So a lost `commit` does no harm, and
+    memories of a failed or killed round are never read.
 
     Args:
-        folder: where each client gets a folder of its own; None keeps all in RAM.
+        folder: parent of one folder for each client; None keeps the memories in RAM.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -49,22 +49,22 @@ class MemoryStore:
             self._file(client, version).unlink(missing_ok=True)
 
     def _keep(self, client: int, version: str) -> None:
-        """Delete all but one version."""
+        """Delete all versions except one."""
         for other in self._versions(client):
             if other != version:
                 self._delete(client, other)
 
     def load(self, client: int, version: str, *, tidy: bool = True) -> Message:
-        """A client's memory of this version ("" is none yet), as a copy that may be changed.
+        """Return a copy of a client's memory that may be changed.
 
         Args:
-            client: whose it is.
-            version: its name, as the server gives it.
-            tidy: whether all others are deleted, which are of rounds that failed. Not where the exchange only reads:
-                what it is given may be pending, and then the committed one is needed again if the round fails.
+            client: its number.
+            version: the version that the server names; "" for none yet.
+            tidy: delete all other versions, which are of failed rounds. Not for an exchange that only reads: its
+                version may be pending, and the committed one is needed if the round fails.
 
         Raises:
-            CheckpointError: it is lost or damaged; that must not look like a client that remembers nothing.
+            CheckpointError: the memory is lost or damaged, which must not look like a client without memory.
         """
         if tidy:
             self._keep(client, version)
@@ -73,16 +73,16 @@ class MemoryStore:
         if self._folder is not None:
             return read_message(self._file(client, version))[0]
         if version not in self._ram.get(client, {}):
-            raise CheckpointError(f"client {client} has lost its memory of version {version}")
+            raise CheckpointError(f"client {client} has lost its memory of version {version}: start the run again")
         return self._ram[client][version].copy()
 
     def stage(self, client: int, version: str, memory: Message) -> None:
-        """Keep a pending memory beside the one that was loaded.
+        """Store a pending memory beside the one that was loaded.
 
         Args:
-            client: whose it is.
-            version: its name, which a later request or `settle` gives.
-            memory: what the client remembers.
+            client: its number.
+            version: its name, for a later request or `commit`.
+            memory: the memory.
         """
         self._pending.append((client, version))
         if self._folder is None:
@@ -91,18 +91,18 @@ class MemoryStore:
             write_atomically(self._file(client, version), encode(memory, {"client": str(client)}))
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """The round is committed, and these versions count, by client; a client that is not named is left alone."""
+        """Keep only these versions of the clients' memories, by client; other clients are left alone."""
         for client, version in versions.items():
             self._keep(client, version)
         self._pending = [(client, version) for client, version in self._pending if client not in versions]
 
     def rollback(self) -> None:
-        """What is pending never counts: the round has failed."""
+        """Delete the pending memories of a failed round."""
         for client, version in self._pending:
             self._delete(client, version)
         self._pending.clear()
 
-    def cut(self, versions: Mapping[int, str]) -> None:
-        """Delete everything but these versions: what was never committed, because the run was killed."""
+    def restore(self, versions: Mapping[int, str]) -> None:
+        """Delete everything except these versions, by client: the rest is of a round that was killed."""
         for client in self._clients():
             self._keep(client, versions.get(client, ""))

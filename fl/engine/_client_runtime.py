@@ -1,4 +1,4 @@
-"""All that happens at one client: from what it was told, and from what lies there, to its answer."""
+"""One client's side of an exchange: from its request and its data to its result."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ __all__ = ["ClientRuntime", "respond"]
 
 @dataclass(frozen=True)
 class ClientRuntime:
-    """What is at hand where clients run.
+    """Objects that the clients of one process share.
 
     Attributes:
-        method: built anew from its construction, or the server's own object where clients are threads beside it.
-        task: what the labels mean.
+        method: built from its construction, or the server's own object if clients are threads of its process.
+        task: meaning of the labels.
         client_data: each client's data, by number.
-        memories: what the clients remember.
+        memories: the clients' memories.
         device: where they compute.
         stop: set when the run is being stopped.
-        ledger: what a private client charges.
+        ledger: ledger that private clients charge.
     """
 
     method: Method
@@ -45,18 +45,18 @@ class ClientRuntime:
 
 
 def respond(
-    runtime: ClientRuntime, header: RequestHeader, number: int, request: Callable[[], ClientRequest]
+    runtime: ClientRuntime, header: RequestHeader, number: int, build_request: Callable[[], ClientRequest]
 ) -> ClientResult:
-    """A client's answer, in whatever way it comes about: one that fails is an answer with an error.
+    """Run one client, and return its result; a client that fails gives a result with an error.
 
     Args:
-        runtime: what is at hand where the client runs.
-        header: what every client is told in this exchange.
+        runtime: what the clients share.
+        header: the request's part that is the same for all clients.
         number: the client's.
-        request: gives what this client is told; called if there is anybody to read it, on the thread that this runs on.
+        build_request: returns the client's part of the request; called on this thread unless the client is absent.
 
     Raises:
-        BudgetExhausted: what it would release, the ledger does not allow.
+        BudgetExhausted: the ledger does not allow the client's release.
         Interrupted: the run is being stopped.
     """
     started = time.thread_time()
@@ -64,27 +64,20 @@ def respond(
     def cost() -> float:
         return time.thread_time() - started
 
+    device = runtime.device
     try:
-        held = runtime.client_data[number]
-        if _absent(runtime.method, header, held):
+        data = runtime.client_data[number]
+        if _absent(runtime.method, header, data):
             return ClientResult(number, absent=True, seconds=cost())
-        told = request()
-        train, test = held.read()
-        memory = placed(runtime.memories.load(number, told.memory, tidy=header.keeps), runtime.device)
+        request = build_request()
+        train, test = data.read()
+        memory = runtime.memories.load(number, request.memory, tidy=header.keeps)
         client = Client(
-            number,
-            placed(train, runtime.device),
-            placed(test, runtime.device),
-            runtime.task,
-            header.round,
-            header.seed,
-            memory=memory,
-            stop=runtime.stop,
-            device=runtime.device,
-            ledger=runtime.ledger,
+            number, placed(train, device), placed(test, device), runtime.task, header.round, header.seed,
+            memory=placed(memory, device), stop=runtime.stop, device=device, ledger=runtime.ledger,
             secret=noise_of(header.secret, header.round, number),
-        )
-        reply = runtime.method.run_on_client(header.verb, client, placed(told.message, runtime.device))
+        )  # fmt: skip
+        reply = runtime.method.act(header.verb, client, placed(request.message, device))
         remembers = header.keeps and len(client.memory) > 0
         if remembers:
             runtime.memories.stage(number, header.version, client.memory)
@@ -95,8 +88,8 @@ def respond(
         return ClientResult(number, error=reason_of(error), seconds=cost())
 
 
-def _absent(method: Method, header: RequestHeader, held: ClientData) -> bool:
-    """Whether there is nothing to ask about. That a client has no images is private, if anything is."""
+def _absent(method: Method, header: RequestHeader, data: ClientData) -> bool:
+    """Return whether the client has no images for the request; for a private method that fact is private, too."""
     if header.verb == "evaluate":
-        return held.test is None
-    return not method.private and not len(held.train)
+        return data.test is None
+    return not method.private and not len(data.train)

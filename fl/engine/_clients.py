@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from distillkit._utils import conversion
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
 
-__all__ = ["ClientData", "ClientRegistry", "grown", "read_or_stored", "read_set", "require_like"]
+__all__ = ["ClientData", "ClientRegistry", "extend_classes", "read_or_stored", "read_set", "require_like"]
 
 Either = TypeVar("Either", bound=LabeledImages | StoredImages)
 
@@ -45,15 +45,15 @@ def _in_memory(data: LabeledImages | StoredImages) -> LabeledImages:
 
 
 def read_set(given: Any, name: str, progress: bool) -> LabeledImages:
-    """What a user gave as a set, as one; a dataset, loader or pair of images and labels is read into memory.
+    """Convert a user's argument to a set; a dataset, loader or pair of images and labels is read into memory.
 
     Args:
-        given: whatever came.
+        given: the argument.
         name: of the argument, for messages.
         progress: whether long reading shows a bar.
 
     Raises:
-        TypeError, ValueError: it is no set and none can be made of it, or its pictures lie in a file.
+        TypeError, ValueError: it cannot be converted, or its images are in a file.
     """
     if isinstance(given, LabeledImages):
         return given
@@ -61,18 +61,18 @@ def read_set(given: Any, name: str, progress: bool) -> LabeledImages:
     if not conversion.is_labeled_source(given):
         raise TypeError(
             f"{name} must be a LabeledImages, a Dataset, or a pair of images and labels, got {type(given).__name__}; "
-            "make a set with LabeledImages(images, labels, num_classes=..., normalization=...)"
+            "create a set with LabeledImages(images, labels, num_classes=..., normalization=...)"
         )
     return as_set(given, name=name, progress=progress)
 
 
-def grown(data: Either, classes: int, given: bool) -> Either:
-    """A set with more classes, if nobody said how many it has.
+def extend_classes(data: Either, classes: int, given: bool) -> Either:
+    """Return a set with more classes, if its number of classes was only inferred.
 
     Args:
-        data: the set; one that says how many classes there are, or has as many, is returned as it is.
-        classes: how many there are.
-        given: whether somebody said so, and it is no guess.
+        data: the set; returned unchanged if its number of classes was given, or is large enough.
+        classes: number of classes.
+        given: whether this number was given, and not inferred.
     """
     if data.classes_given or data.num_classes >= classes:
         return data
@@ -84,12 +84,12 @@ def require_like(first: LabeledImages, other: LabeledImages | StoredImages, name
 
     Args:
         first: the first client's set.
-        other: the set in question; of a stored one, whose pictures are bytes and so finite, nothing is read.
+        other: the set; the images of a stored one are bytes and so finite, and are not read.
         name: of the argument, for messages.
-        classes: whether its classes and labels must be alike too.
+        classes: whether its classes and labels must agree, too.
 
     Raises:
-        ValueError: with what differs, and how to convert.
+        ValueError: naming the difference, and how to convert.
     """
     other = other.read([]) if isinstance(other, StoredImages) else other
     no_labels = torch.empty(0, dtype=torch.int64)
@@ -100,10 +100,10 @@ def require_like(first: LabeledImages, other: LabeledImages | StoredImages, name
     except ValueError as error:
         raise ValueError(f"{name} does not fit clients[0]: {error}") from error
     if not bool(torch.isfinite(other.images).all()):
-        raise ValueError(f"{name} holds NaN or Inf among its pixels: leave such images out, or mend them")
+        raise ValueError(f"{name} has NaN or Inf among its pixels: leave such images out, or repair them")
     if first.images.dtype != other.images.dtype:
         raise ValueError(
-            f"{name} holds {other.images.dtype} images, clients[0] {first.images.dtype}; convert with "
+            f"{name} has {other.images.dtype} images, clients[0] has {first.images.dtype}; convert with "
             f"`data.to(dtype={first.images.dtype})`"
         )
     if classes and first.labels.ndim != other.labels.ndim:
@@ -112,7 +112,7 @@ def require_like(first: LabeledImages, other: LabeledImages | StoredImages, name
 
 
 def read_or_stored(given: Any, name: str, progress: bool) -> LabeledImages | StoredImages:
-    """What `read_set` gives, or a stored set as it is: nothing of it is read here.
+    """Convert a user's argument as `read_set` does, but return a stored set unread.
 
     Args:
         given, name, progress: see `read_set`.
@@ -124,25 +124,25 @@ def read_or_stored(given: Any, name: str, progress: bool) -> LabeledImages | Sto
 
 
 class ClientRegistry(Sequence[ClientData]):
-    """The clients of a run, each checked against the first: all at the door, or one by one as they are looked at.
+    """Data of all clients of a run, each checked against the first: before round 1, or when its client is drawn.
 
-    Datasets, loaders and pairs of images and labels are read into memory; a stored set stays in its file. A set that
-    does not say how many classes there are has as many as `classes`, or the sets that say it, or else the largest.
+    Datasets, loaders and pairs of images and labels are read into memory; a stored set stays in its file. A set whose
+    number of classes was not given gets `classes`, or else the given number of another client, or else the largest.
 
     Args:
-        clients: a list or tuple, which is checked whole, or another sequence (it may be long, and make its clients on
-            demand), of which only the first is looked at here.
-        classes: how many there are, if a task says so.
+        clients: a list or tuple, which is checked whole; or another sequence, which may be long and create its clients
+            on demand, and of which only the first is read here.
+        classes: number of classes, if a task gives it.
         progress: whether long reading shows a bar.
 
     Attributes:
-        whole: whether all clients were looked at.
-        first: none of the images of the first client, in its space.
+        whole: whether all clients were read.
+        first: the first client's set without its images.
 
     Raises:
-        TypeError: no sequence of sets.
-        ValueError: no clients; a set that does not fit the first client's. Of a sequence that is checked as it is
-            looked at, such a client fails in its round, by name.
+        TypeError: `clients` is not a sequence of sets.
+        ValueError: there are no clients, or a set does not fit the first client's. In a sequence that is read on
+            demand, such a client fails in its round.
     """
 
     def __init__(
@@ -154,19 +154,19 @@ class ClientRegistry(Sequence[ClientData]):
         if isinstance(
             clients, type | LabeledImages | StoredImages | Tensor | Dataset | DataLoader | str | Mapping
         ) or not (hasattr(clients, "__len__") and hasattr(clients, "__getitem__")):
-            raise TypeError(f"clients must be a sequence of sets, one a client, got one {type(clients).__name__}")
+            raise TypeError(f"clients must be a sequence of sets, one for each client, got {type(clients).__name__}")
         if not len(clients):
-            raise ValueError("clients must hold at least one client, a set each, got none")
+            raise ValueError("clients must have at least one set, got none")
         self.whole = isinstance(clients, list | tuple)
         self._clients, self._progress = clients, progress
         self._checked: list[ClientData] = []
         read = [self._read(k) for k in range(len(clients) if self.whole else 1)]
-        said = [h.train.num_classes for h in read if h.train.classes_given]
-        self._said = classes is not None or bool(said)
-        self._classes = classes or (said[0] if said else max(h.train.num_classes for h in read))
-        self.first = _none_of(self._fitting(read[0]).train)
+        given_classes = [h.train.num_classes for h in read if h.train.classes_given]
+        self._classes_given = classes is not None or bool(given_classes)
+        self._classes = classes or (given_classes[0] if given_classes else max(h.train.num_classes for h in read))
+        self.first = _without_images(self._extended(read[0]).train)
         if self.whole:
-            self._checked = [self._fit(k, held) for k, held in enumerate(read)]
+            self._checked = [self._checked_data(k, data) for k, data in enumerate(read)]
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -178,9 +178,9 @@ class ClientRegistry(Sequence[ClientData]):
         test = None if given.test is None else read_or_stored(given.test, f"{name}.test", self._progress)
         return ClientData(read_or_stored(given.train, f"{name}.train", self._progress), test)
 
-    def _fitting(self, held: ClientData) -> ClientData:
-        test = None if held.test is None else grown(held.test, self._classes, self._said)
-        return ClientData(grown(held.train, self._classes, self._said), test)
+    def _extended(self, data: ClientData) -> ClientData:
+        test = None if data.test is None else extend_classes(data.test, self._classes, self._classes_given)
+        return ClientData(extend_classes(data.train, self._classes, self._classes_given), test)
 
     @overload
     def __getitem__(self, number: int) -> ClientData: ...
@@ -189,16 +189,16 @@ class ClientRegistry(Sequence[ClientData]):
     def __getitem__(self, number: int | slice) -> ClientData | Sequence[ClientData]:
         if isinstance(number, slice):
             return [self[k] for k in range(*number.indices(len(self)))]
-        return self._checked[number] if self.whole else self._fit(number, self._read(number))
+        return self._checked[number] if self.whole else self._checked_data(number, self._read(number))
 
-    def _fit(self, number: int, held: ClientData) -> ClientData:
-        held = self._fitting(held)
-        require_like(self.first, held.train, f"clients[{number}]")
-        if held.test is not None:
-            require_like(self.first, held.test, f"clients[{number}].test")
-        return held
+    def _checked_data(self, number: int, data: ClientData) -> ClientData:
+        data = self._extended(data)
+        require_like(self.first, data.train, f"clients[{number}]")
+        if data.test is not None:
+            require_like(self.first, data.test, f"clients[{number}].test")
+        return data
 
 
-def _none_of(data: LabeledImages | StoredImages) -> LabeledImages:
-    """A set's space without its images, which it does not keep alive."""
+def _without_images(data: LabeledImages | StoredImages) -> LabeledImages:
+    """Return the set without its images, which it does not keep alive."""
     return data.read([]) if isinstance(data, StoredImages) else data[torch.empty(0, dtype=torch.int64)]

@@ -1,4 +1,4 @@
-"""Where tensors lie: what a client reads is on its device when it arrives, what the server reads is on the server's."""
+"""Device placement of messages and sets."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 def placed(value: T, device: torch.device) -> T:
-    """The value (a message, a set, a tensor, a group of tensors) with all its tensors on a device.
+    """Return a message, set, tensor or group of tensors on a device.
 
-    What lies there already is returned itself, not a copy: what a method remembers by identity stays what it was.
-    Anything else is left as it is, for whoever checks it.
+    A value that is there already is returned itself, not a copy, because methods may compare by identity. Any other
+    type is returned unchanged, for a later check to refuse.
     """
     if isinstance(value, Message):
         moved = {key: placed(item, device) for key, item in value.items()}

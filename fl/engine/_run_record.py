@@ -1,4 +1,4 @@
-"""What a run's folder says of the run, and what it takes to go on with it."""
+"""Contents of a run's config.json, and the checks before a run is resumed."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ __all__ = [
 ]
 
 FREE = ("rounds", "versions", "notes", "transcript")
-"""What a resumed run may have otherwise than before."""
+"""Keys of config.json that a resumed run may change."""
 
 
 def warn_if_not_resumable(config: dict[str, Any], out: Path) -> None:
-    """Warn before round 1 that no later process can tell whether it has the same method: its record is an address.
+    """Warn before round 1 if the method's record holds an address, so that no later process can compare it.
 
     Args:
-        config: of the run.
+        config: contents of the run's config.json.
         out: its folder.
     """
     if " at 0x" in config["method"]:
         warn(
-            f"the run in {out} cannot be resumed, because nothing says what its method was built with: "
-            f"{config['method']}. Write the options as a frozen dataclass, or return them from `arguments()`; fields "
-            "that hold functions or networks: field(repr=False)"
+            f"the run in {out} cannot be resumed, because its method does not state its options: {config['method']}. "
+            "Make the class a frozen dataclass, or return the options from `arguments()`; use field(repr=False) for "
+            "functions and networks"
         )
 
 
 def data_fingerprint(clients: ClientRegistry, key: bytes = b"") -> str:
-    """What `config.json` says of the clients' images: of all, or of the first client's where they are read when drawn.
+    """Return the fingerprint of the clients' images: of all, or of the first client's if they are read when drawn.
 
     Args:
-        clients: as `simulate` has them once they are checked.
+        clients: the clients' data.
         key: see `distillkit.fingerprint.tensor_fingerprint`.
     """
     held = list(clients) if clients.whole else [clients[0]]
@@ -71,13 +71,13 @@ def _facts(data: LabeledImages | StoredImages | None, key: bytes) -> list[Any] |
 
 
 def read_config(out: Path) -> dict[str, Any]:
-    """A run's `config.json`, of this format or the first, which had none: its run can be resumed, but not repeated.
+    """Read a run's `config.json`, of this format or the first, which can be resumed but not repeated.
 
     Args:
         out: the run's folder.
 
     Raises:
-        CheckpointError: there is none, it is damaged, or a later version of distillkit wrote it.
+        CheckpointError: it is missing, damaged, or of a later version of distillkit.
     """
     path = out / "config.json"
     try:
@@ -87,8 +87,8 @@ def read_config(out: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or config.get("format", "distillkit.run/1") not in ("distillkit.run/1", RUN_FORMAT):
         found = config.get("format") if isinstance(config, dict) else type(config).__name__
         raise CheckpointError(
-            f"{path} is of the format {found!r}, which this version does not know (it writes {RUN_FORMAT!r}): go on "
-            "with the version of distillkit that wrote it"
+            f"{path} has the format {found!r}, which this version does not know (it writes {RUN_FORMAT!r}): use "
+            "the version of distillkit that wrote it"
         )
     return config
 
@@ -114,7 +114,7 @@ def require_same(out: Path, record: Mapping[str, Any]) -> None:
 
 
 def _differences(was: Any, now: Any) -> list[str]:
-    """Two settings as text; of long ones only where they differ, with a little before and behind it."""
+    """Return two values as text; long ones are cut to the part that differs, with a little context."""
     texts = [repr(was), repr(now)]
     if max(map(len, texts)) < 100:
         return texts
@@ -126,14 +126,14 @@ def _differences(was: Any, now: Any) -> list[str]:
 
 
 def _shared(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
+    """Return the length of the common prefix of two texts."""
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def repetition(method: Method, server: Server, out: Path) -> dict[str, Any]:
-    """What `config.json` says beside a run's settings, so that the method is built again from it (`fl.study.load`).
+    """Return the part of `config.json` from which `fl.study.load` builds the method again.
 
-    Tensors that it was given are written to `out`/arguments.
+    Tensors among its arguments are written to `out`/arguments.
 
     Args:
         method, server: of the run.
@@ -142,7 +142,7 @@ def repetition(method: Method, server: Server, out: Path) -> dict[str, Any]:
     Returns:
         `format`; `recipe`, the config of the method (see `distillkit.serialization`), or None and then
         `recipe_missing`, the reason; `labels`, the config of the task, or None; `images`, their shape, dtype and
-        normalisation; `budget` of a private run.
+        normalization; `budget` of a private run.
     """
     store = out / "arguments"
     said, missing = _said(method, "method", store)
@@ -175,11 +175,11 @@ def _without_address(value: Any) -> str:
 
 
 def require_whole_ledger(ledger: Ledger | None, row: dict[str, Any]) -> None:
-    """Refuse to go on with a ledger that knows of less than the run has spent.
+    """Refuse to resume a run with a ledger that has recorded less than the run has spent.
 
     Args:
-        ledger: of the run that goes on; None if it has none.
-        row: of the last completed round.
+        ledger: ledger of the resumed run; None if it has none.
+        row: the last completed round's row of the history.
 
     Raises:
         CheckpointError: with both numbers.
@@ -192,8 +192,8 @@ def require_whole_ledger(ledger: Ledger | None, row: dict[str, Any]) -> None:
     known = ledger.guarantee().nominal
     if known < spent * (1 - 1e-6):
         raise CheckpointError(
-            f"the ledger {ledger.path} knows of epsilon {known:.4g}, but the run had spent {spent:.4g} after round "
-            f"{row['round']}: go on with the ledger that it was begun with"
+            f"the ledger {ledger.path} has epsilon {known:.4g}, but the run had spent {spent:.4g} after round "
+            f"{row['round']}: resume with the ledger that the run was started with"
         )
 
 

@@ -1,4 +1,4 @@
-"""The transport interface: requests to clients, their results, and where clients run."""
+"""The transport interface: requests to clients, and their results."""
 
 from __future__ import annotations
 
@@ -17,23 +17,16 @@ from distillkit.rng import derive
 from fl.message import Message
 
 __all__ = [
-    "BundledExchange",
-    "ClientRequest",
-    "ClientResult",
-    "RequestBuilder",
-    "RequestError",
-    "RequestHeader",
-    "Transport",
-    "noise_of",
-    "reason_of",
-]
+    "BundledExchange", "ClientRequest", "ClientResult", "RequestBuilder", "RequestError", "RequestHeader", "Transport",
+    "noise_of", "reason_of",
+]  # fmt: skip
 
 
 def noise_of(secret: int | None, round_number: int, owner: int | str) -> Secret:
-    """Where the private noise of one side comes from in a round.
+    """Return the source of one side's private noise in a round.
 
     Args:
-        secret: the run's seed for it; None is the operating system's entropy.
+        secret: the run's seed for private noise; None is the operating system's entropy.
         round_number: the round.
         owner: a client's number, or "server".
     """
@@ -44,15 +37,16 @@ def noise_of(secret: int | None, round_number: int, owner: int | str) -> Secret:
 
 @dataclass(frozen=True)
 class RequestHeader:
-    """What every client is told in one exchange, beside its own request.
+    """The part of a request that is the same for all clients of an exchange.
 
     Attributes:
-        verb: the method's verb that is called there, by name: "answer", "local", "evaluate", or one of a method's own.
-        round: the round that the exchange belongs to; 0 before the first.
-        attempt: a word that no other exchange of the run has, not even the same one when a killed round is run again.
+        verb: name of the method's function that the clients call: "answer", "local", "evaluate", or an additional
+            exchange of the method.
+        round: the round of the exchange; 0 before the first.
+        attempt: identifier of the exchange, unique even if a killed round is repeated.
         seed: the run's seed, from which a client derives its generators.
-        secret: the run's seed for private noise, which makes a rehearsal repeat; None: the operating system's noise.
-        keeps: whether what the client writes into its memory is kept; a question or a test only reads it.
+        secret: the run's seed for private noise, to repeat a run; None: the operating system's noise.
+        keeps: whether the memory that a client writes is kept; questions and evaluations only read it.
     """
 
     verb: str
@@ -64,20 +58,20 @@ class RequestHeader:
 
     @property
     def version(self) -> str:
-        """The name of the memory that this exchange leaves with a client, and the token that its answer bears."""
+        """Version of the memory that the exchange leaves with a client, and the token of its results."""
         return f"{self.round}-{self.attempt}"
 
 
 @dataclass(frozen=True)
 class ClientRequest:
-    """What one client is told.
+    """The part of a request that concerns one client.
 
     Attributes:
-        message: the message, whole.
-        memory: the version of its memory that counts, "" for none: the committed one, or what it wrote earlier in this
-            round. All others are of rounds that failed, and the client deletes them.
-        digests: the fingerprint of every kept entry in the message, by key.
-        cached: the kept entries whose body the client has already, so that only the digest need travel.
+        message: the whole message.
+        memory: version of the client's memory that counts, "" for none: the committed one, or the one it wrote earlier
+            in this round. The client deletes all others, which are of failed rounds.
+        digests: the fingerprint of every cached entry in the message, by key.
+        cached: keys of the cached entries that the client has already, so that only their digests are sent.
     """
 
     message: Message
@@ -87,23 +81,23 @@ class ClientRequest:
 
 
 RequestBuilder = Callable[[int], ClientRequest]
-"""Writes the request to a client; called once for each that is asked, when its turn comes, from any thread."""
+"""Builds the request to a client; called once for each client when its turn comes, from any thread."""
 
 
 @dataclass(frozen=True)
 class ClientResult:
-    """What came of asking one client: all that the server's side may know of it.
+    """Result of one request, and all that the server's side knows of the client's work.
 
     Attributes:
         client: its number.
-        reply: what it sent; None if it sent nothing.
-        error: why there is no usable answer, in words for the history.
-        absent: it has nothing to be asked about: no images, or nothing to test on.
-        seconds: what it cost there, in CPU seconds.
-        notes: its counts for the round's line of the history.
-        remembers: whether the exchange left a memory with it, under the header's version.
-        resent: bytes of kept entries that it had lost, against what the server knew, and that travelled once more.
-        spared: bytes of its request that did not travel, because another request in the same message had them.
+        reply: its message; None if it sent none.
+        error: why there is no usable reply, as text for the history.
+        absent: whether the client has no images to train on, or none to evaluate on.
+        seconds: CPU seconds that the client took.
+        notes: its counts for the round's row of the history.
+        remembers: whether it wrote a memory, under the header's version.
+        resent: bytes of cached entries that it had lost, and that were sent again.
+        spared: bytes of its request that were not sent, because another request in the same message had them.
     """
 
     client: int
@@ -119,10 +113,10 @@ class ClientResult:
 
 @dataclass(frozen=True)
 class BundledExchange:
-    """An exchange that has no trip of its own: it rides with another, where clients are reached by messages.
+    """An exchange that is sent with another one, where clients are reached by messages.
 
     Attributes:
-        header, clients, build_request: as of `Transport.exchange`.
+        header, clients, build_request: as in `Transport.exchange`.
         on_result: called with each result, in any order, before the result of the same client in the other exchange is
             yielded.
     """
@@ -133,24 +127,24 @@ class BundledExchange:
     on_result: Callable[[ClientResult], None]
 
     def run_first(self, transport: Transport) -> None:
-        """Take place before the other exchange, in a `transport` where a trip costs nothing."""
-        for answer in transport.exchange(self.header, self.clients, self.build_request):
-            self.on_result(answer)
+        """Run this exchange before the other one, on a `transport` where a message costs nothing."""
+        for result in transport.exchange(self.header, self.clients, self.build_request):
+            self.on_result(result)
 
 
 class Transport(Protocol):
-    """Where clients run: threads of this process, other processes, other machines.
+    """Connection of a run to its clients: in threads of this process, in other processes, or on other machines.
 
-    The rounds see no more of the clients than this. A client that fails in any way is an answer with an error; what
-    ends the whole exchange is raised by the iterator. It is a context: when that ends, what is under way is stopped.
+    The rounds know no more of the clients than this interface. A failure of one client is a result with an error; an
+    exception from the iterator ends the whole exchange. Use it as a context manager: leaving it stops running clients.
     """
 
     def __enter__(self) -> Self:
-        """Begin; the transport itself is what `with` gives."""
+        """Begin, and return the transport itself."""
         ...
 
     def __exit__(self, *_: Any) -> None:
-        """Stop what is under way, and wait for it."""
+        """Stop running clients, and wait for them."""
         ...
 
     def exchange(
@@ -160,15 +154,16 @@ class Transport(Protocol):
         build_request: RequestBuilder,
         bundled: BundledExchange | None = None,
     ) -> Iterator[ClientResult]:
-        """Ask clients, and yield their answers in order; few more are under way than were yielded.
+        """Send a request to each client, and yield the results in the order of `clients`.
 
-        Whatever the clients charged for privacy stands in the run's ledger before the answer is yielded.
+        Only a few more clients work at a time than results were yielded. A client's privacy charges are in the run's
+        ledger before its result is yielded.
 
         Args:
-            header: what all of them are told.
+            header: the part that is the same for all.
             clients: their numbers.
-            build_request: writes each one's request, when its turn comes.
-            bundled: an exchange that rides with this one; it is over when the iterator ends.
+            build_request: builds the request to a client when its turn comes.
+            bundled: an exchange that is sent with this one; it is over when the iterator ends.
 
         Raises:
             BudgetExhausted: a client's release would exceed the ledger's budget.
@@ -177,51 +172,49 @@ class Transport(Protocol):
         ...
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """The round is committed; these clients' memories are now of these versions, and older ones may go.
+        """Make these `versions` of the clients' memories count, after a committed round; older ones may be deleted.
 
-        Called after the commit, so it may be lost: the next request says the same.
+        The notice may be lost: the next request names the version, too.
         """
         ...
 
     def rollback(self) -> None:
-        """The round has failed; whatever it left in memories will never be named again."""
+        """Discard the memories of a failed round."""
         ...
 
     def metadata(self) -> dict[str, str]:
-        """What must stand in the checkpoint for a later `restore`, such as which machine is which client."""
+        """Return the values that a checkpoint stores for `restore`, such as which machine is which client."""
         ...
 
-    def restore(self, facts: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """A run goes on: `facts` are the checkpoint's, and of all memories only `versions`, by client, count."""
+    def restore(self, metadata: Mapping[str, str], versions: Mapping[int, str]) -> None:
+        """Continue a run: `metadata` is the checkpoint's, and only `versions` of the memories, by client, count."""
         ...
 
+
+# Errors of a request.
 
 _ENGINE = Path(__file__).parent
-_LIBRARIES = (
-    _ENGINE.parent,
-    Path(distillkit.__file__).parent,
-    Path(torch.__file__).parents[1],
-    Path(sysconfig.get_path("stdlib")),
-)
+_MODULES = (Path(torch.__file__).parents[1], Path(sysconfig.get_path("stdlib")))
+_LIBRARIES = (_ENGINE.parent, Path(distillkit.__file__).parent, *_MODULES)
 
 
 class RequestError(RuntimeError):
-    """The method could not say what a client is to be told; the error is its cause."""
+    """The method failed to build a client's request; the cause is the error."""
 
 
 def reason_of(error: Exception) -> str:
-    """Why a client has no usable answer: what was raised, by whom, and where in the method's code.
+    """Return why a client has no usable reply: the error, and where in the method's code it was raised.
 
     Args:
-        error: what came up while the client was told something or worked.
+        error: raised while its request was built, or while the client worked.
     """
     if isinstance(error, RequestError) and isinstance(error.__cause__, Exception):
-        return f"was told nothing, for the server's send {reason_of(error.__cause__)}"
-    return f"raised {type(error).__name__}: {error}{_where(error)}"
+        return f"got no request, because the server's send {reason_of(error.__cause__)}"
+    return f"raised {type(error).__name__}: {error}{_location(error)}"
 
 
-def _where(error: Exception) -> str:
-    """The last line of the author's own that the error passed, or else of a library outside of this engine."""
+def _location(error: Exception) -> str:
+    """Return the last line of the user's code that the error passed, or else of a library outside the engine."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not Path(f.filename).is_relative_to(_ENGINE)]
     own = [f for f in frames if not any(Path(f.filename).is_relative_to(place) for place in _LIBRARIES)]
     shown = own or frames

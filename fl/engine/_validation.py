@@ -22,7 +22,7 @@ from distillkit.privacy.validation._arguments import (
     require_given_num_classes,
 )
 from distillkit.sets import Images, LabeledImages, StoredImages
-from fl.engine._clients import ClientData, ClientRegistry, grown, read_or_stored, read_set, require_like
+from fl.engine._clients import ClientData, ClientRegistry, extend_classes, read_or_stored, read_set, require_like
 from fl.engine._config import RunConfig, RunFolder
 from fl.method import Method
 from fl.task import Classification, LabelTask
@@ -93,21 +93,21 @@ def validate(
 
 
 def resolve_task(task: LabelTask | None, first: LabeledImages) -> LabelTask:
-    """The task, by default one class an image among as many as the first client's set has.
+    """Return the task, by default classification with the first client's number of classes.
 
     Args:
         task: as it was given to `simulate`, or None.
         first: the first client's set.
 
     Raises:
-        TypeError: no task.
-        ValueError: a task of other labels, or of another class count, than the clients'.
+        TypeError: it is not a task.
+        ValueError: its labels or number of classes differ from the clients'.
     """
     rows = first.labels.ndim == 2
     if task is None:
         if rows:
             raise ValueError(
-                "the clients' labels are rows: give task=MultiLabel(num_classes) if an image may have any number of "
+                "the clients' labels are rows: pass task=MultiLabel(num_classes) if an image may have any number of "
                 "classes, or class indices, `data.replace(labels=data.labels.argmax(1))`"
             )
         return Classification(first.num_classes)
@@ -116,17 +116,17 @@ def resolve_task(task: LabelTask | None, first: LabeledImages) -> LabelTask:
         raise TypeError(f"task must be an object, as Classification(10) or MultiLabel(10), got {got}")
     if task.num_classes != first.num_classes:
         raise ValueError(
-            f"the task has {task.num_classes} classes, the clients' sets have {first.num_classes}; say how many there "
-            "are with `data.replace(num_classes=...)`"
+            f"the task has {task.num_classes} classes, the clients' sets have {first.num_classes}; set the number with "
+            "`data.replace(num_classes=...)`"
         )
     if task.single_label == rows:
         wanted, got = ("class indices [N]", "rows [N, K]") if rows else ("rows [N, K] of 0 and 1", "class indices [N]")
-        raise ValueError(f"{task!r} wants labels as {wanted}, the clients have {got}")
+        raise ValueError(f"{task!r} needs labels as {wanted}, the clients have {got}")
     return task
 
 
 def _test_set(test: object, first: LabeledImages, progress: bool) -> LabeledImages | StoredImages | None:
-    """The global test set, if it fits the clients' sets.
+    """Return the global test set, if it fits the clients' sets.
 
     Args:
         test: as it was given to `simulate`; a dataset, loader or pair is read, a stored set is not.
@@ -134,19 +134,19 @@ def _test_set(test: object, first: LabeledImages, progress: bool) -> LabeledImag
         progress: whether long reading shows a bar.
 
     Raises:
-        TypeError, ValueError: no set, an empty one, or one in another space.
+        TypeError, ValueError: not a set, an empty one, or one in another space.
     """
     if test is None:
         return None
-    data = grown(read_or_stored(test, "test", progress), first.num_classes, True)
+    data = extend_classes(read_or_stored(test, "test", progress), first.num_classes, True)
     if not len(data):
-        raise ValueError("test holds no images: leave it out, or give some")
+        raise ValueError("test has no images: leave it out, or pass some")
     require_like(first, data, "test")
     return data
 
 
 def _server_sets(given: Mapping[str, Images] | None, first: LabeledImages, progress: bool) -> dict[str, LabeledImages]:
-    """The server's sets by name, if they are in the clients' space; their classes may be others (a proxy set's are).
+    """Return the server's sets by name, if they are in the clients' space; their classes may differ.
 
     Args:
         given: `server_data` as it was given to `simulate`.
@@ -154,38 +154,38 @@ def _server_sets(given: Mapping[str, Images] | None, first: LabeledImages, progr
         progress: whether long reading shows a bar.
 
     Raises:
-        TypeError, ValueError: no mapping of names to sets, an empty one, or one in another space.
+        TypeError, ValueError: not a mapping of names to sets, an empty set, or one in another space.
     """
     if given is not None and not isinstance(given, Mapping):
         raise TypeError(f"server_data must map names to sets, as {{'proxy': data}}, got {type(given).__name__}")
     sets = {
-        name: grown(
+        name: extend_classes(
             read_set(data, f"server_data[{name!r}]", progress), first.num_classes if name == "validation" else 0, True
         )
         for name, data in (given or {}).items()
     }
     for name, data in sets.items():
         if not len(data):
-            raise ValueError(f"server_data[{name!r}] holds no images: leave it out, or give some")
+            raise ValueError(f"server_data[{name!r}] has no images: leave it out, or pass some")
         require_like(first, data, f"server_data[{name!r}]", classes=name == "validation")
     return sets
 
 
-# Who takes part, and who is tested.
+# Clients that are drawn, and clients that are evaluated.
 
 
 def _drawn_count(participation: float | int, clients: int, min_replies: int, *, drawn_by_method: bool) -> int:
-    """How many clients take part in a round.
+    """Return the number of clients that are drawn in a round.
 
     Args:
         participation: a share of the clients in (0, 1], or their number, as it was given to `simulate`.
-        clients: how many there are.
-        min_replies: the fewest usable replies that a round needs.
+        clients: number of clients.
+        min_replies: number of usable replies that a round needs.
         drawn_by_method: whether the method draws its clients itself.
 
     Raises:
-        TypeError, ValueError: no share in (0, 1] and no number of clients; fewer than `min_replies`; or anything but
-            the defaults where the method draws.
+        TypeError, ValueError: neither a share in (0, 1] nor a number of clients; fewer than `min_replies`; or not the
+            defaults although the method draws.
     """
     check.positive_int(min_replies, "min_replies")
     if drawn_by_method and (isinstance(participation, Integral) or participation != 1.0 or min_replies != 1):
@@ -214,15 +214,15 @@ def _drawn_count(participation: float | int, clients: int, min_replies: int, *, 
 
 
 def _panel(evaluate: object, clients: int, *, hidden: bool) -> Panel:
-    """Whose own test images are used: "drawn", "all", "none", or clients' numbers.
+    """Return the clients that are evaluated on their own test images: "drawn", "all", "none", or numbers.
 
     Args:
-        evaluate: as it was given to `simulate`; None is the default: "drawn", and "none" where clients are hidden.
-        clients: how many there are.
-        hidden: whether the method is private or sealed, so that a single client's numbers are to stay with it.
+        evaluate: as it was given to `simulate`; None is the default: "drawn", and "none" if `hidden`.
+        clients: number of clients.
+        hidden: whether the method is private or sealed, so that one client's results must stay with it.
 
     Raises:
-        TypeError, ValueError: another word, or numbers of clients that do not exist, or twice.
+        TypeError, ValueError: another word, or numbers of clients that do not exist, or are repeated.
     """
     if evaluate is None:
         return "none" if hidden else "drawn"
@@ -242,15 +242,15 @@ def _panel(evaluate: object, clients: int, *, hidden: bool) -> Panel:
 
 
 def require_public(method: Method, first: LabeledImages, task: LabelTask | None) -> None:
-    """Refuse a private run whose images were normalised, or whose classes were counted, on the clients' own data.
+    """Refuse a private run if normalization or number of classes was computed from the clients' own data.
 
     Args:
-        method: what is to run; one that is not private is not looked at.
+        method: the method to run; one that is not private passes.
         first: the first client's set.
-        task: as it was given to `simulate`: it says how many classes there are, or is None.
+        task: as it was given to `simulate`; it gives the number of classes, or is None.
 
     Raises:
-        PrivacyError: one of its kinds, with what to do.
+        PrivacyError: with what to do.
     """
     if method.private:
         # A method with an option of that name has its own say (`PrivateFedDM`).
@@ -261,10 +261,10 @@ def require_public(method: Method, first: LabeledImages, task: LabelTask | None)
 
 
 def _require_ledger(method: Method, ledger: object, secret: object, folder: RunFolder | None) -> None:
-    """Refuse a ledger or a secret that a run would not use, or a ledger that would not outlive the run's folder.
+    """Refuse a ledger or secret that the run would not use, or a ledger in memory for a run with a folder.
 
     Args:
-        method: what is to run.
+        method: the method to run.
         ledger, secret: as they were given to `simulate`.
         folder: of the run's records, if any.
 
@@ -276,13 +276,13 @@ def _require_ledger(method: Method, ledger: object, secret: object, folder: RunF
     for name, value in {"ledger": ledger, "secret": secret}.items():
         if value is not None and not method.private:
             raise ValueError(
-                f"{name} is given, but the method is not private and charges nothing, so that it would promise what "
-                "does not hold: leave it out, or take a private method (DPSGD, ClientDP, PrivateFedDM)"
+                f"{name} is given, but the method is not private and charges nothing: leave it out, or use a private "
+                "method (DPSGD, ClientDP, PrivateFedDM)"
             )
     if secret is not None:
         check.positive_int(secret, "secret", least=0)  # type: ignore[arg-type]
     if isinstance(ledger, Ledger) and ledger.path is None and folder is not None:
-        raise ValueError("ledger must outlive the process as the run in `out` does: give it a file, Ledger(path, ...)")
+        raise ValueError("ledger must be in a file, because the run in `out` is: Ledger(path, ...)")
 
 
 # The ledger of a private run.
@@ -294,30 +294,30 @@ EXACT_TESTS = (
 
 
 def open_ledger(clients: ClientRegistry, ledger: Ledger, fresh: bool, panel: str | Sequence[int]) -> None:
-    """Note in the ledger what this run's epsilon leaves out, before anything is charged.
+    """Add the remarks of `remark_on` to a ledger, and warn of clients with the same images.
 
     Args:
-        clients: who takes part; their sets are compared if they are known anyway.
+        clients: the clients' data; compared if all of them are in memory anyway.
         ledger: the run's.
-        fresh: whether it was made for this run.
-        panel: whose own test images are used.
+        fresh: whether it was created for this run.
+        panel: clients that are evaluated on their own test images.
 
     Warns:
-        UserWarning: two clients hold the same images, though the ledger takes their records to be disjoint.
+        UserWarning: two clients have the same images, but the ledger assumes disjoint records.
     """
-    twins = _twins([_content(held) for held in clients]) if ledger.disjoint and clients.whole else None
+    twins = _twins([_content(data) for data in clients]) if ledger.disjoint and clients.whole else None
     if twins is not None:
         warnings.warn(
-            f"clients {twins[0]} and {twins[1]} hold the same images, but the ledger takes clients' records to be "
-            "disjoint, so that epsilon is the largest of any client; if a record may lie with several, take "
-            "Ledger(disjoint=False), where the events of all clients compose",
+            f"clients {twins[0]} and {twins[1]} have the same images, but the ledger assumes that clients' records are "
+            "disjoint, and so reports the largest epsilon of any client; if several clients may have a record, use "
+            "Ledger(disjoint=False), which composes the events of all clients",
             stacklevel=4,
         )
     remark_on(ledger, fresh, panel)
 
 
 def remark_on(ledger: Ledger, fresh: bool, panel: str | Sequence[int]) -> None:
-    """Note in the ledger what this run's epsilon leaves out, wherever its clients are.
+    """Add remarks to a ledger on what this run's epsilon does not cover, wherever its clients are.
 
     Args:
         ledger, fresh, panel: see `open_ledger`.
@@ -328,12 +328,12 @@ def remark_on(ledger: Ledger, fresh: bool, panel: str | Sequence[int]) -> None:
         ledger.add_remark(EXACT_TESTS)
 
 
-def _content(held: ClientData) -> Tensor:
-    return held.train.digests if isinstance(held.train, StoredImages) else held.train.images
+def _content(data: ClientData) -> Tensor:
+    return data.train.digests if isinstance(data.train, StoredImages) else data.train.images
 
 
 def _twins(images: Sequence[Tensor]) -> tuple[int, int] | None:
-    """The first two tensors that are equal, if any; only those of one shape and sum are compared."""
+    """Return the first two equal tensors, if any; only tensors of the same shape and sum are compared."""
     alike: dict[tuple[object, float], list[int]] = defaultdict(list)
     for number, one in enumerate(images):
         if not len(one):

@@ -1,4 +1,4 @@
-"""One line a round, and what is read off the lines."""
+"""Rows of a run's history, one for each round, and results computed from them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ __all__ = [
 
 
 def global_metrics(sums: Mapping[str, Tensor], task: LabelTask) -> dict[str, Any]:
-    """Metrics on the global test set: one model's own, or the mean over several, and each one's accuracy by name.
+    """Return metrics on the global test set: those of the model, or their mean over several and each accuracy by name.
 
     Args:
-        sums: of each model over all test images, see `LabelTask.sums`.
-        task: what the labels mean.
+        sums: sums of each model over all test images, see `LabelTask.sums`.
+        task: meaning of the labels.
     """
     by_name = {name: task.metrics(s) for name, s in sums.items()}
     if not by_name:
@@ -46,11 +46,10 @@ _BY_CLIENT = ("bytes_by_client", "failed", "failed_evaluation")
 
 
 def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The `rows` of a history with one value a column, for `pandas.DataFrame(table(rows))` or `csv.DictWriter`.
+    """Return the `rows` with one value in a column, for `pandas.DataFrame(table(rows))` or `csv.DictWriter`.
 
-    A mapping becomes columns of its own ("accuracy_clients.mean", "up.FedAvg.update"); of lists of clients, and of
-    what is kept by client (who failed and why), the number of clients stays. Every row has all columns; what a round
-    lacks is None.
+    A mapping becomes several columns ("accuracy_clients.mean", "up.FedAvg.update"). Lists of clients, and values by
+    client such as failures, become the number of clients. Every row has all columns; a missing value is None.
     """
     flat = [dict(_flat(row)) for row in rows]
     columns = dict.fromkeys(name for row in flat for name in row)
@@ -70,9 +69,9 @@ def _flat(row: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def with_tests(row: Row, found: Mapping[str, Any]) -> dict[str, Any]:
-    """A round's `row` with what was `found` in its clients' tests; a note of the same name as one of these is renamed.
+    """Return a round's `row` with the results `found` on its clients' test images; a note of the same name is renamed.
 
-    Where there is no global test the accuracy is the clients' own.
+    Without a global test set, the accuracy is the clients' own.
     """
     whole = {**{f"note_{k}" if k in found else k: v for k, v in row.items()}, **found}
     if whole["accuracy"] is None:
@@ -86,7 +85,7 @@ def _numbered(reasons: Mapping[str, str]) -> dict[str, str]:
 
 
 def masked(row: Row) -> dict[str, Any]:
-    """The `row` of a round whose clients were drawn in secret: nobody is named, how many failed and why stays."""
+    """Return the `row` of a round with secretly drawn clients: without their numbers, but with the failures."""
     hidden = {**row, "drawn": None, "bytes_by_client": None, "empty": [None] * len(row["empty"])}
     for key in ("failed", "failed_evaluation"):
         if key in row:
@@ -97,11 +96,11 @@ def masked(row: Row) -> dict[str, Any]:
 
 
 def summary(rows: Sequence[Row], **names: Any) -> dict[str, Any]:
-    """The object that `summary.json` holds for one finished run.
+    """Return the contents of a finished run's `summary.json`.
 
     Args:
         rows: of its history.
-        names: what tells it from others: run, method, task, split, seed.
+        names: values that identify the run: run, method, task, split, seed.
     """
     last = rows[-1] if rows else {}
     return {

@@ -1,4 +1,4 @@
-"""What a run comes to: its rows, its models, and how they show themselves."""
+"""Result of a run, and its display in notebooks."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from fl.participants import Server
 __all__ = ["Run"]
 
 _SHOWN = 5
-"""Rows of the table that a notebook shows."""
+"""Number of rows in a notebook's table."""
 
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A finished run, as `simulate` returns it; a notebook shows its curve and its last rows.
+    """A finished run, returned by `simulate`; a notebook shows its curve and its last rows.
 
     Attributes:
-        rows: of its history, one a round (round, accuracy, loss, bytes_up, bytes_down, ...).
-        server: with its state after the last round.
-        models: the global models by name ("" where there is one), in eval mode.
-        method: what ran, in short: its class and its add-ons' names.
+        rows: rows of its history, one for each round (round, accuracy, loss, bytes_up, bytes_down, ...).
+        server: the server with its state after the last round.
+        models: the global models by name ("" if there is only one), in eval mode.
+        method: short description of the method: its class and its add-ons' names.
     """
 
     rows: list[dict[str, Any]]
@@ -36,20 +36,20 @@ class Run:
 
     @property
     def accuracy_last(self) -> float | None:
-        """Accuracy after the last round, a fraction in [0, 1]; None if nothing was tested."""
+        """Accuracy after the last round, a fraction in [0, 1]; None without an evaluation."""
         return history.accuracy_last(self.rows)
 
     @property
     def accuracy_best(self) -> float | None:
-        """Best accuracy after any round, a fraction in [0, 1] (chosen on the test set); None if nothing was tested."""
+        """Best accuracy after any round, a fraction in [0, 1] (chosen on the test set); None without an evaluation."""
         return history.accuracy_best(self.rows)
 
     def table(self) -> list[dict[str, Any]]:
-        """The history with one value a column, as `pandas.DataFrame(run.table())` takes it; see `history.table`."""
+        """Return the history with one value in a column, for `pandas.DataFrame(run.table())`; see `history.table`."""
         return history.table(self.rows)
 
     def __repr__(self) -> str:
-        """One line: what ran for how long, and what came of it."""
+        """Return the method, its number of rounds, and its results in one line."""
         found = [f"{len(self.rows)} rounds of {self.method}", f"{self.server.clients} clients"]
         if self.accuracy_last is not None and self.accuracy_best is not None:
             found.append(f"accuracy {100 * self.accuracy_last:.1f} % (best {100 * self.accuracy_best:.1f} %)")
@@ -63,7 +63,7 @@ class Run:
         return f"Run({', '.join(found)})"
 
     def _repr_html_(self) -> str:
-        """In a notebook: the same line, the accuracy as a curve, and the last rows."""
+        """Return the same line, the accuracy as a curve, and the last rows, for a notebook."""
         return f"<div><p><b>{escape(repr(self))}</b></p>{_curve(self.rows)}{_rows(self.rows)}</div>"
 
 

@@ -1,4 +1,7 @@
-"""What a run keeps on disk: atomically written files, and a manifest that names the last completed round."""
+"""Files of a run: written atomically, with a manifest that names the last completed round.
+
+A round's checkpoint is written by `Store.commit`.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +26,19 @@ _FORMAT = "distillkit.run/1"
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written, read, or does not belong to this run; the file is named."""
+    """A checkpoint that cannot be written or read, or belongs to another run; the file is named."""
 
 
 class OtherSettings(CheckpointError):
-    """A run is not what is asked for: another method, other data, another seed, ..."""
+    """A folder holds a run with other options: another method, other data, another seed."""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part.
+    """Write a file so that a reader sees either the old contents or the new.
 
     Args:
-        path: of the file; its folder is made.
-        data: the whole new content.
+        path: of the file; its folder is created.
+        data: the whole new contents.
 
     Raises:
         CheckpointError: the folder is unwritable or the disk is full; the old file is untouched.
@@ -43,11 +46,11 @@ def write_atomically(path: Path, data: bytes) -> None:
     try:
         files.write_atomically(path, data)
     except OSError as error:
-        raise CheckpointError(f"cannot write {path}: {error.strerror or error}; what was there is kept") from error
+        raise CheckpointError(f"cannot write {path}: {error.strerror or error}; the old file is kept") from error
 
 
 def read_message(path: Path) -> tuple[Message, dict[str, str]]:
-    """The message in the file at `path`, and the facts beside it.
+    """Read the message in the file at `path`, and its metadata.
 
     Raises:
         CheckpointError: it is missing, torn or altered.
@@ -61,11 +64,11 @@ def read_message(path: Path) -> tuple[Message, dict[str, str]]:
 
 
 def read_history(path: Path, *, torn: bool = False) -> list[dict[str, Any]]:
-    """The rows of a `history.jsonl`, which are rounds 1, 2, 3 and so on.
+    """Read the rows of a `history.jsonl`, which must be rounds 1, 2, 3 and so on.
 
     Args:
-        path: of the file; one that does not exist has no rows.
-        torn: whether the last line may be half written; it is left out then.
+        path: of the file; a missing file has no rows.
+        torn: leave out a last line that is half written.
 
     Raises:
         CheckpointError: a line is damaged, or the rounds do not count up by one (as when two processes wrote the file).
@@ -78,13 +81,13 @@ def read_history(path: Path, *, torn: bool = False) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Restored:
-    """What a checkpoint says.
+    """Contents of a checkpoint.
 
     Attributes:
-        round: the last completed one.
-        state: the server's after it.
+        round: the last completed round.
+        state: the server's state after it.
         metadata: of the transport, see `Transport.metadata`.
-        changes: what the server learned of its clients, in the order of the rounds.
+        changes: changes of the clients' records, in the order of the rounds.
         open_row: the round's row of the history, if its clients' tests were still to come.
     """
 
@@ -96,9 +99,9 @@ class Restored:
 
 
 class Store:
-    """The folder of one run: `config.json`, `history.jsonl`, `checkpoint/`, and `transcript/` when asked for.
+    """Folder of one run: `config.json`, `history.jsonl`, `checkpoint/`, and `transcript/` on request.
 
-    The manifest is replaced last: it alone decides which round is the last completed one.
+    The manifest is replaced last, and alone decides which round is the last completed one.
 
     Args:
         out: the folder.
@@ -106,7 +109,7 @@ class Store:
     Attributes:
         out: the folder.
         folder: its `checkpoint/`.
-        memories: where what clients remember is kept.
+        memories: folder of the clients' memories.
     """
 
     def __init__(self, out: Path) -> None:
@@ -116,11 +119,11 @@ class Store:
 
     @contextlib.contextmanager
     def owned(self) -> Iterator[None]:
-        """Be the only process that runs this run, for the length of a `with` block.
+        """Lock the run against other processes, for the length of a `with` block.
 
         Raises:
-            distillkit.locking.InUse: another process does, or another call in this one; it is named.
-            CheckpointError: the folder cannot be made or written.
+            distillkit.locking.InUse: another process, or another call in this one, has the lock; it is named.
+            CheckpointError: the folder cannot be created or written.
         """
         with contextlib.ExitStack() as stack:
             try:
@@ -130,9 +133,9 @@ class Store:
             yield
 
     def key(self) -> bytes:
-        """The key of a private run's fingerprints: what `config.json` says of the data tells nothing without it.
+        """Return the key of a private run's fingerprints, which reveal nothing of the data without it.
 
-        It lies in `checkpoint/`, with the clients' memories, and not among what is passed on; drawn when a run begins.
+        It is drawn when the run starts, and kept in `checkpoint/`, which is not shared.
 
         Raises:
             CheckpointError: the run in the folder has lost it.
@@ -143,20 +146,20 @@ class Store:
         try:
             return path.read_bytes()
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be read, so nobody can tell whether this is the same data") from error
+            raise CheckpointError(f"{path} cannot be read, so the data cannot be compared with the run's") from error
 
     def exists(self) -> bool:
-        """Whether the folder holds a run."""
+        """Return whether the folder holds a run."""
         return (self.out / "config.json").exists() or (self.folder / "manifest.json").exists()
 
     def begin(self, config: Mapping[str, Any]) -> None:
-        """Start a new run's records: write `config`, what the run was asked to do, and an empty history."""
+        """Start a new run's records: write its `config` and an empty history."""
         write_atomically(self.out / "config.json", (json.dumps(config, indent=2) + "\n").encode())
         write_atomically(self.out / "history.jsonl", b"")
         self._records.unlink(missing_ok=True)
 
     def manifest(self) -> dict[str, Any] | None:
-        """The last committed manifest, or None if no round was completed."""
+        """Return the last committed manifest, or None if no round was completed."""
         path = self.folder / "manifest.json"
         if not path.exists():
             return None
@@ -178,16 +181,16 @@ class Store:
         changes: Mapping[str, Any] | None = None,
         open_row: Mapping[str, Any] | None = None,
     ) -> None:
-        """Make a round the last completed one.
+        """Write a round's checkpoint, which makes it the last completed one.
 
         Args:
             round_number: the round.
             run: the run's fingerprint, which `restore` compares.
-            state: the server's after the round.
+            state: the server's state after the round.
             models: the global models by name.
             metadata: of the transport, see `Transport.metadata`.
-            changes: what the server learned in this round of what its clients have.
-            open_row: its row, if that is not in the history yet because its clients' tests are still to come.
+            changes: this round's changes of the clients' records.
+            open_row: its row, if that is not in the history yet because its clients are still to be evaluated.
         """
         server = f"server.{round_number}.safetensors"
         write_atomically(self.folder / server, encode(state, {"run": run, "round": str(round_number)}))
@@ -208,7 +211,7 @@ class Store:
                 old.unlink(missing_ok=True)
 
     def close(self, row: Mapping[str, Any]) -> None:
-        """Add the `row` of the last completed round to the history, which was open."""
+        """Add the open `row` of the last completed round to the history."""
         self.append(row)
         self._name({k: v for k, v in (self.manifest() or {}).items() if k != "open"})
 
@@ -216,7 +219,7 @@ class Store:
         write_atomically(self.folder / "manifest.json", (json.dumps(manifest) + "\n").encode())
 
     def restore(self, run: str) -> Restored | None:
-        """The last completed round of the `run` with this fingerprint, and what was true after it, or None.
+        """Read the checkpoint of the `run` with this fingerprint; None if no round was completed.
 
         Raises:
             CheckpointError: torn, foreign, or incomplete; the file is named.
@@ -228,14 +231,14 @@ class Store:
         state, facts = read_message(path)
         if facts.get("run") != run or manifest.get("run") != run or facts.get("round") != str(number):
             raise CheckpointError(
-                f"{path} belongs to another run or round than this one, so the folder's files are mixed: begin the run "
+                f"{path} belongs to another run or round than this one, so the folder's files are mixed: start the run "
                 "again in another folder"
             )
         metadata, changes = dict(manifest.get("cohort", {})), self._changes(number)
         return Restored(number, state, metadata, changes, manifest.get("open"))
 
     def _changes(self, upto: int) -> list[dict[str, Any]]:
-        """What `commit` was told of clients in the rounds up to `upto`; what stands behind them is cut off the file."""
+        """Read the changes of the clients' records up to round `upto`, and cut off later lines of the file."""
         path = self._records
         if not path.exists():
             self._adopt(upto)
@@ -258,9 +261,9 @@ class Store:
         return [line["clients"] for line in kept]
 
     def _adopt(self, upto: int) -> None:
-        """A run of the first format, whose memories' files were named by their rounds alone, gets the records it lacks.
+        """Write the clients' records of a run in the first format, whose memories' files were named by rounds alone.
 
-        Which payloads its clients hold is not in them, so these travel once more.
+        They do not say which cached entries clients have, so these are sent again.
         """
         found: dict[str, int] = {}
         for path in self.memories.glob("*/*.safetensors"):
@@ -270,14 +273,14 @@ class Store:
             self._append(self._records, {"round": upto, "clients": {k: {"memory": str(r)} for k, r in found.items()}})
 
     def state(self) -> Message:
-        """The server's state after the last completed round, for reading."""
+        """Return the server's state after the last completed round."""
         manifest = self.manifest()
         if manifest is None:
             raise CheckpointError(f"{self.folder} holds no completed round")
         return read_message(self.folder / str(manifest["server"]))[0]
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of all completed rounds, for reading; an open one lacks its clients' tests.
+        """Return the rows of all completed rounds; an open one lacks its clients' evaluation.
 
         Raises:
             CheckpointError: see `read_history`.
@@ -287,7 +290,7 @@ class Store:
         return read_history(self.out / "history.jsonl", torn=True)[: manifest["round"] - len(last)] + last
 
     def history(self, upto: int) -> list[dict[str, Any]]:
-        """The rows of rounds up to `upto`; a later line, or a torn last one, is cut off the file.
+        """Return the rows up to round `upto`, and cut off later lines, or a torn last one, from the file.
 
         Raises:
             CheckpointError: see `read_history`; or rounds are missing.
@@ -296,7 +299,7 @@ class Store:
         rows = read_history(path, torn=True)[:upto]
         if len(rows) != upto:
             raise CheckpointError(
-                f"{path} holds {len(rows)} rounds, but the checkpoint is of round {upto}, so lines were lost: begin "
+                f"{path} holds {len(rows)} rounds, but the checkpoint is of round {upto}, so lines were lost: start "
                 "the run again in another folder"
             )
         write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
@@ -314,14 +317,14 @@ class Store:
             raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
 
     def record(self, round_number: int, client: int, direction: str, message: Message, verb: str = "local") -> None:
-        """Keep a message that the server saw, in the transcript.
+        """Write a message that the server sent or received into the transcript.
 
         Args:
             round_number: the round.
-            client: who got or sent it.
+            client: number of the client.
             direction: "down" or "up".
-            message: as it travelled.
-            verb: of the exchange; one that is not `local` stands in the file's name.
+            message: the message as it was sent.
+            verb: of the exchange; part of the file's name unless it is "local".
         """
         name = direction if verb == "local" else f"{verb}-{direction}"
         path = self.out / "transcript" / str(round_number) / f"{client}-{name}.safetensors"
@@ -329,7 +332,7 @@ class Store:
 
 
 def plain(model: Message) -> bytes:
-    """The bytes of a `model` file that any safetensors reader opens: the tensors under their own names."""
+    """Return the bytes of a `model` file for any safetensors reader: the tensors under their own names."""
     from safetensors.torch import save
 
     [(_, group)] = model.items()

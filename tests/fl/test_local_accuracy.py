@@ -81,7 +81,7 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="server_data={'test'"):
         play(LocalAccuracy(), data={"other": TEST})
     for wrong in (TEST.replace(normalization=Normalization((0.5,), (0.5,))), images(0, 1)):
-        with pytest.raises(ValueError, match=r"server_data\['test'\] (does not fit|holds no images)"):
+        with pytest.raises(ValueError, match=r"server_data\['test'\] (does not fit|has no images)"):
             play(LocalAccuracy(), data={"test": wrong})
     for wrong in (TEST.replace(num_classes=9), TEST.replace(labels=torch.eye(3)[TEST.labels])):
         with pytest.raises(ValueError, match=r"server_data\['test'\] must have labels as the clients have"):

@@ -44,12 +44,12 @@ from fl.deploy._wire import (
     Job,
     PayloadCache,
     PayloadMissing,
-    answer_parts,
-    pack_answer,
     pack_job,
-    read_answer,
-    unpack_answer,
+    pack_result,
+    read_result,
+    result_parts,
     unpack_job,
+    unpack_result,
 )
 from fl.deploy.loopback import _worker
 from fl.deploy.loopback._transport import ProcessTransport
@@ -165,13 +165,13 @@ def without_reasons(run: Run) -> list[dict[str, Any]]:
 def dropped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many answers each cohort has dropped, because they came twice or too late."""
     found: list[int] = []
-    leave = ProcessTransport._leave
+    leave = ProcessTransport._release_all
 
     def spy(self: ProcessTransport) -> None:
         leave(self)
         found.append(self.dropped)
 
-    monkeypatch.setattr(ProcessTransport, "_leave", spy)
+    monkeypatch.setattr(ProcessTransport, "_release_all", spy)
     return found
 
 
@@ -344,7 +344,7 @@ def test_an_interrupt_stops_the_process_too_and_it_serves_the_next_run(tmp_path:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: plain(factory=lambda k: Net(k)), r"<lambda>, line \d+ of .*test_loopback\.py cannot travel"),
+        (lambda: plain(factory=lambda k: Net(k)), r"<lambda>, line \d+ of .*test_loopback\.py cannot be sent"),
         (lambda: plain(augment=lambda x, g: x), r"the method holds it as FedAvg\..*augment"),
         (lambda: FedDM(**{**DM, "factory": partial(lambda k, width: Net(k, width), width=4)}), "holds it as FedDM"),
     ],
@@ -494,18 +494,18 @@ def test_a_job_arrives_as_it_was_and_of_what_is_held_only_the_digest_travels() -
     ids=["seconds", "client", "absent", "charged"],
 )  # fmt: skip
 def test_what_is_no_answer_is_refused_by_its_field(change: dict[str, Any], said: str) -> None:
-    reply, facts = from_parts(*answer_parts("3-a", ClientResult(4, Message.unchecked({"x": 1.0}), seconds=1.0)))
-    assert read_answer(reply, facts)[1].client == 4
+    reply, facts = from_parts(*result_parts("3-a", ClientResult(4, Message.unchecked({"x": 1.0}), seconds=1.0)))
+    assert read_result(reply, facts)[1].client == 4
     other = json.dumps({**json.loads(facts["answer"]), **change})
-    with pytest.raises(ValueError, match=f"not an answer: {said}"):
-        read_answer(reply, {**facts, "answer": other})
+    with pytest.raises(ValueError, match=f"not a result: {said}"):
+        read_result(reply, {**facts, "answer": other})
 
 
 @pytest.mark.parametrize("reply", [[1], Message.unchecked({"x": float("nan")}), Message.unchecked({"x": None})])
 def test_an_answer_that_cannot_travel_is_an_error_of_its_client(reply: Any) -> None:
-    version, answer, charged = unpack_answer(
-        pack_answer("3-a", ClientResult(4, reply, remembers=True), [{"void": "x"}])
+    version, answer, charged = unpack_result(
+        pack_result("3-a", ClientResult(4, reply, remembers=True), [{"void": "x"}])
     )
     assert (version, answer.client, answer.reply, answer.remembers, charged) == ("3-a", 4, None, False, [{"void": "x"}])
     assert answer.error is not None
-    assert answer.error.startswith("sent what cannot travel")
+    assert answer.error.startswith("its reply cannot be sent")

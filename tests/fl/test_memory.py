@@ -224,7 +224,7 @@ def test_what_a_killed_round_left_is_never_taken_for_the_rerun_rounds(memories: 
 def test_a_run_that_goes_on_keeps_what_counts_and_nothing_else(memories: MemoryStore) -> None:
     for client, version in ((4, "1-a"), (4, "2-a"), (5, "2-a")):
         memories.stage(client, version, memory(1.0))
-    memories.cut({4: "1-a"})
+    memories.restore({4: "1-a"})
     assert held(memories, 4, "1-a", "2-a") == ["1-a"]
     assert held(memories, 5, "2-a") == []
 
@@ -316,7 +316,7 @@ def test_a_folder_of_the_first_format_is_taken_over(tmp_path: Path) -> None:
         assert found.changes == [{"4": {"memory": "10"}}]
     known = ClientCacheIndex()
     known.restore(found.changes[0])
-    first.cut(known.versions())
+    first.restore(known.versions())
     assert first.load(4, known.of(4).memory)[FedAvg.samples] == 10.0
     assert held(first, 4, "9", "10", "11") == ["10"]
     assert held(first, 5, "11") == []

@@ -66,7 +66,7 @@ def test_a_run_that_could_not_be_resumed_says_so_when_it_begins(tmp_path: Path) 
         def arguments(self) -> Any:
             return None
 
-    with pytest.warns(UserWarning, match=r"cannot be resumed, because nothing says.*frozen dataclass"):
+    with pytest.warns(UserWarning, match=r"its method does not state its options.*frozen dataclass"):
         play(Quiet(factory=Tiny), out=tmp_path / "run")
 
 
@@ -123,7 +123,7 @@ def test_a_send_that_fails_is_not_the_clients_fault() -> None:
         def send(self, server: Any, client: int, message: Message) -> None:
             message[FedAvg.last] = [1, 2]
 
-    said = r"client 0 was told nothing, for the server's send raised TypeError: FedAvg.last must be .*, in send\)"
+    said = r"client 0 got no request, because the server's send raised TypeError: FedAvg.last must be .*, in send\)"
     with pytest.raises(NoUsableReply, match=said):
         play(FedAvg(Lists(), factory=Tiny))
 

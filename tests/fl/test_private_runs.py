@@ -162,9 +162,9 @@ def test_the_budget_stops_the_run_before_the_round_that_would_exceed_it(tmp_path
 def test_a_run_does_not_go_on_with_a_ledger_that_forgot(tmp_path: Path) -> None:
     play(rounds=2, out=tmp_path)
     (tmp_path / "ledger.jsonl").unlink()
-    with pytest.raises(CheckpointError, match="knows of epsilon 0, but the run had spent 2.943"):
+    with pytest.raises(CheckpointError, match="has epsilon 0, but the run had spent 2.943"):
         play(rounds=3, out=tmp_path, resume=True)
-    with pytest.raises(ValueError, match="ledger must outlive the process"):
+    with pytest.raises(ValueError, match="ledger must be in a file"):
         play(rounds=3, out=tmp_path / "other", ledger=Ledger(delta=DELTA))
 
 
@@ -322,7 +322,7 @@ def test_measured_statistics_are_refused_before_round_one(method: Method) -> Non
 def test_the_same_images_with_two_clients_are_warned_of() -> None:
     told = holders()
     twice = [*told, told[1].replace(images=told[1].images.clone())]
-    with pytest.warns(UserWarning, match="clients 1 and 3 hold the same images.*disjoint=False"):
+    with pytest.warns(UserWarning, match="clients 1 and 3 have the same images.*disjoint=False"):
         simulate(NoisySum(), twice, rounds=1, progress=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,4 +1,4 @@
-"""The loopback's processes: who is taken, who is given back, and how one that does not come up or stop is told of."""
+"""The loopback's pool of processes: acquiring, releasing, and processes that do not start or stop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fl.deploy.loopback import _processes
-from fl.deploy.loopback._processes import Ended, Process, give_back, pickled, take
+from fl.deploy.loopback._processes import Process, ProcessEnded, acquire, pickle_config, release
 
 
 class Played:
@@ -43,9 +43,9 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_the_dead_and_the_parents_are_passed_over(idle: list[Any]) -> None:
-    living, dead, others = Played(("open",)), Played(Ended("dead")), Played(("open",), parent=os.getpid() + 1)
+    living, dead, others = Played(("open",)), Played(ProcessEnded("dead")), Played(("open",), parent=os.getpid() + 1)
     idle.extend([living, dead, others])
-    assert take(b"") is living
+    assert acquire(b"") is living
     assert (living.sent, dead.sent, others.sent, idle) == (["open"], ["open"], [], [])
 
 
@@ -55,32 +55,32 @@ def test_a_new_process_that_does_not_come_up_says_what_a_script_must_do(
     made: list[Played] = []
 
     def failing() -> Played:
-        made.append(Played(Ended("the process in which it ran died (exit code 1)")))
+        made.append(Played(ProcessEnded("the process in which it ran died (exit code 1)")))
         return made[-1]
 
     monkeypatch.setattr(_processes, "Process", failing)
-    idle.append(Played(Ended("dead")))
-    with pytest.raises(RuntimeError, match=r"did not come up: .*exit code 1.* under `if __name__ == '__main__':`"):
-        take(b"")
+    idle.append(Played(ProcessEnded("dead")))
+    with pytest.raises(RuntimeError, match=r"did not start: .*exit code 1.* under `if __name__ == '__main__':`"):
+        acquire(b"")
     assert len(made) == 1  # it is not tried for ever
 
 
-@pytest.mark.parametrize("of", [take, give_back], ids=["taken", "given back"])
+@pytest.mark.parametrize("of", [acquire, release], ids=["taken", "given back"])
 def test_an_interrupt_ends_the_process_and_keeps_none(
     of: Callable[..., Any], idle: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = Played(KeyboardInterrupt())
     monkeypatch.setattr(_processes, "Process", lambda: process)
     with pytest.raises(KeyboardInterrupt):
-        of(process if of is give_back else b"")
+        of(process if of is release else b"")
     assert process.ended
     assert idle == []
 
 
 def test_only_who_comes_to_rest_is_idle(idle: list[Any]) -> None:
-    give_back(dead := Played(Ended("dead")))  # type: ignore[arg-type]
+    release(dead := Played(ProcessEnded("dead")))  # type: ignore[arg-type]
     assert (dead.sent, idle) == (["stop", "close"], [])
-    give_back(process := Played(("answer", 1), ("closed",)))  # type: ignore[arg-type]
+    release(process := Played(("answer", 1), ("closed",)))  # type: ignore[arg-type]
     assert idle == [process]
 
 
@@ -108,10 +108,10 @@ def test_silence_and_a_closed_pipe_end_it_and_say_how(alive: bool) -> None:
         if not silent:
             theirs.close()
         wanted = "did not stop, and was killed" if alive else r"died \(exit code -9\)"
-        with pytest.raises(Ended, match=wanted):
+        with pytest.raises(ProcessEnded, match=wanted):
             process.receive(0.01)
         assert ours.closed
-        with pytest.raises(Ended, match=r"died \(exit code -9\)"):  # by now it is dead
+        with pytest.raises(ProcessEnded, match=r"died \(exit code -9\)"):  # by now it is dead
             process.send("open")
 
 
@@ -122,9 +122,9 @@ def test_what_cannot_travel_is_named_by_the_way_to_it() -> None:
     bad = lambda: None  # noqa: E731
     for held, way in [([1, bad], r"parts\[1\]"), (({"a": (bad,)},), r"parts\[0\]\['a'\]\[0\]")]:
         with pytest.raises(TypeError, match=rf"SimpleNamespace\.{way}\. Take a function"):
-            pickled(opening(held))
+            pickle_config(opening(held))
     deep: Any = bad
     for _ in range(40):
         deep = [deep]
     with pytest.raises(TypeError, match=r"the method holds it as SimpleNamespace\.parts(\[0\]){7}\. Take"):
-        pickled(opening(deep))
+        pickle_config(opening(deep))

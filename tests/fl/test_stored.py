@@ -151,7 +151,7 @@ def test_who_holds_the_same_pictures_is_told_without_reading(
     parts = [client.train for client in held]
     method = FedAvg(factory=Tiny, steps=2, batch=4, lr=0.05, weights="uniform")
     private, found = Filtered(method, ClientDP(1.0, 0.5, 1.0)), data_access(monkeypatch)
-    with pytest.warns(UserWarning, match="clients 1 and 3 hold the same images"):
+    with pytest.warns(UserWarning, match="clients 1 and 3 have the same images"):
         simulate(private, [*parts[:3], parts[1]], rounds=1, ledger=Ledger(), secret=0, progress=False)
     assert sum(len(rows) for rows in found) <= sum(map(len, parts))  # of the clients drawn
 
@@ -168,7 +168,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_read(
         go([data, data.replace(normalization=Normalization([0.1], [0.2]))])
     with pytest.raises(ValueError, match=r"test does not fit.*normalizations"):
         go([data], test=test.replace(normalization=Normalization([0.1], [0.2])))
-    with pytest.raises(TypeError, match=r"clients must be a sequence of sets, one a client, got one StoredImages"):
+    with pytest.raises(TypeError, match=r"clients must be a sequence of sets, one for each client, got StoredImages"):
         go(data)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"server_data\['proxy'\] must be in memory.*data.read\(indices\)"):
         go([data], server_data={"proxy": test})  # type: ignore[dict-item]

@@ -198,8 +198,8 @@ def test_a_client_that_is_made_on_demand_is_checked_when_it_is_drawn() -> None:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"clients": {0: images(9, 0)}}, "clients must be a sequence of sets, one a client, got one dict"),
-        ({"clients": images(9, 0)}, "clients must be a sequence of sets, one a client, got one LabeledImages"),
+        ({"clients": {0: images(9, 0)}}, "clients must be a sequence of sets, one for each client, got dict"),
+        ({"clients": images(9, 0)}, "clients must be a sequence of sets, one for each client, got LabeledImages"),
         (
             {"clients": [images(9, 0), None]},
             r"clients\[1\] must be a LabeledImages, a Dataset, or a pair .* got NoneType",
@@ -231,8 +231,8 @@ def test_arguments_of_another_kind_are_named(options: dict[str, Any], error: str
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"test": images(9, 0)[:0]}, "test holds no images"),
-        ({"server_data": {"proxy": images(9, 0)[:0]}}, "holds no images"),
+        ({"test": images(9, 0)[:0]}, "test has no images"),
+        ({"server_data": {"proxy": images(9, 0)[:0]}}, "has no images"),
         ({"evaluate": "everyone"}, "evaluate must be one of 'drawn', 'all', 'none', got 'everyone'"),
         ({"evaluate": [77]}, r"from 0 to 4; got \[77\]"),
         ({"evaluate": []}, r"got \[\]"),
@@ -241,7 +241,7 @@ def test_arguments_of_another_kind_are_named(options: dict[str, Any], error: str
         ({"device": "gpu"}, "device must be one that this machine has, got 'gpu'"),
         ({"device": "meta"}, "device must be one that this machine has, got 'meta'"),
         ({"task": Classification(4)}, "the task has 4 classes, the clients' sets have 3"),
-        ({"task": MultiLabel(3)}, r"MultiLabel\(num_classes=3\) wants labels as rows"),
+        ({"task": MultiLabel(3)}, r"MultiLabel\(num_classes=3\) needs labels as rows"),
         ({"min_replies": 6}, "min_replies is 6, but only 5 clients take part"),
         ({"ledger": Ledger()}, "ledger is given, but the method is not private"),
         ({"secret": 3}, "secret is given, but the method is not private"),
@@ -258,7 +258,7 @@ def test_label_rows_need_a_task() -> None:
     rows = [other(labels=torch.eye(3)[images(9, 40).labels])]
     with pytest.raises(ValueError, match=r"labels are rows: give task=MultiLabel"):
         play(clients=rows)
-    with pytest.raises(ValueError, match=r"wants labels as class indices \[N\], the clients have rows"):
+    with pytest.raises(ValueError, match=r"needs labels as class indices \[N\], the clients have rows"):
         play(clients=rows, task=Classification(3))
     assert play(clients=rows, task=MultiLabel(3)).rows[0]["failed"] == {}
 

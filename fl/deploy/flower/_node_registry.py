@@ -12,7 +12,7 @@ from distillkit.sets import LabeledImages
 from fl._codec import to_parts
 from fl.deploy.flower._handshake import IncompatibleNode, NodeInfo, identity_of
 from fl.deploy.flower._messages import GridConnection, loss_reason
-from fl.engine._clients import grown, require_like
+from fl.engine._clients import extend_classes, require_like
 from fl.message import Message
 from fl.method import Method, NoUsableReply
 from fl.task import LabelTask
@@ -161,7 +161,7 @@ class NodeRegistry:
         """
         classes = task.num_classes if task is not None else self.num_classes
         given = task is not None or any(info.space.classes_given for info in self.nodes.values())
-        spaces = {n: grown(self.nodes[n].space, classes, given) for n in sorted(self.nodes)}
+        spaces = {n: extend_classes(self.nodes[n].space, classes, given) for n in sorted(self.nodes)}
         first = spaces[min(spaces)]
         for number, space in spaces.items():
             try:

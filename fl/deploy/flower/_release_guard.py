@@ -15,7 +15,7 @@ from typing import Any
 from distillkit.privacy import BudgetExhausted
 from distillkit.privacy._child_ledger import ChildLedger
 from fl._codec import Parts, to_parts
-from fl.deploy._wire import Job, answer_parts
+from fl.deploy._wire import Job, result_parts
 from fl.deploy.flower._node_ledger import NodeLedger
 from fl.deploy.flower._policy import Policy, PolicyRefusal
 from fl.engine._transport import ClientResult
@@ -91,7 +91,7 @@ class ReleaseGuard:
         """
         version, ledger = job.header.version, self._ledger
         if ledger is None:
-            return answer_parts(version, result) if isinstance(result, ClientResult) else refusal_parts(str(result))
+            return result_parts(version, result) if isinstance(result, ClientResult) else refusal_parts(str(result))
         try:
             facts = ledger.report(position)
         except ValueError as error:
@@ -105,7 +105,7 @@ class ReleaseGuard:
                 result = self._without_uncharged(job, result, ledger)
             except PolicyRefusal as error:
                 return refusal_parts(str(error), facts)
-        return answer_parts(version, result, facts=facts)
+        return result_parts(version, result, facts=facts)
 
     def _without_uncharged(self, job: Job, result: ClientResult, ledger: NodeLedger) -> ClientResult:
         """Remove everything that no epsilon covers; refuse a reply for which nothing was charged."""

@@ -16,7 +16,7 @@ from distillkit._utils import check
 from distillkit.privacy import BudgetExhausted, Ledger
 from distillkit.privacy._child_ledger import child_state
 from fl._codec import Parts, from_parts, to_parts
-from fl.deploy._wire import Job, read_answer
+from fl.deploy._wire import Job, read_result
 from fl.deploy.flower._messages import MAX_MESSAGE_BYTES, GridConnection, loss_reason
 from fl.deploy.flower._node_ledger import ledger_position, mirror_report, read_exhausted
 from fl.deploy.flower._node_registry import NodeRegistry
@@ -204,7 +204,7 @@ class GridTransport:
                 return None
             if self._ledger is not None and "account" not in facts:
                 raise ValueError("it has no ledger report")
-            version, result, _ = read_answer(reply, facts)
+            version, result, _ = read_result(reply, facts)
             if (version, result.client) != (job.header.version, job.client):
                 wanted = f"{job.header.version} of client {job.client}"
                 raise ValueError(f"it is for request {version} of client {result.client}, not for {wanted}")

@@ -38,23 +38,23 @@ class Faults:
             check.real_number(getattr(self, name), name, least=0.0, most=1.0)
         if self.lose + self.repeat + self.delay > 1:
             raise ValueError(
-                f"lose, repeat and delay are shares of the same answers, at most 1 in all, got {self.lose}, "
+                f"lose, repeat and delay are shares of the same results and must be at most 1 in all, got {self.lose}, "
                 f"{self.repeat} and {self.delay}"
             )
         check.positive_int(self.seed, "seed", least=0)
 
     @property
     def faulty(self) -> bool:
-        """Whether anything is to go wrong."""
+        """Whether any faults are requested."""
         return self.lose + self.repeat + self.delay > 0
 
     def fate(self, verb: str, round_number: int, client: int) -> Literal["arrives", "lost", "twice", "late"]:
-        """What becomes of one answer.
+        """Return what happens to one result.
 
         Args:
-            verb: what the client was asked ("answer", "local", "evaluate"); "settle" for the word that a round counts.
+            verb: the exchange ("answer", "local", "evaluate"); "settle" for the notice of a committed round.
             round_number: the round.
-            client: who answers.
+            client: the client's number.
         """
         if not self.faulty:
             return "arrives"

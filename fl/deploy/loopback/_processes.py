@@ -1,4 +1,4 @@
-"""Processes of the loopback: spawned once, lent to one run after the other, gone with their parent."""
+"""Pool of worker processes: spawned once, reused by later runs, and ended with their parent."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from typing import Any
 from fl._components import stable_repr
 from fl.deploy.loopback._worker import WorkerConfig, serve
 
-__all__ = ["PATIENCE", "Ended", "Process", "give_back", "pickled", "take"]
+__all__ = ["STOP_TIMEOUT", "Process", "ProcessEnded", "acquire", "pickle_config", "release"]
 
-PATIENCE = 10.0
-"""Seconds that a process may take to become idle before it is killed."""
+STOP_TIMEOUT = 10.0
+"""Seconds until a process that does not become idle is killed."""
 
 
-class Ended(RuntimeError):
-    """The process has ended; the message says how."""
+class ProcessEnded(RuntimeError):
+    """A process has ended; the message says how."""
 
 
 class Process:
-    """One process that serves runs, and the pipe to it."""
+    """One worker process, and the pipe to it."""
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -40,38 +40,38 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the process still runs."""
         return self._process.is_alive()
 
     def send(self, *frame: Any) -> None:
         """Send a frame.
 
         Raises:
-            Ended: nobody is there.
+            ProcessEnded: the process has ended.
         """
         try:
             self.connection.send(frame)
         except OSError as error:
-            raise Ended(self.end()) from error
+            raise ProcessEnded(self.end()) from error
 
-    def receive(self, patience: float | None = None) -> tuple[Any, ...]:
-        """The next frame.
+    def receive(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Receive the next frame.
 
         Raises:
-            Ended: the process has ended, or sent nothing for `patience` seconds and was killed.
+            ProcessEnded: the process has ended, or was killed after `timeout` seconds without a frame.
         """
         try:
-            if patience is None or self.connection.poll(patience):
+            if timeout is None or self.connection.poll(timeout):
                 return self.connection.recv()
         except (EOFError, OSError):
             pass
-        except BaseException:  # interrupted in the middle of a frame: what follows cannot be read
+        except BaseException:  # interrupted within a frame: the rest of the stream cannot be read
             self.end()
             raise
-        raise Ended(self.end())
+        raise ProcessEnded(self.end())
 
     def end(self) -> str:
-        """Kill it, if it is alive; how it ended, in words."""
+        """Kill the process if it is alive, and return how it ended, as text."""
         self.connection.close()
         self._process.join(0.5)
         if self._process.is_alive():
@@ -85,15 +85,15 @@ _IDLE: list[Process] = []
 _LOCK = threading.Lock()
 
 
-def take(opening: bytes) -> Process:
-    """A process with a run opened in it: an idle one, or a new one.
+def acquire(config: bytes) -> Process:
+    """Return an idle or new process, with a run opened in it.
 
     Args:
-        opening: what the run is begun with, see `pickled`.
+        config: result of `pickle_config`.
 
     Raises:
-        TypeError: what was sent cannot be built there.
-        RuntimeError: a new process does not come up.
+        TypeError: the process cannot build the method.
+        RuntimeError: a new process does not start.
     """
     while True:
         with _LOCK:
@@ -102,37 +102,37 @@ def take(opening: bytes) -> Process:
             continue  # of the process that this one was forked from
         process = idle or Process()
         try:
-            process.send("open", opening)
+            process.send("open", config)
             kind, *rest = process.receive()
-        except Ended as error:
+        except ProcessEnded as error:
             if idle is not None:
                 continue
             raise RuntimeError(
-                f"a process of the loopback did not come up: {error}, and what it said stands above. A script must do "
-                "its work under `if __name__ == '__main__':`, because a new process imports it; what is typed in, or "
-                "read from standard input, it cannot import"
+                f"a process of the loopback did not start: {error}; see its output above. A script must do its work "
+                "under `if __name__ == '__main__':`, because a new process imports it; it cannot import code from a "
+                "prompt or from standard input"
             ) from error
         except BaseException:
             process.end()
             raise
         if kind == "refused":
-            give_back(process)
+            release(process)
             raise TypeError(
                 f"the method cannot be built in another process ({rest[0]}): the functions and classes that it is made "
-                "of must stand at the top of a file that a new process can import, not in a notebook, an interactive "
-                "session, or under `if __name__ == '__main__':`"
+                "of must be at the top level of a file that a new process can import, not in a notebook, an "
+                "interactive session, or under `if __name__ == '__main__':`"
             )
         return process
 
 
-def give_back(process: Process) -> None:
-    """The run is over: the process goes back to the idle ones, or is killed if it does not come to rest."""
+def release(process: Process) -> None:
+    """Return a `process` to the idle ones after a run, or kill it if it does not become idle."""
     try:
         process.send("stop")
         process.send("close")
-        while process.receive(PATIENCE) != ("closed",):
+        while process.receive(STOP_TIMEOUT) != ("closed",):
             pass
-    except Ended:
+    except ProcessEnded:
         return
     except BaseException:
         process.end()
@@ -141,11 +141,11 @@ def give_back(process: Process) -> None:
         _IDLE.append(process)
 
 
-# What travels, by the means of `multiprocessing`.
+# The run's configuration as bytes.
 
 
-def _dumped(value: Any) -> bytes:
-    """As the standard pickle; a lock, which guards caches of one process, is a new lock in the other."""
+def _pickle(value: Any) -> bytes:
+    """Pickle a value; a lock, which guards caches of one process, becomes a new lock in the other."""
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer)
     pickler.dispatch_table = {**copyreg.dispatch_table, type(threading.Lock()): lambda lock: (threading.Lock, ())}
@@ -153,34 +153,34 @@ def _dumped(value: Any) -> bytes:
     return buffer.getvalue()
 
 
-def pickled(opening: WorkerConfig) -> bytes:
-    """What a run is begun with, the `opening`, as bytes.
+def pickle_config(config: WorkerConfig) -> bytes:
+    """What a run is begun with, the `config`, as bytes.
 
     Raises:
         TypeError: naming what cannot travel, such as a lambda, and what to write instead.
     """
     try:
-        return _dumped(opening)
+        return _pickle(config)
     except Exception as error:
-        where, what = _culprit("", opening.method) or ("", opening.method)
+        where, what = _unpicklable_part("", config.method) or ("", config.method)
         code = getattr(what, "__code__", None)
         found = f", line {code.co_firstlineno} of {code.co_filename}" if code is not None else ""
         raise TypeError(
-            f"{stable_repr(what)}{found} cannot travel to another process ({error}); the method holds it as "
-            f"{type(opening.method).__name__}{where}. Take a function or class that stands at the top of a file, with "
+            f"{stable_repr(what)}{found} cannot be sent to another process ({error}); the method holds it as "
+            f"{type(config.method).__name__}{where}. Use a function or class at the top level of a file, with "
             "functools.partial for its options: a lambda, or a function inside a function, cannot be found there"
         ) from error
 
 
-def _culprit(path: str, value: Any, depth: int = 0) -> tuple[str, Any] | None:
-    """The innermost part of a value that cannot be pickled, and where it is, if the value cannot be."""
+def _unpicklable_part(path: str, value: Any, depth: int = 0) -> tuple[str, Any] | None:
+    """Return the innermost part of a value that cannot be pickled, and its path; None if the value can be."""
     try:
-        _dumped(value)
+        _pickle(value)
         return None
     except Exception:
         if depth < 8:
             for name, part in _value_parts(value):
-                found = _culprit(path + name, part, depth + 1)
+                found = _unpicklable_part(path + name, part, depth + 1)
                 if found is not None:
                     return found
         return path, value

@@ -1,4 +1,4 @@
-"""Clients in other processes, reached by bytes alone: a transport that shares nothing with the server."""
+"""Transport to clients in other processes, which share nothing with the server and get bytes alone."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, Self
 
 from distillkit.privacy import BudgetExhausted, Ledger
 from distillkit.privacy._child_ledger import child_state, merge_child
-from fl.deploy._wire import Job, pack_job, unpack_answer
-from fl.deploy.loopback._processes import PATIENCE, Ended, Process, give_back, pickled, take
+from fl.deploy._wire import Job, pack_job, unpack_result
+from fl.deploy.loopback._processes import STOP_TIMEOUT, Process, ProcessEnded, acquire, pickle_config, release
 from fl.deploy.loopback._worker import WorkerConfig, pack_client_data
 from fl.engine._clients import ClientRegistry
 from fl.engine._transport import BundledExchange, ClientResult, RequestBuilder, RequestHeader, reason_of
@@ -26,32 +26,32 @@ Frame = tuple[Any, ...]
 
 @dataclass
 class WorkerSlot:
-    """A process of this run, and which clients' data it has."""
+    """A process of this run, and the clients whose data it has."""
 
     process: Process
     sent: set[int]
 
 
 class ProcessTransport:
-    """A transport of processes; a client always runs in the same one. See `Loopback` for what may go wrong.
+    """Transport to processes; a client always runs in the same one. See `Loopback` for faults.
 
-    A process that dies is an error of the clients that were asked there; the next ones get a new process, in which what
-    was remembered in RAM is lost.
+    If a process dies, the clients that were asked there fail. Later clients get a new process, without the memories
+    that the old one had in RAM.
 
     Args:
-        opening: what the processes are begun with.
-        clients: whose data go to the process of each when it is first asked.
-        workers: how many processes.
-        ledger: of a private run; what clients charge is carried back to it before their answers count.
+        config: configuration of the processes.
+        clients: the clients' data, sent to a client's process when it is first asked.
+        workers: number of processes.
+        ledger: ledger of a private run; clients' charges are merged into it before their results count.
 
     Attributes:
-        dropped: how many answers came twice or too late.
+        dropped: number of results that came twice or too late.
     """
 
     def __init__(
-        self, opening: WorkerConfig, clients: ClientRegistry, workers: int, ledger: Ledger | None = None
+        self, config: WorkerConfig, clients: ClientRegistry, workers: int, ledger: Ledger | None = None
     ) -> None:
-        self._opening, self._clients, self._ledger = pickled(opening), clients, ledger
+        self._config, self._clients, self._ledger = pickle_config(config), clients, ledger
         self._slots: dict[int, WorkerSlot] = {}
         self._workers, self._version = workers, ""
         self._asked: dict[int, Job] = {}
@@ -62,15 +62,15 @@ class ProcessTransport:
             for client in range(min(workers, len(clients))):
                 self._slot(client)
         except BaseException:
-            self._leave()
+            self._release_all()
             raise
 
     def _slot(self, client: int) -> WorkerSlot:
         index = client % self._workers
         if index in self._slots and not self._slots[index].process.alive:
-            self._lose(index, self._slots[index].process.end())
+            self._drop_process(index, self._slots[index].process.end())
         if index not in self._slots:
-            self._slots[index] = WorkerSlot(take(self._opening), set())
+            self._slots[index] = WorkerSlot(acquire(self._config), set())
         return self._slots[index]
 
     # Asking.
@@ -82,9 +82,9 @@ class ProcessTransport:
         build_request: RequestBuilder,
         bundled: BundledExchange | None = None,
     ) -> Iterator[ClientResult]:
-        """Ask the `clients`, each told `header` and what `build_request` writes; see `Transport.exchange`.
+        """Ask the `clients`, with `header` and the part from `build_request`; see `Transport.exchange`.
 
-        At most two for each process are under way. What is `bundled` goes ahead.
+        At most two clients for each process are ahead of the next yield. The `bundled` exchange runs first.
         """
         if bundled is not None:
             bundled.run_first(self)
@@ -94,15 +94,15 @@ class ProcessTransport:
         while True:
             while len(waiting) < 2 * self._workers and (number := next(rest, None)) is not None:
                 waiting.append(number)
-                self._begin(header, number, build_request)
+                self._send_request(header, number, build_request)
             if not waiting:
                 break
             while waiting[0] not in self._done:
-                self._listen()
+                self._read_frames()
             yield self._done.pop(waiting.popleft())
-        self._collect()
+        self._collect_charges()
 
-    def _begin(self, header: RequestHeader, client: int, build_request: RequestBuilder) -> None:
+    def _send_request(self, header: RequestHeader, client: int, build_request: RequestBuilder) -> None:
         slot = self._slot(client)
         try:
             known = child_state(self._ledger, client) if self._ledger is not None else None
@@ -110,25 +110,25 @@ class ProcessTransport:
             frames = self._frames(slot, job)
         except (Interrupted, BudgetExhausted):
             raise
-        except Exception as error:  # as where clients are threads: what fails for a client is its failure
+        except Exception as error:  # as with threads, an error for one client is its failure
             self._done[client] = ClientResult(client, error=reason_of(error))
             return
         self._asked[client] = job
         self._send(client % self._workers, *frames)
 
     def _frames(self, slot: WorkerSlot, job: Job, whole: bool = False) -> list[Frame]:
-        """What is sent for a job: the client's data if they are not there, and the job."""
+        """Return the frames of a job: the client's data if the process lacks them, and the job."""
         frames: list[Frame] = []
         if job.client not in slot.sent:
-            held = self._clients[job.client]
-            frames.append(("data", job.client, pack_client_data(held)))
-            keeps = self._clients.whole and not held.stored
+            data = self._clients[job.client]
+            frames.append(("data", job.client, pack_client_data(data)))
+            keeps = self._clients.whole and not data.stored
         else:
             keeps = True
         frames.append(("job", pack_job(job, whole=whole)))
         if keeps:
             slot.sent.add(job.client)
-        else:  # it is made or read on demand, and may be one of very many
+        else:  # created or read on demand, and perhaps one of very many
             frames.append(("forget", job.client))
         return frames
 
@@ -137,34 +137,34 @@ class ProcessTransport:
             try:
                 for frame in frames:
                     self._slots[index].process.send(*frame)
-            except Ended as error:
-                self._lose(index, str(error))
+            except ProcessEnded as error:
+                self._drop_process(index, str(error))
 
-    def _lose(self, index: int, why: str) -> None:
-        """A process has died, and with it what its clients were asked."""
+    def _drop_process(self, index: int, why: str) -> None:
+        """Fail the clients that were asked in a process that has died."""
         del self._slots[index]
         for client in [c for c in self._asked if c % self._workers == index]:
             del self._asked[client]
             self._done[client] = ClientResult(client, error=f"lost: {why}")
 
-    # Listening.
+    # Receiving.
 
-    def _listen(self, patience: float | None = None) -> None:
-        """Take in what has come from the processes that were asked; if nothing comes in time, they are ended."""
+    def _read_frames(self, timeout: float | None = None) -> None:
+        """Read frames from the processes that were asked, and end these if nothing comes in time."""
         busy = {self._slots[c % self._workers].process.connection: c % self._workers for c in self._asked}
-        ready = wait(list(busy), patience)
+        ready = wait(list(busy), timeout)
         for connection, index in busy.items():
             if not ready:
-                self._lose(index, self._slots[index].process.end())
+                self._drop_process(index, self._slots[index].process.end())
             elif connection in ready:
-                self._hear(index)
+                self._read_frame(index)
 
-    def _hear(self, index: int) -> str:
-        """Take in one frame; its kind."""
+    def _read_frame(self, index: int) -> str:
+        """Read one frame, and return its kind."""
         try:
             kind, *rest = self._slots[index].process.receive()
-        except Ended as error:
-            self._lose(index, str(error))
+        except ProcessEnded as error:
+            self._drop_process(index, str(error))
             return "ended"
         if kind == "answer":
             self._receive(rest[0])
@@ -186,23 +186,23 @@ class ProcessTransport:
         return kind
 
     def _receive(self, data: bytes) -> None:
-        version, answer, charged = unpack_answer(data)
-        if version != self._version or answer.client not in self._asked:
+        version, result, charged = unpack_result(data)
+        if version != self._version or result.client not in self._asked:
             self.dropped += 1
             return
         self._merge_child(charged)
-        del self._asked[answer.client]
-        self._done[answer.client] = replace(answer, resent=self._resent.pop(answer.client, 0))
+        del self._asked[result.client]
+        self._done[result.client] = replace(result, resent=self._resent.pop(result.client, 0))
 
     def _merge_child(self, lines: Sequence[dict[str, Any]]) -> None:
         if self._ledger is not None and lines:
             merge_child(self._ledger, lines)
 
-    def _collect(self) -> None:
-        """Fetch what was charged for answers that never came."""
+    def _collect_charges(self) -> None:
+        """Collect the charges of results that never came."""
         for index in list(self._slots) if self._ledger is not None else ():
             self._send(index, ("owed",))
-            while index in self._slots and self._hear(index) not in ("owes", "ended"):
+            while index in self._slots and self._read_frame(index) not in ("owes", "ended"):
                 pass
 
     # Between the rounds, and the end.
@@ -213,45 +213,45 @@ class ProcessTransport:
             self._send(index, ("settle", {c: v for c, v in versions.items() if c % self._workers == index}))
 
     def rollback(self) -> None:
-        """Stop what is under way, and forget what it wrote; what it has charged counts. See `Transport.rollback`."""
-        self._rest()
+        """Stop running clients and discard their memories; their charges count. See `Transport.rollback`."""
+        self._stop_all()
         for index in list(self._slots):
             self._send(index, ("drop",), ("go",))
 
     def metadata(self) -> dict[str, str]:
-        """Nothing: the memories' files lie in the run's folder."""
+        """Return nothing: the memories' files are in the run's folder."""
         return {}
 
-    def restore(self, facts: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """Delete all memories but these `versions`; there are no `facts`. See `Transport.restore`.
+    def restore(self, metadata: Mapping[str, str], versions: Mapping[int, str]) -> None:
+        """Delete all memories except these `versions`; there is no `metadata`. See `Transport.restore`.
 
-        The folder is one for all, so one process looks through it.
+        All processes share the folder, so one process does it.
         """
         self._send(0, ("restore", dict(versions)))
 
-    def _rest(self) -> None:
-        """Stop what is under way, and wait for it; a process that does not stop is ended."""
+    def _stop_all(self) -> None:
+        """Stop running clients, and wait for them; a process that does not stop is ended."""
         for index in list(self._slots) if self._asked else ():
             self._send(index, ("stop",))
         while self._asked:
             with contextlib.suppress(BudgetExhausted, Interrupted):
-                self._listen(PATIENCE)
+                self._read_frames(STOP_TIMEOUT)
         self._done.clear()
         self._resent.clear()
-        self._collect()
+        self._collect_charges()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """Give the processes back, to serve the next run."""
-        self._leave()
+        """Return the processes to the pool, for the next run."""
+        self._release_all()
 
-    def _leave(self) -> None:
+    def _release_all(self) -> None:
         try:
-            self._rest()
+            self._stop_all()
             while self._slots:
-                give_back(self._slots.popitem()[1].process)
+                release(self._slots.popitem()[1].process)
         finally:  # interrupted a second time
             for slot in self._slots.values():
                 slot.process.end()

@@ -1,4 +1,4 @@
-"""The far side of the loopback: a process that serves one run after the other and has only what it was sent."""
+"""Worker process of the loopback, which serves one run after the other and has only what it was sent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from distillkit.privacy import BudgetExhausted
 from distillkit.privacy._child_ledger import ChildLedger
 from distillkit.sets import LabeledImages
 from fl._codec import decode, encode
-from fl.deploy._wire import Job, PayloadCache, PayloadMissing, pack_answer, unpack_job
+from fl.deploy._wire import Job, PayloadCache, PayloadMissing, pack_result, unpack_job
 from fl.deploy.loopback._faults import Faults
 from fl.engine._client_memory import MemoryStore
 from fl.engine._client_runtime import ClientRuntime, respond
@@ -42,22 +42,22 @@ class _Data:
     test = Entry[LabeledImages]("first")
 
 
-def pack_client_data(held: ClientData) -> bytes:
-    """What one client holds, `held`, as bytes; the far side reads them back."""
-    train, test = held.read()
+def pack_client_data(data: ClientData) -> bytes:
+    """Encode one client's `data` as bytes."""
+    train, test = data.read()
     sets = {_Data.train: train} | ({} if test is None else {_Data.test: test})
     return encode(Message(sets))
 
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """What a run is begun with; the data follow, a client's before its first job.
+    """Configuration of a run; a client's data follow before its first job.
 
     Attributes:
-        method, task: built anew there.
+        method, task: built again in the process.
         device: where clients compute.
-        memories: the folder of what clients remember; None keeps it in RAM.
-        faults: which results go astray.
+        memories: folder of the clients' memories; None keeps them in RAM.
+        faults: shares of results that are lost, repeated or delayed.
     """
 
     method: Method
@@ -67,77 +67,77 @@ class WorkerConfig:
     faults: Faults
 
 
-class _Run:
-    """One run, as far as it lies here."""
+class _WorkerRun:
+    """One run's part in this process."""
 
-    def __init__(self, opening: WorkerConfig, stop: threading.Event) -> None:
+    def __init__(self, config: WorkerConfig, stop: threading.Event) -> None:
         self.client_data: dict[int, ClientData] = {}
         self.runtime = ClientRuntime(
-            opening.method,
-            opening.task,
+            config.method,
+            config.task,
             self.client_data,
-            MemoryStore(opening.memories),
-            torch.device(opening.device),
+            MemoryStore(config.memories),
+            torch.device(config.device),
             stop,
         )
-        self.faults, self.payloads = opening.faults, PayloadCache()
-        self.charged: dict[int, list[dict[str, Any]]] = {}  # for which no answer has gone out
+        self.faults, self.payloads = config.faults, PayloadCache()
+        self.charged: dict[int, list[dict[str, Any]]] = {}  # whose result was not sent
         self.late: list[bytes] = []
 
     def data(self, client: int, data: bytes) -> None:
-        """A client's data have come."""
+        """Store a client's data."""
         message = decode(data)[0]
         self.client_data[client] = ClientData(message[_Data.train], message.get(_Data.test))
 
     def forget(self, client: int) -> None:
-        """A client that is made on demand will be made again."""
+        """Delete the data of a client that is created on demand."""
         self.client_data.pop(client, None)
 
     def job(self, data: bytes) -> list[Frame]:
-        """Do a job; what is sent back for it, and what was held back from earlier ones."""
+        """Run a job, and return the frames to send: its result, and delayed results of earlier jobs."""
         try:
             job = unpack_job(data, self.payloads)
         except PayloadMissing as error:
             return [("lacking", error.client)]
         branch = ChildLedger(job.ledger) if job.ledger is not None else None
-        frames: list[Frame] = [("answer", held) for held in self.late]
+        frames: list[Frame] = [("answer", delayed) for delayed in self.late]
         self.late.clear()
         try:
-            answer = respond(replace(self.runtime, ledger=branch), job.header, job.client, lambda: job.request)
+            result = respond(replace(self.runtime, ledger=branch), job.header, job.client, lambda: job.request)
         except BudgetExhausted as error:
-            self._owe(job, branch)
+            self._keep_charges(job, branch)
             return [*frames, ("exhausted", job.client, str(error), error.remaining)]
         except Interrupted:
-            self._owe(job, branch)
+            self._keep_charges(job, branch)
             return [*frames, ("interrupted", job.client)]
-        return [*frames, *self._sent(job, branch, answer)]
+        return [*frames, *self._reply_frames(job, branch, result)]
 
-    def _owe(self, job: Job, branch: ChildLedger | None) -> None:
+    def _keep_charges(self, job: Job, branch: ChildLedger | None) -> None:
         if branch is not None and branch.charged:
             self.charged.setdefault(job.client, []).extend(branch.charged)
 
-    def _sent(self, job: Job, branch: ChildLedger | None, answer: ClientResult) -> list[Frame]:
+    def _reply_frames(self, job: Job, branch: ChildLedger | None, result: ClientResult) -> list[Frame]:
         fate = self.faults.fate(job.header.verb, job.header.round, job.client)
         if fate in ("lost", "late"):
-            self._owe(job, branch)
+            self._keep_charges(job, branch)
             if fate == "late":
-                self.late.append(pack_answer(job.header.version, answer))
+                self.late.append(pack_result(job.header.version, result))
             return [("lost", job.client, fate)]
-        data = pack_answer(job.header.version, answer, branch.charged if branch is not None else ())
+        data = pack_result(job.header.version, result, branch.charged if branch is not None else ())
         return [("answer", data)] * (2 if fate == "twice" else 1)
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """These memories count; unless the word of it is lost, too."""
-        heard = {
+        """Commit memories, unless the notice is one of the lost ones."""
+        received = {
             client: version
             for client, version in versions.items()
             if self.faults.fate("settle", int(version.split("-")[0]), client) != "lost"
         }
-        self.runtime.memories.commit(heard)
+        self.runtime.memories.commit(received)
 
 
-def _work(connection: Connection, frames: queue.SimpleQueue[Frame], stop: threading.Event) -> None:
-    """Do what came, one thing after the other."""
+def _serve_frames(connection: Connection, frames: queue.SimpleQueue[Frame], stop: threading.Event) -> None:
+    """Handle frames in their order."""
     torch.set_num_threads(1)
     run: Any = None
     while True:
@@ -145,9 +145,9 @@ def _work(connection: Connection, frames: queue.SimpleQueue[Frame], stop: thread
         if kind == "open":
             stop.clear()
             try:
-                run = _Run(pickle.loads(rest[0]), stop)
+                run = _WorkerRun(pickle.loads(rest[0]), stop)
                 connection.send(("opened",))
-            except Exception as error:  # the method's code is anybody's
+            except Exception as error:  # the method is the user's code
                 run = None
                 connection.send(("refused", f"{type(error).__name__}: {error}"))
         elif kind == "close":
@@ -168,14 +168,14 @@ def _work(connection: Connection, frames: queue.SimpleQueue[Frame], stop: thread
         elif kind == "drop":
             run.runtime.memories.rollback()
         elif kind == "restore":
-            run.runtime.memories.cut(*rest)
+            run.runtime.memories.restore(*rest)
 
 
 def serve(connection: Connection) -> None:
-    """Serve runs until the other end of the `connection` is closed, or the process that holds it has ended.
+    """Serve runs until the other end of the `connection` is closed, or its process has ended.
 
-    A second thread works, so that this one always reads: nobody waits for ever with a full pipe, and a word to stop is
-    heard in the middle of a job. Ctrl-C reaches the whole group of processes; what it means here, the other side says.
+    A second thread works while this one always reads: so the pipe never fills up, and a request to stop is read during
+    a job. Ctrl-C reaches the whole process group and is ignored here: the server decides what stops.
     """
     exit_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -194,7 +194,7 @@ def serve(connection: Connection) -> None:
 
 def _guarded(connection: Connection, frames: queue.SimpleQueue[Frame], stop: threading.Event) -> None:
     try:
-        _work(connection, frames, stop)
-    except BaseException:  # an error of ours, or nobody listens any more
+        _serve_frames(connection, frames, stop)
+    except BaseException:  # an error of ours, or the connection is closed
         traceback.print_exc()
         os._exit(1)

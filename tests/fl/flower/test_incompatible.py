@@ -14,7 +14,7 @@ import torch
 from distillkit.privacy import Ledger
 from fl import FedAvg, Message, NoUsableReply
 from fl._codec import to_parts
-from fl.deploy._wire import Job, answer_parts
+from fl.deploy._wire import Job, result_parts
 from fl.deploy.flower import IncompatibleNode
 from fl.deploy.flower._messages import from_records, to_records
 from fl.deploy.flower._node_registry import NodeRegistry
@@ -113,11 +113,11 @@ def cohort(ledger: Ledger | None = None) -> GridTransport:
     ids=["another round", "another client"],
 )
 def test_reply_to_another_request_is_an_error(version: str, client: int, said: str) -> None:
-    found = cohort()._read(asked(), answer_parts(version, ClientResult(client, Message())))
+    found = cohort()._read(asked(), result_parts(version, ClientResult(client, Message())))
     assert isinstance(found, ClientResult)
     assert (found.client, found.reply) == (1, None)
     assert said in str(found.error)
-    good = cohort()._read(asked(), answer_parts("3-a", ClientResult(1, Message())))
+    good = cohort()._read(asked(), result_parts("3-a", ClientResult(1, Message())))
     assert isinstance(good, ClientResult)
     assert good.error is None
 
@@ -131,13 +131,13 @@ def test_missing_payload_is_resent_once() -> None:
 
 
 def test_private_reply_without_a_ledger_report_is_an_error(tmp_path: Path) -> None:
-    found = cohort(Ledger(tmp_path / "ledger.jsonl"))._read(asked(), answer_parts("3-a", ClientResult(1, Message())))
+    found = cohort(Ledger(tmp_path / "ledger.jsonl"))._read(asked(), result_parts("3-a", ClientResult(1, Message())))
     assert isinstance(found, ClientResult)
     assert (found.reply, found.error) == (None, "sent an unreadable reply: it has no ledger report")
 
 
 def test_two_replies_to_one_request_are_refused() -> None:
-    one = answer_parts("3-a", ClientResult(1, Message()))
+    one = result_parts("3-a", ClientResult(1, Message()))
     both, _ = bundle(one, one)
     with pytest.raises(ValueError, match="it sent two replies to one request"):
         unpack_replies([asked()], both)
