@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 
-from distillkit._utils.threads import pool_of
+from distillkit._utils.threads import create_thread_pool
 from distillkit.privacy import Ledger
 from fl.engine._client_memory import MemoryStore
 from fl.engine._client_runtime import ClientRuntime, respond
@@ -111,7 +111,7 @@ class ThreadTransport:
 
     def __init__(self, runtime: ClientRuntime, workers: int) -> None:
         self.runtime, self._window = runtime, 2 * workers
-        self._pool = pool_of(workers, "client")
+        self._pool = create_thread_pool(workers, "client")
 
     def exchange(
         self,
@@ -175,7 +175,7 @@ class ServerThread:
     """
 
     def __init__(self, threads: int = 1) -> None:
-        self._pool = pool_of(1, "server", threads)
+        self._pool = create_thread_pool(1, "server", threads)
 
     def run(self, work: Callable[[], T]) -> T:
         """Run `work` on the thread, and return its result."""

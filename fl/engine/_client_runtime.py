@@ -77,7 +77,7 @@ def respond(
             memory=placed(memory, device), stop=runtime.stop, device=device, ledger=runtime.ledger,
             secret=noise_of(header.secret, header.round, number),
         )  # fmt: skip
-        reply = runtime.method.act(header.verb, client, placed(request.message, device))
+        reply = runtime.method.run_on_client(header.verb, client, placed(request.message, device))
         remembers = header.keeps and len(client.memory) > 0
         if remembers:
             runtime.memories.stage(number, header.version, client.memory)
