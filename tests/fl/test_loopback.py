@@ -350,7 +350,7 @@ def test_an_interrupt_stops_the_process_too_and_it_serves_the_next_run(tmp_path:
     ],
 )
 def test_what_cannot_travel_is_named_with_the_remedy(make: Callable[[], Method], why: str) -> None:
-    with pytest.raises(TypeError, match=rf"{why}(.|\n)*at the top of a file, with functools\.partial"):
+    with pytest.raises(TypeError, match=rf"{why}(.|\n)*at the top level of a file, with functools\.partial"):
         play(make(), backend=Loopback())
 
 
@@ -489,7 +489,7 @@ def test_a_job_arrives_as_it_was_and_of_what_is_held_only_the_digest_travels() -
     ("change", "said"),
     [
         ({"seconds": "soon"}, "its seconds is 'soon'"), ({"client": True}, "its client is True"),
-        ({"absent": None}, "its absent is None"), ({"charged": [{}, 3]}, "what it charged must be a list of maps"),
+        ({"absent": None}, "its absent is None"), ({"charged": [{}, 3]}, "its charges must be a list of maps"),
     ],
     ids=["seconds", "client", "absent", "charged"],
 )  # fmt: skip

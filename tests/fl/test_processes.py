@@ -121,7 +121,7 @@ def test_what_cannot_travel_is_named_by_the_way_to_it() -> None:
 
     bad = lambda: None  # noqa: E731
     for held, way in [([1, bad], r"parts\[1\]"), (({"a": (bad,)},), r"parts\[0\]\['a'\]\[0\]")]:
-        with pytest.raises(TypeError, match=rf"SimpleNamespace\.{way}\. Take a function"):
+        with pytest.raises(TypeError, match=rf"SimpleNamespace\.{way}\. Use a function"):
             pickle_config(opening(held))
     deep: Any = bad
     for _ in range(40):

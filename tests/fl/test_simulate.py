@@ -400,7 +400,7 @@ def test_an_unusable_folder_is_named(tmp_path: Path) -> None:
 def test_bad_arguments_are_refused(options: dict[str, Any], error: str) -> None:
     with pytest.raises(ValueError, match=error):
         simulate(FedAvg(factory=Tiny), federation(), **{"rounds": 1, "progress": False, **options})
-    with pytest.raises(ValueError, match="at least one client"):
+    with pytest.raises(ValueError, match="at least one set"):
         simulate(FedAvg(factory=Tiny), [], rounds=1)
     with pytest.raises(TypeError, match=r"clients\[0\] must be a LabeledImages, a Dataset, or a pair"):
         simulate(FedAvg(factory=Tiny), [1], rounds=1)  # type: ignore[list-item]

@@ -23,7 +23,7 @@ from distillkit.study import Condense, Study, Task
 from distillkit.training import Protocol
 from fl import ClientData, ClientDP, FedAvg, Filtered, Loopback, Run, simulate
 from fl.deploy.loopback._transport import ProcessTransport
-from fl.method import at_once
+from fl.method import evaluation_batch_size
 from fl.study import Federated
 from tests.fl.small import Tiny
 
@@ -99,7 +99,7 @@ def test_only_what_is_drawn_is_read_and_the_test_set_piece_by_piece(
     assert isinstance(train, StoredImages)
     assert isinstance(own, StoredImages)
     assert [len(rows) for rows in pictures] == [len(train), len(own), len(test)]
-    monkeypatch.setattr("fl.engine._evaluation.at_once", lambda shape, device: 5)
+    monkeypatch.setattr("fl.engine._evaluation.evaluation_batch_size", lambda shape, device: 5)
     found.clear()
     again = simulate(METHOD, held, test=test, rounds=2, participation=1 / 4, resume=True, **how)
     assert [len(rows) for rows in found if len(rows)][2:] == [5, 5, 2]
@@ -108,8 +108,8 @@ def test_only_what_is_drawn_is_read_and_the_test_set_piece_by_piece(
 
 def test_a_test_of_large_images_keeps_few_of_them() -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert [at_once((3, s, s), cpu) for s in (8, 28, 32, 64, 224, 1024)] == [256, 256, 256, 64, 4, 1]
-    assert [at_once((3, s, s), gpu) for s in (32, 128, 224)] == [256, 256, 64]
+    assert [evaluation_batch_size((3, s, s), cpu) for s in (8, 28, 32, 64, 224, 1024)] == [256, 256, 256, 64, 4, 1]
+    assert [evaluation_batch_size((3, s, s), gpu) for s in (32, 128, 224)] == [256, 256, 64]
 
 
 def test_a_run_says_which_pictures_it_was_of(source: Path, tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ MISFITS: dict[str, tuple[LabeledImages, str]] = {
     "space": (other(normalization=OTHER), r"different normalizations.*renormalize"),
     "shape": (other(images=torch.zeros(9, 1, 5, 5)), "different shapes"),
     "classes": (other(num_classes=7), r"different class counts.*replace\(num_classes"),
-    "dtype": (images(9, 40).to(dtype=torch.float64), r"float64 images, clients\[0\] torch.float32.*to\(dtype"),
+    "dtype": (images(9, 40).to(dtype=torch.float64), r"float64 images, clients\[0\] has torch.float32.*to\(dtype"),
     "labels": (other(labels=torch.eye(3)[images(9, 40).labels]), "labels as rows, clients.0. as class indices"),
 }
 
@@ -256,7 +256,7 @@ def test_values_that_make_no_run_are_named(options: dict[str, Any], error: str) 
 
 def test_label_rows_need_a_task() -> None:
     rows = [other(labels=torch.eye(3)[images(9, 40).labels])]
-    with pytest.raises(ValueError, match=r"labels are rows: give task=MultiLabel"):
+    with pytest.raises(ValueError, match=r"labels are rows: pass task=MultiLabel"):
         play(clients=rows)
     with pytest.raises(ValueError, match=r"needs labels as class indices \[N\], the clients have rows"):
         play(clients=rows, task=Classification(3))
