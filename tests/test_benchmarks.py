@@ -156,9 +156,9 @@ def test_a_target_that_is_missed_is_marked_with_what_takes_the_time() -> None:
     other = show.rows([line(difference=0.023)]).splitlines()
     assert other[-1] == "a: both sides are 2.3e-02 apart in float32, more than 1e-02, but 1e-12 in float64."
     more = {"growth": "d", "sizes": [10, 1000], "base": 10, "ratios": [1.0, 1.2], "seconds": {"cpu": [[1.0], [1.2]]}}
-    extend_classes = {**more, "target": 1.05}
-    assert show.missed([good, slow, far, more, extend_classes]) == ["b", "c", "d"]
-    assert show.extend_classes([extend_classes]).splitlines()[-1] == "| d | 10: 1, 1,000: 1.2 | 1.00, 1.20 (of 10), **missed** |"
+    grown = {**more, "target": 1.05}
+    assert show.missed([good, slow, far, more, grown]) == ["b", "c", "d"]
+    assert show.grown([grown]).splitlines()[-1] == "| d | 10: 1, 1,000: 1.2 | 1.00, 1.20 (of 10), **missed** |"
 
 
 def test_a_profile_names_the_operations_of_all_threads() -> None:

@@ -57,7 +57,7 @@ def a_step(sizes: Sizes) -> float:
     return statistics.median(marks[1:])
 
 
-def extend_classes(name: str, sizes: Sequence[Any], measure: Callable[[Any], float], repeats: int, base: Any) -> Result:
+def grown(name: str, sizes: Sequence[Any], measure: Callable[[Any], float], repeats: int, base: Any) -> Result:
     """Return a line: the median seconds at every size, and their ratios to the size `base`."""
     seconds: list[list[float]] = [[] for _ in sizes]
     for _ in range(repeats):
@@ -82,12 +82,12 @@ def line(name: str, *, tiny: bool = False, repeats: int = 3) -> Result:
     if name == NAMES[0]:
         sizes = REGISTERED[:-1] if tiny else REGISTERED
         rounds = 1 if tiny else 15
-        return extend_classes(name, sizes, lambda clients: a_round(clients, rounds), repeats, 100) | {"target": NO_MORE}
+        return grown(name, sizes, lambda clients: a_round(clients, rounds), repeats, 100) | {"target": NO_MORE}
     field = name.partition(":")[0]
     base = Sizes(classes=2, ipc=1, side=8, width=4, real=4) if tiny else BASE
     usual = getattr(base, field)
     sizes = (usual, 2 * usual) if tiny else GROWING[field]
-    return extend_classes(name, sizes, lambda size: a_step(replace(base, **{field: size})), repeats, usual)
+    return grown(name, sizes, lambda size: a_step(replace(base, **{field: size})), repeats, usual)
 
 
 def missed(line: Result) -> bool:

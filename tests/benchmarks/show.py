@@ -61,7 +61,7 @@ def rows(lines: Sequence[Line]) -> str:
     return "\n".join(said)
 
 
-def extend_classes(lines: Sequence[Line]) -> str:
+def grown(lines: Sequence[Line]) -> str:
     """Return the table of growth."""
     said = ["| what grows | CPU seconds | ratio to one size |", "|---|---|---|"]
     for line in lines:
@@ -81,7 +81,7 @@ def tables(lines: Sequence[Line]) -> str:
     where = f"{first['processor']}, {first['cores']} cores, PyTorch {first['torch']}"
     took = sum(line["took"] for line in lines)
     said = [f"`{first['command']}` at commit {first['commit']}, {first['when']}, in {took:.0f} s: {where}."]
-    for kind, make in (("row", rows), ("growth", extend_classes)):
+    for kind, make in (("row", rows), ("growth", grown)):
         own = [line for line in lines if kind in line]
         if own:
             said += ["", make(own)]
