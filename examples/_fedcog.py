@@ -88,7 +88,7 @@ def pair(preset: Mapping[str, Any]) -> dict[str, Federated]:
 
 
 def ablations(preset: Mapping[str, Any], tasks: Sequence[str], seeds: Sequence[int]) -> dict[str, Federated]:
-    """What has one seed: the other bases and FedCOG in them, personal models, and FedCOG in parts.
+    """Return the candidates with one seed: the other bases and FedCOG in them, personal models, and FedCOG in parts.
 
     Args:
         preset: of the script.

@@ -50,7 +50,7 @@ WHOLE = {
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
-    """What the command line says, over what the preset does."""
+    """Return the options of the command line, with the preset's values as defaults."""
     parser = command_line(__doc__, out="runs/condense")
     add = parser.add_argument
     add("--dataset", help=f"one of {', '.join(data.NAMES)}; or a folder of pictures (class/picture.png), or an .npz")

@@ -69,7 +69,7 @@ def dealt(text: str) -> str:
 
 
 def arguments(words: list[str] | None) -> Any:
-    """What the command line says, over what the preset does."""
+    """Return the options of the command line, with the preset's values as defaults."""
     parser = command_line(__doc__, out="runs/feddm", pictures=True)
     add = parser.add_argument
     add("--dataset", nargs="+", choices=["digits", "mnist", "fashionmnist", "cifar10"], help="default: the preset's")

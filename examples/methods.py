@@ -42,7 +42,7 @@ def task(rounds: int) -> Task:
 
 
 def controls() -> dict[str, Federated]:
-    """What tells a method from an accident of ten rounds: each differs from the way that it is like in one thing."""
+    """Return control candidates, each of which differs in one setting from the candidate that it copies."""
 
     def like(name: str, way: Federated, **settings: Any) -> Federated:
         return replace(way, like=name, search=({},), settings=settings)
@@ -73,7 +73,7 @@ def tables(records: Records) -> list[Table]:
 
 
 def kind(name: str) -> tuple[bool, bool]:
-    """Which ways are held against each other: those for the same models, of as many rounds."""
+    """Return the group of a candidate: only those with the same models and rounds are compared."""
     return name.startswith(PERSONAL), name.endswith("30 rounds")
 
 

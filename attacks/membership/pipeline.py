@@ -28,7 +28,7 @@ FitFunction = Callable[[Tensor, int], Mapping[str, Scorer]]
 
 @dataclass(frozen=True, eq=False)
 class Pipeline:
-    """Everything that happens to records before publication, as a function that shadow models repeat.
+    """Process from records to a published result, as a function that shadow models repeat.
 
     Such an attack is only as good as the similarity of its shadows to the target. `fit` must therefore include more
     than the last training: whatever distils, selects, noises or federates the records, their normalization, and

@@ -172,7 +172,7 @@ def _num_classes(run: RecordedRun, observed: ObservedData) -> int | None:
 
 
 def _plain_sgd(run: RecordedRun) -> bool:
-    """Whether updates come from plain SGD on cross-entropy without add-ons, as the sign rule on biases requires."""
+    """Return whether updates are plain SGD on cross-entropy without add-ons, as the sign rule on biases requires."""
     recipe = run.config.get("recipe")
     if not isinstance(recipe, dict) or set(recipe) != {"object", "with"} or recipe["object"] != "fl:FedAvg":
         return False

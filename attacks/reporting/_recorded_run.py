@@ -80,7 +80,7 @@ class RecordedRun:
 
     @property
     def sends_sets(self) -> bool:
-        """Whether clients sent sets of images, according to the byte counts of the history."""
+        """True if clients sent sets of images, according to the byte counts of the history."""
         return any(key.endswith(":labels") for row in self.history for key in row.get("up", {}))
 
     def _images(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class RecordedRun:
 
     @property
     def starts_from_real(self) -> bool:
-        """Whether sent or published sets were initialised from real images, according to the config."""
+        """True if sent or published sets were initialised from real images, according to the config."""
         real = re.search(r"\binit='real'|\bReal\(", str(self.config.get("method", "")))
         info = self.published_set.info if self.published_set is not None else {}
         return real is not None or info.get("init") == "real"
