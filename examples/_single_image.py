@@ -105,7 +105,7 @@ def headline(preset: Mapping[str, Any], image: Tensor) -> dict[str, Federated]:
 
 
 def ablations(preset: Mapping[str, Any], image: Tensor, seeds: Any) -> dict[str, Federated]:
-    """Return one-seed candidates: other selections, crops, rates, several architectures, and rivals with the same clients.
+    """One-seed candidates: selections, crops, rates, several architectures, and rivals with the same clients.
 
     Args:
         preset, image: of the script.

@@ -18,14 +18,7 @@ from attacks.audit.noise import NoiseAudit, ReplayTest, audit_noise, replay_rele
 from attacks.audit.single_run import one_run_lower_bound
 
 __all__ = [
-    "ClaimTest",
-    "NoiseAudit",
-    "ReplayTest",
-    "audit_claim",
-    "audit_noise",
-    "epsilon_lower_bound",
-    "max_lower_bound",
-    "one_run_lower_bound",
-    "replay_release",
-]
+    "ClaimTest", "NoiseAudit", "ReplayTest", "audit_claim", "audit_noise", "epsilon_lower_bound", "max_lower_bound",
+    "one_run_lower_bound", "replay_release",
+]  # fmt: skip
 __dir__ = __all__.copy

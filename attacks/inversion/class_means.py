@@ -37,11 +37,7 @@ class ClassMeans:
     ordered = False
 
     def __init__(
-        self,
-        embeddings: Sequence[Callable[[Tensor], Tensor]],
-        means: Sequence[Tensor],
-        *,
-        counts: Tensor | None = None,
+        self, embeddings: Sequence[Callable[[Tensor], Tensor]], means: Sequence[Tensor], *, counts: Tensor | None = None
     ) -> None:
         self.embeddings = check.sequence(embeddings, "embeddings", "functions of images")
         for one in self.embeddings:

@@ -173,11 +173,7 @@ def _of_gradients(
         _summing_to_zero(rows, "weight_gradient")
         low, high = _unbounded(num_classes)
         low[(rows < 0).any(1)] = 1
-        yield (
-            low,
-            high,
-            "the weight gradient of cross-entropy with hard labels, on features that are never negative",
-        )
+        yield (low, high, "the weight gradient of cross-entropy with hard labels, on features that are never negative")
 
 
 def _of_rows(num_classes: int, rows: Tensor, noised: bool) -> Iterator[Bounds]:

@@ -19,29 +19,8 @@ from attacks.membership.shadow_models import BACKENDS, Cost, estimate_cost, halv
 from attacks.membership.shadow_scores import ShadowScores, Target
 
 __all__ = [
-    "ATTACKS",
-    "BACKENDS",
-    "VARIANCES",
-    "Attack",
-    "AttackResult",
-    "Cost",
-    "Pipeline",
-    "Scorer",
-    "ShadowScores",
-    "Target",
-    "estimate_cost",
-    "gradient_kde",
-    "gradient_norm",
-    "halves",
-    "leave_one_out",
-    "lira",
-    "loss",
-    "margin",
-    "model_scorer",
-    "nearest",
-    "rmia",
-    "run_shadows",
-    "shadow_classifier",
-    "stable_logit",
+    "ATTACKS", "BACKENDS", "VARIANCES", "Attack", "AttackResult", "Cost", "Pipeline", "Scorer", "ShadowScores",
+    "Target", "estimate_cost", "gradient_kde", "gradient_norm", "halves", "leave_one_out", "lira", "loss", "margin",
+    "model_scorer", "nearest", "rmia", "run_shadows", "shadow_classifier", "stable_logit",
 ]  # fmt: skip
 __dir__ = __all__.copy

@@ -82,12 +82,7 @@ class Cost:
 
 
 def estimate_cost(
-    pipeline: Pipeline,
-    count: int,
-    *,
-    workers: int = 1,
-    out: str | os.PathLike[str] | None = None,
-    seed: int = 0,
+    pipeline: Pipeline, count: int, *, workers: int = 1, out: str | os.PathLike[str] | None = None, seed: int = 0
 ) -> Cost:
     """Fit one shadow to estimate the cost of all of them.
 

@@ -87,7 +87,7 @@ def _scores(network: nn.Module, score: Callable[[Tensor, Tensor], Tensor], recor
 
 def shadow_parts(
     pipeline: Pipeline, baselines: Mapping[str, Pipeline], count: int, workers: int, out: Path, progress: bool,
-    findings: Findings,
+    findings: Findings
 ) -> list[str | Table]:  # fmt: skip
     """Run attacks with shadow models of the whole pipeline, each shadow in turn the target, and of the baselines.
 

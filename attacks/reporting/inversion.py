@@ -192,7 +192,7 @@ def fedavg_update(
 
 def inversion_section(
     run: RecordedRun, invert: Inversion, network: nn.Module | None, inside: Records, outside: Records | None,
-    findings: Findings,
+    findings: Findings
 ) -> Section:  # fmt: skip
     """Return the section on the inversion of one client's message.
 
@@ -334,8 +334,7 @@ def _compare_own(
         )
     else:
         findings.add_leak(
-            "inversion",
-            f"inverting the update of {who} recovers images closer to its records than to others ({means})",
+            "inversion", f"inverting the update of {who} recovers images closer to its records than to others ({means})"
         )
     return section
 

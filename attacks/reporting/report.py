@@ -123,7 +123,7 @@ def report(
         raise ValueError("started_from needs members= and non_members=, without which no rate can be computed")
     for value, name, kind in (
         (pipeline, "pipeline", Pipeline), (network, "network", nn.Module), (invert, "invert", Inversion),
-        (audit, "audit", Audit),
+        (audit, "audit", Audit)
     ):  # fmt: skip
         if value is not None and not isinstance(value, kind):
             wanted = "an nn.Module" if kind is nn.Module else f"of {kind.__module__.rsplit('.', 1)[0]}.{kind.__name__}"
