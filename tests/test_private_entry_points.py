@@ -1,4 +1,4 @@
-"""Every private entry point says what it takes to be public: in code, in what it returns, and in the docs, alike."""
+"""Every private entry point lists the same assumptions in code, in its result and in the docs."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def standalone(ledger: Ledger | None) -> dict[str, Callable[[], Any]]:
     """What each function leaves in its result, or in the ledger that it returns or was given."""
     data, own, first = images(), ledger or Ledger(), Passes(first_num_networks=1)
     small: dict[str, Any] = {"networks": RandomNetworks(convnet), "ipc": 1, "steps": 1, "ledger": ledger}
-    maps = PublicEmbedders(RandomNetworks(convnet), 1, like=data)
+    embedders = PublicEmbedders(RandomNetworks(convnet), 1, like=data)
 
     def released() -> Any:
-        sums = class_sums(*data, maps, num_classes=3)
+        sums = class_sums(*data, embedders, num_classes=3)
         release(sums, sigma=2.0, sensitivity=1.0, ledger=own)
         return own.guarantee().info()
 

@@ -65,12 +65,12 @@ def test_dp_sgd_draws_what_it_is_charged_for() -> None:
 
 def test_a_private_set_draws_what_it_is_charged_for() -> None:
     secret, ledger = Secret(), Ledger()
-    maps = PublicEmbedders(RandomNetworks(lambda: ConvNet((1, 8, 8), 2, width=4, depth=1)), 3, like=DATA)
-    sums = class_sums(DATA.images, DATA.labels, maps, num_classes=2)
-    release(sums, sigma=SIGMA, sensitivity=maps.sensitivity, ledger=Account(ledger, secret=secret))
+    embedders = PublicEmbedders(RandomNetworks(lambda: ConvNet((1, 8, 8), 2, width=4, depth=1)), 3, like=DATA)
+    sums = class_sums(DATA.images, DATA.labels, embedders, num_classes=2)
+    release(sums, sigma=SIGMA, sensitivity=embedders.sensitivity, ledger=Account(ledger, secret=secret))
     private_histogram(DATA.labels, num_classes=2, sigma=5.0, ledger=Account(ledger, secret=secret))
     means, counts = ledger.events
-    charged = [(means.sigma * maps.sensitivity, means.count * sums[0].numel()), (counts.sigma, 2)]
+    charged = [(means.sigma * embedders.sensitivity, means.count * sums[0].numel()), (counts.sigma, 2)]
     assert audit_noise(secret.drawn, charged).holds
 
 

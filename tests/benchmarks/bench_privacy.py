@@ -58,9 +58,9 @@ def dm_step(width: int, batch: int) -> Step:
 
 def class_means(width: int, batch: int) -> Step:
     like = LabeledImages(*data(CLASSES), num_classes=CLASSES)
-    maps = PublicEmbedders(RandomNetworks(lambda: ConvNet(SHAPE, CLASSES, width=width)), 1, like=like)
-    synthetic, target = data(CLASSES * IPC)[0].unflatten(0, (CLASSES, IPC)), maps[0](like.images).detach()
-    return lambda: class_means_gradient(synthetic, maps, 0, target)
+    embedders = PublicEmbedders(RandomNetworks(lambda: ConvNet(SHAPE, CLASSES, width=width)), 1, like=like)
+    synthetic, target = data(CLASSES * IPC)[0].unflatten(0, (CLASSES, IPC)), embedders[0](like.images).detach()
+    return lambda: class_means_gradient(synthetic, embedders, 0, target)
 
 
 def image_sgd(width: int, batch: int) -> Step:

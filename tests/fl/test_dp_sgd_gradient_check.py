@@ -1,4 +1,4 @@
-"""DP-SGD on the clients: what breaks the law of single examples, in whichever phase, is refused before a charge."""
+"""DP-SGD on the clients: networks and losses that mix examples in any phase are refused before a charge."""
 
 from __future__ import annotations
 

@@ -174,19 +174,9 @@ def condense_private(
                 trained = TrainedNetworks(sampler.factory, released, train, redraw=redraw, progress=progress)
             embedders = PublicEmbedders(trained or sampler, num_networks, seed=own_seed, centers=fitted, **options)
         fitted = release_and_fit(fitted, embedders, sigma, steps)
-    info = {
-        "method": "class_means",
-        **account.guarantee().info(),
-        "size": None if isinstance(size, Tensor) else size,
-        "sigma": sigma,
-        "draws": num_networks,
-        "first_share": first_share,
-        "passes": passes.count,
-        "trained": train is not None,
-        "match": match,
-        "ipc": ipc,
-        "init": init_name,
-        "steps": steps,
-    }
+    info = {"method": "class_means", **account.guarantee().info()}
+    info |= {"size": None if isinstance(size, Tensor) else size, "sigma": sigma, "draws": num_networks}
+    info |= {"first_share": first_share, "passes": passes.count, "trained": train is not None, "match": match}
+    info |= {"ipc": ipc, "init": init_name, "steps": steps}
     with without_warnings():  # noise may drive pixels far out of their range, and the images are right nevertheless
         return LabeledImages(fitted, classes, num_classes=real.num_classes, normalization=real.normalization, info=info)

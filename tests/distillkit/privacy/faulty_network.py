@@ -1,4 +1,4 @@
-"""Networks that break the law of single examples in one way, and only on one occasion."""
+"""Networks that mix examples in one way, and only on one occasion."""
 
 from __future__ import annotations
 

@@ -40,14 +40,14 @@ from tests.distillkit.privacy.options import grouped
 Factory = Callable[[], nn.Module]
 
 
-def maps_of(toy_set: LabeledImages, toy_network: Factory, count: int = 3, **options: object) -> PublicEmbedders:
+def embedders_of(toy_set: LabeledImages, toy_network: Factory, count: int = 3, **options: object) -> PublicEmbedders:
     return PublicEmbedders(RandomNetworks(toy_network), count, like=toy_set, **options)  # type: ignore[arg-type]
 
 
 def test_unit_vectors_have_length_one_and_clipped_ones_at_most_the_clip(
     toy_set: LabeledImages, toy_network: Factory
 ) -> None:
-    unit, clipped = maps_of(toy_set, toy_network)[0], maps_of(toy_set, toy_network, clip=1.5)[0]
+    unit, clipped = embedders_of(toy_set, toy_network)[0], embedders_of(toy_set, toy_network, clip=1.5)[0]
     assert unit.sensitivity == 1.0
     assert clipped.sensitivity == 1.5
     torch.testing.assert_close(unit(toy_set.images).norm(dim=1), torch.ones(12, dtype=torch.float64))
@@ -58,18 +58,18 @@ def test_unit_vectors_have_length_one_and_clipped_ones_at_most_the_clip(
 
 
 def test_the_centre_is_the_mean_embedding_of_public_noise(toy_set: LabeledImages, toy_network: Factory) -> None:
-    maps = maps_of(toy_set, toy_network)
+    embedders = embedders_of(toy_set, toy_network)
     other = toy_set.replace(images=toy_set.images * 7 + 1)
-    assert torch.equal(maps[1].center, maps_of(other, toy_network)[1].center)
-    assert not torch.allclose(maps[0].center, maps[1].center)
-    assert maps_of(toy_set, toy_network, centers=0)[0].center is None
+    assert torch.equal(embedders[1].center, embedders_of(other, toy_network)[1].center)
+    assert not torch.allclose(embedders[0].center, embedders[1].center)
+    assert embedders_of(toy_set, toy_network, centers=0)[0].center is None
     shown = toy_set.images[:5]
-    around = maps_of(toy_set, toy_network, centers=shown)[1]
+    around = embedders_of(toy_set, toy_network, centers=shown)[1]
     torch.testing.assert_close(around.center, around.network.features(shown).mean(0))
     with pytest.raises(ValueError, match="centers"):
-        maps_of(toy_set, toy_network, centers=shown[0])
-    assert maps.dim == 16
-    assert maps_of(toy_set, toy_network, match="embedding+logits").dim == 19
+        embedders_of(toy_set, toy_network, centers=shown[0])
+    assert embedders.dim == 16
+    assert embedders_of(toy_set, toy_network, match="embedding+logits").dim == 19
 
 
 def test_a_vector_on_the_centre_is_zero_not_nan() -> None:
@@ -80,11 +80,11 @@ def test_a_vector_on_the_centre_is_zero_not_nan() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 5, 100])
 def test_class_sums_equal_the_obvious_loop(toy_set: LabeledImages, toy_network: Factory, chunk: int) -> None:
-    maps = maps_of(toy_set, toy_network)
-    sums = class_sums(toy_set.images, toy_set.labels, maps, num_classes=5, chunk=chunk)
+    embedders = embedders_of(toy_set, toy_network)
+    sums = class_sums(toy_set.images, toy_set.labels, embedders, num_classes=5, chunk=chunk)
     assert sums.shape == (3, 5, 16)
     for k in range(3):
-        vectors = maps[k](toy_set.images)
+        vectors = embedders[k](toy_set.images)
         for c in range(5):
             torch.testing.assert_close(sums[k, c], vectors[toy_set.labels == c].sum(0).double())
     assert not sums[:, 3:].any()
@@ -92,11 +92,11 @@ def test_class_sums_equal_the_obvious_loop(toy_set: LabeledImages, toy_network: 
 
 def test_an_embedding_that_overflows_adds_nothing(toy_set: LabeledImages) -> None:
     flat = nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.Linear(5, 3)).double()
-    maps = PublicEmbedders(FixedNetwork(build(lambda: flat, 0)), 1, like=toy_set)
+    embedders = PublicEmbedders(FixedNetwork(build(lambda: flat, 0)), 1, like=toy_set)
     images = torch.cat([toy_set.images, torch.full((1, 1, 4, 4), 1e308, dtype=torch.float64)])
     labels = torch.cat([toy_set.labels, torch.tensor([0])])
-    sums = class_sums(images, labels, maps, num_classes=3)
-    torch.testing.assert_close(sums, class_sums(toy_set.images, toy_set.labels, maps, num_classes=3))
+    sums = class_sums(images, labels, embedders, num_classes=3)
+    torch.testing.assert_close(sums, class_sums(toy_set.images, toy_set.labels, embedders, num_classes=3))
 
 
 @given(st.integers(0, 11), st.sampled_from([None, 0.7]))
@@ -109,28 +109,29 @@ def test_one_record_moves_the_sums_by_at_most_the_sensitivity(index: int, clip: 
     def factory() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(16, 9), nn.ReLU(), nn.Linear(9, 3)).double()
 
-    maps = PublicEmbedders(RandomNetworks(factory), 2, like=real, clip=clip)
+    embedders = PublicEmbedders(RandomNetworks(factory), 2, like=real, clip=clip)
     keep = torch.arange(12) != index
-    moved = class_sums(images, labels, maps, num_classes=3)
-    moved = moved - class_sums(images[keep], labels[keep], maps, num_classes=3)
+    moved = class_sums(images, labels, embedders, num_classes=3)
+    moved = moved - class_sums(images[keep], labels[keep], embedders, num_classes=3)
     lengths = moved.flatten(1).norm(dim=1)
-    assert float(lengths.max()) <= maps.sensitivity * (1 + 1e-9)
+    assert float(lengths.max()) <= embedders.sensitivity * (1 + 1e-9)
     if clip is None:
         torch.testing.assert_close(lengths, torch.ones(2, dtype=torch.float64))
     order = torch.randperm(12, generator=generator)
     torch.testing.assert_close(
-        class_sums(images[order], labels[order], maps, num_classes=3), class_sums(images, labels, maps, num_classes=3)
+        class_sums(images[order], labels[order], embedders, num_classes=3),
+        class_sums(images, labels, embedders, num_classes=3),
     )
 
 
 def test_without_noise_and_clip_a_step_is_distribution_matching(toy_set: LabeledImages, toy_network: Factory) -> None:
     model = build(toy_network, 5)
-    maps = PublicEmbedders(FixedNetwork(model), 1, like=toy_set, clip=math.inf, match="embedding+logits")
+    embedders = PublicEmbedders(FixedNetwork(model), 1, like=toy_set, clip=math.inf, match="embedding+logits")
     order = toy_set.labels.argsort(stable=True)
-    sums = class_sums(toy_set.images, toy_set.labels, maps, num_classes=3)
-    released = release(sums, sigma=0.0, sensitivity=maps.sensitivity, ledger=Ledger())
+    sums = class_sums(toy_set.images, toy_set.labels, embedders, num_classes=3)
+    released = release(sums, sigma=0.0, sensitivity=embedders.sensitivity, ledger=Ledger())
     synthetic = torch.randn(3, 2, 1, 4, 4, generator=derive(1), dtype=torch.float64)
-    ours = class_means_gradient(synthetic, maps, 0, released[0] / 4)
+    ours = class_means_gradient(synthetic, embedders, 0, released[0] / 4)
     network = FixedNetwork(model).draw(derive(0))
     target = embedding_means(network, toy_set.images[order], [4, 4, 4], match="embedding+logits")
     _, reference = distance_to_means(network, target, synthetic.flatten(0, 1), [2, 2, 2], match="embedding+logits")
@@ -139,34 +140,34 @@ def test_without_noise_and_clip_a_step_is_distribution_matching(toy_set: Labeled
 
 @pytest.mark.parametrize("chunk", [1, 4, 100])
 def test_matching_equals_autograd_of_the_whole_loss(toy_set: LabeledImages, toy_network: Factory, chunk: int) -> None:
-    maps = maps_of(toy_set, toy_network)
+    embedders = embedders_of(toy_set, toy_network)
     targets = torch.randn(3, 3, 16, generator=derive(0), dtype=torch.float64)
     start = torch.randn(6, 1, 4, 4, generator=derive(2), dtype=torch.float64)
-    fitted = fit_to_means(start, maps, targets, steps=4, lr=3.0, momentum=0.5, chunk=chunk)
+    fitted = fit_to_means(start, embedders, targets, steps=4, lr=3.0, momentum=0.5, chunk=chunk)
     images, velocity = start.clone(), torch.zeros_like(start)
     for step in range(4):
         leaf = images.clone().requires_grad_()
-        means = maps[step % 3](leaf).view(3, 2, 16).mean(1)
+        means = embedders[step % 3](leaf).view(3, 2, 16).mean(1)
         (gradient,) = torch.autograd.grad((targets[step % 3] - means).square().sum(), leaf)
         velocity = 0.5 * velocity + gradient
         images = images - 3.0 * 0.5 * (1 + math.cos(math.pi * step / 4)) * velocity
     torch.testing.assert_close(fitted, images)
-    assert torch.equal(fit_to_means(start, maps, targets, steps=0), start)
+    assert torch.equal(fit_to_means(start, embedders, targets, steps=0), start)
 
 
 def test_matching_moves_towards_the_released_means(toy_set: LabeledImages, toy_network: Factory) -> None:
-    maps = maps_of(toy_set, toy_network, 1)
-    targets = class_sums(toy_set.images, toy_set.labels, maps, num_classes=3) / 4
+    embedders = embedders_of(toy_set, toy_network, 1)
+    targets = class_sums(toy_set.images, toy_set.labels, embedders, num_classes=3) / 4
     start = torch.randn(6, 1, 4, 4, generator=derive(2), dtype=torch.float64)
 
     def distance(images: Tensor) -> float:
-        return float((targets[0] - maps[0](images).view(3, 2, 16).mean(1)).square().sum())
+        return float((targets[0] - embedders[0](images).view(3, 2, 16).mean(1)).square().sum())
 
-    assert distance(fit_to_means(start, maps, targets, steps=50, lr=5.0)) < 0.3 * distance(start)
+    assert distance(fit_to_means(start, embedders, targets, steps=50, lr=5.0)) < 0.3 * distance(start)
 
 
 def test_release_charges_first_and_draws_once(toy_set: LabeledImages, toy_network: Factory) -> None:
-    sums = class_sums(toy_set.images, toy_set.labels, maps_of(toy_set, toy_network), num_classes=3)
+    sums = class_sums(toy_set.images, toy_set.labels, embedders_of(toy_set, toy_network), num_classes=3)
     ledger, secret = Ledger(), Secret()
     release(sums, sigma=2.0, sensitivity=1.0, ledger=Account(ledger, client=3, round=7, secret=secret))
     (event,) = ledger.events
@@ -285,19 +286,19 @@ def test_the_second_pass_is_centred_on_the_first_and_goes_on_from_it(
 ) -> None:
     passes: list[tuple[Tensor, PublicEmbedders, Tensor]] = []
 
-    def told(start: Tensor, maps: PublicEmbedders, targets: Tensor, **options: Any) -> Tensor:
-        passes.append((start, maps, fit_to_means(start, maps, targets, **options)))
+    def told(start: Tensor, embedders: PublicEmbedders, targets: Tensor, **options: Any) -> Tensor:
+        passes.append((start, embedders, fit_to_means(start, embedders, targets, **options)))
         return passes[-1][2]
 
     monkeypatch.setattr(condense, "fit_to_means", told)
     private = condensed(toy_set, toy_network)
-    (_, first_maps, rough), (start, maps, fitted) = passes
+    (_, first_embedders, rough), (start, embedders, fitted) = passes
     assert torch.equal(start, rough)
     assert torch.equal(private.images, fitted)
-    assert (len(first_maps), len(maps)) == (2, 3)
+    assert (len(first_embedders), len(embedders)) == (2, 3)
     for k in range(3):
-        assert torch.equal(maps[k].center, maps[k].network.features(rough).mean(0))
-        assert all(not torch.equal(maps[k].center, first_maps[j].center) for j in range(2))
+        assert torch.equal(embedders[k].center, embedders[k].network.features(rough).mean(0))
+        assert all(not torch.equal(embedders[k].center, first_embedders[j].center) for j in range(2))
     passes.clear()
     condensed(toy_set, toy_network, first_share=0.0)
     assert len(passes) == 1
@@ -352,15 +353,15 @@ def test_options(toy_set: LabeledImages, toy_network: Factory) -> None:
     with pytest.raises(ValueError, match="delta must equal the ledger's"):
         condensed(toy_set, toy_network, ledger=Ledger(delta=1e-6))
     with pytest.raises(ValueError, match="targets must be"):
-        fit_to_means(start.images, maps_of(toy_set, toy_network), torch.zeros(2, 3, 16))
+        fit_to_means(start.images, embedders_of(toy_set, toy_network), torch.zeros(2, 3, 16))
 
 
 def test_siamese_augmentation_is_one_draw_a_map(toy_set: LabeledImages, toy_network: Factory) -> None:
-    maps = maps_of(toy_set, toy_network, 4, augment=DSA("crop_flip"))
-    sums = class_sums(toy_set.images, toy_set.labels, maps, num_classes=3, chunk=5)
+    embedders = embedders_of(toy_set, toy_network, 4, augment=DSA("crop_flip"))
+    sums = class_sums(toy_set.images, toy_set.labels, embedders, num_classes=3, chunk=5)
     for k in range(4):
         shifted = DSA("crop_flip")(toy_set.images, derive(0, "augment", k), siamese=True)
         network = RandomNetworks(toy_network).draw(derive(0, "network", k))
-        vectors = network.features(shifted) - maps[k].center
+        vectors = network.features(shifted) - embedders[k].center
         vectors = vectors / vectors.norm(dim=1, keepdim=True)
         torch.testing.assert_close(sums[k, 2], vectors[toy_set.labels == 2].sum(0))

@@ -1,4 +1,4 @@
-"""The guard of private training: what breaks the law of single examples is refused before a charge, the rest is not."""
+"""The check of per-example gradients: networks and losses that mix examples are refused before any charge."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_without_noise_and_clip_it_is_distribution_matching(toy_set: LabeledImag
     assert "without noise" in result.info["reason"]
 
     seed = int(torch.randint(2**62, (), generator=derive(0)))
-    maps = PublicEmbedders(
+    embedders = PublicEmbedders(
         RandomNetworks(toy_network), 3, like=toy_set, match="embedding+logits", centers=0, seed=seed, clip=math.inf
     )
     shape = (6, 1, 4, 4)
@@ -104,7 +104,7 @@ def test_without_noise_and_clip_it_is_distribution_matching(toy_set: LabeledImag
     velocity = torch.zeros_like(images)
     for step in range(3):
         leaf = images.clone().requires_grad_()
-        embed = maps[step]
+        embed = embedders[step]
         real, synthetic = embed(toy_set.images), embed(leaf).view(3, 2, -1).mean(1)
         loss = sum((real[toy_set.labels == c].mean(0) - synthetic[c]).square().sum() for c in range(3))
         (gradient,) = torch.autograd.grad(loss, leaf)

@@ -1,4 +1,4 @@
-"""What is made of an example must be its own: the laws on functions, augmentations and maps."""
+"""Functions, augmentations and losses must treat every example independently."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_an_augmentation_is_tried_at_every_place() -> None:
         (global_jitter, PrivacyError, "draws from the global random state"),
     ],
 )
-def test_maps_refuse_an_augmentation_with_a_draw_for_each_place(
+def test_embedders_refuse_an_augmentation_with_a_draw_for_each_place(
     augment: Any, error: type[Exception], why: str, toy_set: LabeledImages, toy_network: Callable[[], nn.Module]
 ) -> None:
     ledger = Ledger()

@@ -1,4 +1,4 @@
-"""Defects found in published private-data code, each as a test that ours does not have it."""
+"""Defects of published code for private data, each with a test that this package does not have it."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ Factory = Callable[[], nn.Module]
 
 def test_dosser_noise_belongs_to_the_cache_not_to_its_reader(toy_set: LabeledImages, toy_network: Factory) -> None:
     """Dosser caches clean sums and noises them at every read, but accounts for the sampling only."""
-    maps = PublicEmbedders(RandomNetworks(toy_network), 2, like=toy_set)
+    embedders = PublicEmbedders(RandomNetworks(toy_network), 2, like=toy_set)
     cache = torch.randn(2, 3, 16, generator=derive(0), dtype=torch.float64)
     before = cache.clone()
     start = torch.randn(3, 1, 4, 4, generator=derive(1), dtype=torch.float64)
-    first, second = (fit_to_means(start, maps, cache, steps=7, lr=1.0) for _ in range(2))
+    first, second = (fit_to_means(start, embedders, cache, steps=7, lr=1.0) for _ in range(2))
     assert torch.equal(first, second)
     assert torch.equal(cache, before)
     claimed = compose([(4.2969, 0.01, 10_000)], 1e-5, accountant="rdp").epsilon

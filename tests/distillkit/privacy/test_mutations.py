@@ -65,8 +65,8 @@ def check_every_step_is_charged(toy_set: LabeledImages, toy_network: Factory) ->
 
 def check_support_does_not_depend_on_the_data(toy_set: LabeledImages, toy_network: Factory) -> None:
     for data in (toy_set, toy_set[toy_set.labels != 2], toy_set[:0]):
-        maps = PublicEmbedders(RandomNetworks(toy_network), 2, like=data)
-        sums = class_means.class_sums(data.images, data.labels, maps, num_classes=3)
+        embedders = PublicEmbedders(RandomNetworks(toy_network), 2, like=data)
+        sums = class_means.class_sums(data.images, data.labels, embedders, num_classes=3)
         released = class_means.release(sums, sigma=1.0, sensitivity=1.0, ledger=Ledger())
         assert released.shape == (2, 3, 16)
         assert bool((released != 0).all())
@@ -80,7 +80,7 @@ def check_the_data_enter_through_the_released_sums_alone(toy_set: LabeledImages,
     """With the sums held fixed and the sizes public, two data sets give the same images to the bit."""
     with pytest.MonkeyPatch.context() as patch:
         fixed = torch.randn(2, 3, 16, generator=derive(5), dtype=torch.float64)
-        patch.setattr(condense, "class_sums", lambda x, y, maps, **_: fixed[: len(maps)].clone())
+        patch.setattr(condense, "class_sums", lambda x, y, embedders, **_: fixed[: len(embedders)].clone())
         sizes = torch.full((3,), 4.0)
         first, *others = (
             condensed(data, toy_network, size=sizes, secret=7)
@@ -140,8 +140,8 @@ def check_a_resumed_run_remembers(tmp_path: Path) -> None:
 def renoise(patch: Patch) -> None:
     step = class_means.class_means_gradient
 
-    def noisy(images: Tensor, maps: PublicEmbedders, k: int, target: Tensor, **options: Any) -> Tensor:
-        return step(images, maps, k, target + secrets[0].normal(target.shape, 1.0), **options)
+    def noisy(images: Tensor, embedders: PublicEmbedders, k: int, target: Tensor, **options: Any) -> Tensor:
+        return step(images, embedders, k, target + secrets[0].normal(target.shape, 1.0), **options)
 
     secrets: list[Secret] = []
     release = condense.release
@@ -189,7 +189,9 @@ def divide_by_the_class_count(patch: Patch) -> None:
 
     patch.setattr(condense, "as_private_set", keep)
     patch.setattr(
-        condense, "fit_to_means", lambda start, maps, targets, **o: fit_to_means(start, maps, targets / seen[-1], **o)
+        condense,
+        "fit_to_means",
+        lambda start, embedders, targets, **o: fit_to_means(start, embedders, targets / seen[-1], **o),
     )
 
 

@@ -58,8 +58,8 @@ def linear() -> nn.Module:
 
 
 def sums_of(data: LabeledImages) -> Tensor:
-    maps = PublicEmbedders(FixedNetwork(linear()), 1, like=data)
-    return class_sums(data.images, data.labels, maps, num_classes=2)[0]
+    embedders = PublicEmbedders(FixedNetwork(linear()), 1, like=data)
+    return class_sums(data.images, data.labels, embedders, num_classes=2)[0]
 
 
 SIGMA = 1.2

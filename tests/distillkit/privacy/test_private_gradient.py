@@ -1,4 +1,4 @@
-"""Clipped sums: what one record may add, whatever else is in the sum."""
+"""Clipped sums: the contribution of one record is bounded, whatever else is in the sum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every door: the type of the refusal, and that the message says what to do instead."""
+"""Refusals: the type of each error, and the remedy in its message."""
 
 from __future__ import annotations
 

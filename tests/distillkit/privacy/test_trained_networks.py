@@ -53,10 +53,10 @@ def test_a_draw_is_the_network_that_the_set_trains(
 
 def test_a_record_adds_one_to_the_sum_of_trained_maps_as_well(toy_set: LabeledImages, toy_network: Factory) -> None:
     networks = TrainedNetworks(toy_network, toy_set[:6], SHORT)
-    maps = PublicEmbedders(networks, 2, like=toy_set, centers=toy_set.images[:6])
-    assert maps.sensitivity == 1.0
-    with_all = class_sums(*toy_set, maps, num_classes=3)
-    without = class_sums(*toy_set[1:], maps, num_classes=3)
+    embedders = PublicEmbedders(networks, 2, like=toy_set, centers=toy_set.images[:6])
+    assert embedders.sensitivity == 1.0
+    with_all = class_sums(*toy_set, embedders, num_classes=3)
+    without = class_sums(*toy_set[1:], embedders, num_classes=3)
     moved = (with_all - without).norm(dim=2)
     torch.testing.assert_close(moved[:, 0], torch.ones(2, dtype=torch.float64))
     assert torch.equal(moved[:, 1:], torch.zeros(2, 2, dtype=torch.float64))
@@ -108,29 +108,31 @@ def test_the_networks_of_a_pass_are_trained_on_the_set_of_the_pass_before(
 ) -> None:
     passes: list[tuple[PublicEmbedders, Tensor]] = []
 
-    def told(start: Tensor, maps: PublicEmbedders, targets: Tensor, **options: Any) -> Tensor:
-        passes.append((maps, fit_to_means(start, maps, targets, **options)))
+    def told(start: Tensor, embedders: PublicEmbedders, targets: Tensor, **options: Any) -> Tensor:
+        passes.append((embedders, fit_to_means(start, embedders, targets, **options)))
         return passes[-1][1]
 
     monkeypatch.setattr(condense, "fit_to_means", told)
     condensed(toy_set, toy_network, count=3, networks=RandomNetworks(toy_network, doubled))
     assert len(passes) == 3
-    for (_, before), (maps, _) in pairwise(passes):
+    for (_, before), (embedders, _) in pairwise(passes):
         shown = toy_set.replace(images=before, labels=torch.tensor([0, 0, 1, 1, 2, 2]))
-        expected = TrainedNetworks(toy_network, shown, SHORT, redraw=doubled).draw(derive(maps._seed, "network", 1))
-        assert torch.equal(maps[1].network.features(before), expected.features(before))
-        other = TrainedNetworks(toy_network, shown, SHORT).draw(derive(maps._seed, "network", 1))
+        expected = TrainedNetworks(toy_network, shown, SHORT, redraw=doubled).draw(
+            derive(embedders._seed, "network", 1)
+        )
+        assert torch.equal(embedders[1].network.features(before), expected.features(before))
+        other = TrainedNetworks(toy_network, shown, SHORT).draw(derive(embedders._seed, "network", 1))
         assert not torch.equal(other.features(before), expected.features(before))
-        torch.testing.assert_close(maps[1].center, expected.features(before).mean(0))
+        torch.testing.assert_close(embedders[1].center, expected.features(before).mean(0))
 
 
 def test_without_noise_a_pass_is_the_matching_of_clean_means(
     toy_set: LabeledImages, toy_network: Factory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def exact(start: Tensor, maps: PublicEmbedders, targets: Tensor, **options: Any) -> Tensor:
-        means = class_sums(*toy_set, maps, num_classes=3) / 4
+    def exact(start: Tensor, embedders: PublicEmbedders, targets: Tensor, **options: Any) -> Tensor:
+        means = class_sums(*toy_set, embedders, num_classes=3) / 4
         torch.testing.assert_close(targets, means)
-        return fit_to_means(start, maps, means, **options)
+        return fit_to_means(start, embedders, means, **options)
 
     plain = condensed(toy_set, toy_network, count=3, epsilon=math.inf)
     monkeypatch.setattr(condense, "fit_to_means", exact)
