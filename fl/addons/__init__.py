@@ -1,6 +1,6 @@
 """Ideas of papers on top of weight averaging, one file each: `FedAvg(FedProx(0.01), SCAFFOLD(), factory=...)`.
 
-Each class's docstring names its paper, the equations that it implements, its options and where it deviates.
+Each class's docstring names its paper, the implemented equations, the options and the deviations.
 """
 
 from fl.addons.anchors import Anchors

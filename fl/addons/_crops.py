@@ -1,4 +1,4 @@
-"""Images that everybody holds and numbers alike: the crops of one picture, or a pool of pictures."""
+"""Images that every participant holds under the same numbers: the crops of one picture, or a pool of pictures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Crops", "Pool", "Source", "View"]
 
 @dataclass(frozen=True)
 class View:
-    """How one side sees crops: the shape, normalisation and dtype of its images, its device, and when to stop."""
+    """A participant's view of crops: shape, normalisation and dtype of its images, device, and stop check."""
 
     shape: tuple[int, ...]
     normalization: Normalization
@@ -33,30 +33,30 @@ class View:
     running: Callable[[], None]
 
     def of_pixels(self, pixels: Tensor) -> Tensor:
-        """Pixels uint8 [B, C, H, W] as this side's images."""
+        """Convert pixels uint8 [B, C, H, W] to this participant's images."""
         return self.normalization.encode(pixels.float() / 255).to(self.device, self.dtype)
 
     @staticmethod
     def of(side: Server | Client) -> View:
-        """The server's view, or a client's."""
+        """Return the view of the server or of a client."""
         like = side if isinstance(side, Server) else side.data
         dtype = side.dtype if isinstance(side, Server) else side.data.images.dtype
         return View(tuple(like.shape), like.normalization, side.device, dtype, side.check_running)
 
 
 class Source(ABC):
-    """`count` images, made from a tensor that everybody holds."""
+    """Base class of `count` images that are made from a tensor which every participant holds."""
 
     count: int
 
     @abstractmethod
     def images(self, held: Tensor, indices: Tensor, view: View) -> Tensor:
-        """Images [B, C, H, W], normalised, in the order of `indices` int [B]."""
+        """Return images [B, C, H, W], normalised, in the order of `indices` int [B]."""
 
     def outputs(
         self, network: nn.Module, held: Tensor, indices: Tensor, view: View, width: int
     ) -> tuple[Tensor, Tensor]:
-        """Embeddings [B, d] and logits [B, width] of images under a network in eval mode, without a graph."""
+        """Return embeddings [B, d] and logits [B, width] of images, for a network in eval mode, without a graph."""
         parted = split(network)
 
         def both(images: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class Source(ABC):
         generator: torch.Generator,
         options: Mapping[str, Any],
     ) -> Tensor:
-        """Numbers int32 [keep] of the images that `select` keeps of all by what a network says of them, ascending."""
+        """Return the numbers int32 [keep], ascending, of the images that `select` keeps by a network's outputs."""
         everything = torch.arange(self.count)
         if keep == self.count:
             return everything.int()
@@ -86,14 +86,14 @@ class Source(ABC):
 
 
 class Crops(Source):
-    """`Patches` that remembers what it rendered, as 8 bits; for any number of threads.
+    """Thread-safe cache of the crops of `Patches`, as 8 bits.
 
-    The bits are those of `Patches.batch`, whoever asked first and for what: a crop depends on its index alone.
-    50,000 crops of 3x32x32 take 154 MB when all have been asked for.
+    The bits are those of `Patches.batch` in any order of requests, because a crop depends only on its index. 50,000
+    crops of 3x32x32 take 154 MB once all have been requested.
 
     Args:
         seed, count, options: as in `Patches`, without the image and the size.
-        size: None for that of the images beside which the crops are used.
+        size: None for the size of the images with which the crops are used.
     """
 
     def __init__(self, seed: int, count: int, size: int | None, options: Mapping[str, Any]) -> None:
@@ -103,14 +103,14 @@ class Crops(Source):
         self._image = self._pixels = self._known = torch.empty(0)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process makes its own crops from: those that lie here are for threads of this one."""
+        """Return the state for another process, without the cache, which belongs to this process's threads."""
         return {name: getattr(self, name) for name in ("seed", "count", "size", "options")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         type(self).__init__(self, **state)
 
     def side(self, image: Tensor, shape: tuple[int, ...]) -> int:
-        """The side of a crop beside images of `shape`.
+        """Return the side of a crop for images of `shape`.
 
         Raises:
             ValueError: other channels than the images, or images that are not square without a size.
@@ -124,7 +124,7 @@ class Crops(Source):
         return self.size or shape[1]
 
     def _of(self, image: Tensor, size: int) -> Patches:
-        """The patches of this image; another image or size than before begins anew."""
+        """Return the patches of this image; another image or size than before empties the cache."""
         held = self._patches
         if held is None or held.size != size or not (image is self._image or torch.equal(image, self._image)):
             held = self._patches = Patches(image, self.seed, size=size, count=self.count, **self.options)
@@ -134,7 +134,7 @@ class Crops(Source):
         return held
 
     def images(self, held: Tensor, indices: Tensor, view: View) -> Tensor:
-        """Crops [B, C, size, size] of an image uint8 [C, H, W], normalised, in the order of `indices` int [B]."""
+        """Return normalised crops [B, C, size, size] of an image uint8 [C, H, W], by `indices` int [B]."""
         size, where = self.side(held, view.shape), indices.long().cpu()
         with self._lock:
             patches = self._of(held.cpu(), size)
@@ -147,11 +147,11 @@ class Crops(Source):
 
 
 class Pool(Source):
-    """Pictures that are there already, uint8 [count, C, H, W]."""
+    """Existing pictures, uint8 [count, C, H, W]."""
 
     def __init__(self, count: int) -> None:
         self.count = count
 
     def images(self, held: Tensor, indices: Tensor, view: View) -> Tensor:
-        """Pictures [B, C, H, W] of the pool, normalised as the images beside which they are used."""
+        """Return pictures [B, C, H, W] of the pool, normalised like the images with which they are used."""
         return view.of_pixels(select_rows(held, indices.long()))

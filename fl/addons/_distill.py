@@ -1,4 +1,4 @@
-"""Ensemble distillation on the server: a student learns what the clients' models say of a set of images."""
+"""Ensemble distillation on the server: a student learns the outputs of the clients' models for a set of images."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def distill(
     every: int = 50,
     patience: int | None = None,
 ) -> nn.Module:
-    """Train `student` in place by Adam to say what the teacher says; return it in eval mode.
+    """Train `student` in place with Adam to match the teacher's logits; return it in eval mode.
 
     Args:
-        student: the network, on the images' device; trained in train mode, so that batch-norm statistics follow.
+        student: the network, on the images' device; trained in train mode, so batch-norm statistics follow.
         images: float [N, C, H, W], normalised.
         teacher_logits: float [N, K]; for averaged probabilities give their logarithms.
-        steps: optimiser steps; whole shuffled passes, the last short batch of each kept.
-        batch: images a step.
+        steps: optimiser steps, in whole shuffled passes; the last short batch of each pass is kept.
+        batch: images per step.
         lr: Adam's rate; betas 0.9 and 0.999.
         generator: of the order and of dropout.
         schedule: the rate is constant, or falls along half a cosine from `lr` to 0 after `steps`.
@@ -56,10 +56,10 @@ def distill(
         loss: of the student's and the teacher's logits; by default KL(softmax(teacher) || softmax(student)), mean over
             images. A task has its own: `task.distill`.
         running: called in every step; raises to stop.
-        score: with it the best of the weights after step 1, every `every` steps and the last are kept (of equals the
-            first), else the last.
+        score: if given, keep the best weights among those after step 1, every `every` steps and the last step (the
+            first of equal ones). Otherwise keep the last.
         patience: stop when the score has not risen for so many steps.
-        every: how often `score` is asked; the network is in eval mode then.
+        every: steps between two scores; the network is in eval mode then.
     """
     seed_dropout(student, generator)
     optimizer = torch.optim.Adam(student.parameters(), lr=lr, foreach=False)
@@ -99,17 +99,17 @@ def distill_models(
     best: bool,
     **options: Any,
 ) -> Tensors:
-    """Distil the server's copy of every architecture; return all their weights, as one group.
+    """Distil the server's copy of every architecture; return all their weights as one group.
 
-    The round's row gets `distillation_steps`, the most that an architecture took.
+    The round's row gets `distillation_steps`, the largest number of steps of an architecture.
 
     Args:
-        server: where the networks are, and the images to judge by.
-        start: the weights to start from, all architectures' in one group.
+        server: gives the networks, and the images for the score.
+        start: the initial weights, all architectures' in one group.
         images: float [N, C, H, W], normalised.
         teacher_logits: float [N, K].
-        owner: key of the add-on that wants it; names the random draws.
-        best: whether the best weights on `server.data["validation"]` are kept, and not the last.
+        owner: key of the calling add-on; names the random draws.
+        best: whether to keep the best weights on `server.data["validation"]` instead of the last.
         options: those of `distill`.
     """
     networks = server.settings.networks
@@ -131,7 +131,7 @@ def distill_models(
 
 
 def validation_accuracy(server: AveragingServer, network: nn.Module) -> float:
-    """Accuracy of `network`, a network in eval mode, on `server.data["validation"]`."""
+    """Return the accuracy of `network`, in eval mode, on `server.data["validation"]`."""
     data = server.data["validation"]
     return server.task.metrics(Predictor(network, server.task.num_classes).sums(data, server.task))["accuracy"]
 
@@ -147,10 +147,11 @@ def starts_from_average(number: int, rate: float, warm_rounds: int) -> bool:
 
 
 def falling_steps(most: int, least: int, period: int, number: int) -> int:
-    """Steps in round `number`, from 1: `most` in rounds 1, period, 2 period, ..., falling along half a cosine between.
+    """Return the steps of round `number` >= 1, which fall along half a cosine in each period.
 
-    Truncated, as in the release of "Federated Learning with a Single Shared Image" (`cosine_annealing_round` with
-    restarts in strategy/common.py, truncated in strategy/fed_df.py): 11,281 steps in Table 4's 30 rounds.
+    They are `most` in rounds 1, period, 2 period etc. and fall towards `least` in between. Truncated, as in the release
+    of "Federated Learning with a Single Shared Image" (`cosine_annealing_round` with restarts in strategy/common.py,
+    truncated in strategy/fed_df.py): 11,281 steps in Table 4's 30 rounds.
     """
     phase = number % period if number > 1 else 0
     return int(least + 0.5 * (most - least) * (1 + math.cos(phase / max(1, period - 1) * math.pi)))

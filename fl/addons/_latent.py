@@ -1,4 +1,4 @@
-"""A generator of embeddings for given classes, and the classifiers that it learns from."""
+"""FedGen's generator of embeddings for given classes, and the classifiers from which it learns."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["Head", "LatentGenerator", "diversity"]
 
 
 class Head(nn.Module):
-    """The classifier of a network as a module of its own, to be run with the weights of any client.
+    """The classifier of a network as a separate module, to be run with any client's weights.
 
     Attributes:
-        embedding: d, what it takes.
+        embedding: d, the size of its input.
         names: its parameters' names in the network.
     """
 
@@ -35,11 +35,11 @@ class Head(nn.Module):
         self.requires_grad_(False)
 
     def forward(self, embedding: Tensor) -> Tensor:
-        """Logits [N, K] of embeddings [N, d]."""
+        """Return logits [N, K] of embeddings [N, d]."""
         return split(self.model).classifier(embedding)
 
     def at(self, weights: Tensors, embedding: Tensor) -> Tensor:
-        """Logits [N, K] of embeddings [N, d] by a classifier with other weights, by the network's names."""
+        """Return logits [N, K] of embeddings [N, d] for other weights, given by the network's names."""
         return cast(Tensor, functional_call(self, {f"model.{n}": t for n, t in weights.items()}, (embedding,)))
 
 
@@ -53,11 +53,11 @@ class LatentGenerator(nn.Module):
         self.out = nn.Linear(hidden, embedding)
 
     def forward(self, labels: Tensor, noise: Tensor) -> Tensor:
-        """Embeddings [N, d] of labels [N] and noise [N, noise]."""
+        """Return embeddings [N, d] of labels [N] and noise [N, noise]."""
         return self.out(self.body(torch.cat([noise, F.one_hot(labels, self.num_classes).to(noise)], 1)))
 
 
 def diversity(noise: Tensor, embeddings: Tensor) -> Tensor:
-    """exp(-mean over pairs of (mean squared noise difference x mean absolute embedding difference)), in (0, 1]."""
+    """Return exp(-mean over pairs of mean squared noise difference * mean absolute embedding difference), in (0, 1]."""
     apart = (noise[:, None] - noise).square().mean(2)
     return torch.exp(-(apart * (embeddings[:, None] - embeddings).abs().mean(2)).mean())

@@ -1,4 +1,4 @@
-"""What must hold before the gradients of single examples may be clipped and noised: nothing else lets them out."""
+"""Conditions under which gradients of single examples may be clipped and noised."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BESIDE_A_TERM = ("correct_gradient", "after_step", "scale_update", "after_train
 
 
 def unsound(addon: AddOn) -> str:
-    """Why an add-on would let private data out beside the noised gradients, as the end of a sentence, or ""."""
+    """Return why an add-on would leak private data beside the noised gradients, as the end of a sentence, or ""."""
     for hook, why in _DERIVED.items():
         if overrides(addon, hook) and (hook != "answer" or addon.has_query):
             return why
@@ -35,11 +35,11 @@ def unsound(addon: AddOn) -> str:
 
 
 def refuse_mixing_parts(server: AveragingServer, generator: torch.Generator) -> None:
-    """Try augmentation and objective on public noise: neither may mix the examples of a batch.
+    """Refuse an augmentation or objective that mixes the examples of a batch, by a trial on public noise.
 
     Args:
-        server: knows the task, the options and the space of the images.
-        generator: the generator of the noise.
+        server: gives the task, the options and the space of the images.
+        generator: the source of the noise.
 
     Raises:
         BatchStatistics, NotSeparable: one of them mixes the examples of a batch.
@@ -52,7 +52,7 @@ def refuse_mixing_parts(server: AveragingServer, generator: torch.Generator) -> 
 
 
 def public_examples(local: Local) -> list[torch.Tensor]:
-    """Six noise images in the client's space, with labels, and a column of ones for each of its columns."""
+    """Return six noise images in the client's space, with labels, and a column of ones for each of its columns."""
     data = noise_set(local.task, local.data, derive(local.client.seed, "trial"))
     columns = [local.data.columns[name] for name in sorted(local.data.columns)]
     ones = [c.new_ones((len(data), *c.shape[1:])) for c in columns]

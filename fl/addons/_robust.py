@@ -1,4 +1,4 @@
-"""Means of several vectors that a few arbitrary ones among them cannot move at will."""
+"""Robust means of several vectors, which a few arbitrary vectors cannot move far."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["krum_choice", "trimmed_mean"]
 
 
 def trimmed_mean(rows: Tensor, trim: int) -> Tensor:
-    """The mean of each coordinate without its `trim` smallest and `trim` largest values.
+    """Return the mean of each coordinate without its `trim` smallest and `trim` largest values.
 
-    The coordinate-wise trimmed mean of Yin et al., ICML 2018 (beta = trim / n). With trim = (n - 1) // 2
-    one value is left, or the middle two: their coordinate-wise median.
+    The coordinate-wise trimmed mean of Yin et al., ICML 2018 (beta = trim / n). With trim = (n - 1) // 2 one value is
+    left, or the middle two: the coordinate-wise median.
 
     Args:
-        rows: [n, ...], a vector a row.
+        rows: [n, ...], one vector per row.
         trim: from 0, less than n / 2.
 
     Returns:
@@ -27,15 +27,15 @@ def trimmed_mean(rows: Tensor, trim: int) -> Tensor:
 
 
 def krum_choice(rows: Tensors, attackers: int, keep: int) -> list[int]:
-    """Which vectors Krum takes: those with the `keep` smallest scores, ascending by number.
+    """Return the numbers of the vectors that Krum selects: those with the `keep` smallest scores, ascending.
 
     s(i) is the sum of |V_i - V_j|^2 over the n - f - 2 vectors V_j closest to V_i (Blanchard et al., NeurIPS 2017).
-    Of equal scores that with the smaller number wins, as there.
+    Among equal scores the smaller number wins, as in the paper.
 
     Args:
         rows: name -> [n, ...]; a vector V_i is row i of all tensors together.
         attackers: f; n is at least 2 f + 3.
-        keep: how many to take; 1 is Krum, more is Multi-Krum.
+        keep: how many to select; 1 is Krum, more is Multi-Krum.
     """
     flat = [tensor.reshape(len(tensor), -1).double() for tensor in rows.values()]
     apart = [torch.cdist(f, f, compute_mode="donot_use_mm_for_euclid_dist").square() for f in flat]

@@ -1,4 +1,4 @@
-"""Knowledge travels as logits on images that everybody holds: the round of single-image federated learning."""
+"""The round of single-image federated learning, in which logits on shared images travel instead of weights."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _AVERAGES = ("scale_update", "aggregate", "server_step", "evaluation_model")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Shared(AddOn):
-    """What `SharedImage` and `SharedPool` have in common: rounds in which logits on images that all hold travel up.
+    """Base of `SharedImage` and `SharedPool`: rounds in which logits on images that everybody holds are sent up.
 
     Lines 4 to 12 of Algorithm 1 of "Federated Learning with a Single Shared Image" (Soni, Saeed and Asano, 2024). A
-    subclass documents the options, declares the entries, and says in `_hold` what is held and how its images are made.
+    subclass documents the options, declares the entries, and passes the shared images to `_hold`.
     """
 
     key = "Shared"
@@ -64,7 +64,7 @@ class Shared(AddOn):
             object.__setattr__(self, name, value)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse personal parameters, and what needs averages in every round if `rate` is below 1."""
+        """Refuse personal parameters, and add-ons that need averages in every round if `rate` is below 1."""
         if settings.personal:
             raise ValueError(
                 f"{self.name} distils whole models on the server: nothing can be personal, got "
@@ -78,7 +78,7 @@ class Shared(AddOn):
                 )
 
     def warm(self, number: int) -> bool:
-        """Whether round `number`, from 1, has FedAvg initialisation: weights travel up in it."""
+        """Return whether round `number` >= 1 has FedAvg initialisation, so that weights are sent up in it."""
         return starts_from_average(number, self.rate, self.warm_rounds)
 
     def start(self, server: AveragingServer) -> None:
@@ -91,18 +91,18 @@ class Shared(AddOn):
         server.state[self.index] = self._select(server)
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the numbers of the images (line 5), and once what they number."""
+        """Send the numbers of the images (line 5), and once the picture or pool."""
         message[self.picture], message[self.index] = self.held, server.state[self.index]
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """The reply holds a row of logits for each image, and weights only in rounds that ask for them."""
+        """Expect a row of logits for each image, and weights only in rounds with FedAvg initialisation."""
         shape = len(server.state[self.index]), server.outputs
         schema[self.logits.key] = EntrySpec(torch.zeros(shape, dtype=server.dtype))
         for entry in () if self.warm(server.round) else _WEIGHTS:
             schema.pop(entry.key, None)
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
-        """Send the logits on the images; the weights stay at home unless it is their round (lines 9 and 10)."""
+        """Send the logits on the images, and weights only in rounds with FedAvg initialisation (lines 9-10)."""
         net, width = local.at(local.state()), local.settings.networks.outputs(local.task.num_classes)
         message, view = local.message, View.of(local.client)
         reply[self.logits] = self.source.outputs(net, message[self.picture], message[self.index], view, width)[1]
@@ -111,7 +111,7 @@ class Shared(AddOn):
                 del reply[entry]
 
     def refine(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> Tensors:
-        """The model that learns the ensemble's logits, from the average or the weights of before (lines 11 and 12)."""
+        """Distil the ensemble's logits into the average, or else into the previous weights (lines 11 and 12)."""
         if not float(replies.weight(self.logits)) > 0:
             raise NoUsableReply("all weights of the round's replies are zero")
         start = server.state[FedAvg.model] if self.warm(server.round) else old

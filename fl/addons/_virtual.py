@@ -1,4 +1,4 @@
-"""The virtual set of VHL and its variants: noise of an untrained generator, or any foreign set."""
+"""The virtual set of VHL and its variants: noise of an untrained generator, or any other set."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOISE: dict[str, Callable[..., LabeledImages]] = {
 
 
 def require_source(source: object) -> None:
-    """Raise a TypeError unless `source` is a name or a set, which `virtual_set` then finds or makes."""
+    """Raise TypeError unless `source` is a name or a set."""
     if not isinstance(source, str | LabeledImages):
         names, came = ", ".join(NOISE), type(source).__name__
         raise TypeError(f"source must be one of {names}, a name in server_data, or a LabeledImages, got {came}")

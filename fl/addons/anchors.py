@@ -1,4 +1,4 @@
-"""Global anchors: images that the server distils from the clients' mean update, and that every client holds on to."""
+"""FedLGD's global anchors: images that the server distils from the mean update and every client trains with."""
 
 from __future__ import annotations
 
@@ -26,26 +26,24 @@ __all__ = ["Anchors"]
 class Anchors(AddOn):
     """FedLGD's global half (Huang et al., TMLR 2024, sections 3.2 and 3.3.2, Eqs. 2-6, Algorithm 1).
 
-    All clients hold on to the same few images a class, which the server distils from their mean update, so that their
-    features agree where their data do not.
-
-    The server keeps a set G of `ipc` labelled images a class. In the `selected` rounds clients train as without it
-    (line 17), and the server moves G so that its gradient at the weights w of before points to (w - mean of w_k) / lr,
-    whatever server step follows (Eqs. 5-6, by the cosine of each output row). In the others a client adds G to its own
-    data (Eq. 3), and `weight` times the supervised contrastive loss over [the batch; all of G] (Eqs. 2 and 4, line
-    20). G travels only to a client that uses it and does not hold it yet.
+    All clients train with the same few images per class, the anchors, so that their features agree where their data do
+    not. The server keeps a set G of `ipc` labelled images per class. In the `selected` rounds clients train as without
+    it (line 17), and the server changes G so that its gradient at the previous weights w points to (w - mean of w_k) /
+    lr, whatever server step follows (Eqs. 5-6, by the cosine of each output row). In the other rounds a client adds G
+    to its own data (Eq. 3), and `weight` times the supervised contrastive loss over [the batch; all of G] (Eqs. 2 and
+    4, line 20). G is sent only to clients that use it and do not hold it yet.
 
     Deviations. The contrastive term is a mean over its elements as released; Eq. 4 prints a sum (`reduction="sum"`),
     which needs another weight. With `regulariser="mmd"`, the paper's alternative (Fig. 3a), the term is `weight` times
-    the squared MMD of the same two blocks of embeddings under five Gaussian kernels (`losses.rbf_mmd`), whatever their
-    labels, as released (fedlgd_main.py, lines 83-85). Nothing is detached, as released. The release trains on G in the
-    selected rounds too, so that the gradient to be matched is partly G's own (`joined="always"`). Its G starts from the
-    clients' mean class statistics (`init="statistics-whole-set"`: the sums divided by all of a client's pixels;
-    `"statistics"`: by the class's), the paper's from noise. For statistics each client is asked once, before round 1:
-    2C numbers a class, and which classes it owns. Noise fills classes that nobody owns.
+    the squared MMD of the same two blocks of embeddings under five Gaussian kernels (`losses.rbf_mmd`), without labels,
+    as released (fedlgd_main.py, lines 83-85). Nothing is detached, as released. The release trains on G in the selected
+    rounds too, so the matched gradient is partly G's own (`joined="always"`). Its G starts from the clients' mean class
+    statistics (`init="statistics-whole-set"`: the sums divided by all of a client's pixels; `"statistics"`: by the
+    class's), the paper's from noise. For statistics each client is queried once, before round 1: 2C numbers per class,
+    and which classes it has. Noise fills classes that no client has.
 
     Args:
-        ipc: images per class in G; the paper takes 10. With 0 it is not installed.
+        ipc: images per class in G; the paper takes 10. 0 disables the add-on.
         weight: lambda; the paper takes 10 on DIGITS and 1 on CIFAR10C.
         selected: the rounds, from 1, in which G is distilled.
         joined: "unselected" or "always": the rounds in which G is training data.
@@ -89,11 +87,11 @@ class Anchors(AddOn):
 
     @property
     def has_query(self) -> bool:
-        """Whether clients are asked for class statistics before round 1: if G starts from them (`init`)."""
+        """Whether clients are queried for class statistics before round 1: if G starts from them (`init`)."""
         return self.init != "noise"
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse what leaves the server without one whole model and a change that is a sum of its gradients."""
+        """Refuse several architectures, personal parameters, and Adam, whose change is no sum of gradients."""
         if len(settings.networks.names) > 1 or settings.personal:
             raise ValueError(
                 "Anchors needs one architecture that the server holds whole, whose gradient it matches; got "
@@ -110,19 +108,19 @@ class Anchors(AddOn):
         self._draw(server, torch.zeros(shape, dtype=server.dtype), torch.ones(shape, dtype=server.dtype))
 
     def answer(self, local: Local, reply: Message) -> None:
-        """Answer with mean and standard deviation of each channel in each class, and which classes it owns."""
+        """Answer with mean and standard deviation of each channel in each class, and which classes the client has."""
         stats = class_statistics(local.client.data, whole_set=self.init == "statistics-whole-set")
         reply[self.statistics] = torch.cat(stats, 1)
         reply[self.owned] = (local.counts > 0).float()
 
     def expect_answer(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """The answer holds a row of statistics for each class, and whether it is owned."""
+        """Expect a row of statistics for each class, and whether the client has it."""
         blank = torch.zeros(server.task.num_classes, 2 * server.shape[0], dtype=server.dtype)
         schema[self.statistics.key] = EntrySpec(blank)
         schema[self.owned.key] = EntrySpec(torch.zeros(len(blank)), minimum=0.0, maximum=1.0)
 
     def receive_answers(self, server: AveragingServer, replies: AggregatedReplies) -> None:
-        """Draw G from the clients' mean statistics; classes that nobody owns from noise."""
+        """Draw G from the clients' mean statistics; classes that no client has from noise."""
         if self.has_query:
             nobody = (replies.weight(self.statistics) == 0).unsqueeze(1)
             means, stds = replies[self.statistics].chunk(2, 1)
@@ -136,7 +134,7 @@ class Anchors(AddOn):
         server.state[self.anchors] = drawn
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send G in the rounds in which clients read it; its body travels only when it has changed."""
+        """Send G in the rounds in which clients read it; the images travel only when they have changed."""
         if self._joins(server.round):
             message[self.anchors] = server.state[self.anchors]
 
@@ -144,20 +142,20 @@ class Anchors(AddOn):
         return self.joined == "always" or round_number not in self.selected
 
     def extra_records(self, local: Local) -> LabeledImages | None:
-        """G, to join the client's own data (Eq. 3)."""
+        """Return G, to join the client's own data (Eq. 3)."""
         if not self._joins(local.round):
             return None
         return local.message[self.anchors]
 
     def extra_batches(self, local: Local) -> Iterator[Batch] | None:
-        """All of G at every step of an unselected round, for the contrastive term."""
+        """Return all of G at every step of an unselected round, for the contrastive term."""
         if local.round in self.selected or not self.weight:
             return None
         anchors = local.message[self.anchors]
         return local.stream(self, anchors, batch=len(anchors))
 
     def loss(self, step: Step) -> Tensor | None:
-        """The term lambda L_Con over [the batch; all of G] (Eq. 4), or lambda times their MMD."""
+        """Return the term lambda L_Con over [the batch; all of G] (Eq. 4), or lambda times their MMD."""
         if not step.has_batch(self):
             return None
         if self.regulariser == "mmd":

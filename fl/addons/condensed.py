@@ -1,4 +1,4 @@
-"""Federated virtual learning: clients train on small sets that were condensed from their data."""
+"""FedLGD's federated virtual learning: clients train on small sets that are condensed from their data."""
 
 from __future__ import annotations
 
@@ -30,18 +30,16 @@ SELECTED = tuple(range(1, 52, 5))
 class Condensed(AddOn):
     """Train on condensed data: FedLGD's local half (Huang et al., TMLR 2024, section 3.3.1, Algorithm 1, lines 9-20).
 
-    Clients train on a small set that was condensed from their data, in place of the data themselves.
+    Clients train on a small set that was condensed from their data, in place of the data. When a client is drawn for
+    the first time it condenses its data by distribution matching under random networks. In the `selected` rounds it
+    refines that set under the received global network, which stays fixed meanwhile ("iterative distribution matching",
+    Eq. 1). Any method can then train on the set. With `refine_steps=0` it is the preparation of the paper's baselines.
+    `ipc=0` disables the add-on. Classes that a client does not have are left out.
 
-    When a client is drawn for the first time it condenses its data by distribution matching under random networks;
-    in the `selected` rounds it refines that set under the received global network, which stays fixed meanwhile
-    ("iterative distribution matching", Eq. 1). Then any method trains on the set in place of the data. With
-    `refine_steps=0` it is what the paper's baselines do. With `ipc=0` it is not installed. Classes that a client
-    does not own are left out.
-
-    Deviations. In round 1 nothing is refined (as released): the network is untrained. A client condenses when it is
-    first drawn, the release before round 0: the same set, unless nobody draws the client. The release starts from
-    statistics divided by the whole set's pixels (`init="statistics-whole-set"`; the paper, and the default, divide by
-    the class's own), and its first condensation draws `ConvNet` whatever the model is (`factory`).
+    Deviations. In round 1 nothing is refined (as released), because the network is untrained. A client condenses when
+    it is first drawn, the release before round 0: the set is the same, unless the client is never drawn. The release
+    starts from statistics divided by the whole set's pixels (`init="statistics-whole-set"`; the paper, and the default,
+    divide by the class's own), and its first condensation always draws a `ConvNet` (`factory`).
 
     Args:
         ipc: images per class; the paper takes 10 and 50.
@@ -49,7 +47,7 @@ class Condensed(AddOn):
         refine_steps: matching steps of each refinement.
         selected: the rounds, from 1, in which to refine.
         init: see `initial_images`: "statistics", "statistics-whole-set", "noise" or "real".
-        factory: `factory()` gives the networks of the first condensation; default: the client's own architecture.
+        factory: `factory()` returns the networks of the first condensation; default: the client's own architecture.
         batch_real: real images per class and step.
         lr, momentum: of SGD on the images.
         augment: differentiable Siamese augmentation of real and condensed images, or None.
@@ -71,11 +69,11 @@ class Condensed(AddOn):
     own = Entry[LabeledImages]("first")
 
     def start(self, server: Server) -> None:
-        """Refuse an augmentation that is none for the clients' images."""
+        """Refuse an augmentation that does not fit the clients' images."""
         require_augmentation(self.augment, server.normalization)
 
     def dataset(self, local: Local) -> LabeledImages:
-        """The condensed set to train on: made now, or refined, or as it is in the client's memory."""
+        """Return the condensed set to train on: new, refined, or from the client's memory."""
 
         def like() -> nn.Module:
             return local.new_network()
@@ -87,11 +85,11 @@ class Condensed(AddOn):
         return own
 
     def first(self, client: Client, like: Callable[[], nn.Module]) -> LabeledImages:
-        """The set in the client's memory; if there is none, one is condensed under re-drawn networks and kept there.
+        """Return the set in the client's memory; if there is none, condense one under random networks and keep it.
 
         Args:
             client: whose data it is, and whose memory.
-            like: `like()` gives a network of the client's own architecture, for where there is no `factory`.
+            like: `like()` returns a network of the client's own architecture, used without `factory`.
         """
         own = client.memory.get(self.own)
         if own is None:

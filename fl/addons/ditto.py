@@ -1,4 +1,4 @@
-"""Ditto: beside the global model, a personal model for each client, held near the global one."""
+"""Ditto: a personal model for each client, kept near the global model."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ __all__ = ["Ditto"]
 class Ditto(AddOn):
     """Fair and robust federated learning through personalization (Li et al., "Ditto", ICML 2021, Algorithm 1).
 
-    Every client gets a personal model, which a pull holds near the global one.
-
-    After its part of the global training a drawn client takes steps on its own model v_k, which never travels:
+    Every client gets a personal model, which is pulled towards the global one. After its part of the global training a
+    drawn client takes steps on its own model v_k, which never travels:
 
         v_k <- v_k - lr (grad F_k(v_k) + lam (v_k - w_t)),
 
-    the gradient of F_k(v) + (lam / 2) ||v - w_t||^2 (their h_k) on batches of its own draw; w_t is the model received
-    in this round. The global model is bit by bit what it is without Ditto. v_k is tested as the
-    "personal" model (`accuracy_personal` in the history), with batch-norm statistics of its own; a client that was
-    never drawn is tested with the global model.
+    the gradient of F_k(v) + (lam / 2) ||v - w_t||^2 (their h_k) on batches of its own draw, where w_t is the model
+    received in this round. The global model is bit by bit the same as without Ditto. v_k is tested as the "personal"
+    model (`accuracy_personal` in the history), with batch-norm statistics of its own. A client that was never drawn is
+    tested with the global model.
 
     Deviations: v_k starts from the first model that the client receives (the paper leaves v_k^0 open), and its steps
     use the method's optimiser (momentum and decay, if any), as the global ones do. The paper picks lam per client on
@@ -53,7 +52,7 @@ class Ditto(AddOn):
         Phase(self.epochs, self.steps)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse personal parameters: v_k is pulled to a whole global model."""
+        """Refuse personal parameters, because v_k is pulled towards a whole global model."""
         if settings.personal:
             raise ValueError(
                 "Ditto needs a whole global model to pull towards, and there is none with "
@@ -71,5 +70,5 @@ class Ditto(AddOn):
         )
 
     def personal_model(self, local: Local) -> Tensors:
-        """v_k as it is in the client's memory; the received model before the client was first drawn."""
+        """Return v_k from the client's memory; the received model before the client was first drawn."""
         return local.memory.get(self.own, local.received)

@@ -85,7 +85,7 @@ class DPSGD(AddOn):
             check.real_number(self.clip, "clip", above=0.0)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse add-ons and options that would let private data out beside the noised gradient."""
+        """Refuse add-ons and options that would leak private data beside the noised gradient."""
         for addon in addons:
             if why := unsound(addon):
                 raise ValueError(f"DPSGD cannot be combined with {addon.name}, which {why}; leave it out")
@@ -98,7 +98,7 @@ class DPSGD(AddOn):
                 raise type(error)(f"DPSGD: {error}") from error
 
     def start(self, server: AveragingServer) -> None:
-        """Try augmentation and objective on public noise: neither may mix the examples of a batch.
+        """Refuse an augmentation or objective that mixes the examples of a batch, by a trial on public noise.
 
         Raises:
             BatchStatistics, NotSeparable, NotAccountable: one does; or delta is too large for `size` records.
@@ -109,10 +109,10 @@ class DPSGD(AddOn):
         refuse_mixing_parts(server, server.generator(self.key))
 
     def dry_run(self, local: Local) -> None:
-        """Try an architecture's gradients in every phase on public noise.
+        """Try the gradients of an architecture in every phase on public noise.
 
         Raises:
-            BatchStatistics, NotSeparable, PrivacyError: a row is not one record's own.
+            BatchStatistics, NotSeparable, PrivacyError: a row does not depend on one record alone.
         """
         for phase in local.settings.phases:
             local.net.train()
@@ -142,7 +142,7 @@ class DPSGD(AddOn):
             yield gradients
 
     def batches(self, local: Local, data: LabeledImages, phase: Phase) -> Iterator[Batch]:
-        """Poisson batches, each record with probability `rate`, after the ledger is charged for all of the phase."""
+        """Yield Poisson batches, each record with probability `rate`, after charging the ledger for the whole phase."""
         client, settings, moved = local.client, local.settings, local.trained_parameters(phase)
         steps = max(1, round(phase.epochs / self.rate)) if phase.steps is None else phase.steps
         private = PrivateGradient(
@@ -161,7 +161,7 @@ class DPSGD(AddOn):
                 yield batch
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
-        """The clipped and noised gradient of the examples, plus that of the terms that read no private data."""
+        """Return the clipped and noised gradient of the examples, plus that of the terms that read no private data."""
         scratch, batch = step.local.scratch(self), step.batch
         private: PrivateGradient = scratch["private"]
         gradients: ExampleGradients = scratch["gradients"]

@@ -16,18 +16,17 @@ __all__ = ["FedAvgM"]
 class FedAvgM(AddOn):
     """FedAvgM (Hsu et al., "Measuring the effects of non-identical data distribution", 2019, section 4.3).
 
-    The server moves with momentum over the rounds.
-
-    With the mean change Delta of a round: v <- beta v + Delta, w <- w + lr v. With momentum 0 it is a plain server step
-    size (SCAFFOLD's eta_g, for one); with momentum 0 and lr 1 it is not installed. Buffers have no momentum, and a
-    tensor that no drawn client has (another architecture) stays where it is, v included.
+    The server moves with momentum over the rounds. With the mean change Delta of a round: v <- beta v + Delta, w <- w +
+    lr v. With momentum 0 it is a plain server step size (such as SCAFFOLD's eta_g); with momentum 0 and lr 1 it is
+    disabled. Buffers have no momentum. A tensor that no drawn client has (another architecture) stays unchanged, v
+    included.
 
     Args:
         momentum: beta in [0, 1).
         lr: the server's step size eta, above 0; the paper's text has none (1).
-        rule: "heavy-ball" is the formula of the paper; its experiments say Nesterov's, w <- w + lr (Delta + beta v),
-            which is "nesterov". "fedcog" is what FedCOG's release compares with: v as above, but from the second round
-            on the step is v / (1 + beta).
+        rule: "heavy-ball" is the formula of the paper. Its experiments use Nesterov's, w <- w + lr (Delta + beta v),
+            which is "nesterov". "fedcog" is the baseline of FedCOG's release: v as above, but from the second round on
+            the step is v / (1 + beta).
     """
 
     key = "ServerMomentum"
@@ -39,7 +38,7 @@ class FedAvgM(AddOn):
 
     @property
     def disabled(self) -> bool:
-        """Whether the step is the plain mean change (momentum 0, lr 1): then it is not installed."""
+        """Whether the step is the plain mean change (momentum 0, lr 1)."""
         return self.momentum == 0 and self.lr == 1
 
     def server_step(self, server: AveragingServer, mean: Tensors) -> Tensors:

@@ -1,4 +1,4 @@
-"""FedCOG: clients generate, from the global model, the images that their own data lack."""
+"""FedCOG: clients generate images of classes that they lack, from the global model."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class FedCOG(AddOn):
         return self.start_round
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse `regenerate` where another add-on makes the batches: half of the steps must be known."""
+        """Refuse `regenerate` if another add-on makes the batches: the number of steps must be known."""
         slot = slot_owner(addons, "batches")
         if self.regenerate and slot is not None:
             raise ValueError(
@@ -108,12 +108,12 @@ class FedCOG(AddOn):
             )
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse uniform targets with fewer images than classes: each class needs one."""
+        """Refuse uniform targets with fewer images than classes."""
         if self.targets == "uniform" and self.images < server.task.num_classes:
             raise ValueError(f"targets='uniform' needs images >= {server.task.num_classes} classes, got {self.images}")
 
     def extra_batches(self, local: Local) -> Iterator[Batch] | None:
-        """Generate what the set to train on lacks (section 4.1), and give batches of it; None before `start_round`."""
+        """Generate what the training set lacks (section 4.1), and return batches of it; None before `start_round`."""
         if local.round < self.start_round:
             return None
         counts = local.task.counts(local.data.labels)
@@ -160,7 +160,7 @@ class FedCOG(AddOn):
             yield next(stream)
 
     def loss(self, step: Step) -> Tensor | None:
-        """The weighted distillation from the stored logits (section 4.2), or from what they say as labels."""
+        """Return the weighted distillation from the stored logits (section 4.2), or from hard labels."""
         if not step.has_batch(self):
             return None
         task, logits, said = step.local.task, step.batch_of(self).columns["logits"], step.output(self).logits

@@ -1,4 +1,4 @@
-"""FedDecorr: embeddings whose dimensions do not collapse into each other."""
+"""FedDecorr: a penalty against dimensional collapse of embeddings."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ __all__ = ["FedDecorr"]
 
 @dataclass(frozen=True)
 class FedDecorr(AddOn):
-    """Federated learning against dimensional collapse (Shi et al., ICLR 2023, "Towards Understanding and Mitigating
-    Dimensional Collapse in Heterogeneous Federated Learning").
+    """FedDecorr (Shi et al., ICLR 2023): a penalty against dimensional collapse.
 
-    A penalty keeps the embeddings of clients with few classes from collapsing into few dimensions.
+    "Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning". The penalty keeps
+    the embeddings of clients with few classes from collapsing into few dimensions. It adds beta times a penalty on the
+    correlations between the d dimensions of the batch's embeddings (the input of the last linear layer). A batch of one
+    image has no correlations and no term.
 
-    Adds beta times a penalty on the correlations between the d dimensions of the batch's embeddings (the input of the
-    last linear layer). A batch of one image has no correlations and no term. With beta = 0 it is not installed.
-
-    The paper prints |K|_F^2 / d^2, K being the correlation matrix [d, d]. Its results are the release's
-    (bytedance/FedDecorr: `FedDecorrLoss` in loss.py), which takes the mean square of the off-diagonal entries of
-    Z^T Z, divided by the batch's N images: with N = 64 about 64 times stronger at the same beta. The published betas
-    belong to that one, so it is the default; see `losses.feature_decorrelation` for both.
+    The paper prints |K|_F^2 / d^2, where K is the correlation matrix [d, d]. Its results come from the release
+    (bytedance/FedDecorr: `FedDecorrLoss` in loss.py), which takes the mean square of the off-diagonal entries of Z^T Z,
+    divided by the batch's N images: with N = 64 about 64 times stronger at the same beta. The published betas belong to
+    the released form, so it is the default; see `losses.feature_decorrelation` for both.
 
     Args:
-        beta: weight of the penalty, at least 0; the paper takes 0.1, its release's script for CIFAR-100 0.05.
-        variant: "released", or "paper" as printed, which wants a beta about N times larger for the same effect.
+        beta: weight of the penalty, at least 0; 0 disables the add-on. The paper takes 0.1, its release's script for
+            CIFAR-100 0.05.
+        variant: "released", or "paper" as printed, which needs a beta about N times larger for the same effect.
     """
 
     key = "FedDecorr"
@@ -42,7 +42,7 @@ class FedDecorr(AddOn):
     data_access = "batch"
 
     def loss(self, step: Step) -> Tensor | None:
-        """The term beta * L_FedDecorr of the batch's embeddings; none for a single image."""
+        """Return the term beta * L_FedDecorr of the batch's embeddings; none for a single image."""
         embedding = step.output().embedding
         if len(embedding) < 2:
             return None

@@ -1,4 +1,4 @@
-"""FedDF: the server fuses the clients' models by distilling their ensemble on images of its own."""
+"""FedDF: fusion of the clients' models on the server, by distillation of their ensemble."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class FedDF(AddOn):
             raise ValueError(f"patience needs validation: returns='best', got returns={self.returns!r}")
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse replies from which the server cannot make every client's whole model."""
+        """Refuse replies that do not contain every client's whole model."""
         require_full_models(self, settings, addons)
         for addon in addons:
             if self.rate < 1 and any(
@@ -96,7 +96,7 @@ class FedDF(AddOn):
                 )
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse a run without the server's images, or whose images are in another space than the clients'."""
+        """Refuse a run without the server's images, or with images in another space than the clients'."""
         for name in ("proxy", "validation") if self.returns == "best" else ("proxy",):
             if name not in server.data:
                 raise ValueError(f"FedDF needs images on the server: server_data={{{name!r}: ...}}")
@@ -114,7 +114,7 @@ class FedDF(AddOn):
         out[self.logits] = torch.cat(list(forward_chunks(net, images, chunk_size(images))))
 
     def refine(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> Tensors:
-        """The student of each architecture, after it has learnt the mean of the clients' logits."""
+        """Return each architecture's student, after training on the mean of the clients' logits."""
         warm = starts_from_average(server.round, self.rate, self.warm_rounds)
         if self.rate < 1:
             server.notes["initialised"] = int(warm)

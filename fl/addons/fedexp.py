@@ -1,4 +1,4 @@
-"""FedExP: a server step size read off how much the clients disagree."""
+"""FedExP: a server step size that follows the disagreement of the clients."""
 
 from __future__ import annotations
 
@@ -54,31 +54,31 @@ class FedExP(AddOn):
     before = Entry[Tensors]("first")
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse several architectures: the step size is that of one vector of weights."""
+        """Refuse several architectures, because the step size belongs to one vector of weights."""
         require_one_architecture(self, settings, "its step size is that of one vector of weights")
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """The reply holds one number, ||Delta_i||^2."""
+        """Expect one number, ||Delta_i||^2."""
         schema[self.norm.key] = EntrySpec(1.0, minimum=0.0)
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
-        """Send ||Delta_i||^2, of the change as it goes out."""
+        """Send ||Delta_i||^2 of the change that is sent."""
         reply[self.norm] = _square(update.values())
 
     def aggregate(self, server: AveragingServer, replies: AggregatedReplies, mean: Tensors) -> Tensors:
-        """Move by eta_g times the mean change; the history's rows show eta_g as "extrapolation"."""
+        """Return eta_g times the mean change; the history's rows show eta_g as "extrapolation"."""
         size = 2 * (_square(mean.values()) + self.epsilon)
         step = max(1.0, replies[self.norm] / size) if size > 0 else 1.0
         server.notes["extrapolation"] = step
         return {n: step * m for n, m in mean.items()}
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Keep the weights of before this round, for the mean of the last two."""
+        """Keep the previous weights, for the mean of the last two."""
         if server.round > 1:
             server.state[self.before] = old
 
     def evaluation_model(self, server: AveragingServer) -> Tensors:
-        """The mean of the last two rounds' weights; integer buffers are the last one's."""
+        """Return the mean of the last two rounds' weights; integer buffers are the last one's."""
         last = server.state[FedAvg.model]
         before = server.state.get(self.before, last)
         return {n: torch.lerp(before[n], t, 0.5) if t.is_floating_point() else t for n, t in last.items()}

@@ -1,4 +1,4 @@
-"""FedGen: a generator of embeddings, learnt from the clients' heads, regularises local training."""
+"""FedGen: a generator of embeddings, learnt from the clients' classifiers, regularises local training."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class FedGen(AddOn):
     first_round = 2
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse replies that do not hold every client's classifier, or classifiers of several kinds."""
+        """Refuse replies without every client's classifier, or with classifiers of several kinds."""
         if settings.personal or len(settings.networks.names) > 1:
             raise ValueError(
                 "FedGen learns from one kind of classifier: no personal parameters, one architecture; got "
@@ -108,18 +108,18 @@ class FedGen(AddOn):
         server.state[self.optimizer] = {}
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the generator once it has learnt, and which classes it has seen."""
+        """Send the trained generator, and the classes that it has seen."""
         if server.state[self.seen].any():
             message[self.generator], message[self.seen] = server.state[self.generator], server.state[self.seen]
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """The reply holds how many images of each class the steps have read, plus one: at most all that they read."""
+        """Expect one plus the count of each class's images that the steps read, at most all that they read."""
         held = server.settings
         read = sum(p.epochs * held.max_samples if p.steps is None else p.steps * held.batch for p in held.phases)
         schema[self.counts.key] = EntrySpec(torch.zeros(1, server.task.num_classes), minimum=0.0, maximum=1 + read)
 
     def before_training(self, local: Local) -> None:
-        """Begin to count the images of each class at one, and set up the received generator."""
+        """Start the counts of each class at one, and set up the received generator."""
         local.scratch(self)["counts"] = torch.ones_like(local.counts, dtype=torch.float32)
         if self.generator in local.message:
             weights = local.message[self.generator]
@@ -128,7 +128,7 @@ class FedGen(AddOn):
             local.scratch(self).update(net=net.eval(), draws=local.generator(self))
 
     def loss(self, step: Step) -> Tensor | None:
-        """alpha_t CE on generated embeddings, beta_t KL towards what is said of the generated twin of each image."""
+        """Return alpha_t CE on generated embeddings plus beta_t KL towards each image's generated twin."""
         local, labels = step.local, step.batch.labels
         scratch, factor = local.scratch(self), self.decay ** (local.round - 1)
         if "net" not in scratch:
@@ -148,7 +148,7 @@ class FedGen(AddOn):
         return factor * (self.alpha * agreed + self.beta * (known * said).mean())
 
     def after_step(self, step: Step) -> None:
-        """Count the labels that the step has read."""
+        """Count the labels of the step."""
         step.local.scratch(self)["counts"] += step.local.task.counts(step.batch.labels)
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
@@ -156,7 +156,7 @@ class FedGen(AddOn):
         reply[self.counts] = local.scratch(self)["counts"][None]
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Derive h_k, the classifier's part of the client's model."""
+        """Derive h_k, the classifier of the client's model."""
         if FedAvg.update not in reply:
             return
         name = server.settings.networks.names[0]

@@ -1,4 +1,4 @@
-"""FedNova: updates normalised by how far each client could go."""
+"""FedNova: updates normalised by each client's effective number of steps."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ class FedNova(AddOn):
             )
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """The reply holds |a_i|_1 for every tensor of the update, one number each."""
+        """Expect |a_i|_1 for every tensor of the update, one number each."""
         update = cast(Tensors, schema[FedAvg.update.key].value)
         schema[self.tau.key] = EntrySpec({n: torch.tensor(1.0) for n in update}, minimum=0.0)
 
     def scale_update(self, local: Local, update: Tensors) -> Tensors:
-        """Send d_i = change / |a_i|_1; a tensor that was not trained has not changed either."""
+        """Return d_i = change / |a_i|_1; a tensor that was not trained has not changed either."""
         return {
             n: u * local.lr / local.effective_lrs[n] if local.effective_lrs[n] > 0 else u for n, u in update.items()
         }
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
-        """Send |a_i|_1 too, tensor by tensor."""
+        """Send |a_i|_1, tensor by tensor."""
         tau = {n: torch.tensor(path / local.lr) for n, path in local.effective_lrs.items()}
         reply[self.tau] = local.prefixed(tau)
 
     def aggregate(self, server: AveragingServer, replies: AggregatedReplies, mean: Tensors) -> Tensors:
-        """Move by tau_eff sum_i p_i d_i: the mean of the d_i times the mean of the |a_i|_1."""
+        """Return tau_eff sum_i p_i d_i: the mean of the d_i times the mean of the |a_i|_1."""
         tau = replies[self.tau]
         return {n: m * tau[n] for n, m in mean.items()}

@@ -17,16 +17,16 @@ __all__ = ["FedAdagrad", "FedAdam", "FedYogi", "ServerAdaptive"]
 
 @dataclass(frozen=True, kw_only=True)
 class ServerAdaptive(AddOn, ABC):
-    """What `FedAdagrad`, `FedAdam` and `FedYogi` share (Reddi et al., "Adaptive federated optimization", ICLR 2021).
+    """Base of `FedAdagrad`, `FedAdam` and `FedYogi` (Reddi et al., "Adaptive federated optimization", ICLR 2021).
 
-    It is Algorithm 2; a subclass says how v moves.
+    It is Algorithm 2; a subclass defines the update of v.
 
     With the mean change Delta of a round, element by element:
 
         m <- beta1 m + (1 - beta1) Delta,    v <- (see the subclass),    w <- w + lr m / (sqrt(v) + tau)
 
-    There is no bias correction. m begins at 0, v at `initial`. Buffers take their plain mean; a tensor that no drawn
-    client has (another architecture) stays where it is, m and v included.
+    There is no bias correction. m starts at 0, v at `initial`. Buffers take their plain mean. A tensor that no drawn
+    client has (another architecture) stays unchanged, m and v included.
 
     Args:
         lr: eta, the server's step size. The paper tunes it over 10^-3 ... 10 together with the clients' rate. A weight
@@ -34,7 +34,7 @@ class ServerAdaptive(AddOn, ABC):
         beta1: decay of m, in [0, 1).
         tau: degree of adaptivity, above 0; small is adaptive. The paper takes 10^-3 for most of its tasks.
         initial: v before the first round, at least 0; None is tau^2, the least that the paper allows. Some libraries
-            begin at 0.
+            start at 0.
     """
 
     key = "ServerAdaptive"
@@ -48,10 +48,10 @@ class ServerAdaptive(AddOn, ABC):
 
     @abstractmethod
     def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """The new v, made of the old `v` and `square`, Delta^2; what the three methods differ in."""
+        """Return the new v, from the old `v` and `square`, Delta^2; the three methods differ only in this."""
 
     def server_step(self, server: AveragingServer, mean: Tensors) -> Tensors:
-        """Move m and v, and the model by lr m / (sqrt(v) + tau)."""
+        """Update m and v, and return the step lr m / (sqrt(v) + tau)."""
         m: Tensors = server.state.get(self.m, {})
         v: Tensors = server.state.get(self.v, {})
         m, v = dict(m), dict(v)
@@ -67,14 +67,14 @@ class ServerAdaptive(AddOn, ABC):
 class FedAdagrad(ServerAdaptive):
     """FedAdagrad: an adaptive step on the server, with v <- v + Delta^2.
 
-    Arguments as for `ServerAdaptive`, which gives the step; `beta1` is 0, for the paper has no momentum here.
+    Arguments as for `ServerAdaptive`, which takes the step; `beta1` is 0, because the paper has no momentum here.
     """
 
     key = "ServerAdagrad"
     beta1: Decay = 0.0
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """v + Delta^2: the sum of the squares of all rounds."""
+        """Return v + Delta^2, the sum of the squares of all rounds."""
         return v + square
 
 
@@ -92,7 +92,7 @@ class FedAdam(ServerAdaptive):
     beta2: Decay = 0.99
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """beta2 v + (1 - beta2) Delta^2: a moving mean of the squares."""
+        """Return beta2 v + (1 - beta2) Delta^2, a moving mean of the squares."""
         return self.beta2 * v + (1 - self.beta2) * square
 
 
@@ -102,11 +102,11 @@ class FedYogi(FedAdam):
 
     Arguments as for `FedAdam`.
 
-    v moves by a share of Delta^2 towards it, so that a few small changes do not wipe out what is known of large ones.
+    v moves towards Delta^2 by a share of Delta^2, so a few small changes do not erase the memory of large ones.
     """
 
     key = "ServerYogi"
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """v moved towards Delta^2 by a step whose size does not depend on v."""
+        """Return v moved towards Delta^2 by a step whose size does not depend on v."""
         return v - (1 - self.beta2) * square * torch.sign(v - square)

@@ -1,4 +1,4 @@
-"""FedProx: a pull towards the weights that the round started from."""
+"""FedProx: a proximal pull towards the received weights."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ __all__ = ["FedProx"]
 class FedProx(AddOn):
     """FedProx (Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, Algorithm 2).
 
-    A pull keeps every client near the weights that it received, however its data differ.
-
-    Adds (mu / 2) ||w - w_t||^2 to the local objective (their h_k), over the shared parameters; buffers have no pull.
-    The paper's inexactness gamma (uneven local work) is `FedAvg(steps=...)`. With mu = 0 it is not installed.
+    A pull keeps every client near the weights that it received, however its data differ. It adds (mu / 2) ||w - w_t||^2
+    to the local objective (their h_k), over the shared parameters; buffers have no pull. The paper's inexactness gamma
+    (uneven local work) is `FedAvg(steps=...)`.
 
     Args:
-        mu: strength of the pull, at least 0; the paper tunes over {0.001, 0.01, 0.1, 1}.
+        mu: strength of the pull, at least 0; 0 disables the add-on. The paper tunes over {0.001, 0.01, 0.1, 1}.
     """
 
     key = "Proximal"
@@ -33,10 +32,10 @@ class FedProx(AddOn):
 
     @property
     def damping(self) -> float:  # type: ignore[override]
-        """mu, the strength of the pull: the drift of a client is damped by it (`local.effective_lrs`)."""
+        """mu, the strength of the pull, which shortens a client's drift (`local.effective_lrs`)."""
         return self.mu
 
     def loss(self, step: Step) -> Tensor:
-        """The term (mu / 2) ||w - w_t||^2 of the local objective, w_t being the received weights."""
+        """Return the term (mu / 2) ||w - w_t||^2 of the local objective, where w_t are the received weights."""
         local = step.local
         return proximal(local.shared_parameters().values(), local.start.values(), self.mu)

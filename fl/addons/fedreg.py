@@ -1,4 +1,4 @@
-"""FedReg: local steps that do not forget what the global model knew, by projections against generated images."""
+"""FedReg: local steps with less forgetting of the global model, by projections against generated images."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class FedReg(AddOn):
     single_label = True
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse what would undo the projections, or needs an update that is a sum of gradients."""
+        """Refuse momentum, Adam, and add-ons that need an update that is a sum of gradients."""
         if settings.optimizer.name != "sgd" or settings.momentum:
             raise ValueError(
                 "FedReg's projections are defined for plain SGD, give optimizer='sgd' and momentum=0: momentum "
@@ -74,7 +74,7 @@ class FedReg(AddOn):
                 )
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
-        """Step 1: the gradient at gamma w + (1 - gamma) w_t, in place of that at w."""
+        """Step 1: return the gradient at gamma w + (1 - gamma) w_t, in place of that at w."""
         local, shared = step.local, step.local.shared_parameters()
         with restored(shared.values()):
             with torch.no_grad():
@@ -83,7 +83,7 @@ class FedReg(AddOn):
             return compute()
 
     def after_step(self, step: Step) -> None:
-        """Step 2: remove from the drift what raises the loss on pseudo, then on perturbed images."""
+        """Step 2: remove from the drift the components that raise the loss on pseudo, then on perturbed images."""
         local, scratch = step.local, step.local.scratch(self)
         names = [n for n in step.trained if n in local.start]
         if not names:
@@ -113,7 +113,7 @@ class FedReg(AddOn):
         return copy
 
     def _generated(self, local: Local) -> list[tuple[Tensor, ...]]:
-        """Pseudo images and their soft labels, perturbed images and theirs, batch by batch."""
+        """Return pseudo images and their soft labels, perturbed images and theirs, batch by batch."""
         model, data = local.at(local.received), local.data
         small = self.eta / 100 if self.eta_perturbed is None else self.eta_perturbed
         found: list[tuple[Tensor, ...]] = []
@@ -128,7 +128,7 @@ class FedReg(AddOn):
         return found
 
     def _raised(self, network: nn.Module, images: Tensor, labels: Tensor, eta: float) -> Tensor:
-        """Signed steps up the loss."""
+        """Take signed gradient steps that raise the loss."""
         for _ in range(self.iterations):
             images = images.detach().requires_grad_()
             slope = torch.autograd.grad(F.cross_entropy(network(images), labels), images)[0]

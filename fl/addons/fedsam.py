@@ -19,18 +19,17 @@ __all__ = ["FedSAM"]
 class FedSAM(AddOn):
     """FedSAM (Qu et al., "Generalized federated learning via sharpness aware minimization", ICML 2022, Algorithm 1).
 
-    Clients look for flat minima: they minimise the loss at the worst point nearby, and not at their weights.
-
-    Each local gradient is taken at w + rho g / ||g||, g being the gradient at w of the same batch and the norm that of
-    all parameters in training together. The whole local loss is meant, every add-on's term and batch included; a
+    Clients look for flat minima: they minimise the loss at the worst nearby point instead of at their weights. Each
+    local gradient is taken at w + rho g / ||g||, where g is the gradient at w of the same batch, and the norm is that
+    of all trained parameters together. The loss is the whole local loss, including every add-on's term and batch. A
     correction such as SCAFFOLD's comes after it.
 
-    Both passes see the same images and draw the same dropout masks; the weights come back from a copy, bit by bit; and
-    batch-norm statistics move once, in the pass at w. (The paper is silent on these; plain implementations of SAM let
-    the statistics move twice.) With a zero gradient there is no direction, and the weights stay. A step costs two.
+    Both passes use the same images and dropout masks. The weights are restored from a copy, bit by bit. Batch-norm
+    statistics move once, in the pass at w. (The paper does not specify these; plain implementations of SAM move the
+    statistics twice.) With a zero gradient the weights stay. A step costs two gradients.
 
     Args:
-        rho: radius of the perturbation, at least 0; with 0 it is not installed.
+        rho: radius of the perturbation, at least 0; 0 disables the add-on.
     """
 
     key = "SAM"
@@ -39,7 +38,7 @@ class FedSAM(AddOn):
     data_access = "none"
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
-        """The gradient at w + rho g / ||g||, in place of the gradient g at w. The weights come back as they were."""
+        """Return the gradient at w + rho g / ||g||, in place of the gradient g at w, and restore the weights."""
         local = step.local
         masks = local.dropout.get_state()
         grads = compute()

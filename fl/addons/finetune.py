@@ -1,4 +1,4 @@
-"""Fine-tuning: the global model, trained on by each client before it is tested."""
+"""Fine-tuning: each client trains the global model further before it is tested."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ __all__ = ["FineTune"]
 class FineTune(AddOn):
     """Fine-tuned federated averaging (Wang et al., "Federated Evaluation of On-device Personalization", 2019).
 
-    It measures what personalisation brings: each client trains the global model on for itself before it is tested.
+    It measures the gain of personalisation: each client trains the global model further for itself before it is tested.
+    The global training is unchanged bit by bit. A tested client first trains the received model on its own data. The
+    result is tested as its "personal" model (`accuracy_personal` in the history) and discarded.
 
-    The training is the base's, bit by bit. When a client is tested it first trains the model that it received on its
-    own data; the result is tested as its "personal" model (`accuracy_personal` in the history) and forgotten.
-
-    The paper fine-tunes all parameters with the clients' optimiser, as here; `train` names those that move (only the
-    last layer: "classifier.*"). The client's own images are used, even if a method trains on others.
+    The paper fine-tunes all parameters with the clients' optimiser, as here; `train` selects parameters (only the last
+    layer: "classifier.*"). The client's own images are used, even if a method trains on others.
 
     Args:
         epochs: passes over the local data; or
@@ -47,5 +46,5 @@ class FineTune(AddOn):
         require_matches([self.train], names, "FineTune(train=...)")
 
     def personal_model(self, local: Local) -> Tensors:
-        """The received model, trained on the client's own data for `epochs` or `steps`."""
+        """Return the received model, trained on the client's own data for `epochs` or `steps`."""
         return local.fit(local.received, self, Phase(self.epochs, self.steps, self.train))

@@ -1,4 +1,4 @@
-"""The clients' trained models, each tested on one common set before they are averaged."""
+"""Test of each client's trained model on one common set, before averaging."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class LocalAccuracy(AddOn):
 
     "We evaluate each local model on the uniform test dataset to examine the preservation of general knowledge during
     local training" (FedCOG, Ye et al., ICLR 2024, section 6.4, Fig. 2b). The server runs each model as it arrives, on
-    `server_data={"test": ...}`. The training is left alone bit by bit, and nothing more is sent. Beside
-    `SharedImage` and `SharedPool` only rounds in which weights travel have the column.
+    `server_data={"test": ...}`. The training is unchanged bit by bit, and nothing more is sent. With `SharedImage` and
+    `SharedPool` only rounds in which weights travel have the column.
 
     Args:
         on: name of the set in `server_data`.
-        every: rounds from one such test to the next; it costs a pass over the set for each client drawn.
+        every: rounds from one such test to the next; a test costs a pass over the set for each drawn client.
     """
 
     key = "LocalAccuracy"
@@ -50,11 +50,11 @@ class LocalAccuracy(AddOn):
         return self.every
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse replies from which the server cannot make every client's whole model."""
+        """Refuse replies that do not contain every client's whole model."""
         require_full_models(self, settings, addons)
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse a run without the set, or whose set has other labels than the clients'."""
+        """Refuse a run without the set, or with other labels than the clients'."""
         if self.on not in server.data:
             raise ValueError(f"LocalAccuracy needs images on the server: server_data={{{self.on!r}: ...}}")
         data = server.data[self.on]

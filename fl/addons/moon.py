@@ -1,4 +1,4 @@
-"""MOON: a local model whose embeddings stay near the global model's and away from its own previous ones."""
+"""MOON: embeddings near the global model's, and away from the client's previous ones."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ __all__ = ["MOON"]
 class MOON(AddOn):
     """Model-contrastive federated learning (Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021).
 
-    A client's embeddings are kept near the global model's, and away from those of its own last model.
+    A client's embeddings are kept near the global model's, and away from those of its own previous model. It adds mu *
+    l_con to the local objective (Algorithm 1; l_con is Eq. 3). z, z_glob and z_prev are the batch's embeddings by the
+    model in training, by the received one, and by this client's model after the last round in which it took part. The
+    latter two are frozen and in eval mode.
 
-    Adds mu * l_con to the local objective (Algorithm 1; l_con is Eq. 3), where z, z_glob and z_prev are the embeddings
-    of the batch by the model in training, by the received one, and by this client's model after the last round in
-    which it took part; the latter two are frozen and in eval mode.
-
-    The embedding is the input of the last linear layer. The paper puts a two-layer projection head before it: give
-    a network that has one (FedCOG's MOON has none). The first time that a client takes part its previous model is
-    the received one: cos(z, z_prev) = cos(z, z_glob), the loss is log 2 and its gradient exactly 0, so the term is
-    left out; the released code starts from a randomly drawn model instead, and is pushed away from noise. With mu = 0
-    it is not installed.
+    The embedding is the input of the last linear layer. The paper puts a two-layer projection head before it: use a
+    network that has one (FedCOG's MOON has none). When a client takes part for the first time, its previous model would
+    be the received one: cos(z, z_prev) = cos(z, z_glob), the loss is log 2 and its gradient exactly 0, so the term is
+    left out. The released code starts from a randomly drawn model instead.
 
     Args:
-        mu: weight of the term, at least 0; the paper tunes over {0.1, 1, 5, 10}, FedCOG's comparison takes 0.01.
+        mu: weight of the term, at least 0; 0 disables the add-on. The paper tunes over {0.1, 1, 5, 10}, FedCOG's
+            comparison takes 0.01.
         temperature: t of Eq. 3, positive; the paper takes 0.5.
     """
 
@@ -46,7 +45,7 @@ class MOON(AddOn):
     data_access = "example"
 
     def loss(self, step: Step) -> Tensor | None:
-        """The term mu * l_con (Eq. 3) of the batch; none before the client has a previous model."""
+        """Return the term mu * l_con (Eq. 3) of the batch; none before the client has a previous model."""
         local = step.local
         if local.previous is None:
             return None

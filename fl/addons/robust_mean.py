@@ -1,4 +1,4 @@
-"""RobustMean: a median, a trimmed mean or Krum in place of the mean, against clients that send poison."""
+"""RobustMean: a median, a trimmed mean or Krum in place of the mean, against clients that send false updates."""
 
 from __future__ import annotations
 
@@ -67,17 +67,17 @@ class RobustMean(AddOn):
 
     @property
     def disabled(self) -> bool:
-        """Whether nothing is cut away: trimming by 0 is the plain mean."""
+        """Whether nothing is trimmed: trimming by 0 is the plain mean."""
         return self.rule == "trimmed" and self.attackers == 0
 
     @property
     def needed(self) -> int:
-        """How many replies a round must have."""
+        """Number of replies that a round must have."""
         f = self.attackers
         return max(2 * f + 3, f + self.best) if self.rule == "krum" else 2 * f + 1
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse what one false reply would still move, and what the papers' rules do not speak of."""
+        """Refuse entries that one false reply could still move, and settings that the papers' rules do not cover."""
         networks, some = settings.networks, 2  # classes: buffers do not depend on how many
         if settings.weights != "uniform":
             raise ValueError(
@@ -98,16 +98,16 @@ class RobustMean(AddOn):
                 )
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse a run that could never have enough replies."""
+        """Refuse a run with too few clients."""
         if server.clients < self.needed:
             raise ValueError(f"{self._said()}; the run has {server.clients} clients: lower attackers, or bring more")
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Keep one client's change as a row beside the others'."""
+        """Keep one client's change as a row."""
         out[self.updates] = {n: u.unsqueeze(0) for n, u in reply[FedAvg.update].items()}
 
     def aggregate(self, server: AveragingServer, replies: AggregatedReplies, mean: Tensors) -> Tensors:
-        """The clients' changes, combined by the rule in place of the mean."""
+        """Return the clients' changes combined by the rule, in place of the mean."""
         rows, count = replies[self.updates], len(replies.clients)
         if count < self.needed:
             raise NoUsableReply(f"{self._said()}, this one has {count}: raise participation, or lower attackers")

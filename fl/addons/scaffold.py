@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates that cancel the drift of the clients."""
+"""SCAFFOLD: control variates against client drift."""
 
 from __future__ import annotations
 
@@ -19,20 +19,18 @@ __all__ = ["SCAFFOLD"]
 class SCAFFOLD(AddOn):
     """SCAFFOLD (Karimireddy et al., ICML 2020, Algorithm 1 with option II).
 
-    The drift of clients whose data differ is estimated by control variates, and taken out of every gradient.
-
-    Every local gradient becomes g - c_i + c (line 10). After training, c_i <- c_i - c + (x - y_i) / (K eta_l) (line 12)
-    and the server moves c by 1/N times the sum of the changes of the clients drawn, N counting all clients (line 17):
-    |S|/N of their mean. All variates begin at zero; c_i stays with its client, and moves only if the server has used
+    Control variates estimate the drift of clients whose data differ, and every gradient is corrected by them. Every
+    local gradient becomes g - c_i + c (line 10). After training, c_i <- c_i - c + (x - y_i) / (K eta_l) (line 12), and
+    the server moves c by 1/N times the sum of the changes of the drawn clients, where N counts all clients (line 17):
+    |S|/N of their mean. All variates start at zero. c_i stays with its client, and changes only if the server has used
     the reply. Buffers and personal parameters have no variate; a parameter that was not trained keeps its own.
 
-    Deviations. K eta_l is `local.effective_lrs`, how far a constant unit gradient goes: the same for plain SGD, and
-    right with momentum and a proximal pull, where K eta_l would make the variates too large (6 times at K = 20,
-    momentum 0.9).
-    Variates that are zero are not sent, so that round 1 sends no more than FedAvg does. The sum of changes is
-    unweighted, as in the paper, whose clients weigh the same: give `weights="uniform"` too, for with sample weights
-    the corrected steps settle where the unweighted mean gradient is zero. The server's step size eta_g (line 16; 1 in
-    the paper's experiments) is `FedAvgM(0.0, lr=eta_g)`.
+    Deviations. K eta_l is `local.effective_lrs`, the distance of a constant unit gradient: the same for plain SGD, and
+    correct with momentum and a proximal pull, where K eta_l would make the variates too large (6 times at K = 20,
+    momentum 0.9). Variates that are zero are not sent, so round 1 sends no more than FedAvg. The sum of changes is
+    unweighted, as in the paper, whose clients all weigh the same. Use `weights="uniform"` too: with sample weights the
+    corrected steps settle where the unweighted mean gradient is zero. The server's step size eta_g (line 16; 1 in the
+    paper's experiments) is `FedAvgM(0.0, lr=eta_g)`.
 
     Raises:
         ValueError: with Adam on the clients, whose steps are not proportional to gradients, or several architectures.
@@ -46,7 +44,7 @@ class SCAFFOLD(AddOn):
     drift = Entry[Tensors]("sum")
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse clients whose change of weights is no sum of gradients (option II reads their mean off it)."""
+        """Refuse Adam and old momentum: option II needs a change of weights that is a sum of this round's gradients."""
         if settings.optimizer.name == "adam":
             raise ValueError(
                 "SCAFFOLD needs optimizer='sgd', got 'adam': its steps do not tell the size of the gradient"
@@ -58,19 +56,19 @@ class SCAFFOLD(AddOn):
         require_one_architecture(self, settings, "c is all clients' mean")
 
     def start(self, server: AveragingServer) -> None:
-        """The server's variate c begins at zero, as no tensor at all."""
+        """Start the server's variate c at zero, stored as an empty group."""
         server.state[self.control] = {}
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the server's variate c beside the weights (line 4)."""
+        """Send the server's variate c with the weights (line 4)."""
         message[self.control] = server.state[self.control]
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """The reply holds a change of c_i for every tensor of the update."""
+        """Expect a change of c_i for every tensor of the update."""
         schema[self.drift.key] = schema[FedAvg.update.key]
 
     def before_training(self, local: Local) -> None:
-        """Both variates, and the shift c - c_i of every gradient (line 10)."""
+        """Set up both variates, and the shift c - c_i of every gradient (line 10)."""
         c = local.unprefixed(local.message[self.control])
         own: Tensors = local.memory.get(self.own, {})
         zeros = {n: torch.zeros_like(p) for n, p in local.start.items()}
@@ -80,13 +78,13 @@ class SCAFFOLD(AddOn):
         scratch["shift"] = {n: scratch["c"][n] - scratch["own"][n] for n in zeros}
 
     def correct_gradient(self, step: Step, grads: Tensors) -> None:
-        """Make g the corrected gradient, g - c_i + c (line 10)."""
+        """Replace g by the corrected gradient, g - c_i + c (line 10)."""
         for name, shift in step.local.scratch(self)["shift"].items():
             if name in grads:
                 grads[name] = grads[name] + shift
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
-        """The new c_i by line 12, option II, into the memory; its change into the reply."""
+        """Store the new c_i (line 12, option II) in the memory, and send its change."""
         c, own = local.scratch(self)["c"], local.scratch(self)["own"]
         drift = {
             n: -c[n] - delta / local.effective_lrs[n] if local.effective_lrs[n] > 0 else torch.zeros_like(delta)
@@ -96,6 +94,6 @@ class SCAFFOLD(AddOn):
         reply[self.drift] = local.prefixed(drift)
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Line 17: c moves by 1/N sum of the changes."""
+        """Line 17: move c by 1/N times the sum of the changes."""
         c, moved = server.state[self.control], replies[self.drift]
         server.state[self.control] = {n: c.get(n, torch.zeros_like(d)) + d / server.clients for n, d in moved.items()}

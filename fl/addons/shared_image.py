@@ -1,4 +1,4 @@
-"""Federated learning with a single shared image: knowledge travels as logits on crops that everybody can render."""
+"""Federated learning with a single shared image: clients send logits on crops that everybody can render."""
 
 from __future__ import annotations
 

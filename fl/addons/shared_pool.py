@@ -1,4 +1,4 @@
-"""Federated distillation on a public pool: knowledge travels as logits on pictures that the global model selects."""
+"""Federated distillation on a public pool: clients send logits on pictures that the global model selects."""
 
 from __future__ import annotations
 

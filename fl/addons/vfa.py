@@ -1,4 +1,4 @@
-"""Virtual feature alignment: real features are calibrated with random ones that all clients share."""
+"""Virtual feature alignment: real features are calibrated with random features that all clients share."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class VFA(AddOn):
         local.scratch(self).update(means=means, generator=local.generator(self))
 
     def loss(self, step: Step) -> Tensor:
-        """The term `weight` times SupCon over [real features; features drawn around the means]."""
+        """Return `weight` times SupCon over [real features; features drawn around the means]."""
         real, labels = step.output().embedding, step.batch.labels
         means, generator = (step.local.scratch(self)[key] for key in ("means", "generator"))
         each = self.per_class or len(labels) // len(means) + 1

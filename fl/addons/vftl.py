@@ -1,4 +1,4 @@
-"""Virtual federated transfer learning: the server's model is trained on noise before the first round."""
+"""Virtual federated transfer learning: the server pretrains the model on noise before round 1."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ __all__ = ["VFTL"]
 class VFTL(AddOn):
     """VFTL, a control of VHL (Tang et al., ICML 2022, section 5.3): pretrain on the virtual set, then plain rounds.
 
-    Neither the paper nor its release says how the model is pretrained: here by momentum SGD on the cross-entropy with
-    virtual class k as output k, on the server, before round 1. All weights go on, the classifier's too. Nothing
-    else is sent than without it.
+    Neither the paper nor its release states how the model is pretrained. Here it is momentum SGD on the cross-entropy,
+    with virtual class k as output k, on the server, before round 1. All pretrained weights are used, the classifier's
+    included. Nothing else is sent than without it.
 
     Args:
-        epochs: passes over the virtual set; with 0 it is not installed.
-        lr, momentum, batch: of SGD on the server; `batch` in images a step.
+        epochs: passes over the virtual set; 0 disables the add-on.
+        lr, momentum, batch: of SGD on the server; `batch` in images per step.
         source, classes, per_class, options: of the virtual set, as in `VHL`; no more classes than the task has.
     """
 
@@ -50,7 +50,7 @@ class VFTL(AddOn):
         require_source(self.source)
 
     def start(self, server: AveragingServer) -> None:
-        """Make the virtual set, and train the first weights of every architecture on it."""
+        """Make the virtual set, and pretrain the first weights of every architecture on it."""
         if self.classes > server.task.num_classes:
             raise ValueError(
                 f"VFTL: {self.classes} virtual classes, but outputs for {server.task.num_classes} only: give "

@@ -1,4 +1,4 @@
-"""Virtual homogeneity learning: clients that share a set of noise images train to consistent features."""
+"""Virtual homogeneity learning: clients calibrate their features on a shared set of noise images."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class VHL(AddOn):
         return () if self.layer is None else (self.layer,)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse a second virtual set: `VHL` beside `NaiveVHL`."""
+        """Refuse a second virtual set: `VHL` together with `NaiveVHL`."""
         several = [a.name for a in addons if isinstance(a, VHL)]
         if len(several) > 1:
             raise ValueError(
@@ -114,7 +114,7 @@ class VHL(AddOn):
             )
 
     def start(self, server: AveragingServer) -> None:
-        """Make the virtual set, and try on it whether the layer's outputs can be compared."""
+        """Make the virtual set, and check on it that the layer's outputs can be compared."""
         noise = virtual_set(server, self, self.source, self.classes, self.per_class, self.options)
         for architecture in server.settings.networks.names if self.layer is not None else ():
             net = server.network(architecture).eval()
@@ -127,18 +127,18 @@ class VHL(AddOn):
         server.state[self.noise] = noise
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the virtual set; its body travels once to each client."""
+        """Send the virtual set; its images travel once to each client."""
         message[self.noise] = server.state[self.noise]
 
     def extra_batches(self, local: Local) -> Iterator[Batch]:
-        """Batches of the virtual set, augmented in the space of its own normalisation."""
+        """Return batches of the virtual set, augmented in the space of its own normalisation."""
         noise = local.message[self.noise]
         change = local.settings.augment if isinstance(self.augment, str) else self.augment
         augment = None if change is None else adapt_normalization(change, noise.normalization)
         return local.stream(self, noise, batch=self.batch, joint=True, augment=augment)
 
     def loss(self, step: Step) -> Tensor:
-        """The three terms: cross-entropy of virtual images, calibration and contrast of features."""
+        """Return the three terms: cross-entropy of virtual images, calibration and contrast of features."""
         real, virtual, labels = step.output(), step.output(self), step.batch_of(self).labels
         x, v = (o.embedding if self.layer is None else o.inner[self.layer] for o in (real, virtual))
         contrast = partial(supervised_contrastive, temperature=self.temperature, empty=self.empty)

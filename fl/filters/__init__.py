@@ -1,4 +1,4 @@
-"""What stands between any method and the wire: clipping and noise."""
+"""Filters around any method: clipping and noise."""
 
 from fl.filters.client_dp import Adaptive, ClientDP
 from fl.filters.filter import Filter

@@ -1,4 +1,4 @@
-"""Whether every entry of a method's replies can be bounded by a clip and noised in a sum; if not, which and why."""
+"""Check that every entry of a method's replies can be bounded by a clip and noised in a sum."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ __all__ = ["asking", "reading", "require_shapes", "require_sums"]
 
 
 def asking(method: Method) -> str | None:
-    """Which part of a method asks every client before round 1; None if nothing does."""
+    """Return the name of the component that queries every client before round 1; None if there is none."""
     addons = method.addons if isinstance(method, FedAvg) else ()
     return next((a.name for a in addons if a.has_query), type(method).__name__) if method.has_query else None
 
 
 def reading(method: Method) -> str | None:
-    """Which part of a method reads single replies on the server; None if nothing does."""
+    """Return the name of the component that reads single replies on the server; None if there is none."""
     addons = method.addons if isinstance(method, FedAvg) else ()
     itself = type(method).read_reply not in (Method.read_reply, FedAvg.read_reply)
     return next((a.name for a in addons if overrides(a, "read_reply")), type(method).__name__ if itself else None)
 
 
 def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
-    """Raise PrivacyError if the method, as it is built, needs more of a reply than sums of what is clipped."""
+    """Raise PrivacyError if the method, as configured, needs more of a reply than sums of clipped entries."""
     name, addons = type(method).__name__, method.addons if isinstance(method, FedAvg) else ()
     held = {e.key: e for e in method.entries()}
     weights = {e.by.key for e in clips if e.by is not None}
@@ -74,7 +74,7 @@ def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
 
 
 def require_shapes(schema: Schema, clips: Mapping[Entry[Any], float]) -> None:
-    """Raise PrivacyError unless replies hold clipped entries of known shapes, and their weights, and nothing else."""
+    """Raise PrivacyError unless replies contain only clipped entries of known shapes, and their weights."""
     weights = {e.by.key: e.key for e in clips if e.by is not None}
     for entry in clips:
         if entry.key not in schema:

@@ -1,4 +1,4 @@
-"""The value of an entry as one vector."""
+"""Conversion of an entry's value to one vector, and clipping of its norm."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ __all__ = ["clipped", "group", "like"]
 
 
 def group(value: Value) -> Tensors:
-    """The tensors of a number, a tensor or a group, by name, in float64."""
+    """Return the tensors of a number, a tensor or a group, by name, in float64."""
     if isinstance(value, dict):
         return {n: t.detach().double() for n, t in value.items()}
     return {"": value.detach().double() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)}
 
 
 def like(tensors: Tensors, value: Value) -> Any:
-    """The same tensors in the form of `value`."""
+    """Return the tensors in the form of `value`."""
     if isinstance(value, dict):
         return {n: t.to(value[n].dtype) for n, t in tensors.items()}
     return tensors[""].to(value.dtype) if isinstance(value, Tensor) else float(tensors[""])
 
 
 def clipped(value: Value, most: float) -> tuple[Any, bool]:
-    """The value as one vector, scaled to norm `most` unless it is shorter (is it?); zeros if it is not finite."""
+    """Scale the value, as one vector, to norm at most `most`; return it and whether it was short enough.
+
+    A value that is not finite becomes zeros.
+    """
     vector = group(value)
     norm = math.sqrt(sum(float(t.square().sum()) for t in vector.values()))
     if norm <= most:

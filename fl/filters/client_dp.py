@@ -30,12 +30,12 @@ __all__ = ["Adaptive", "ClientDP"]
 class Adaptive:
     """Clip norms that follow a quantile of the updates' norms (Andrew et al., NeurIPS 2021, Algorithm 1).
 
-    With every update a client sends one bit, whether its norm is at most C; the noised share b of such clients moves
+    With every update a client sends one bit, whether its norm is at most C. The noised share b of such clients changes
     C <- C exp(-step (b - quantile)).
 
     Args:
         quantile: gamma in [0, 1]; 0.5 is the median.
-        step: eta_C, above 0: how fast the norms move.
+        step: eta_C, above 0: how fast the norms change.
         sigma: sigma_b, the standard deviation of the noise on the count of bits; default: a twentieth of the clients
             expected in a round, as in the paper. It must exceed half of `ClientDP.sigma`, of which it takes a share.
     """
@@ -115,7 +115,7 @@ class ClientDP(Filter):
         return True
 
     def _split(self, clients: int) -> tuple[float, float]:
-        """Noise multiplier of the updates, and noise on the counts of bits (Andrew et al., theorem 1)."""
+        """Return the noise multiplier of the updates and the noise on the bit counts (Andrew et al., theorem 1)."""
         if self.adaptive is None or self.sigma == 0:
             return self.sigma, 0.0
         bits = self.adaptive.sigma or self.rate * clients / 20
@@ -129,16 +129,16 @@ class ClientDP(Filter):
         return left**-0.5, bits
 
     def check(self, method: Method) -> None:
-        """Refuse a method of whose replies a part is bounded by no clip, or read without noise."""
+        """Refuse a method with a part of a reply that is bounded by no clip, or read without noise."""
         require_sums(method, self.clips)
 
     def start(self, server: Server, expected: Schema, entries: Mapping[str, Entry[Any]]) -> None:
-        """Refuse replies without a fixed shape, and a delta that is too large; keep the norms to begin with.
+        """Refuse replies without a fixed shape, and a delta that is too large; store the initial norms.
 
         Raises:
-            PrivacyError: a reply holds what no clip bounds, or what has no fixed shape.
+            PrivacyError: a reply contains an entry that no clip bounds, or that has no fixed shape.
             NotAccountable: delta is at least one over the number of clients.
-            ValueError: `Adaptive(sigma=...)` leaves the updates no noise.
+            ValueError: `Adaptive(sigma=...)` leaves no noise for the updates.
         """
         require_shapes(expected, self.clips)
         self._ledger(server).assume("ClientDP")
@@ -163,7 +163,7 @@ class ClientDP(Filter):
         )
 
     def draw(self, server: Server) -> list[int]:
-        """Draw every client with probability q, on its own and in secret, if the budget allows the round.
+        """Draw every client with probability q, independently and in secret, if the budget allows the round.
 
         Raises:
             BudgetExhausted: the round would exceed it.
@@ -172,12 +172,12 @@ class ClientDP(Filter):
         return list(server.secret.poisson(server.clients, self.rate).tolist())
 
     def send(self, server: Server, client: int, message: Message) -> None:
-        """Tell the client this round's clip norms, if they move (`adaptive`)."""
+        """Send this round's clip norms to the client, if they change (`adaptive`)."""
         if self.adaptive is not None:
             message[self.norms] = server.state[self.norms]
 
     def expect(self, server: Server, client: int, schema: Schema) -> None:
-        """Replies hold weights of exactly 1; and, if the norms move, a bit (+-1/2) for each clipped entry."""
+        """Expect weights of exactly 1; and, if the norms change, a bit (+-1/2) for each clipped entry."""
         for entry in self.clips:
             if entry.by is not None and entry.by.key in schema:
                 schema[entry.by.key] = EntrySpec(1.0, minimum=1.0, maximum=1.0)

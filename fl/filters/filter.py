@@ -1,4 +1,4 @@
-"""The base of every filter: what stands between a method and the wire, with a client half and a server half."""
+"""Base class of filters, which process replies between a method and the wire on both sides."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["Filter"]
 
 
 class Filter(Component):
-    """One link of the chain: clipping, noise, secure sums. It overrides only what it needs.
+    """One filter of a chain: clipping, noise or secure sums. Override only what you need.
 
-    Like a method it is frozen and lives on the server and on every client alike; it may declare entries of its own, as
-    class attributes. What it was built with is part of the run's identity: a frozen dataclass says it.
+    Like a method it is immutable and exists on the server and on every client. It may declare entries of its own, as
+    class attributes. Its constructor arguments are part of the run's identity: use a frozen dataclass.
 
     Attributes:
-        exact: whether `out` and `back` together leave every sum over clients as it was, number for number, as the masks
-            of a secure sum do. Nothing else may change replies once a private filter has bounded them.
-        before, after: what drawn clients are asked for in every round besides the training, by the names of methods of
-            this filter: called as `Method.local`, where the client is; see `Method.exchanges`. Their server side is
-            `send_exchange`, `expect_exchange` and `receive_exchange`.
+        exact: whether `out` and `back` together leave every sum over clients unchanged, number for number, as the masks
+            of a secure sum do. After a private filter has bounded the replies, only exact filters may change them.
+        before, after: names of further exchanges with drawn clients in every round, before and after the training. They
+            are methods of this filter with the signature of `Method.local`, called on the client; see
+            `Method.exchanges`. Their server side is `send_exchange`, `expect_exchange` and `receive_exchange`.
     """
 
     exact: ClassVar[bool] = False
@@ -34,12 +34,12 @@ class Filter(Component):
 
     @classmethod
     def usage_example(cls, part: str) -> str:
-        """How a method with this filter, written as `part`, is written; for the error where it is given alone."""
+        """Return the code of a method with this filter, written as `part`, for error messages."""
         return f"Filtered(FedAvg(factory=...), {part})"
 
     @property
     def private(self) -> bool:
-        """Whether it noises what the clients release and charges a ledger for it; see `Method.private`."""
+        """Whether it adds noise to what the clients release and charges a ledger for it; see `Method.private`."""
         return False
 
     @property
@@ -49,15 +49,15 @@ class Filter(Component):
 
     @property
     def draws_clients(self) -> bool:
-        """Whether `draw` says who takes part in a round, and not the engine; yes if it writes `draw`."""
+        """Whether it draws the clients of a round instead of the engine: whether it overrides `draw`."""
         return type(self).draw is not Filter.draw
 
     def draw(self, server: Server) -> list[int]:
-        """The clients that take part in this round, ascending; see `Method.draw`. Called on the `server`."""
+        """Return the clients of this round, ascending; see `Method.draw`. Called on the `server`."""
         raise LookupError(f"{self.name} leaves the draw to the engine: ask it only if `draws_clients`")
 
     def check(self, method: Method) -> None:
-        """Refuse a `method` that cannot stand inside, with a ValueError that names the entry and the remedy.
+        """Refuse a `method` that the filter cannot wrap, with a ValueError that names the entry and the remedy.
 
         Called when `Filtered(method, ...)` is built.
         """
@@ -66,63 +66,65 @@ class Filter(Component):
         """Prepare the filter's own state, after the method's. Called on the server, once, before round 1.
 
         Args:
-            server: its state holds what the method put there.
-            expected: what a reply holds before this filter (client 0's).
-            entries: what the method and the filters declare, by key: the rules by which replies combine.
+            server: its state holds the method's values.
+            expected: schema of a reply before this filter (client 0's).
+            entries: entries of the method and the filters, by key, with their aggregation rules.
         """
 
     def send(self, server: Server, client: int, message: Message) -> None:
-        """Add to the `message` what this `client` is told. Called on the `server`; pure, as `Method.send`."""
+        """Add entries to the `message` to this `client`. Called on the `server`; pure, as `Method.send`."""
 
     def expect(self, server: Server, client: int, schema: Schema) -> None:
-        """Say how replies look once `out` has changed them, so that nothing else is let in. Called on the server.
+        """Change the schema to that of replies after `out`. Called on the server.
 
         Args:
-            server: its state holds what the method and the filters keep.
+            server: its state holds the values of the method and the filters.
             client: whose reply it is.
-            schema: what the reply holds before this filter; to change in place.
+            schema: of the reply before this filter; to change in place.
         """
 
     def send_exchange(self, server: Server, verb: str, client: int) -> Message:
-        """What the `client` is told in one of the filter's own exchanges, named by its `verb`.
+        """Return the message to the `client` in one of the filter's own exchanges, called `verb`.
 
         Called on the `server`; pure, as `Method.send_exchange`.
         """
         return Message()
 
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
-        """How the `client` answers in one of the filter's own exchanges, by its `verb`. Called on the `server`."""
+        """Return the schema of the reply in one of the filter's own exchanges, called `verb`. Called on the
+        `server`.
+        """
         return {}
 
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
-        """Take the answers of one of the filter's own exchanges, or of "local"; see `Method.receive_exchange`.
+        """Take the replies of one of the filter's own exchanges, or of "local"; see `Method.receive_exchange`.
 
         Args:
-            server: its state holds what the method and the filters keep.
-            verb: of the exchange.
-            replies: combined as their entries say; those of "local" as they arrived, before any `back`.
+            server: its state holds the values of the method and the filters.
+            verb: name of the exchange.
+            replies: aggregated by their entries' rules; those of "local" as they arrived, before any `back`.
         """
         return {}
 
     def out(self, client: Client, message: Message, reply: Message) -> Message:
-        """The client half: the reply as it goes on, to the next filter or to the wire. Called once a training.
+        """Return the reply for the next filter or the wire: the client side of the filter. Called once per training.
 
         Args:
-            client: where it runs; what it writes into `client.memory` is kept if the reply is used.
-            message: what the server said.
-            reply: as the method, or the filter before, gives it.
+            client: where it runs; changes of `client.memory` are kept if the reply is used.
+            message: from the server.
+            reply: of the method, or of the filter before.
         """
         return reply
 
     def back(self, server: Server, replies: AggregatedReplies, expected: Schema) -> AggregatedReplies:
-        """The server half: undo `out` on the reduced replies, or add noise to them. Called once a round.
+        """Undo `out` on the aggregated replies, or add noise: the server side of the filter. Called once a round.
 
         Args:
-            server: its state holds what the method and the filters keep.
-            replies: combined as their entries say, or as the filter after this one gives them.
-            expected: what a reply holds before this filter (client 0's).
+            server: its state holds the values of the method and the filters.
+            replies: aggregated by their entries' rules, or as the filter after this one returns them.
+            expected: schema of a reply before this filter (client 0's).
 
         Returns:
-            The replies as the filter before this one, or the method, receives them.
+            The replies for the filter before this one, or for the method.
         """
         return replies

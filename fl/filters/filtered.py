@@ -1,4 +1,4 @@
-"""A method with filters around it: an ordered chain, on the client from the method outwards, on the server back."""
+"""Method with a chain of filters: applied in order on the client, and in reverse on the server."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = ["Filtered"]
 class Filtered(Method):
     """A method with filters around it.
 
-    On the client a reply passes the filters in their order, the first one nearest to the method; on the server the
-    reduced replies pass them in reverse. All else is the method's own. `Filtered(Filtered(m, a), b)` is
+    On the client a reply passes the filters in their order, the first one directly after the method. On the server the
+    aggregated replies pass them in reverse. Everything else is the method's own. `Filtered(Filtered(m, a), b)` is
     `Filtered(m, a, b)`.
 
     Args:
@@ -64,7 +64,7 @@ class Filtered(Method):
         require_own_entries(self.parts)
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """What `repr` and the record of a run say: the method, and the filters in their order."""
+        """Return the method and the filters, for `repr` and the record of a run."""
         return self._links, {}
 
     @property
@@ -74,34 +74,34 @@ class Filtered(Method):
 
     @property
     def private(self) -> bool:
-        """Whether the method noises what is released and charges a ledger for it, or a filter does."""
+        """Whether the method or a filter adds noise to what is released and charges a ledger for it."""
         return any(x.private for x in self._links)
 
     @property
     def sealed(self) -> bool:
-        """Whether the server learns sums alone, by the method or by a filter."""
+        """Whether the server learns only sums, by the method or by a filter."""
         return any(x.sealed for x in self._links)
 
     @property
     def exchanges(self) -> tuple[str, ...]:
-        """Those of the method, between those of the filters."""
+        """The exchanges of the method, between those of the filters."""
         before = [verb for one in self.filters for verb in one.before]
         return (*before, *self.method.exchanges, *(verb for one in self.filters for verb in one.after))
 
     def _owner(self, verb: str) -> Method | Filter:
-        """Who plays a further exchange."""
+        """Return the filter or the method that owns a further exchange."""
         return next((one for one in self.filters if verb in (*one.before, *one.after)), self.method)
 
     def send_exchange(self, server: Server, verb: str, client: int) -> Message:
-        """What the client is told in a further exchange, by whose it is."""
+        """Return the message in a further exchange, from its owner."""
         return self._owner(verb).send_exchange(server, verb, client)
 
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
-        """What the answer in a further exchange must look like, by whose it is."""
+        """Return the schema of a reply in a further exchange, from its owner."""
         return self._owner(verb).expect_exchange(server, verb, client)
 
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
-        """Give the answers of a further exchange to whose it is; those of the training to all."""
+        """Pass the replies of a further exchange to its owner, and those of the training to all."""
         links = self._links if verb == "local" else (self._owner(verb),)
         found: dict[int, str] = {}
         for one in links:
@@ -109,7 +109,7 @@ class Filtered(Method):
         return found
 
     def run_on_client(self, verb: str, client: Client, message: Message) -> Message:
-        """What the method answers, or a filter in an exchange of its own."""
+        """Return the reply of the method, or of a filter in an exchange of its own."""
         owner = self._owner(verb)
         if isinstance(owner, Filter):
             return cast(Message, getattr(owner, verb)(client, message))
@@ -117,24 +117,24 @@ class Filtered(Method):
 
     @property
     def draws_clients(self) -> bool:
-        """Whether the method draws the clients, or a filter."""
+        """Whether the method or a filter draws the clients."""
         return any(x.draws_clients for x in self._links)
 
     def draw(self, server: Server) -> list[int]:
-        """The clients of this round, drawn by the method or by the filter that draws."""
+        """Return the clients of this round, drawn by the method or by the filter that draws."""
         return next(x for x in self._links if x.draws_clients).draw(server)
 
     @property
     def parts(self) -> tuple[KeyedObject, ...]:
-        """The parts of the method, and the filters: whose entries may travel or be kept."""
+        """The parts of the method, and the filters, whose entries may travel or be kept."""
         return (*self.method.parts, *self.filters)
 
     def check_run(self, server: Server, rounds: int) -> None:
-        """As the method does: filters have looked at it when they were put around it."""
+        """Check the run as the method does; filters were checked when they were added."""
         self.method.check_run(server, rounds)
 
     def start(self, server: Server) -> None:
-        """Prepare the state of the method first, then that of the filters in their order."""
+        """Prepare the state of the method, then that of the filters in their order."""
         self.method.start(server)
         entries, schema = {e.key: e for e in self.entries()}, self.method.expect(server, 0)
         for one in self.filters:
@@ -142,28 +142,28 @@ class Filtered(Method):
             one.expect(server, 0, schema)
 
     def send(self, server: Server, client: int) -> Message:
-        """What the method tells the client, and what the filters add."""
+        """Return the method's message to the client, with the filters' entries."""
         message = self.method.send(server, client)
         for one in self.filters:
             one.send(server, client, message)
         return message
 
     def expect(self, server: Server, client: int) -> Schema:
-        """What a reply must look like: the method's own, as the filters change it."""
+        """Return the method's schema of a reply, as the filters change it."""
         schema = self.method.expect(server, client)
         for one in self.filters:
             one.expect(server, client, schema)
         return schema
 
     def local(self, client: Client, message: Message) -> Message:
-        """The method's reply, through the filters' client halves (`out`) in their order."""
+        """Return the method's reply, after the filters' `out` in their order."""
         reply = self.method.local(client, message)
         for one in self.filters:
             reply = one.out(client, message, reply)
         return reply
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """Give the method the replies, through the filters' server halves (`back`) in reverse order."""
+        """Pass the replies to the method, after the filters' `back` in reverse order."""
         schema, before = self.method.expect(server, 0), list[Schema]()
         for one in self.filters:
             before.append(dict(schema))
@@ -174,23 +174,23 @@ class Filtered(Method):
 
     @property
     def has_query(self) -> bool:
-        """Whether the method asks; answers pass no filter, so a filter may refuse such a method."""
+        """Whether the method has a query. Answers pass no filter, so a filter may refuse such a method."""
         return self.method.has_query
 
     def answer(self, client: Client, message: Message) -> Message:
-        """The method's answer to its question before round 1; no filter changes it."""
+        """Return the method's answer to its query before round 1; no filter changes it."""
         return self.method.answer(client, message)
 
     def expect_answer(self, server: Server, client: int) -> Schema:
-        """What the answer must look like, as the method says."""
+        """Return the method's schema of an answer."""
         return self.method.expect_answer(server, client)
 
     def receive_answers(self, server: Server, replies: AggregatedReplies) -> None:
-        """Give the clients' answers to the method; no filter sees them."""
+        """Pass the clients' answers to the method; no filter sees them."""
         self.method.receive_answers(server, replies)
 
     def read_reply(self, server: Server, reply: Message) -> Message:
-        """What the method derives from one reply as it arrived."""
+        """Return what the method derives from one reply as it arrived."""
         return self.method.read_reply(server, reply)
 
     def evaluate(self, client: Client, message: Message) -> Message:
@@ -198,16 +198,16 @@ class Filtered(Method):
         return self.method.evaluate(client, message)
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
-        """What the results of `evaluate` must look like, as the method says."""
+        """Return the method's schema of test results."""
         return self.method.expect_evaluation(server, client)
 
     def predictors(self, server: Server) -> Mapping[str, Predictor]:
-        """The global models of the method, to be tested and saved."""
+        """Return the method's global models, to be tested and saved."""
         return self.method.predictors(server)
 
 
 def _require_bounds_kept(filters: tuple[Filter, ...]) -> None:
-    """Refuse what would change a reply after it was clipped: noise that was scaled to the clip would not cover it."""
+    """Refuse a filter that changes replies after they were clipped, because the noise would not cover the change."""
     private = next((i for i, one in enumerate(filters) if one.private), len(filters))
     for later in filters[private + 1 :]:
         changes = type(later).out is not Filter.out or type(later).back is not Filter.back
@@ -220,7 +220,7 @@ def _require_bounds_kept(filters: tuple[Filter, ...]) -> None:
 
 
 def _require_sealed_last(filters: tuple[Filter, ...]) -> None:
-    """Refuse what would have to look at sealed replies, and a secret draw, of which nobody may know the others."""
+    """Refuse filters that would read sealed replies, and a secret draw, which sealed sums cannot have."""
     sealed = next((i for i, one in enumerate(filters) if one.sealed), None)
     if sealed is None:
         return

@@ -1,6 +1,6 @@
-"""Methods that are not weight averaging (FedDM and its kin, FedProto), and papers that are `FedAvg` with add-ons.
+"""Methods other than weight averaging (FedDM and its variants, FedProto), and papers that are `FedAvg` with add-ons.
 
-`FedLGD`, `FedRep` and `SingleImage` set their papers' defaults and override no verb.
+`FedLGD`, `FedRep` and `SingleImage` set their papers' defaults and override no function of `FedAvg`.
 """
 
 from fl.methods.feddm import FedDM

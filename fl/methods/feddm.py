@@ -1,4 +1,4 @@
-"""FedDM: clients send small synthetic sets that stand in for their loss; the server trains on the union."""
+"""FedDM: clients send small synthetic sets that approximate their loss; the server trains on the union."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ __all__ = ["FedDM"]
 class FedDM(Method):
     """Federated learning with iterative distribution matching (Xiong et al., CVPR 2023, Algorithm 1).
 
-    Each round a client learns `ipc` images for each class it owns so that their mean embeddings and mean logits match
-    its real ones (Eq. 8) under networks drawn around the current weights, at distance rho (`NetworkBall`). The server
-    trains the current weights on the union of all clients' images, inside the same ball (section 4.4).
+    In each round a client learns `ipc` images for each of its classes so that their mean embeddings and mean logits
+    match its real ones (Eq. 8) under networks drawn around the current weights, at distance rho (`NetworkBall`). The
+    server trains the current weights on the union of all clients' images, inside the same ball (section 4.4).
 
-    Deviations, each an option. Eq. 9 weighs client k's mean loss by n_k^S / n, which makes every synthetic image count
-    the same (`weights="synthetic"`); Eq. 2, which it approximates, weighs by the real counts (`"samples"`: one more
-    number travels). The paper gives only the server's rate; momentum .9 and decay 5e-4 are those of a public
-    re-implementation, which has no projection (`project=False`). The paper is silent about augmentation and image
-    momentum: none, and DM's .5. A class with fewer images than `ipc` is sampled with replacement.
+    Deviations, each an option. Eq. 9 weighs client k's mean loss by n_k^S / n, so every synthetic image counts the same
+    (`weights="synthetic"`). Eq. 2, which it approximates, weighs by the real counts (`"samples"`: one more number is
+    sent). The paper gives only the server's rate; momentum .9 and decay 5e-4 are those of a public re-implementation,
+    which has no projection (`project=False`). The paper does not specify augmentation and image momentum: here none,
+    and DM's .5. A class with fewer images than `ipc` is sampled with replacement.
 
     Args:
-        factory: called with the number of classes, gives the network.
-        ipc: images that a client sends for each class it owns; the paper takes 10 (5 on CIFAR-100).
-        steps: T, matching steps a round; the paper takes 1,000.
+        factory: called with the number of classes, returns the network.
+        ipc: images that a client sends for each of its classes; the paper takes 10 (5 on CIFAR-100).
+        steps: T, matching steps in a round; the paper takes 1,000.
         rho: radius of the ball; the paper takes 5.
-        init: what the images start from, "real" images or "noise".
+        init: the initial images, "real" or "noise".
         match: what is matched, "embedding+logits" (Eq. 8) or "embedding".
         batch_real: real images per class and step.
         lr, momentum: of SGD on the images.
         augment: differentiable Siamese augmentation of real and synthetic images, or None.
         server_epochs, server_batch, server_lr, server_momentum, server_weight_decay: of SGD on the server.
         project: whether the server's weights are kept within rho of the round's start.
-        weights: by what an image counts on the server, "synthetic" (Eq. 9) or "samples" (Eq. 2).
-        max_samples: with "samples", the largest count that a client may claim; a reply that claims more is refused.
+        weights: the weight of an image on the server, "synthetic" (Eq. 9) or "samples" (Eq. 2).
+        max_samples: with "samples", the largest count that a client may claim; replies that claim more are refused.
 
     Raises:
-        TypeError, ValueError: an option of another kind, or out of range; it is named.
+        TypeError, ValueError: an option of another type, or out of range; it is named.
     """
 
     key = "FedDM"
@@ -92,11 +92,11 @@ class FedDM(Method):
         self.networks = Networks(self.factory, several=False)
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """What `repr` and the record of a run say: every option but the network, of which the record says more."""
+        """Return every option except the network, which the record describes separately."""
         return (), {k: v for k, v in vars(self).items() if k not in ("factory", "networks")}
 
     def check_run(self, server: Server, rounds: int) -> None:
-        """Try the network on noise, and refuse an augmentation that is none for the clients' images."""
+        """Try the network on noise, and refuse an augmentation that does not fit the clients' images."""
         require_augmentation(self.augment, server.normalization)
         self.networks.check_run(server, features=True)
 
@@ -104,7 +104,7 @@ class FedDM(Method):
         """Draw w_0, the network's first weights, from the run's seed.
 
         Raises:
-            ValueError: a task with several classes an image.
+            ValueError: a task with several classes per image.
         """
         require_single_label(type(self).__name__, server.task)
         server.state[self.model] = self.networks.all_first(server)
@@ -115,13 +115,13 @@ class FedDM(Method):
 
     @without_warnings()  # a client may own fewer images of a class than ipc, as in the paper
     def synthesize(self, client: Client, network: nn.Module) -> LabeledImages:
-        """Make S_k, the set that this client sends; a subclass puts another way of making it here.
+        """Return S_k, the set that this client sends; override it in a subclass to make the set differently.
 
-        Called once a round on the client. `Real` draws images, `PrivateFedDM` fits them to noised statistics.
+        Called once per round on the client. `Real` draws images, `PrivateFedDM` fits them to noised statistics.
 
         Args:
-            client: whose data it stands for.
-            network: the one with the received weights w_r, in eval mode.
+            client: whose data the set represents.
+            network: with the received weights w_r, in eval mode.
         """
         return distribution_matching(
             client.data,
@@ -140,7 +140,7 @@ class FedDM(Method):
         )
 
     def local(self, client: Client, message: Message) -> Message:
-        """ClientUpdate of Algorithm 1: learn S_k and send its pixels and labels, and nothing else about the client."""
+        """ClientUpdate of Algorithm 1: learn S_k, and send its pixels and labels and nothing else about the client."""
         net = self.networks.on(client, message[self.model])
         synthetic = self.synthesize(client, net.eval()).replace(columns={}, info={})
         reply = Message({self.images: synthetic})
@@ -149,7 +149,7 @@ class FedDM(Method):
         return reply
 
     def weight_of(self, client: Client, synthetic: LabeledImages) -> Tensor:
-        """What weighs this client's images under `weights="samples"`: how many real ones it has, float [1].
+        """Return the weight of this client's images with `weights="samples"`: its number of real images, float [1].
 
         Args:
             client: whose images they are.
@@ -158,11 +158,11 @@ class FedDM(Method):
         return torch.tensor([float(len(client.data))])
 
     def blank(self, server: Server) -> LabeledImages:
-        """A set without images in the clients' space, as the `server` knows it: shape, classes, normalisation."""
+        """Return a set without images in the clients' space, with their shape, classes and normalisation."""
         return empty_set(server)
 
     def expect(self, server: Server, client: int) -> Schema:
-        """A reply holds at most ipc images a class, bare: a set's `info` would tell which classes a client lacks."""
+        """Expect at most ipc images per class, without `info`, which would show the classes that a client lacks."""
         most = self.ipc * server.task.num_classes
         schema: Schema = {self.images.key: EntrySpec(self.blank(server), max_rows=most, max_per_class=self.ipc)}
         if self.weights == "samples":
@@ -170,10 +170,10 @@ class FedDM(Method):
         return schema
 
     def weigh(self, replies: AggregatedReplies) -> Tensor:
-        """The weight of each image of the union, float [N] with mean 1, in the server's loss.
+        """Return the weight of each image of the union, float [N] with mean 1, in the server's loss.
 
         Args:
-            replies: hold the union, and with `weights="samples"` the clients' counts.
+            replies: contain the union, and with `weights="samples"` the clients' counts.
 
         Raises:
             NoUsableReply: all counts are zero.
@@ -191,7 +191,7 @@ class FedDM(Method):
         return weight
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """The server's half of Algorithm 1: weigh the images of the union, and train w_r on them."""
+        """The server's part of Algorithm 1: weigh the images of the union, and train w_r on them."""
         self.train(server, replies[self.images], self.weigh(replies))
 
     def train(self, server: Server, union: LabeledImages, weight: Tensor) -> None:
@@ -221,7 +221,7 @@ class FedDM(Method):
         server.notes["synthetic_images"] = len(union)
 
     def predictors(self, server: Server) -> Mapping[str, Predictor]:
-        """The server's one model, w_r."""
+        """Return the server's model, w_r."""
         net = self.networks.on(server, server.state[self.model])
         return {"": Predictor(net.eval().requires_grad_(False))}
 
@@ -233,5 +233,5 @@ class FedDM(Method):
         return Message({self.tested: {"global": Predictor(net.eval()).sums(client.test, client.task)}})
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
-        """Sums over a client's test images, for the received model."""
+        """Expect sums over a client's test images, for the received model."""
         return {self.tested.key: evaluation_spec(server.task, "global")}

@@ -20,21 +20,20 @@ _DSA = DSA()
 
 
 class FedLGD(FedAvg):
-    """FedLGD (Huang et al., "Federated learning on virtual heterogeneous data with local-global dataset distillation",
-    TMLR 2024, Algorithm 1): `FedAvg(Condensed(...), Anchors(...), weights="uniform")`.
+    """FedLGD (Huang et al., TMLR 2024, Algorithm 1): `FedAvg(Condensed(...), Anchors(...), weights="uniform")`.
 
-    Clients train on small sets that were condensed from their data, and on anchors, images that the server distils for
-    all of them.
+    "Federated learning on virtual heterogeneous data with local-global dataset distillation". Clients train on small
+    sets that were condensed from their data, and on anchors, images that the server distils for all of them.
 
-    The defaults are the paper's (section 5.1): SGD with rate .01, batch 32, one local epoch, 100 rounds; see
-    `Condensed` and `Anchors` for the two halves and what differs from the release. The published numbers come from
+    The defaults are the paper's (section 5.1): SGD with rate .01, batch 32, one local epoch, 100 rounds. See
+    `Condensed` and `Anchors` for the two halves and their deviations from the release. The published numbers come from
     `init="statistics-whole-set", anchors_init="statistics-whole-set", joined="always"` and a `ConvNet` as
-    `condense_factory`. The release's clients start from the global weights of the round in which they last took part,
-    a slip that changes its rows with partial participation and that we do not offer: here all start from the current
+    `condense_factory`. The release's clients start from the global weights of the round in which they last took part.
+    This mistake changes its rows with partial participation and is not offered here: all clients start from the current
     weights.
 
     Args:
-        addons: any others (`SCAFFOLD()`, `FedProx(...)`, ...).
+        addons: further add-ons (`SCAFFOLD()`, `FedProx(...)`, ...).
         factory: see `FedAvg`.
         ipc: condensed images per class and client (the paper: 10, 50).
         anchors: global images per class.
@@ -44,17 +43,17 @@ class FedLGD(FedAvg):
         condense_steps, refine_steps: steps of distribution matching, first and in a selected round.
         match_steps: steps of gradient matching in a selected round.
         joined: the rounds in which the anchors are training data.
-        init, anchors_init: what the local and the global images start from.
+        init, anchors_init: the initial local and global images.
         condense_factory: networks of the first condensation; default: the client's own architecture, as in the paper.
         batch_real: real images per class and step of the distribution matching.
         augment: of the distribution matching.
         weights: uniform (Algorithm 1, line 26), or by the number of condensed images.
-        lr: the clients' rate; None: the optimiser's own, as in `FedAvg`.
-        options: further options of `FedAvg`. FedAvg's own `augment` cannot be set: clients train on the condensed
-            images without augmentation.
+        lr: the clients' rate; None: the optimiser's default in `FedAvg`.
+        options: further options of `FedAvg`. Its `augment` cannot be set: clients train on the condensed images
+            unchanged.
 
     Raises:
-        TypeError, ValueError: a bad option of `FedAvg` or of the two add-ons.
+        TypeError, ValueError: an option of `FedAvg` or of the two add-ons that is not valid.
     """
 
     key = "FedAvg"

@@ -1,4 +1,4 @@
-"""FedProto: only class prototypes travel; every client keeps a network of its own."""
+"""FedProto: only class prototypes are sent; every client keeps its own network."""
 
 from __future__ import annotations
 
@@ -32,34 +32,36 @@ __all__ = ["FedProto"]
 class FedProto(Method):
     """Federated prototype learning (Tan et al., "FedProto", AAAI 2022, Algorithm 1).
 
-    In each round a client trains its own network, which never travels, on cross-entropy plus `lam` times the squared
-    distance of embeddings to the global prototypes of their classes, then sends the mean embedding of each class that
-    it owns. The server averages them class by class; a class that nobody sent keeps its prototype. Networks may differ
-    as long as their embeddings have one size. No global model: `accuracy` in the history is the clients' mean.
+    In each round a client trains its own network, which is never sent, on cross-entropy plus `lam` times the squared
+    distance of embeddings to the global prototypes of their classes. Then it sends the mean embedding of each of its
+    classes. The server averages them class by class; a class that no client sent keeps its prototype. Networks may
+    differ as long as their embeddings have one size. There is no global model: `accuracy` in the history is the
+    clients' mean.
 
     Deviations. The paper's aggregation divides the mean weighted by image counts once more by the number of owners,
-    which would shrink the prototypes; we do not (`weights="samples"`). The released code takes the plain mean over the
-    owners (`"uniform"`). The distance is taken for each image instead of between a batch's class means (see
+    which would shrink the prototypes; this is left out (`weights="samples"`). The released code takes the plain mean
+    over the owners (`"uniform"`). The distance is computed for each image instead of between a batch's class means (see
     `losses.prototype_distance`). Prototypes are computed in eval mode after training; the released code averages the
-    embeddings seen while it trains. Networks of one architecture start from the same draw.
+    embeddings seen during training. Networks of one architecture start from the same draw.
 
     Args:
-        factory: called with the number of classes, gives the network; or a mapping architecture -> such a factory.
-        assign: with several architectures, who has which: client number -> architecture (a mapping or a function).
-        lam: weight of the distance, at least 0. The paper takes 1, and its released code averages the distance over
-            the d dimensions of the embedding as well, which is 1 / d here: with large embeddings 1 crushes them. With 0
+        factory: called with the number of classes, returns the network; or a mapping architecture -> such a factory.
+        assign: with several architectures, client number -> architecture (a mapping or a function).
+        lam: weight of the distance, at least 0. The paper takes 1, and its released code also averages the distance
+            over the d dimensions of the embedding, which is 1 / d here: with large embeddings 1 crushes them. With 0
             the networks are trained locally only.
         lr, momentum, weight_decay: of SGD on the clients; the released code takes 0.01 and momentum 0.5.
-        epochs, batch: passes over the local data in a round, and images a step.
-        weights: by what a client's prototype of a class counts: its "samples" of the class, or "uniform" for 1.
-        max_samples: with "samples", the largest count of a class that a client may claim; a reply that claims more is
+        epochs, batch: passes over the local data in a round, and images per step.
+        weights: the weight of a client's prototype of a class: its "samples" of the class, or "uniform" for 1.
+        max_samples: with "samples", the largest count of a class that a client may claim; replies that claim more are
             refused.
-        predict: what is tested: the nearest prototype ("prototype", as in the paper) or the client's own "classifier".
-        condensed: `Condensed(refine_steps=0, ...)` to train on, and take prototypes of, a set that each client
-            condenses once from its data: FedProto in the tables of FedLGD (Huang et al., TMLR 2024, section 5.1).
+        predict: the tested prediction: the nearest prototype ("prototype", as in the paper) or the client's own
+            "classifier".
+        condensed: `Condensed(refine_steps=0, ...)`: train on, and take prototypes of, a set that each client condenses
+            once from its data, as FedProto in the tables of FedLGD (Huang et al., TMLR 2024, section 5.1).
 
     Raises:
-        TypeError, ValueError: an option of another kind, or out of range; it is named.
+        TypeError, ValueError: an option of another type, or out of range; it is named.
     """
 
     key = "FedProto"
@@ -98,20 +100,20 @@ class FedProto(Method):
             self.condensed = None
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """What `repr` and the record of a run say: every option but the networks, of which the record says more."""
+        """Return every option except the networks, which the record describes separately."""
         return (), {k: v for k, v in vars(self).items() if k not in ("factory", "assign", "networks")}
 
     def check_run(self, server: Server, rounds: int) -> None:
-        """Try every architecture on noise, and look `assign` up."""
+        """Try every architecture on noise, and check `assign`."""
         self.networks.check_run(server, features=True)
         if self.condensed is not None:
             self.condensed.start(server)
 
     def start(self, server: Server) -> None:
-        """Find out how long a prototype is; none is known yet.
+        """Determine the length of a prototype; no prototype is known yet.
 
         Raises:
-            ValueError: a task with several classes an image, or architectures whose embeddings differ in size.
+            ValueError: a task with several classes per image, or architectures whose embeddings differ in size.
         """
         require_single_label("FedProto", server.task)
         classes, blank = server.task.num_classes, torch.zeros(1, *server.shape, dtype=server.dtype)
@@ -163,7 +165,7 @@ class FedProto(Method):
         return Message({self.count: weight.to(means.dtype), self.means: means})
 
     def expect(self, server: Server, client: int) -> Schema:
-        """A reply holds a mean embedding and a count for every class; 0 for one that the client lacks."""
+        """Expect a mean embedding and a count for every class; 0 for a class that the client lacks."""
         prototypes = server.state[self.prototypes]
         most = self.max_samples if self.weights == "samples" else 1.0
         return {
@@ -172,7 +174,7 @@ class FedProto(Method):
         }
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """Average each class's prototype over the clients that own it; one that nobody owns stays."""
+        """Average each class's prototype over the clients that have the class; other prototypes stay."""
         means = replies[self.means]
         owned = replies.weight(self.means) > 0
         server.state[self.prototypes] = torch.where(owned[:, None], means, server.state[self.prototypes])
@@ -189,12 +191,12 @@ class FedProto(Method):
         return Message({self.tested: {"personal": Predictor(net).sums(client.test, client.task)}})
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
-        """Sums over a client's test images, for its own network."""
+        """Expect sums over a client's test images, for its own network."""
         return {self.tested.key: evaluation_spec(server.task, "personal")}
 
 
 class _Nearest(nn.Module):
-    """Minus the squared distance of an image's embedding to each known prototype, as logits."""
+    """Classifier by the nearest known prototype: minus the squared distances as logits."""
 
     def __init__(self, network: nn.Module, prototypes: Tensor, known: Tensor) -> None:
         super().__init__()

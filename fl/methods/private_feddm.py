@@ -1,4 +1,4 @@
-"""FedDM under differential privacy: clients send synthetic sets that were made from noised statistics."""
+"""FedDM with differential privacy: clients send synthetic sets that are made from noised statistics."""
 
 from __future__ import annotations
 
@@ -147,16 +147,16 @@ class PrivateFedDM(FedDM):
 
     @property
     def clip_bound(self) -> float | None:
-        """The most that a record's vector or gradient can be long, None where that follows from the weights."""
+        """Largest norm of a record's vector or gradient; None if it follows from the weights."""
         return 1.0 if self.clip is None and self.mechanism == "class_means" else self.clip
 
     def start(self, server: Server) -> None:
-        """Draw w_0, and refuse what no client could keep private.
+        """Draw w_0, and refuse what clients could not keep private.
 
         Raises:
             PrivacyError: one of its kinds: a normalisation that was measured on the data, a delta too large for the
                 records, a network with batch statistics.
-            ValueError: a task with several classes an image, or `sizes` of another length.
+            ValueError: a task with several classes per image, or `sizes` of another length.
         """
         super().start(server)
         classes = server.task.num_classes
@@ -217,7 +217,7 @@ class PrivateFedDM(FedDM):
         return client.memory[self.counts]
 
     def synthesize(self, client: Client, network: nn.Module) -> LabeledImages:
-        """Make S_k from noised statistics only; what is drawn is charged to the client's ledger before."""
+        """Return S_k, made from noised statistics only; every release is charged to the client's ledger first."""
         real, account = self.charged(client)
         counts = self.sizes_of(client)
         chosen = self.kept(counts).repeat_interleave(self.ipc)
@@ -243,7 +243,7 @@ class PrivateFedDM(FedDM):
         return self.as_set(images, real)[chosen]
 
     def noise_images(self, like: LabeledImages, generator: torch.Generator) -> Tensor:
-        """Where the first fit starts: `ipc` images of N(0, 1) for every class, class by class.
+        """Return the initial images of the first fit: `ipc` images of N(0, 1) for every class, class by class.
 
         Args:
             like: a set in whose space they are; its own images are not read.
@@ -252,11 +252,11 @@ class PrivateFedDM(FedDM):
         return initial_images("noise", like, ipc=self.ipc, generator=generator)[0]
 
     def kept(self, counts: Tensor, clients: int = 1) -> Tensor:
-        """Which classes are sent, bool [classes]: those with at least `least` noised (or public) records.
+        """Return whether each class is sent, bool [classes]: those with at least `least` noised (or public) records.
 
         Args:
             counts: records of each class, [classes].
-            clients: over how many clients they are summed, each with noise of its own.
+            clients: number of clients over which they are summed, each with noise of its own.
         """
         least = 3 * self.sigma_sizes * clients**0.5 if self.least is None else self.least
         return counts.clamp_min(0.0) >= least
@@ -281,16 +281,16 @@ class PrivateFedDM(FedDM):
         return images.flatten(0, 1)
 
     def as_set(self, images: Tensor, like: LabeledImages) -> LabeledImages:
-        """The set of `images` [classes * ipc, C, H, W], class by class, in the space of `like`."""
+        """Return the set of `images` [classes * ipc, C, H, W], class by class, in the space of `like`."""
         labels = torch.arange(like.num_classes).to(like.labels).repeat_interleave(self.ipc)
         return like.replace(images=images, labels=labels, columns={}, info={})
 
     def weight_of(self, client: Client, synthetic: LabeledImages) -> Tensor:
-        """The noised records that each image stands for, float [N], within the range of a weight."""
+        """Return the number of noised records behind each image, float [N], within the range of a weight."""
         return (self.sizes_of(client)[synthetic.labels] / self.ipc).clamp(0.0, self.max_samples).float()
 
     def expect(self, server: Server, client: int) -> Schema:
-        """As FedDM; with `weights="samples"` a weight for each image."""
+        """Expect the reply of FedDM; with `weights="samples"` a weight for each image."""
         schema, rows = super().expect(server, client), self.ipc * server.task.num_classes
         if self.weights == "samples":
             weights = EntrySpec(
@@ -300,7 +300,7 @@ class PrivateFedDM(FedDM):
         return schema
 
     def train(self, server: Server, union: LabeledImages, weight: Tensor) -> None:
-        """Train as FedDM does, if any class of any client was large enough to be sent."""
+        """Train as FedDM does, if some class of some client was large enough to be sent."""
         if not len(union):
             raise NoUsableReply(
                 "no class of any client has enough noised records to be sent (`least`): the clients are too small "
@@ -309,7 +309,7 @@ class PrivateFedDM(FedDM):
         super().train(server, union, weight)
 
     def weigh(self, replies: AggregatedReplies) -> Tensor:
-        """The weight of each image of the union, mean 1: equal, or by the noised counts."""
+        """Return the weight of each image of the union, mean 1: equal, or by the noised counts."""
         if self.weights == "synthetic":
             return super().weigh(replies)
         weight = replies[self.samples]

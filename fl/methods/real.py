@@ -1,4 +1,4 @@
-"""REAL: FedDM's control, whose clients send raw images."""
+"""REAL: FedDM's baseline whose clients send raw images."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["Real"]
 
 
 class Real(FedDM):
-    """The honest control of FedDM's Table 5: each round, `ipc` random raw images per owned class travel instead.
+    """The baseline REAL of FedDM's Table 5: each round, clients send `ipc` random raw images per class.
 
-    The same bytes and the same server; the images are the private data themselves. Arguments as for `FedDM`; those of
-    the matching (`steps`, `lr`, ...) have no effect.
+    Bytes and server are the same as FedDM's, but the images are the private data themselves. Arguments as for `FedDM`;
+    those of the matching (`steps`, `lr`, ...) have no effect.
     """
 
     key = "Real"
 
     @without_warnings()  # a client may own fewer images of a class than ipc, as everywhere in FedDM
     def synthesize(self, client: Client, network: nn.Module) -> LabeledImages:
-        """`ipc` random real images of each class that the client owns, drawn afresh in each round."""
+        """Return `ipc` random real images of each of the client's classes, drawn anew in each round."""
         return random_subset(client.data, ipc=self.ipc, generator=client.generator("images"))

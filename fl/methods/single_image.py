@@ -1,4 +1,4 @@
-"""Federated learning with a single shared image, as its paper sets it up."""
+"""Federated learning with a single shared image, with the settings of its paper."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ClippedCrossEntropy:
     The objective of the single image's clients: `FedAvg(objective=ClippedCrossEntropy())`.
 
     Args:
-        max_norm: logits whose l2 norm is larger are rescaled to it; above 0.
+        max_norm: logits with a larger l2 norm are rescaled to it; above 0.
     """
 
     max_norm: float = 2.5
@@ -35,32 +35,32 @@ class ClippedCrossEntropy:
         check.real_number(self.max_norm, "max_norm", above=0.0)
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The mean cross-entropy over images, of `logits` [N, K] and class indices `labels` [N]."""
+        """Return the mean cross-entropy over images, of `logits` [N, K] and class indices `labels` [N]."""
         return F.cross_entropy(clip_logit_norm(logits, self.max_norm), labels)
 
 
 class SingleImage(FedAvg):
     """Soni, Saeed and Asano, "Federated Learning with a Single Shared Image" (2024), section 4.1.
 
-    Clients, of any architectures, teach the server by what they predict on crops of one image.
+    Clients, of any architectures, teach the server by their predictions on crops of one image.
 
     `FedAvg(SharedImage(image, **shared), *addons, factory=factory, ...)` with the paper's clients: Adam at 0.01, 40
     epochs; and from the release batches of 512 and, because of `shared["clip"]`, cross-entropy of clipped logits. The
     paper's FedProx clients have `FedProx(mu)` among the add-ons (the release's term is the square of a sum, with 2.0).
-    It draws 8 of 20 clients a round, for 30 rounds.
+    It draws 8 of 20 clients in a round, for 30 rounds.
 
     Args:
         image: see `SharedImage`.
         addons: further add-ons.
-        factory: one architecture, or several and `assign`: then the server keeps a copy of each.
+        factory: one architecture, or several with `assign`: then the server keeps a copy of each.
         shared: options of `SharedImage`, by name.
-        optimizer, lr, batch: of the clients, as published; lr None is the optimiser's own rate, as in `FedAvg`.
+        optimizer, lr, batch: of the clients, as published; lr None is the optimiser's default in `FedAvg`.
         epochs: passes over the local data in a round; default 40, unless `steps` or `phases` are given.
-        objective: default: `ClippedCrossEntropy(clip)` with the clip in `shared`; the task's loss where that is None.
+        objective: default: `ClippedCrossEntropy(clip)` with the clip in `shared`; the task's loss if that is None.
         options: further options of `FedAvg`.
 
     Raises:
-        TypeError, ValueError: a bad option of `FedAvg` or of `SharedImage`.
+        TypeError, ValueError: an option of `FedAvg` or of `SharedImage` that is not valid.
     """
 
     key = "FedAvg"

@@ -1,4 +1,4 @@
-"""FedDM whose clients send noised class sums, which add up: the server fits one set for all of them."""
+"""FedDM whose clients send noised class sums: the server adds them and fits one set for all clients."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SummedFedDM(PrivateFedDM):
         self.noise = check.one_of(noise, "noise", ("full", "shares"))
 
     def start(self, server: Server) -> None:
-        """Draw w_0, find out how long a sum is, and remark in the ledger what epsilon rests on."""
+        """Draw w_0, determine the length of a sum, and add a remark on the basis of epsilon to the ledger."""
         super().start(server)
         shape = (
             self.num_networks,
@@ -128,7 +128,7 @@ class SummedFedDM(PrivateFedDM):
         return sums + noise.to(sums.device)
 
     def expect(self, server: Server, client: int) -> Schema:
-        """A reply holds sums of every map and class, and the class sizes unless these are public."""
+        """Expect sums of every map and class, and the class sizes unless these are public."""
         sums = server.state[self.sums]
         schema: Schema = {self.sums.key: EntrySpec(sums)}
         if self.sizes is None:
