@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from distillkit._utils.provenance import provenance
 from distillkit.augment import Augmentation, apply_augmentation
 from distillkit.condense._pixel_descent import PixelDescent
-from distillkit.condense._state import Progress, Resume, call_identity, stable_repr
+from distillkit.condense._state import call_identity, stable_repr
 from distillkit.condense.initialization import initial_images
 from distillkit.networks._base import Network
 from distillkit.networks._validation import check_network
@@ -33,9 +33,9 @@ class Condensation(PixelDescent):
         ipc, init: see `initial_images`.
         classes: the classes to condense; default those of `init` if it is a set, else those with a real image.
         augment: Siamese augmentation of real and synthetic images, or None.
-        lr, momentum, steps, resume, callback: see `PixelDescent`.
         generator: an int seed, or a CPU generator, from which one number is drawn.
         arguments: further JSON values that decide the trajectory.
+        descent: `lr`, `momentum`, `steps`, `resume` and `callback` of `PixelDescent`.
 
     Attributes:
         rows: row numbers of the real images of each class.
@@ -44,23 +44,10 @@ class Condensation(PixelDescent):
     """
 
     def __init__(
-        self,
-        method: str,
-        real: LabeledImages,
-        networks: NetworkSampler,
-        *,
-        ipc: int,
-        init: str | LabeledImages,
-        classes: Sequence[int] | None,
-        augment: Augmentation | None,
-        lr: float,
-        momentum: float,
-        steps: int,
-        generator: int | torch.Generator,
-        resume: Resume | None,
-        callback: Callable[[Progress], object] | None,
-        arguments: Mapping[str, Any],
-    ) -> None:
+        self, method: str, real: LabeledImages, networks: NetworkSampler, *, ipc: int, init: str | LabeledImages,
+        classes: Sequence[int] | None, augment: Augmentation | None, generator: int | torch.Generator,
+        arguments: Mapping[str, Any], **descent: Any,
+    ) -> None:  # fmt: skip
         seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
         self.method, self.real, self.networks, self.augment, self.generator = method, real, networks, augment, generator
         if isinstance(init, LabeledImages) and classes is None:
@@ -76,7 +63,7 @@ class Condensation(PixelDescent):
             "classes": {str(c): [len(own), n] for (c, own), n in zip(self.rows.items(), self.counts, strict=True)},
         }
         identity = lambda: call_identity(real, networks)  # noqa: E731
-        super().__init__(self.start.images, lr, momentum, steps, recorded, seed, resume, identity, callback)
+        super().__init__(self.start.images, arguments=recorded, seed=seed, identity=identity, **descent)
 
     def draw_networks(self, images: Tensor, **needs: Any) -> Iterator[tuple[int, Network]]:
         """Draw a network for each remaining step, and check that the first one fits.

@@ -106,14 +106,9 @@ class TrainedNetwork:
             norm.eval()
 
     def train(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        epochs: int,
-        options: InnerTraining,
-        augment: Augmentation | None,
+        self, images: Tensor, labels: Tensor, epochs: int, options: InnerTraining, augment: Augmentation | None,
         generator: torch.Generator,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Train by SGD on the cross-entropy; `norms` use the statistics of each batch.
 
         Args:

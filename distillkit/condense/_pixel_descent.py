@@ -35,17 +35,9 @@ class PixelDescent:
     """
 
     def __init__(
-        self,
-        images: Tensor,
-        lr: float,
-        momentum: float,
-        steps: int,
-        arguments: Mapping[str, Any],
-        seed: int,
-        resume: Resume | None,
-        identity: Callable[[], Mapping[str, Any]],
-        callback: Callable[[Progress], object] | None = None,
-    ) -> None:
+        self, images: Tensor, *, lr: float, momentum: float, steps: int, arguments: Mapping[str, Any], seed: int,
+        resume: Resume | None, identity: Callable[[], Mapping[str, Any]], callback: Callable[[Progress], object] | None,
+    ) -> None:  # fmt: skip
         self.lr = check.real_number(lr, "lr", above=0.0)
         self.momentum = check.real_number(momentum, "momentum", least=0.0, below=1.0)
         arguments = {**arguments, "lr": self.lr, "momentum": self.momentum, "shape": list(images.shape)}

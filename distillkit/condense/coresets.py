@@ -115,14 +115,8 @@ def herding(
             total += f[selected[-1]]
         return torch.tensor(selected)
 
-    return _select(
-        real,
-        ipc,
-        classes,
-        order,
-        {"method": "herding", "embedding": _embedding_name(network), **provenance()},
-        progress,
-    )
+    info = {"method": "herding", "embedding": _embedding_name(network), **provenance()}
+    return _select(real, ipc, classes, order, info, progress)
 
 
 def k_center(
@@ -168,14 +162,8 @@ def k_center(
             nearest = torch.minimum(nearest, (f - f[selected[-1]]).square().sum(1))
         return torch.tensor(selected)
 
-    return _select(
-        real,
-        ipc,
-        classes,
-        order,
-        {"method": "k-center", "embedding": _embedding_name(network), **provenance()},
-        progress,
-    )
+    info = {"method": "k-center", "embedding": _embedding_name(network), **provenance()}
+    return _select(real, ipc, classes, order, info, progress)
 
 
 def _embedder(real: LabeledImages, network: nn.Module | None, chunk: int | None) -> Callable[[Tensor], Tensor]:

@@ -145,14 +145,9 @@ def gradient_matching(
 
 
 def _match_class(
-    run: Condensation,
-    trained: TrainedNetwork,
-    step: tuple[int, int],
-    c: int,
-    images: Tensor,
-    limit: int,
+    run: Condensation, trained: TrainedNetwork, step: tuple[int, int], c: int, images: Tensor, limit: int,
     metric: Metric,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the distance between the gradients of synthetic and real images of class `c`, and its gradient."""
     real = run.transform(run.sample(c, limit, *step, "real", c), *step, c)
     leaf = images if run.augment is None else images.clone().requires_grad_()

@@ -76,7 +76,10 @@ def fit_to_gradient(
         data, aim = set_fingerprint(synthetic), tensor_fingerprint(targets)
         return {"data": data, "target": aim, "network": network_fingerprint(twin, synthetic.images)}
 
-    run = PixelDescent(synthetic.images.detach().clone(), lr, momentum, steps, arguments, 0, resume, identity, callback)
+    run = PixelDescent(
+        synthetic.images.detach().clone(), lr=lr, momentum=momentum, steps=steps, arguments=arguments, seed=0,
+        resume=resume, identity=identity, callback=callback,
+    )  # fmt: skip
     with bar(steps, "gradient matching", progress=progress, done=run.done) as shown:
         for _ in run.remaining_steps():
             distance, gradient = distance_to_target(

@@ -19,22 +19,11 @@ from distillkit._utils.provenance import RUN_FORMAT, versions
 from distillkit.data import Split
 from distillkit.privacy import Ledger
 from distillkit.serialization import SerializationError, from_config, referenced_objects, to_config
+from distillkit.study._record_files import read_json
 from distillkit.study.candidate import Candidate, Cost, Job
 from distillkit.study.task import Task
 
-__all__ = [
-    "PreparedRun",
-    "RunSpec",
-    "SerializedRun",
-    "execute",
-    "execute_in_worker",
-    "privacy_columns",
-    "read_summary",
-    "run_trial",
-    "run_trial_in_worker",
-    "serialize_run",
-    "write_config",
-]
+__all__ = ["PreparedRun", "RunSpec", "SerializedRun", "privacy_columns", "write_config"]
 
 
 @dataclass(frozen=True)
@@ -76,10 +65,86 @@ class PreparedRun:
     candidate: Candidate
     built: Any
 
-    def job(self, folder: Path, **options: Any) -> Job:
-        """Return the job for the candidate, with records in `folder` and further `options` of `Job`."""
+    def execute(self, out: Path, **options: Any) -> dict[str, Any]:
+        """Execute the run, unless its summary exists, and return the summary.
+
+        Args:
+            out: the study's folder.
+            options: `device`, `workers` and `progress` of the job; `commit` of the code; `keep`; `partition_seed`;
+                `shared`, a folder that may already hold the task's files.
+        """
+        spec, folder = self.spec, out / self.spec.folder
+        path = folder / "summary.json"
+        if path.exists():
+            return dict(read_json(path))
+        commit = options.pop("commit", None)
+        folder.mkdir(parents=True, exist_ok=True)
+        store = folder / "arguments"
+        task = to_config(self.task, store=store, shared=options.pop("shared", out / "data"), name="task")
+        notes = {
+            "task": task, "way": to_config(self.candidate.for_record(), store=store, name="candidate"),
+            "method": spec.method, "settings": _settings_config(spec, store),
+            "validation": spec.validation, "commit": commit,
+        }  # fmt: skip
+        if options.get("keep") is not None:
+            notes["keep"] = to_config(options["keep"], store=store, name="keep")
+        if options.get("partition_seed") is not None:
+            notes["partition_seed"] = options["partition_seed"]
+        try:
+            columns = self.candidate.run(self.built, self._job(folder, notes=notes, **options))
+        except self.candidate.failures as error:
+            if not spec.validation:
+                raise
+            columns = {"accuracy_last": None, "error": f"{type(error).__name__}: {error}"}
+        summary = {
+            "run": spec.run, "task": spec.task, "method": spec.method, "seed": spec.seed,
+            "settings": notes["settings"], **columns, "commit": commit,
+        }  # fmt: skip
+        write_atomically(path, json.dumps(summary, indent=1) + "\n")
+        return summary
+
+    def trial(self, **options: Any) -> tuple[Cost, int | None]:
+        """Execute a short part of the run.
+
+        Args:
+            options: `device` and `workers` of the job.
+
+        Returns:
+            The estimated cost of the whole run, and the peak memory of this process during the trial, in bytes.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            _reset_peak_memory()
+            with without_warnings():  # the run itself warns
+                cost = self.candidate.trial(self.built, self._job(Path(folder), **options))
+            return cost, _peak_memory()
+
+    def serialize(self, out: Path) -> SerializedRun:
+        """Serialize the run for a worker process. Tensors are written to the study's folder.
+
+        Args:
+            out: the study's folder.
+
+        Raises:
+            distillkit.serialization.SerializationError: a part has no JSON form.
+        """
+        spec, candidate = self.spec, self.candidate.for_record()
+        where = f"candidates[{spec.method!r}]"
+        return SerializedRun(
+            out,
+            to_config(self.task, store=out / "data", name=f"tasks[{spec.task!r}]"),
+            to_config(candidate, store=out / "arguments", name=where),
+            to_config(self.built, store=out / "arguments", name=f"the result of {where}.make"),
+            {**vars(spec), "settings": _settings_config(spec, out / "arguments")},
+            referenced_objects([self.task, candidate, self.built, dict(spec.settings)]),
+        )
+
+    def _job(self, folder: Path, **options: Any) -> Job:
         spec = self.spec
         return Job(spec.run, folder, self.task, self.split, spec.seed, spec.settings, spec.validation, **options)
+
+
+_SPLITS: dict[str, Split] = {}
+"""In a worker process, the images of its last task."""
 
 
 @dataclass(frozen=True)
@@ -87,134 +152,41 @@ class SerializedRun:
     """A run in serialized form, for a worker process.
 
     Attributes:
+        out: the study's folder.
         task, candidate, built: configs of the task, the candidate, and the object it built.
         spec: fields of the specification; the settings as configs.
         names: functions and classes that the configs refer to.
     """
 
+    out: Path
     task: Any
     candidate: Any
     built: Any
     spec: Mapping[str, Any]
     names: Mapping[str, Any]
 
+    def execute(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Execute the run in this worker process, with `options` of `PreparedRun.execute`; return the summary."""
+        return self._prepare().execute(self.out, **options)
 
-def serialize_run(run: PreparedRun, out: Path) -> SerializedRun:
-    """Serialize a run for a worker process. Tensors are written to the study's folder.
+    def trial(self, options: Mapping[str, Any]) -> tuple[Cost, int | None]:
+        """Execute a short part of the run in this worker process, see `PreparedRun.trial`."""
+        return self._prepare().trial(**options)
 
-    Args:
-        run: the run.
-        out: the study's folder.
+    def _prepare(self) -> PreparedRun:
+        torch.set_num_threads(1)  # the worker's share of the cores; no result depends on it
 
-    Raises:
-        distillkit.serialization.SerializationError: a part has no JSON form.
-    """
-    spec, candidate = run.spec, run.candidate.for_record()
-    where = f"candidates[{spec.method!r}]"
-    return SerializedRun(
-        to_config(run.task, store=out / "data", name=f"tasks[{spec.task!r}]"),
-        to_config(candidate, store=out / "arguments", name=where),
-        to_config(run.built, store=out / "arguments", name=f"the result of {where}.make"),
-        {**vars(spec), "settings": _settings_config(spec, out / "arguments")},
-        referenced_objects([run.task, candidate, run.built, dict(spec.settings)]),
-    )
+        def build(config: Any) -> Any:
+            return from_config(config, store=self.out / "arguments", names=self.names)
 
-
-def execute(run: PreparedRun, out: Path, **options: Any) -> dict[str, Any]:
-    """Execute a run, unless its summary exists, and return its summary.
-
-    Args:
-        run: the run.
-        out: the study's folder.
-        options: `device`, `workers` and `progress` of the job; `commit` of the code; `keep`; `partition_seed`;
-            `shared`, a folder that may already hold the task's files.
-    """
-    spec = run.spec
-    folder = out / spec.folder
-    path = folder / "summary.json"
-    if path.exists():
-        return read_summary(path)
-    commit = options.pop("commit", None)
-    folder.mkdir(parents=True, exist_ok=True)
-    store = folder / "arguments"
-    task = to_config(run.task, store=store, shared=options.pop("shared", out / "data"), name="task")
-    notes = {
-        "task": task, "way": to_config(run.candidate.for_record(), store=store, name="candidate"),
-        "method": spec.method, "settings": _settings_config(spec, store),
-        "validation": spec.validation, "commit": commit,
-    }  # fmt: skip
-    if options.get("keep") is not None:
-        notes["keep"] = to_config(options["keep"], store=store, name="keep")
-    if options.get("partition_seed") is not None:
-        notes["partition_seed"] = options["partition_seed"]
-    try:
-        columns = run.candidate.run(run.built, run.job(folder, notes=notes, **options))
-    except run.candidate.failures as error:
-        if not spec.validation:
-            raise
-        columns = {"accuracy_last": None, "error": f"{type(error).__name__}: {error}"}
-    summary = {
-        "run": spec.run, "task": spec.task, "method": spec.method, "seed": spec.seed,
-        "settings": notes["settings"], **columns, "commit": commit,
-    }  # fmt: skip
-    write_atomically(path, json.dumps(summary, indent=1) + "\n")
-    return summary
-
-
-def execute_in_worker(run: SerializedRun, out: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Execute a serialized run in a worker process.
-
-    Args:
-        run: the run.
-        out, options: see `execute`.
-    """
-    torch.set_num_threads(1)  # the worker's share of the cores; no result depends on it
-    return execute(_deserialize(run, out), out, **options)
-
-
-def run_trial(run: PreparedRun, **options: Any) -> tuple[Cost, int | None]:
-    """Run a short trial.
-
-    Args:
-        run: the run.
-        options: `device` and `workers` of the job.
-
-    Returns:
-        The estimated cost of the whole run, and the peak memory of this process during the trial, in bytes.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        _reset_peak_memory()
-        with without_warnings():  # the run itself warns
-            cost = run.candidate.trial(run.built, run.job(Path(folder), **options))
-        return cost, _peak_memory()
-
-
-def run_trial_in_worker(run: SerializedRun, out: Path, options: Mapping[str, Any]) -> tuple[Cost, int | None]:
-    """Run a short trial of a serialized run in a worker process.
-
-    Args:
-        run: the run.
-        out: the study's folder.
-        options: see `run_trial`.
-    """
-    torch.set_num_threads(1)
-    return run_trial(_deserialize(run, out), **options)
-
-
-def read_summary(path: Path) -> dict[str, Any]:
-    """Read a run's `summary.json`.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
-    try:
-        summary = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is damaged ({error}); remove its folder to repeat the run") from error
-    return dict(summary)
+        task: Task = from_config(self.task, store=self.out / "data", names=self.names)
+        key = json.dumps(self.task["with"]["data"])
+        if key not in _SPLITS:
+            _SPLITS.clear()
+            _SPLITS[key] = task.load()
+        settings = {name: build(config) for name, config in self.spec["settings"].items()}
+        spec = RunSpec(**{**self.spec, "settings": settings})
+        return PreparedRun(spec, task, _SPLITS[key], build(self.candidate), build(self.built))
 
 
 def write_config(built: Any, job: Job) -> None:
@@ -260,24 +232,6 @@ def privacy_columns(ledger: Ledger | None) -> dict[str, Any]:
 def _settings_config(spec: RunSpec, store: Path) -> dict[str, Any]:
     where = f"the settings of candidates[{spec.method!r}]"
     return {name: to_config(value, store=store, name=f"{where}.{name}") for name, value in spec.settings.items()}
-
-
-_SPLITS: dict[str, Split] = {}
-"""In a worker process, the images of its last task."""
-
-
-def _deserialize(run: SerializedRun, out: Path) -> PreparedRun:
-    def build(config: Any) -> Any:
-        return from_config(config, store=out / "arguments", names=run.names)
-
-    task: Task = from_config(run.task, store=out / "data", names=run.names)
-    key = json.dumps(run.task["with"]["data"])
-    if key not in _SPLITS:
-        _SPLITS.clear()
-        _SPLITS[key] = task.load()
-    settings = {name: build(config) for name, config in run.spec["settings"].items()}
-    spec = RunSpec(**{**run.spec, "settings": settings})
-    return PreparedRun(spec, task, _SPLITS[key], build(run.candidate), build(run.built))
 
 
 def _reset_peak_memory() -> None:

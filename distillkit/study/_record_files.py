@@ -12,27 +12,10 @@ from distillkit._utils import check
 from distillkit._utils.files import write_atomically
 from distillkit.study.records import Record, RecordError, Records, require_unique
 
-__all__ = [
-    "CHOICE_FORMAT",
-    "RECORDS_FORMAT",
-    "STUDY_FORMAT",
-    "RecordsLike",
-    "as_path",
-    "as_records",
-    "read_json",
-    "read_records",
-    "read_rows",
-    "write_records",
-]
+__all__ = ["FORMATS", "RecordsLike", "as_path", "as_records", "read_json", "read_records", "read_rows", "write_records"]
 
-STUDY_FORMAT = "distillkit.study/1"
-"""Format of `study.json`."""
-
-CHOICE_FORMAT = "distillkit.choice/1"
-"""Format of `choice.json`."""
-
-RECORDS_FORMAT = "distillkit.records/1"
-"""Format of a file written by `write_records`."""
+FORMATS = {name: f"distillkit.{name}/1" for name in ("study", "choice", "records")}
+"""Formats of `study.json`, `choice.json` and the files of `write_records`."""
 
 RecordsLike = str | os.PathLike[str] | Sequence[Record]
 """Records, or the folder or file that holds them."""
@@ -119,7 +102,11 @@ def write_records(records: RecordsLike, path: str | os.PathLike[str]) -> Path:
         OSError: the file cannot be written.
     """
     known = as_records(records)
-    head = {"format": RECORDS_FORMAT, "missing": [list(key) for key in known.missing], "choices": list(known.choices)}
+    head = {
+        "format": FORMATS["records"],
+        "missing": [list(key) for key in known.missing],
+        "choices": list(known.choices),
+    }
     lines = [
         {"line": dict(r.line), "rows": [{name: row[name] for name in _COLUMNS if name in row} for row in r.rows]}
         for r in known
@@ -172,19 +159,24 @@ def as_path(given: str | os.PathLike[str], name: str = "folder") -> Path:
     return Path(given)
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, kind: str | None = None) -> Any:
     """Return the value in a JSON file.
 
     Args:
         path: the file.
+        kind: the format that the file must have.
 
     Raises:
-        RecordError: the file is damaged.
+        RecordError: the file is damaged, or of another format.
     """
     try:
-        return json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes())
     except ValueError as error:
-        raise RecordError(f"{path} is damaged: {error}") from error
+        raise RecordError(f"{path} is damaged: {error}; restore or delete it") from error
+    found = value.get("format") if isinstance(value, Mapping) else None
+    if kind not in (None, found):
+        raise RecordError(f"{path} has the format {found!r}, this version reads {kind!r}; use another folder")
+    return value
 
 
 def _read_run(path: Path) -> Record:
@@ -204,8 +196,8 @@ def _read_records_file(path: Path) -> Records:
     except ValueError as error:
         raise RecordError(f"{path} is damaged, or not a file of records: {error}") from error
     kind = head.get("format") if isinstance(head, Mapping) else None
-    if kind != RECORDS_FORMAT:
-        raise RecordError(f"{path} has the format {kind!r}, this version reads {RECORDS_FORMAT!r}")
+    if kind != FORMATS["records"]:
+        raise RecordError(f"{path} has the format {kind!r}, this version reads {FORMATS['records']!r}")
     try:
         records = require_unique([Record(one["line"], one["rows"]) for one in lines])
         return Records(records, [(task, method, seed) for task, method, seed in head["missing"]], head["choices"])
@@ -217,10 +209,7 @@ def _planned_runs(path: Path) -> list[tuple[str, str, int]] | None:
     """Return (task, method, seed) of every run in a `study.json`, in its order; None without the file."""
     if not path.exists():
         return None
-    study = read_json(path)
-    kind = study.get("format") if isinstance(study, Mapping) else None
-    if kind != STUDY_FORMAT:
-        raise RecordError(f"{path} has the format {kind!r}, this version reads {STUDY_FORMAT!r}; run the study again")
+    study = read_json(path, FORMATS["study"])
     parts = study.get("parts", {})
 
     def includes(method: str, part: str, one: Any) -> bool:

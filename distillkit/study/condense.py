@@ -221,13 +221,7 @@ class Condense(Candidate):
         return _call(built, real, callback, resume, options)
 
 
-def _call(
-    condenser: Callable[..., Any],
-    real: LabeledImages,
-    callback: Callable[[Progress], None],
-    resume: Path | None,
-    options: Mapping[str, Any],
-) -> LabeledImages:
+def _call(condenser: Any, real: LabeledImages, callback: Any, resume: Path | None, options: Any) -> LabeledImages:
     """Call a condenser with the `options` that it accepts, and with `callback` and `resume` if it accepts both."""
     checkpoint = _supported(condenser, callback=callback, resume=resume)  # a callback alone may be of another kind
     found = condenser(real, **_supported(condenser, **options), **(checkpoint if len(checkpoint) == 2 else {}))

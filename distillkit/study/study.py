@@ -19,18 +19,9 @@ from distillkit.locking import locked, worker_pool
 from distillkit.serialization import to_config
 from distillkit.study._cost_estimate import Estimate, estimate_rows
 from distillkit.study._design import make_design
-from distillkit.study._execution import (
-    PreparedRun,
-    RunSpec,
-    execute,
-    execute_in_worker,
-    read_summary,
-    run_trial,
-    run_trial_in_worker,
-    serialize_run,
-)
+from distillkit.study._execution import PreparedRun, RunSpec
 from distillkit.study._formatting import Table
-from distillkit.study._record_files import CHOICE_FORMAT, STUDY_FORMAT, read_json, read_records
+from distillkit.study._record_files import FORMATS, read_json, read_records
 from distillkit.study._tables import summary_table
 from distillkit.study.candidate import Candidate, Cost
 from distillkit.study.figures import curves
@@ -197,7 +188,7 @@ class Study:
         """Write `study.json`, after checking that no task or candidate of the same name has changed."""
         store, path, design = self.out / "data", self.out / "study.json", self.design
         content: dict[str, Any] = {
-            "format": STUDY_FORMAT,
+            "format": FORMATS["study"],
             "rule": self.rule,
             "tune_seeds": list(design.tune_seeds),
             "tune_on": None if design.tune_on is None else to_config(design.tune_on, store=store, name="tune_on"),
@@ -206,7 +197,7 @@ class Study:
             "seeds": list(design.seeds),
             "parts": design.parts,
         }
-        before = _read_study(path) or content
+        before = read_json(path, FORMATS["study"]) if path.exists() else content
         for key in ("rule", "tune_seeds", "tune_on"):
             if before[key] != content[key]:
                 raise ValueError(f"{path} has {key}={before[key]}, got {content[key]}; use another folder")
@@ -240,7 +231,7 @@ class Study:
         content: dict[str, dict[str, Any]] = {task: {} for task in self.design.tuned_tasks}
         for (task, method), search in self.design.tuning_runs().items():
             rule = self.design.candidates[method].rule or self.rule
-            summaries = [[read_summary(self.out / spec.folder / "summary.json") for spec in specs] for specs in search]
+            summaries = [[read_json(self.out / spec.folder / "summary.json") for spec in specs] for specs in search]
             scores = [score_configuration(lines, rule) for lines in summaries]
             best = chosen[task, method] = best_configuration(scores, f"candidates[{method!r}] on {task}")
             content[task][method] = {"tries": scores, "chosen": best, "like": None, "rule": rule}
@@ -252,7 +243,12 @@ class Study:
         path = self.out / "choice.json"
         before = read_json(path)["tasks"] if path.exists() else {}
         content = {task: {**before.get(task, {}), **content.get(task, {})} for task in {**before, **content}}
-        facts = {"format": CHOICE_FORMAT, "rule": self.rule, "seeds": list(self.design.tune_seeds), "tasks": content}
+        facts = {
+            "format": FORMATS["choice"],
+            "rule": self.rule,
+            "seeds": list(self.design.tune_seeds),
+            "tasks": content,
+        }
         write_atomically(path, json.dumps(facts, indent=1) + "\n")
         return chosen
 
@@ -280,11 +276,11 @@ class Study:
     ) -> Iterator[tuple[RunSpec, dict[str, Any]]]:
         if processes == 1:
             for spec in specs:
-                yield spec, execute(self._prepare(spec), self.out, **options)
+                yield spec, self._prepare(spec).execute(self.out, **options)
             return
-        runs = [(spec, serialize_run(self._prepare(spec), self.out)) for spec in specs]
+        runs = [(spec, self._prepare(spec).serialize(self.out)) for spec in specs]
         with worker_pool(processes) as pool:
-            futures = {pool.submit(execute_in_worker, run, self.out, options): spec for spec, run in runs}
+            futures = {pool.submit(run.execute, options): spec for spec, run in runs}
             try:
                 for future in as_completed(futures):
                     yield futures[future], future.result()
@@ -318,20 +314,7 @@ class Study:
             run = self._prepare(spec)
             if processes > 1:
                 with worker_pool(1) as pool:
-                    return pool.submit(run_trial_in_worker, serialize_run(run, self.out), self.out, options).result()
-            return run_trial(run, **options)
+                    return pool.submit(run.serialize(self.out).trial, options).result()
+            return run.trial(**options)
 
         return Estimate(estimate_rows(self.design, self.out, trial), processes)
-
-
-def _read_study(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
-    try:
-        content = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is damaged ({error}); use another folder") from error
-    found = content.get("format") if isinstance(content, dict) else None
-    if found != STUDY_FORMAT:
-        raise ValueError(f"{path} has the format {found!r}, this version reads {STUDY_FORMAT!r}; use another folder")
-    return dict(content)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from distillkit.study._formatting import NONE, Table
-from distillkit.study._record_files import CHOICE_FORMAT, RECORDS_FORMAT, as_path, read_json
+from distillkit.study._record_files import FORMATS, as_path, read_json
 from distillkit.study.records import RecordError, decode_settings
 
 __all__ = [
@@ -103,9 +103,9 @@ def read_choice(folder: str | os.PathLike[str]) -> tuple[list[TuningResult], Map
     choices = _choices(path)
     for choice in choices:
         kind = choice.get("format") if isinstance(choice, Mapping) else None
-        if kind != CHOICE_FORMAT:
+        if kind != FORMATS["choice"]:
             raise RecordError(
-                f"{path} has the format {kind!r}, this version reads {CHOICE_FORMAT!r}; run the study again"
+                f"{path} has the format {kind!r}, this version reads {FORMATS['choice']!r}; run the study again"
             )
     results = []
     for study_rule, task, candidates in ((one["rule"], *pair) for one in choices for pair in one["tasks"].items()):
@@ -202,7 +202,7 @@ def _choices(path: Path) -> list[Any]:
         head = json.loads(path.read_bytes().split(b"\n", 1)[0])
     except ValueError:  # a `choice.json` has several lines
         head = None
-    if isinstance(head, Mapping) and head.get("format") == RECORDS_FORMAT:
+    if isinstance(head, Mapping) and head.get("format") == FORMATS["records"]:
         return list(head["choices"])
     return [read_json(path)]
 

@@ -20,7 +20,7 @@ from distillkit._utils.provenance import git_commit
 from distillkit.data import Split
 from distillkit.privacy import Ledger
 from distillkit.sets import Images
-from distillkit.study._execution import PreparedRun, RunSpec, execute
+from distillkit.study._execution import PreparedRun, RunSpec
 from distillkit.study.task import Task
 from fl.engine import RunFolder
 from fl.engine._backends import Backend
@@ -160,7 +160,7 @@ def _of_task(
     if seed != known.partition_seed:
         options = {**options, "partition_seed": known.partition_seed}
     options = {**options, "keep": keep, "commit": git_commit(), "shared": known.folder / "arguments"}
-    execute(PreparedRun(spec, task, split, candidate, known.method), out, **options)
+    PreparedRun(spec, task, split, candidate, known.method).execute(out, **options)
     return whole
 
 

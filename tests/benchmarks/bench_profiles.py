@@ -127,8 +127,6 @@ def shares(example: str, data: str, more: Sequence[str] = ()) -> dict[str, Any]:
         data: the root of the datasets.
         more: further words for its command line.
     """
-    from distillkit.study._execution import run_trial
-
     torch.set_num_threads(1)
     wanted, words = EXAMPLES[example]
     with tempfile.TemporaryDirectory() as folder:
@@ -141,7 +139,7 @@ def shares(example: str, data: str, more: Sequence[str] = ()) -> dict[str, Any]:
 
         def played() -> float:
             run, begun = study._prepare(specs[0]), time.process_time()
-            run_trial(run, device="cpu", workers=1)
+            run.trial(device="cpu", workers=1)
             return time.process_time() - begun
 
         first, spent = played(), played()
