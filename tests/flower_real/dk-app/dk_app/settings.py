@@ -58,7 +58,7 @@ METHODS: dict[str, Callable[[], Method]] = {
         DPSGD(sigma=2.0, rate=0.05, size=35), weights="uniform", factory=NETWORK, epochs=1, lr=0.05
     ),
     "PrivateFedDM": lambda: PrivateFedDM(
-        factory=NETWORK, sigma=2.0, sigma_sizes=2.0, draws=2, ipc=1, steps=5, server_epochs=2
+        factory=NETWORK, sigma=2.0, sigma_sizes=2.0, num_networks=2, ipc=1, steps=5, server_epochs=2
     ),
     "Mishaps": lambda: Mishaps(**FAST),
     "Failing": lambda: Failing(**FAST),
