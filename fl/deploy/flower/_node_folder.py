@@ -52,12 +52,12 @@ class PayloadFolder:
         return self._folder / str(client) / f"{hashlib.blake2b(key.encode(), digest_size=12).hexdigest()}.safetensors"
 
     def keep(self, client: int, key: str, digest: str, value: Value) -> Value:
-        """Save a payload; see `fl.deploy._wire.Held` for `client`, `key`, `digest` and `value`."""
+        """Save a payload; see `fl.deploy._wire.PayloadStore` for `client`, `key`, `digest` and `value`."""
         write_atomically(self._file(client, key), encode(Message.unchecked({key: value}), {"digest": digest}))
         return value
 
     def of(self, client: int, key: str, digest: str) -> Value:
-        """Return a saved payload; see `fl.deploy._wire.Held` for `client`, `key` and `digest`.
+        """Return a saved payload; see `fl.deploy._wire.PayloadStore` for `client`, `key` and `digest`.
 
         Raises:
             PayloadMissing: it is missing, or has another digest.
