@@ -102,11 +102,8 @@ def write_records(records: RecordsLike, path: str | os.PathLike[str]) -> Path:
         OSError: the file cannot be written.
     """
     known = as_records(records)
-    head = {
-        "format": FORMATS["records"],
-        "missing": [list(key) for key in known.missing],
-        "choices": list(known.choices),
-    }
+    missing, choices = [list(key) for key in known.missing], list(known.choices)
+    head = {"format": FORMATS["records"], "missing": missing, "choices": choices}
     lines = [
         {"line": dict(r.line), "rows": [{name: row[name] for name in _COLUMNS if name in row} for row in r.rows]}
         for r in known

@@ -243,13 +243,8 @@ class Study:
         path = self.out / "choice.json"
         before = read_json(path)["tasks"] if path.exists() else {}
         content = {task: {**before.get(task, {}), **content.get(task, {})} for task in {**before, **content}}
-        facts = {
-            "format": FORMATS["choice"],
-            "rule": self.rule,
-            "seeds": list(self.design.tune_seeds),
-            "tasks": content,
-        }
-        write_atomically(path, json.dumps(facts, indent=1) + "\n")
+        facts = {"format": FORMATS["choice"], "rule": self.rule, "seeds": list(self.design.tune_seeds)}
+        write_atomically(path, json.dumps({**facts, "tasks": content}, indent=1) + "\n")
         return chosen
 
     def _execute(
