@@ -1,19 +1,17 @@
-"""Locks between processes, and worker processes that end with their parent."""
+"""Locks between processes."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import platform
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-__all__ = ["InUse", "exit_with_parent", "locked", "worker_pool"]
+__all__ = ["InUse", "locked"]
 
 _PATIENCE = 5.0
 _GUARD = threading.Lock()
@@ -98,34 +96,3 @@ def _refusal(note: Path, what: str) -> InUse:
         return InUse(f"{what} is in use by another process: wait for it, or end it first", None)
     where = "" if host == platform.node() else f" on {host}"
     return InUse(f"{what} is in use by process {pid}{where}: wait for it, or end it first", pid)
-
-
-def exit_with_parent() -> None:
-    """End this worker process as soon as its parent ends. Call it first in a worker.
-
-    Without this initializer, the workers of a killed process finish their task and then wait forever:
-    `ProcessPoolExecutor(n, mp_context=get_context("spawn"), initializer=exit_with_parent)`.
-
-    Raises:
-        RuntimeError: this process was not started by `multiprocessing`.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        raise RuntimeError("exit_with_parent must be called in a worker process of multiprocessing")
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, name="end with parent", daemon=True).start()
-
-
-def worker_pool(count: int) -> ProcessPoolExecutor:
-    """Create a pool of worker processes that end with this process, even if it is killed.
-
-    A worker whose parent is killed during the worker's start ends after its imports, before any task.
-
-    Args:
-        count: number of workers.
-    """
-    return ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"), initializer=exit_with_parent)

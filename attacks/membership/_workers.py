@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from attacks.membership.pipeline import Pipeline, RunScores, score_run
+from distillkit._utils.processes import exit_with_parent
 from distillkit._utils.threads import create_thread_pool
-from distillkit.locking import exit_with_parent
 
 __all__ = ["BACKENDS", "Backend", "Job", "fit_first", "fit_shadows", "require_sendable"]
 

@@ -1,7 +1,7 @@
 """Studies: tasks x candidates x seeds in one folder, with tables and figures made from its records."""
 
+from distillkit._utils.processes import worker_pool
 from distillkit._utils.provenance import git_commit
-from distillkit.locking import worker_pool
 from distillkit.study._cost_estimate import Estimate
 from distillkit.study._formatting import Table, markdown_table, mean_std, sparkline
 from distillkit.study._record_files import read_records, write_records

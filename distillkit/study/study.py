@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from distillkit._utils import check
 from distillkit._utils.files import write_atomically
+from distillkit._utils.processes import worker_pool
 from distillkit._utils.progress import bar
 from distillkit._utils.provenance import git_commit, versions
 from distillkit.data import Split
-from distillkit.locking import locked, worker_pool
+from distillkit.locking import locked
 from distillkit.serialization import to_config
 from distillkit.study._cost_estimate import Estimate, estimate_rows
 from distillkit.study._design import make_design

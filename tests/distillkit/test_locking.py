@@ -16,16 +16,22 @@ from typing import Any
 import pytest
 
 from distillkit import locking
-from distillkit.locking import InUse, exit_with_parent, locked
+from distillkit._utils import processes
+from distillkit._utils.processes import exit_with_parent
+from distillkit.locking import InUse, locked
 
 BARE = f"""
 import importlib.util, os, sys, time
 from pathlib import Path
-spec = importlib.util.spec_from_file_location("locking", {locking.__file__!r})
-locking = sys.modules["locking"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(locking)
+def loaded(name, path):
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+locking = loaded("locking", {locking.__file__!r})
+processes = loaded("processes", {processes.__file__!r})
 """
-"""Another process without the seconds that torch takes to import."""
+"""Another process that does not import torch, which takes seconds."""
 
 HOLD = BARE + "with locking.locked(Path(sys.argv[1]), 'it'):\n    print('held', flush=True)\n    time.sleep(60)\n"
 FORK = BARE + (
@@ -155,7 +161,7 @@ PARENT = BARE + (
     "    time.sleep(60)\n"
     "if __name__ == '__main__':\n"
     "    context = multiprocessing.get_context('spawn')\n"
-    "    pool = concurrent.futures.ProcessPoolExecutor(2, mp_context=context, initializer=locking.exit_with_parent)\n"
+    "    pool = concurrent.futures.ProcessPoolExecutor(2, mp_context=context, initializer=processes.exit_with_parent)\n"
     "    work_all = [pool.submit(time.sleep, 60), pool.submit(time.sleep, 60)]\n"
     "    time.sleep(0.5)\n"
     "    print(*pool._processes, flush=True)\n"
@@ -196,5 +202,5 @@ def test_workers_end_within_two_seconds_of_their_parents_death(number: int, tmp_
 
 
 def test_only_a_worker_can_end_with_its_parent() -> None:
-    with pytest.raises(RuntimeError, match="exit_with_parent is for a worker process"):
+    with pytest.raises(RuntimeError, match="exit_with_parent must be called in a worker process"):
         exit_with_parent()

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from distillkit import locking
-from distillkit.locking import InUse, worker_pool
+from distillkit._utils import processes
+from distillkit._utils.processes import worker_pool
+from distillkit.locking import InUse
 from distillkit.privacy import Event, Ledger
 from distillkit.study import Study, named_task
 from fl import FedAvg, Filtered, simulate
@@ -110,7 +112,7 @@ def test_a_study_has_one_owner(tmp_path: Path) -> None:
 
 def test_workers_of_the_pool_are_watched() -> None:
     with worker_pool(1) as pool:
-        assert pool._initializer is locking.exit_with_parent  # type: ignore[attr-defined]
+        assert pool._initializer is processes.exit_with_parent  # type: ignore[attr-defined]
         assert pool._mp_context.get_start_method() == "spawn"  # type: ignore[attr-defined]
 
 

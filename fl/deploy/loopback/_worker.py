@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from distillkit.locking import exit_with_parent
+from distillkit._utils.processes import exit_with_parent
 from distillkit.privacy import BudgetExhausted
 from distillkit.privacy._child_ledger import ChildLedger
 from distillkit.sets import LabeledImages
