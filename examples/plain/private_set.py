@@ -24,7 +24,7 @@ def network() -> nn.Module:
 for epsilon in (1.0, 8.0):
     ledger = Ledger(delta=1e-5, budget=epsilon)  # pass a path to keep the ledger
     small = condense_private(
-        train, epsilon=epsilon, ipc=10, networks=RandomNetworks(network), draws=5, steps=50, ledger=ledger
+        train, epsilon=epsilon, ipc=10, networks=RandomNetworks(network), num_networks=5, steps=50, ledger=ledger
     )
     small.save(f"private-{epsilon:g}.safetensors")
     result = evaluate(small, test, network, num_networks=2, protocol=Protocol(epochs=100))

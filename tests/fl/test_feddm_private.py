@@ -32,7 +32,9 @@ from distillkit.privacy import (
 )
 from distillkit.privacy._public_noise import public_noise
 from distillkit.rng import derive
+from distillkit.serialization import from_config
 from fl import Classification, Client, FedDM, MultiLabel, NoUsableReply, Run, simulate
+from fl._components import identity
 from fl.methods import PrivateFedDM, SummedFedDM
 from tests.fl.small import Tiny, images, with_rows
 from tests.fl.test_feddm import taught
@@ -539,3 +541,16 @@ def test_no_ledger_no_release() -> None:
         method().synthesize(client, double(3).eval())
     with pytest.raises(PrivacyError, match="no ledger"):
         SummedFedDM.noised(client, "class_means", torch.zeros(1, 1), 1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("old", ["draws", "networks"])
+def test_records_with_an_old_name_of_num_networks_are_read(old: str) -> None:
+    config = {
+        "object": "fl.methods:PrivateFedDM",
+        "with": {"sigma": 2.0, "sizes": [5.0], "factory": {"name": "distillkit.networks:LeNet"}},
+    }
+    config["with"][old] = 3  # type: ignore[index]
+    found = from_config(config)
+    assert found.num_networks == 3
+    assert "networks=3" in identity(found)
+    assert "num_networks" not in identity(found)
