@@ -545,12 +545,9 @@ def test_no_ledger_no_release() -> None:
 
 @pytest.mark.parametrize("old", ["draws", "networks"])
 def test_records_with_an_old_name_of_num_networks_are_read(old: str) -> None:
-    config = {
-        "object": "fl.methods:PrivateFedDM",
-        "with": {"sigma": 2.0, "sizes": [5.0], "factory": {"name": "distillkit.networks:LeNet"}},
-    }
-    config["with"][old] = 3  # type: ignore[index]
-    found = from_config(config)
+    net = {"partial": {"name": "distillkit.networks:ConvNet"}, "args": [{"tuple": [1, 8, 8]}]}
+    options = {"sigma": 2.0, "sizes": [5.0], "factory": net, old: 3}
+    found = from_config({"object": "fl.methods:PrivateFedDM", "with": options})
     assert found.num_networks == 3
     assert "networks=3" in identity(found)
     assert "num_networks" not in identity(found)
