@@ -60,11 +60,7 @@ class ZCA:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ZCA) and all(
             a.shape == b.shape and torch.equal(a.cpu(), b.cpu())
-            for a, b in (
-                (self.center, other.center),
-                (self.matrix, other.matrix),
-                (self.inverse, other.inverse),
-            )
+            for a, b in ((self.center, other.center), (self.matrix, other.matrix), (self.inverse, other.inverse))
         )
 
     def __hash__(self) -> int:

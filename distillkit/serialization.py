@@ -121,11 +121,7 @@ def referenced_objects(value: Any) -> dict[str, Any]:
 
 
 def from_config(
-    config: Any,
-    *,
-    store: str | Path | None = None,
-    names: Mapping[str, Any] | None = None,
-    trust: Collection[str] = (),
+    config: Any, *, store: str | Path | None = None, names: Mapping[str, Any] | None = None, trust: Collection[str] = ()
 ) -> Any:
     """Rebuild the value that `to_config` converted.
 

@@ -165,12 +165,7 @@ class RBFMMD(nn.Module):
     """
 
     def __init__(
-        self,
-        *,
-        bandwidth: float | None = None,
-        kernels: int = 5,
-        multiplier: float = 2.0,
-        unbiased: bool = False,
+        self, *, bandwidth: float | None = None, kernels: int = 5, multiplier: float = 2.0, unbiased: bool = False
     ) -> None:
         super().__init__()
         self.bandwidth = None if bandwidth is None else check.real_number(bandwidth, "bandwidth", above=0)
@@ -181,12 +176,7 @@ class RBFMMD(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Compute the squared MMD of two samples, `x` [n, d] and `y` [m, d]; see `rbf_mmd`."""
         return rbf_mmd(
-            x,
-            y,
-            bandwidth=self.bandwidth,
-            kernels=self.kernels,
-            multiplier=self.multiplier,
-            unbiased=self.unbiased,
+            x, y, bandwidth=self.bandwidth, kernels=self.kernels, multiplier=self.multiplier, unbiased=self.unbiased
         )
 
 

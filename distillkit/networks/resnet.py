@@ -45,14 +45,7 @@ class ResNet(ImageNetwork):
     """
 
     def __init__(
-        self,
-        shape: Shape,
-        num_classes: int,
-        *,
-        depth: int = 18,
-        width: int = 64,
-        norm: str = "batch",
-        groups: int = 2,
+        self, shape: Shape, num_classes: int, *, depth: int = 18, width: int = 64, norm: str = "batch", groups: int = 2
     ) -> None:
         one_of(depth, "depth", _BLOCKS)
         block, expansion = (_bottleneck, 4) if depth == 50 else (_basic, 1)
@@ -236,8 +229,7 @@ class _PreActivation(nn.Module):
         super().__init__()
         self.activate = nn.Sequential(make.norm(inputs), nn.ReLU())
         self.main = nn.Sequential(
-            *(make.conv(inputs, outputs, 3, stride), make.norm(outputs), nn.ReLU()),
-            make.conv(outputs, outputs, 3),
+            *(make.conv(inputs, outputs, 3, stride), make.norm(outputs), nn.ReLU()), make.conv(outputs, outputs, 3)
         )
         self.shortcut = make.conv(inputs, outputs, 1, stride) if inputs != outputs else None
 

@@ -15,12 +15,7 @@ from distillkit.networks._base import Network, split
 from distillkit.networks._factory import NetworkFactory, Redraw, build, frozen_copy, initialize, keeps_init
 from distillkit.rng import derive
 
-__all__ = [
-    "FixedNetwork",
-    "NetworkBall",
-    "NetworkSampler",
-    "RandomNetworks",
-]
+__all__ = ["FixedNetwork", "NetworkBall", "NetworkSampler", "RandomNetworks"]
 
 
 class NetworkSampler(Protocol):

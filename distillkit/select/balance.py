@@ -71,11 +71,7 @@ def kmeans_balance(
 
 
 def centroid_distances(
-    embeddings: Tensor,
-    *,
-    clusters: int = 1000,
-    batch_size: int | None = None,
-    generator: int | torch.Generator = 0,
+    embeddings: Tensor, *, clusters: int = 1000, batch_size: int | None = None, generator: int | torch.Generator = 0
 ) -> Tensor:
     """Compute the Euclidean distance of each embedding to its k-means centroid, float64 [N]. Typical images are near
     it.

@@ -106,11 +106,7 @@ class LabeledImages:
 
     @staticmethod
     def from_pixels(
-        pixels: Tensor | NDArray[Any],
-        labels: Labels,
-        *,
-        normalization: Normalization = IDENTITY,
-        **options: Any,
+        pixels: Tensor | NDArray[Any], labels: Labels, *, normalization: Normalization = IDENTITY, **options: Any
     ) -> LabeledImages:
         """Create a set from pixels and normalize them. Use it for images that are not normalized yet.
 
