@@ -1,4 +1,4 @@
-"""What a run came to, in one line: so that a repetition can be compared with it to the bit."""
+"""Hash of a run's results, to compare repetitions bit for bit."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from fl.message import Message
 __all__ = ["hash_of", "outcome_hash"]
 
 _NOT_COMPARED = ("bytes_resent", "bytes_spared")
-"""Columns that say how a run went and not what came of it, beside all with seconds."""
+"""Columns about the execution instead of the results, in addition to those with seconds."""
 
 _REMARKS = "remarks"
-"""Of a ledger: whether it was begun by the run, say."""
+"""Column of a ledger's remarks, for example whether the run created it."""
 
 
 def outcome_hash(run: Run) -> str:
-    """A short text that differs when two runs came to anything else: the server's last state and the whole history.
+    """Return a hash of the server's last state and the whole history.
 
-    Two runs of the same method on the same task with the same seed have the same hash, whatever the number of workers,
-    in threads or over the loopback, interrupted or not. Seconds are left out, and bytes that travelled again, or not at
-    all. (The noise of a private method is the operating system's, so private runs differ.)
+    Two runs of the same method on the same task with the same seed have the same hash, with any number of workers, in
+    threads or over the loopback, interrupted or not. Seconds, resent bytes and spared bytes are left out. Private runs
+    differ, because their noise comes from the operating system.
 
     Args:
-        run: as `simulate` returned it.
+        run: the result of `simulate`.
     """
     return hash_of(run.rows, run.server.state)
 
 
 def hash_of(rows: Sequence[Mapping[str, Any]], state: Message) -> str:
-    """`outcome_hash` of a run that lies in files.
+    """Return the `outcome_hash` of a saved run.
 
     Args:
-        rows: of its history.
-        state: the server's after the last of them.
+        rows: rows of its history.
+        state: the server's state after the last row.
     """
-    said = json.loads(json.dumps([_compared(row) for row in rows]))  # as a file has them: all names are strings
+    history = json.loads(json.dumps([_compared(row) for row in rows]))  # all names are strings, as in a file
     digests = [digest(key, value) for key, value in sorted(state.items())]
-    return tensor_fingerprint([*digests, json.dumps(said, sort_keys=True)])
+    return tensor_fingerprint([*digests, json.dumps(history, sort_keys=True)])
 
 
 def _compared(row: Mapping[str, Any]) -> dict[str, Any]:
     kept = {k: v for k, v in row.items() if "seconds" not in k and k not in _NOT_COMPARED}
-    if isinstance(kept.get("setup"), Mapping):  # what went down before round 1 was not counted at first
+    if isinstance(kept.get("setup"), Mapping):  # older versions did not count bytes before round 1
         kept["setup"] = {k: v for k, v in kept["setup"].items() if k not in ("bytes_down", "down")}
     if isinstance(kept.get("privacy"), Mapping):
         kept["privacy"] = {k: v for k, v in kept["privacy"].items() if k != _REMARKS}

@@ -1,4 +1,4 @@
-"""What federated runs of a study cost: until an accuracy is reached, and what each way reached at equal cost."""
+"""Tables of federated runs: cost until an accuracy, accuracy at equal cost, and the worst clients."""
 
 from __future__ import annotations
 
@@ -23,47 +23,48 @@ BY = {
     "bytes_down": ("bytes_down",),
     "client_seconds": ("client_seconds",),
 }
-"""What a cost is, and the columns of a round that add up to it."""
+"""Kinds of cost, with the columns of a round that add up to them."""
 
 _SHOWN = ("rounds", "bytes", "client_seconds")
 
 
 def spent(rows: Sequence[Row], by: str) -> list[float]:
-    """What a run has cost after each of its rounds.
+    """Return the cumulative cost of a run after each round.
 
     Args:
-        rows: of its history.
+        rows: rows of its history.
         by: "rounds"; "bytes" of all messages up and down, "bytes_up", "bytes_down"; "client_seconds", the CPU seconds
             of all clients.
 
     Raises:
-        ValueError: another word, or rounds that do not say it.
+        ValueError: `by` is unknown, or the rounds lack the columns.
     """
     columns = BY[check.one_of(by, "by", BY)]
     lacking = [name for name in columns if any(row.get(name) is None for row in rows)]
     if lacking:
-        raise ValueError(f"by must name what the rounds hold, got {by!r}, and they have no {', '.join(lacking)}")
+        raise ValueError(f"by={by!r} needs columns that the rounds lack: {', '.join(lacking)}")
     each = [float(sum(row[name] for name in columns)) if columns else 1.0 for row in rows]
     return list(itertools.accumulate(each))
 
 
 def to_target(records: RecordsLike, *, accuracy: float) -> Table:
-    """What each way costs until it reaches a target accuracy on the test set: VHL's "ROUND", and bytes and seconds.
+    """Return the cost of each candidate until it reaches a target test accuracy: rounds, bytes and seconds.
 
-    Two readings stand beside each other. A seed's: the first round after which this run has the target; mean and
-    standard deviation over seeds are given only where all runs reached it, since those that never do are the slow ones.
-    And the mean curve's: the first round, among those that all seeds tested, after which the mean over seeds has it.
+    Rounds are "ROUND" in VHL's tables. The table has two measures. One is the first round at which a run reaches the
+    target, as mean and standard deviation over seeds. It is given only if all runs reached the target, because the
+    others are the slow ones. The other is the first round, among those that all seeds tested, at which the mean over
+    seeds reaches the target.
 
     Args:
-        records: of a study, or its folder.
-        accuracy: the target, a fraction in [0, 1]; papers take the best of FedAvg.
+        records: records, or a study's folder.
+        accuracy: the target, a fraction in [0, 1]; papers use the best accuracy of FedAvg.
 
     Returns:
-        A row a task and way: how many of its runs reached the target, and rounds, bytes (up and down, all clients) and
-        client-seconds by both readings; "–" where it never did.
+        A row per task and candidate: the number of runs that reached the target, and rounds, bytes (up and down, all
+        clients) and client-seconds by both measures; "–" where it was not reached.
 
     Raises:
-        ValueError: an accuracy outside [0, 1], or no records.
+        ValueError: `accuracy` is outside [0, 1], or there are no records.
     """
     target = check.real_number(accuracy, "accuracy", least=0.0, most=1.0)
     printed, rows = [], []
@@ -96,20 +97,20 @@ def to_target(records: RecordsLike, *, accuracy: float) -> Table:
 
 
 def at_equal(records: RecordsLike, *, by: str = "rounds", budget: float | None = None) -> Table:
-    """The accuracy of each way when all have spent the same: equal rounds are rarely equal bytes or equal work.
+    """Return the accuracy of each candidate at equal cost. Equal rounds are rarely equal bytes or equal work.
 
     Args:
-        records: of a study, or its folder.
-        by: what is equal, see `spent`.
-        budget: how much, in rounds, bytes or seconds; default for each task the largest that every run of every way
-            on it has spent. A round counts if it ends within the budget; a run that failed has none.
+        records: records, or a study's folder.
+        by: kind of cost, see `spent`.
+        budget: amount in rounds, bytes or seconds. Default: for each task the largest cost that every run has reached.
+            A round counts if it ends within the budget; a failed run has none.
 
     Returns:
-        A row a task and way: the accuracy after the last tested round within the budget, mean ± standard deviation over
-        seeds, that round, and what was spent by then. A run without such a round has no accuracy, and that is said.
+        A row per task and candidate: the accuracy after the last tested round within the budget, mean ± standard
+        deviation over seeds, that round, and its cost. Runs without such a round are counted in the cell.
 
     Raises:
-        ValueError: no records, no run with rounds, another `by`, or a budget that is not positive.
+        ValueError: there are no records or rounds, `by` is unknown, or `budget` is not positive.
     """
     check.one_of(by, "by", BY)
     if budget is not None:
@@ -142,19 +143,19 @@ def at_equal(records: RecordsLike, *, by: str = "rounds", budget: float | None =
 
 
 def worst_clients(records: RecordsLike) -> Table:
-    """How a way serves the clients that it serves worst, by their own tests after the last round.
+    """Return the accuracy of the worst clients, by their own tests after the last round.
 
     Args:
-        records: of a study, or its folder.
+        records: records, or a study's folder.
 
     Returns:
-        A row a task and way: over the clients that were tested after the last round (all of them, or those drawn: as
-        the run was told) the mean accuracy on their own test images, its standard deviation over clients and the mean
-        of the worst tenth (of at least one client), of the global model and of personal ones where there are; each as
-        mean ± standard deviation over seeds.
+        A row per task and candidate, over the clients tested after the last round (all or those drawn, see `evaluate`
+        of `simulate`): mean accuracy on their own test images, its standard deviation over clients, and the mean of the
+        worst tenth (at least one client). Both for the global model and for personal models, if any; each as mean ±
+        standard deviation over seeds.
 
     Raises:
-        ValueError: no records, or no run whose clients were tested.
+        ValueError: there are no records, or no run tested its clients.
     """
     found = group_records(records)
     models = [m for m in ("clients", "personal") if any(r.last(f"accuracy_{m}.mean") is not None for r in _all(found))]
@@ -189,13 +190,13 @@ def _has_rounds(group: Group) -> bool:
 
 
 def _first(rows: Sequence[Row], target: float) -> int | None:
-    """The index of the first row that has the target."""
+    """Return the index of the first row that reaches the target."""
     first = rounds_to(rows, target)
     return None if first is None else [row["round"] for row in rows].index(first)
 
 
 def _mean_first(group: Group, target: float) -> int | None:
-    """The first round, tested under all seeds, after which their mean has the target."""
+    """Return the first round, tested with all seeds, at which their mean reaches the target."""
     tested = [[row for row in r.rows if row["accuracy"] is not None] for r in group.records]
     curves = [{row["round"]: row["accuracy"] for row in rows} for rows in tested]
     common = sorted(set.intersection(*map(set, curves))) if curves else []
@@ -203,12 +204,12 @@ def _mean_first(group: Group, target: float) -> int | None:
 
 
 def _until(rows: Sequence[Row], by: str, number: int) -> float:
-    """What was spent until the end of a round."""
+    """Return the cumulative cost at the end of a round."""
     return next(cost for row, cost in zip(rows, spent(rows, by)) if row["round"] == number)
 
 
 def _within(record: Record, by: str, budget: float) -> dict[str, Any]:
-    """The last tested round that ended within the budget: its accuracy, its number, what was spent."""
+    """Return accuracy, number and cost of the last tested round within the budget."""
     last: dict[str, Any] = {"accuracy": None, "round": None, by: None}
     for row, cost in zip(record.rows, () if record.failed else spent(record.rows, by)):
         if cost <= budget and row.get("accuracy") is not None:

@@ -1,4 +1,4 @@
-"""Ways that run a federated method."""
+"""Candidates that run a federated method."""
 
 from __future__ import annotations
 
@@ -27,19 +27,18 @@ __all__ = ["Federated", "client_data"]
 
 @dataclass(frozen=True)
 class Federated(Candidate):
-    """A way of a study that runs a federated method: `Federated(FedAvg, search=grid(lr=[0.03, 0.1]))`.
+    """Candidate that runs a federated method: `Federated(FedAvg, search=grid(lr=[0.03, 0.1]))`.
 
-    `make` is called with `factory` and the settings and gives the method. A setting called `rounds` is the run's number
-    of rounds in place of the task's; `make` gets it too if it has an argument of that name.
+    `make` is called with `factory` and the settings, and returns the method. A setting `rounds` replaces the task's
+    number of rounds; `make` also gets it if it has an argument of that name.
 
-    Its line has the columns of `fl.history.summary`, and `accuracy_own`: the mean over clients on their own tests, of
-    personal models where there are some; of a private method the columns of
-    `Condense` too.
+    The summary has the columns of `fl.history.summary`, and `accuracy_own`: the mean over clients on their own tests,
+    of personal models if there are any. For a private method it also has the privacy columns of `Condense`.
 
     Args:
         make, search, settings, like: see `Candidate`.
-        transcript: keep the rounds' messages, for the attacks; see `fl.simulate`.
-        delta: of the ledger of a private method (`ledger.jsonl` in the run's folder).
+        transcript: whether to keep the rounds' messages, for attacks; see `fl.simulate`.
+        delta: delta of the ledger of a private method (`ledger.jsonl` in the run's folder).
         backend: where clients run, see `fl.simulate`.
     """
 
@@ -56,14 +55,14 @@ class Federated(Candidate):
             object.__setattr__(self, "backend", Loopback())
 
     def passes_to_make(self, name: str) -> bool:
-        """Whether the setting of this `name` is handed to `make`: all but `rounds`, unless `make` knows it."""
+        """Return whether the setting of this `name` is passed to `make`: all but `rounds`, unless `make` accepts it."""
         return name != "rounds" or (self.make is not None and name in inspect.signature(self.make).parameters)
 
-    def run(self, made: Method, job: Job) -> dict[str, Any]:
-        """Run the method, or go on with it."""
-        ledger = Ledger(job.folder / "ledger.jsonl", delta=self.delta) if require_method(made).private else None
-        run = self._simulated(
-            made, job, rounds=self._rounds(job), ledger=ledger, resume=True,
+    def run(self, built: Method, job: Job) -> dict[str, Any]:
+        """Run the method, or resume it."""
+        ledger = Ledger(job.folder / "ledger.jsonl", delta=self.delta) if require_method(built).private else None
+        run = self._simulate(
+            built, job, rounds=self._rounds(job), ledger=ledger, resume=True,
             out=RunFolder(job.folder, transcript=self.transcript, notes=job.notes),
         )  # fmt: skip
         last = run.rows[-1]
@@ -71,12 +70,12 @@ class Federated(Candidate):
         private = {} if ledger is None else privacy_columns(ledger)
         return {**history.summary(run.rows), **private, "accuracy_own": own.get("mean"), "hash": outcome_hash(run)}
 
-    def trial(self, made: Method, job: Job) -> Cost:
-        """One round, or two where there are more: the second tells what all further ones take."""
+    def trial(self, built: Method, job: Job) -> Cost:
+        """Run up to two rounds; the second predicts the cost of the others."""
         rounds = self._rounds(job)
         began = time.perf_counter()
-        ledger = Ledger(None, delta=self.delta) if require_method(made).private else None
-        rows = self._simulated(made, job, rounds=min(2, rounds), ledger=ledger).rows
+        ledger = Ledger(None, delta=self.delta) if require_method(built).private else None
+        rows = self._simulate(built, job, rounds=min(2, rounds), ledger=ledger).rows
         seconds, further = time.perf_counter() - began, rounds - len(rows)
         up, down = (sum(row[k] for row in rows) + further * rows[-1][k] for k in ("bytes_up", "bytes_down"))
         return Cost(seconds + further * rows[-1]["seconds"], up, down)
@@ -84,16 +83,16 @@ class Federated(Candidate):
     def _rounds(self, job: Job) -> int:
         return int(job.settings.get("rounds", job.task.rounds))
 
-    def _simulated(self, made: Method, job: Job, **arguments: Any) -> Run:
+    def _simulate(self, built: Method, job: Job, **arguments: Any) -> Run:
         seed = job.seed if job.partition_seed is None else job.partition_seed
-        dealt = job.task.assign(job.split, seed, validation=job.validation, keep=job.keep)
+        allocation = job.task.assign(job.split, seed, validation=job.validation, keep=job.keep)
         train = job.split.train
         return simulate(
-            made,
-            client_data(dealt),
+            built,
+            client_data(allocation),
             task=MultiLabel(train.num_classes) if train.labels.ndim == 2 else Classification(train.num_classes),
-            test=dealt.test,
-            server_data=dealt.server,
+            test=allocation.test,
+            server_data=allocation.server,
             participation=job.task.participation,
             evaluate=job.task.evaluate,
             seed=job.seed,
@@ -105,10 +104,10 @@ class Federated(Candidate):
         )
 
 
-def client_data(dealt: Allocation) -> list[ClientData]:
-    """What `simulate` takes as its clients; images that lie in a file are read when their client is asked.
+def client_data(allocation: Allocation) -> list[ClientData]:
+    """Return the clients for `simulate`. Stored images are read when their client needs them.
 
     Args:
-        dealt: as a task deals.
+        allocation: an allocation of a task.
     """
-    return [ClientData(*sets) for sets in zip(dealt.clients, dealt.own_tests, strict=True)]
+    return [ClientData(*sets) for sets in zip(allocation.clients, allocation.own_tests, strict=True)]

@@ -1,4 +1,4 @@
-"""A finished run again, from its folder alone; or on a part of its records, as shadow runs want it."""
+"""Repetition of a saved run, on all of its records or on some, as for shadow models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fl.engine.simulate import simulate
 from fl.engine.store import OtherSettings, Store, write_atomically
 from fl.method import Method
 from fl.study.federated import Federated, client_data
-from fl.study.saved_run import Loaded, NotRepeatable, load
+from fl.study.saved_run import NotRepeatable, SavedRun, load
 
 __all__ = ["repeat"]
 
@@ -52,41 +52,38 @@ def repeat(
     names: Mapping[str, Any] | None = None,
     trust: Collection[str] = (),
     progress: bool = True,
-) -> Loaded:
-    """Run a run of a study again, from its `config.json` alone: it comes to the same hash, whatever the workers.
+) -> SavedRun:
+    """Repeat a run of a study from its `config.json` alone. The hash is the same with any number of workers.
 
-    Its images are read anew and compared with what the run says of them before round 1. With `keep` every client has
-    only those of its records that are listed, and each record is with the client that had it in the run: the shadow
-    runs of membership attacks are such repetitions.
+    The images are read again, and compared with those of the run before round 1. With `keep`, every client keeps only
+    the listed records, and each record stays with its client. Shadow runs of membership attacks are such repetitions.
 
     Args:
-        folder: of the run.
-        out: where the repetition is written, with all its records; called again it goes on. Default: a folder that is
-            removed when all of it is read.
+        folder: folder of the run.
+        out: folder of the repetition; an interrupted one is resumed. Default: a temporary folder.
         keep: numbers of records in the task's training set, int [M].
-        seed: what its draws follow from: first weights, batches, who takes part. Who holds what stays as it was in the
-            run. Default: the run's; a shadow run wants another one, as an attacker does not know it.
-        data: the images, or what reads them, if they have moved: `partial(load_folder, "new/place", size=32)`. Images
-            that are read already (`load(folder).task.load()`) need not be read for every repetition.
+        seed: seed of initial weights, batches and drawn clients; the partition does not change. Default: the run's. Use
+            another seed for shadow runs, because an attacker does not know the run's.
+        data: the images, or a function that reads them, if they have moved: `partial(load_folder, "new/place",
+            size=32)`. Pass loaded images (`load(folder).task.load()`) to avoid reading them for every repetition.
         method: see `load`.
-        clients, test, server_data: the images of a run that was begun by `simulate`, which does not know where they
-            came from.
-        backend, workers: as for `simulate`; default: the run's.
-        device: default: the run's. Another one rounds otherwise, so that the hash may be another.
+        clients, test, server_data: the images of a run of `simulate`, whose record does not name their source.
+        backend, workers: see `simulate`; default: the run's.
+        device: default: the run's. On another device, rounding and hash may differ.
         names, trust: your functions and classes that the run uses; see `distillkit.serialization.from_config`.
-        progress: show a bar.
+        progress: whether to show a progress bar.
 
     Returns:
-        The repetition, as `load` gives it: `again.hash == load(folder).hash`.
+        The repetition, as from `load`: `again.hash == load(folder).hash`.
 
     Raises:
-        NotRepeatable: the folder does not say how its method, its task or its images are made; or the images are not
-            those of the run. The message says what differs.
+        NotRepeatable: the folder does not record its method, task or images, or the images differ from those of the
+            run. The message names the difference.
         fl.CheckpointError: see `load`.
 
     Warns:
-        If all of a finished run is repeated and comes to another hash: with the versions of both. (The noise of a
-        private run is the operating system's, so that it never repeats.)
+        If a complete repetition of a finished run has another hash. The warning has the versions of both. The noise of
+        a private run comes from the operating system, so it cannot be repeated.
     """
     known = load(folder, method=method, names=names, trust=trust)
     seed = known.seed if seed is None else check.positive_int(seed, "seed", least=0)
@@ -133,7 +130,7 @@ def repeat(
 
 
 def _of_task(
-    known: Loaded,
+    known: SavedRun,
     out: Path,
     keep: Any,
     seed: int,
@@ -141,7 +138,7 @@ def _of_task(
     backend: Backend | Literal["threads"] | None,
     options: dict[str, Any],
 ) -> bool:
-    """Repeat the run of a study; returns whether it is on all the records that the run had."""
+    """Repeat the run of a study; return whether it uses all records of the run."""
     task, candidate, notes = known.task, known.candidate, known.config["notes"]
     if data is not None and not isinstance(data, Split):
         task = replace(task, data=data)
@@ -165,10 +162,10 @@ def _of_task(
 
 
 def _of_images(
-    known: Loaded, out: Path, seed: int, clients: Any, test: Any, server_data: Any,
+    known: SavedRun, out: Path, seed: int, clients: Any, test: Any, server_data: Any,
     backend: Backend | Literal["threads"] | None, options: dict[str, Any],
 ) -> bool:  # fmt: skip
-    """Repeat a run of `simulate` on the images that are given."""
+    """Repeat a run of `simulate` on the given images."""
     config, ledger = known.config, None
     privacy = config.get("privacy")
     if not (out / "config.json").exists():
@@ -187,8 +184,8 @@ def _of_images(
     return True
 
 
-def _begin(known: Loaded, out: Path, seed: int, device: str) -> None:
-    """Write the run's settings into the folder of its repetition, which is then held to them as a resumed run is."""
+def _begin(known: SavedRun, out: Path, seed: int, device: str) -> None:
+    """Copy the run's settings to the folder of its repetition, which must match them like a resumed run."""
     out.mkdir(parents=True, exist_ok=True)
     if "clients" not in known.config:
         return
@@ -200,16 +197,16 @@ def _begin(known: Loaded, out: Path, seed: int, device: str) -> None:
     write_atomically(out / "config.json", (json.dumps(config, indent=2) + "\n").encode())
 
 
-def _require_same_images(known: Loaded, task: Task, split: Split) -> None:
-    """Refuse to deal a part of other images than the run was on."""
+def _require_same_images(known: SavedRun, task: Task, split: Split) -> None:
+    """Check that the task's images are those of the run."""
     validation = bool(known.config["notes"]["validation"])
-    dealt = task.assign(split, known.partition_seed, validation=validation, keep=known.kept)
+    allocation = task.assign(split, known.partition_seed, validation=validation, keep=known.kept)
     key = Store(known.folder).key() if "privacy" in known.config else b""
-    found = data_fingerprint(ClientRegistry(client_data(dealt), split.train.num_classes, False), key)
+    found = data_fingerprint(ClientRegistry(client_data(allocation), split.train.num_classes, False), key)
     if found != known.config["data"]:
         raise NotRepeatable(
             f"the images that {task.name} reads now are not those of the run in {known.folder}: data was "
-            f"{known.config['data']}, now {found}. If they have moved, give data=, what reads them"
+            f"{known.config['data']}, now {found}. If they have moved, pass data=, a function that reads them"
         )
 
 
@@ -218,10 +215,10 @@ def _read(task: Task, folder: Path) -> Split:
         return task.load()
     except (OSError, ValueError) as error:
         raise NotRepeatable(
-            f"the images of the run in {folder} cannot be read as it did: {error}. If they have moved, give data=, as "
+            f"the images of the run in {folder} cannot be read: {error}. If they have moved, pass data=, such as "
             "partial(load_folder, 'new/place', size=32)"
         ) from error
 
 
-def _versions(run: Loaded) -> str:
+def _versions(run: SavedRun) -> str:
     return ", ".join(f"{name} {version}" for name, version in run.config["versions"].items())

@@ -1,4 +1,4 @@
-"""A run read back from its folder: its history, its models, its sets, and the method and the task that made them."""
+"""Saved run: history, models and sets read from its folder, with the method and task that made them."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from fl.participants import Server
 from fl.study._outcome_hash import hash_of
 from fl.task import Classification, LabelTask, MultiLabel
 
-__all__ = ["Loaded", "NotRepeatable", "load"]
+__all__ = ["NotRepeatable", "SavedRun", "load"]
 
 
 class NotRepeatable(ValueError):
-    """A run's folder does not say what it would take to do this; the message names what is missing and the remedy."""
+    """A run's folder lacks what is needed; the message names it and the argument to pass instead."""
 
 
 @dataclass(frozen=True, repr=False)
-class Loaded:
-    """A run as its folder tells it, which `load` gives; `fl.study.repeat` runs it again.
+class SavedRun:
+    """A run read by `load`. `fl.study.repeat` runs it again.
 
     Attributes:
-        folder: of the run.
-        config: its `config.json`.
-        rows: of its history, one a round that is completed.
-        line: its `summary.json`, None for a run that no study finished.
-        method: what ran, built again; None where only a `factory` was given.
-        state: the server's after the last round, by the entries' keys.
-        models: the global models by name ("" where there is one), in eval mode, as they were after the last round.
-        sets: the sets of images among the server's state, by the entries' keys (FedDM's synthetic images, FedLGD's
-            anchors); of a way that makes a set it is "set".
+        folder: folder of the run.
+        config: content of its `config.json`.
+        rows: rows of its history, one per completed round.
+        line: content of its `summary.json`; None for a run outside a study or not finished.
+        method: the rebuilt method; None if only a `factory` was given.
+        state: the server's state after the last round, by entry keys.
+        models: global models after the last round by name ("" for a single one), in eval mode.
+        sets: the sets in the server's state, by entry keys (FedDM's synthetic images, FedLGD's anchors); "set" for a
+            candidate that makes a set.
     """
 
     folder: Path
@@ -63,41 +63,41 @@ class Loaded:
 
     @property
     def seed(self) -> int:
-        """What everything random followed from."""
+        """Seed of the run."""
         return int(self.config["seed"])
 
     @property
     def partition_seed(self) -> int:
-        """What the partition was drawn from: the seed, but for a repetition under another one."""
+        """Seed of the partition. It differs from `seed` only in a repetition with another seed."""
         return int((self.config.get("notes") or {}).get("partition_seed", self.seed))
 
     @property
     def labels(self) -> LabelTask:
-        """What the labels mean.
+        """Label task of the run.
 
         Raises:
-            NotRepeatable: nobody says how to build it.
+            NotRepeatable: the config does not say how to build it.
         """
         return _labels(self.config, self._build)
 
     @property
     def hash(self) -> str | None:
-        """What the run came to (see `outcome_hash`); a way that makes a set says it in its line."""
+        """Hash of the results, see `outcome_hash`; for a candidate that makes a set, from its summary."""
         return hash_of(self.rows, self.state) if self.rows else (self.line or {}).get("hash")
 
     @cached_property
     def task(self) -> Task:
-        """What it ran on, built again.
+        """The rebuilt task.
 
         Raises:
-            NotRepeatable: it was no run of a study, so nothing says where its images came from.
+            NotRepeatable: the run was not part of a study, so its images are unknown.
         """
         task: Task = self._noted("task")
         return task
 
     @cached_property
     def candidate(self) -> Candidate:
-        """The study's way that ran it, without how it was made and tried.
+        """The candidate that ran it, without `make`, settings and search.
 
         Raises:
             NotRepeatable: see `task`.
@@ -107,7 +107,7 @@ class Loaded:
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """The settings that the way made the method with.
+        """Settings from which the method was built.
 
         Raises:
             NotRepeatable: see `task`.
@@ -116,16 +116,16 @@ class Loaded:
 
     @cached_property
     def kept(self) -> torch.Tensor | None:
-        """Numbers of the training records that it was run on, if not on all."""
+        """Numbers of the training records that were kept; None for all."""
         keep: torch.Tensor | None = self._noted("keep") if "keep" in (self.config.get("notes") or {}) else None
         return keep
 
     def assign(self, split: Split | None = None, keep: torch.Tensor | None = None) -> Allocation:
-        """Who held which images in this run.
+        """Return the allocation of the images in this run.
 
         Args:
-            split: the task's images if they are read already; default: `task.load()`.
-            keep: numbers of training records: what clients have of theirs; default: what they had in this run.
+            split: the task's images, if already loaded; default `task.load()`.
+            keep: numbers of the training records to keep; default those of this run.
         """
         return self.task.assign(
             self.task.load() if split is None else split,
@@ -138,19 +138,19 @@ class Loaded:
         notes = self.config.get("notes") or {}
         if name not in notes:
             raise NotRepeatable(
-                f"the run in {self.folder} does not say its {name}, as it was no run of a study; give its images "
-                "yourself: repeat(folder, clients=..., test=...)"
+                f"the run in {self.folder} does not record its {name}, because it was not part of a study; pass "
+                "its images: repeat(folder, clients=..., test=...)"
             )
         try:
             if name == "settings":
-                return {option: self._build(said) for option, said in notes[name].items()}
+                return {option: self._build(config) for option, config in notes[name].items()}
             return self._build(notes[name])
         except ConfigError as error:
-            raise NotRepeatable(f"the {name} of the run in {self.folder} cannot be built again: {error}") from error
+            raise NotRepeatable(f"the {name} of the run in {self.folder} cannot be rebuilt: {error}") from error
 
     def __repr__(self) -> str:
-        ran = type(self.method).__name__ if self.method is not None else "a method that is not known"
-        return f"Loaded({len(self.rows)} rounds of {ran} in {self.folder})"
+        ran = type(self.method).__name__ if self.method is not None else "an unknown method"
+        return f"SavedRun({len(self.rows)} rounds of {ran} in {self.folder})"
 
 
 def load(
@@ -160,22 +160,22 @@ def load(
     factory: Factory | Mapping[str, Factory] | None = None,
     names: Mapping[str, Any] | None = None,
     trust: Collection[str] = (),
-) -> Loaded:
-    """Read a run back: its history, its models with their weights, its sets, and what made them.
+) -> SavedRun:
+    """Read a saved run: history, models with weights, sets, and the method.
 
-    Nothing is trained and no image is read; the folder is left as it is.
+    Nothing is trained, no dataset is read, and the folder does not change.
 
     Args:
-        folder: of the run, as `simulate(..., out=folder)` or a study wrote it.
-        method: the method as it was, where `config.json` cannot say it (its network is a lambda, say). It is compared.
-        factory: what makes the networks, for a folder that says nothing of its method (those of earlier versions): its
-            history and models are read, and `method` is None.
+        folder: folder of the run, written by `simulate(..., out=folder)` or a study.
+        method: the method, if `config.json` cannot describe it (for example with a lambda as network). It is compared
+            with the record.
+        factory: network factory, for a folder that does not record its method (from earlier versions). History and
+            models are read, and `method` is None.
         names, trust: your functions and classes that the run uses; see `distillkit.serialization.from_config`.
 
     Raises:
-        fl.CheckpointError: no run, a damaged file, or one that a later version wrote; it is named.
-        NotRepeatable: the folder does not say how its method is built, and neither `method` nor `factory` is given; or
-            what is given is another one.
+        fl.CheckpointError: there is no run, or a file is damaged or from a later version.
+        NotRepeatable: the method is neither recorded nor passed, or the passed one differs.
     """
     folder = Path(folder)
     config, store = read_config(folder), Store(folder)
@@ -186,9 +186,9 @@ def load(
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
     built = method if method is not None else _method(config, folder, build, factory is not None)
-    if "clients" not in config:  # a way that makes a set
+    if "clients" not in config:  # a candidate that makes a set
         sets = {p.stem: LabeledImages.load(p) for p in [folder / "set.safetensors"] if p.exists()}
-        return Loaded(folder, config, [], line, built, Message(), {}, sets, build)
+        return SavedRun(folder, config, [], line, built, Message(), {}, sets, build)
     if built is not None and identity(built) != config["method"] and " at 0x" not in config["method"]:
         came = "got" if method is not None else "but this version builds from its recipe"
         raise NotRepeatable(f"method must be that of the run in {folder}, {config['method']}, {came} {identity(built)}")
@@ -200,17 +200,17 @@ def load(
     if rows and built is not None and "images" in config:
         models = _models(built, config, state, len(rows), build)
     elif rows and factory is not None:
-        models = _by_factory(factory, config, folder)
+        models = _models_from_factory(factory, config, folder)
     elif rows:
         raise NotRepeatable(
-            f"{folder / 'config.json'} is of the first format and does not say what its images are, so that its models "
-            "cannot be built from the method; give factory=, what makes their network"
+            f"{folder / 'config.json'} has the first format, without the images' shape, so its models cannot be built "
+            "from the method; pass factory=, the network factory"
         )
-    return Loaded(folder, config, rows, line, built, state, models, sets, build)
+    return SavedRun(folder, config, rows, line, built, state, models, sets, build)
 
 
 def _method(config: Mapping[str, Any], folder: Path, build: Callable[[Any], Any], optional: bool) -> Any:
-    why = config.get("recipe_missing", "it is of the first format")
+    why = config.get("recipe_missing", "it has the first format")
     if config.get("recipe") is not None:
         try:
             return build(config["recipe"])
@@ -219,8 +219,8 @@ def _method(config: Mapping[str, Any], folder: Path, build: Callable[[Any], Any]
     if optional:
         return None
     raise NotRepeatable(
-        f"{folder / 'config.json'} does not say how to build the run's method: {why}. Give method=, the method as it "
-        "was, or for the history and the models alone factory=, what makes their network"
+        f"{folder / 'config.json'} does not say how to build the run's method: {why}. Pass method=, or factory= for "
+        "history and models only"
     )
 
 
@@ -242,11 +242,13 @@ def _labels(config: Mapping[str, Any], build: Callable[[Any], Any]) -> LabelTask
     kinds: dict[str, Callable[[int], LabelTask]] = {"Classification": Classification, "MultiLabel": MultiLabel}
     found = re.fullmatch(r"(\w+)\(num_classes=(\d+)\)", config["task"])
     if not found or found[1] not in kinds:
-        raise NotRepeatable(f"config.json does not say how to build what the labels mean, {config['task']}")
+        raise NotRepeatable(f"config.json does not say how to build the label task {config['task']}")
     return kinds[found[1]](int(found[2]))
 
 
-def _by_factory(factory: Factory | Mapping[str, Factory], config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _models_from_factory(
+    factory: Factory | Mapping[str, Factory], config: Mapping[str, Any], folder: Path
+) -> dict[str, Any]:
     classes, models = _labels(config, from_config).num_classes, {}
     for path in sorted((folder / "checkpoint").glob("model*.safetensors")):
         name = path.stem.removeprefix("model").removeprefix("-")

@@ -163,7 +163,7 @@ def test_the_clients_served_worst_after_the_last_round() -> None:
         (lambda r: at_equal(r, budget=0), "budget must be greater than 0"),
         (lambda r: at_equal([record(0.5)]), "records must hold runs with rounds"),
         (lambda r: worst_clients([record(0.5)]), "records must hold runs whose clients have tests"),
-        (lambda r: at_equal([Record(r[0].line, [{"round": 1, "accuracy": 0.5}])], by="bytes"), "no bytes_up"),
+        (lambda r: at_equal([Record(r[0].line, [{"round": 1, "accuracy": 0.5}])], by="bytes"), "lack: bytes_up"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_said_is_refused(call: Any, said: str) -> None:

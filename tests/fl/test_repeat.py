@@ -143,7 +143,7 @@ def test_images_that_moved_are_given_and_must_be_the_same(run: Path, tmp_path: P
     assert again(run, data=partial(read, 0)).hash == known.hash
     assert again(run, data=read()).hash == known.hash
     for keep in (None, [1, 2, 3]):
-        with pytest.raises(NotRepeatable, match=r"data: was|data was .* give data="):
+        with pytest.raises(NotRepeatable, match=r"data: was|data was .* pass data="):
             again(run, data=partial(read, 5), keep=keep)
     with pytest.raises(NotRepeatable, match=r"cannot be read as it did: .*nowhere.* give data="):
         again(run, data=partial(load_npz, tmp_path / "nowhere.npz"))
@@ -195,7 +195,7 @@ HOW: dict[str, Any] = {"rounds": 2, "test": images(9, 7), "seed": 4, "participat
 
 def test_a_run_of_simulate_is_repeated_on_the_images_that_are_given(tmp_path: Path) -> None:
     ran = simulate(FedAvg(factory=Tiny, steps=2), federation(), out=tmp_path / "run", server_threads=2, **HOW)
-    with pytest.raises(NotRepeatable, match=r"does not say its task, .* repeat\(folder, clients=..., test=...\)"):
+    with pytest.raises(NotRepeatable, match=r"does not record its task, .* repeat\(folder, clients=..., test=...\)"):
         again(tmp_path / "run")
     found = again(tmp_path / "run", clients=federation(), test=HOW["test"])
     assert found.hash == outcome_hash(ran)
@@ -230,7 +230,7 @@ def test_faults_are_part_of_a_run(tmp_path: Path) -> None:
 def test_a_method_without_a_recipe_is_given_or_read_by_its_factory(tmp_path: Path) -> None:
     method = FedAvg(factory=lambda outputs: Tiny(outputs), steps=1)
     ran = simulate(method, federation(), out=tmp_path / "run", **HOW)
-    with pytest.raises(NotRepeatable, match=r"method.factory is a lambda, .* Give method=.* factory="):
+    with pytest.raises(NotRepeatable, match=r"method.factory is a lambda, .* Pass method=.* factory="):
         load(tmp_path / "run")
     found = load(tmp_path / "run", factory=Tiny)
     assert found.method is None
@@ -252,7 +252,7 @@ def test_folders_of_other_formats_say_what_is_missing(tmp_path: Path) -> None:
     config = json.loads(path.read_text())
     first = {k: v for k, v in config.items() if k not in ("format", "recipe", "labels", "images")}
     path.write_text(json.dumps(first))
-    with pytest.raises(NotRepeatable, match=r"first format. Give method=.* factory="):
+    with pytest.raises(NotRepeatable, match=r"first format. Pass method=.* factory="):
         load(tmp_path)
     assert load(tmp_path, factory=Tiny).hash == outcome_hash(ran)
     with pytest.raises(NotRepeatable, match="first format .* give factory="):
