@@ -33,22 +33,18 @@ class LabelTask(Protocol):
     @property
     def num_classes(self) -> int:
         """The number of classes, K."""
-        ...
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the training loss: the mean loss of `logits` [N, K'] of images with these `labels`."""
-        ...
 
     def counts(self, labels: Tensor) -> Tensor:
         """Return the number of images of each class, int64 [K], for images with these `labels`."""
-        ...
 
     def complement(self, counts: Tensor, total: int) -> Tensor:
         """Return labels of images that would balance a client's classes; FedCOG generates such images.
 
         At most `total` labels for a client with `counts` int64 [K]; none if it is balanced.
         """
-        ...
 
     def distill(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
         """Return the mean distillation loss between a student and a teacher on the same images, on the scale of `loss`.
@@ -56,7 +52,6 @@ class LabelTask(Protocol):
         Args:
             student_logits, teacher_logits: float [N, K'].
         """
-        ...
 
     def sums(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return a test's results as sums that add up over batches and clients.
@@ -69,15 +64,12 @@ class LabelTask(Protocol):
             float64 [3 + 3K]: count, correct, summed loss, then the true positives of each class, then their false
             positives, then their false negatives.
         """
-        ...
 
     def check_sums(self, sums: Tensor) -> None:
         """Raise ValueError if no test set could give these `sums`, float64 [3 + 3K], which come from clients."""
-        ...
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
         """Return the history's metrics of a test with these `sums`, by name, including `accuracy` and `loss`."""
-        ...
 
 
 def _counts(sums: Tensor) -> tuple[float, float, float, float, float]:

@@ -28,12 +28,7 @@ def require_source(source: object) -> None:
 
 
 def virtual_set(
-    server: Server,
-    owner: AddOn,
-    source: str | LabeledImages,
-    classes: int,
-    per_class: int,
-    options: Mapping[str, Any],
+    server: Server, owner: AddOn, source: str | LabeledImages, classes: int, per_class: int, options: Mapping[str, Any]
 ) -> LabeledImages:
     """Make the noise, or take a foreign set, and check that it fits the network.
 

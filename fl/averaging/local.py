@@ -33,11 +33,9 @@ class Term(Protocol):
     @property
     def data_access(self) -> Literal["none", "example", "batch"]:
         """The private data that it reads: "none", one "example" at a time, or the "batch"; see `AddOn`."""
-        ...
 
     def loss(self, step: Any) -> Tensor | None:
         """Return the term for this `step`, a tensor without dimensions, or None."""
-        ...
 
 
 class Local:

@@ -64,7 +64,6 @@ class PayloadStore(Protocol):
 
     def keep(self, client: int, key: str, digest: str, value: Value) -> Value:
         """Store a `client`'s payload `value` of the entry `key` under its `digest`, and return an equal one."""
-        ...
 
     def of(self, client: int, key: str, digest: str) -> Value:
         """Return a `client`'s payload of the entry `key`, by its `digest`.
@@ -72,7 +71,6 @@ class PayloadStore(Protocol):
         Raises:
             PayloadMissing: the client does not have it.
         """
-        ...
 
 
 @dataclass

@@ -53,7 +53,6 @@ class Backend(Protocol):
     @property
     def faults(self) -> str | None:
         """Description of the faults that the backend causes, which are part of the result; None for none."""
-        ...
 
     def open(self, method: Method, clients: ClientRegistry, workers: int, context: RunContext) -> Transport:
         """Open the transport of one run.
@@ -67,7 +66,6 @@ class Backend(Protocol):
         Raises:
             TypeError: the method cannot be sent to where the clients run; the part is named.
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -146,10 +146,7 @@ class ClientRegistry(Sequence[ClientData]):
     """
 
     def __init__(
-        self,
-        clients: Sequence[Images | StoredImages | ClientData],
-        classes: int | None = None,
-        progress: bool = True,
+        self, clients: Sequence[Images | StoredImages | ClientData], classes: int | None = None, progress: bool = True
     ) -> None:
         if isinstance(
             clients, type | LabeledImages | StoredImages | Tensor | Dataset | DataLoader | str | Mapping

@@ -17,8 +17,7 @@ from fl.engine import _evaluation, history
 from fl.engine._devices import placed
 from fl.engine._dispatch import Dispatcher
 from fl.engine._evaluation import ClientEvaluation
-from fl.engine._replies import ReplyCollector
-from fl.engine._round_stats import RoundStats
+from fl.engine._replies import ReplyCollector, RoundStats
 from fl.engine.store import Store
 from fl.message import Entry, Message, Tensors
 from fl.method import Method, NoUsableReply

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -118,16 +118,11 @@ def _differences(was: Any, now: Any) -> list[str]:
     texts = [repr(was), repr(now)]
     if max(map(len, texts)) < 100:
         return texts
-    same = _shared(*texts)
-    tail = _shared(*(text[same:][::-1] for text in texts))
+    same = len(os.path.commonprefix(texts))  # noqa: RUF071 - text, not paths
+    tail = len(os.path.commonprefix([text[same:][::-1] for text in texts]))  # noqa: RUF071
     first, last = max(0, same - 30), max(0, tail - 10)
     cut = [text[first : len(text) - last] for text in texts]
     return [f"{'...' * (first > 0)}{text}{'...' * (last > 0)}" for text in cut]
-
-
-def _shared(one: str, other: str) -> int:
-    """Return the length of the common prefix of two texts."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def repetition(method: Method, server: Server, out: Path) -> dict[str, Any]:

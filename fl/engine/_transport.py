@@ -141,11 +141,9 @@ class Transport(Protocol):
 
     def __enter__(self) -> Self:
         """Begin, and return the transport itself."""
-        ...
 
     def __exit__(self, *_: Any) -> None:
         """Stop running clients, and wait for them."""
-        ...
 
     def exchange(
         self,
@@ -169,26 +167,21 @@ class Transport(Protocol):
             BudgetExhausted: a client's release would exceed the ledger's budget.
             Interrupted: the run is being stopped.
         """
-        ...
 
     def commit(self, versions: Mapping[int, str]) -> None:
         """Make these `versions` of the clients' memories count, after a committed round; older ones may be deleted.
 
         The notice may be lost: the next request names the version, too.
         """
-        ...
 
     def rollback(self) -> None:
         """Discard the memories of a failed round."""
-        ...
 
     def metadata(self) -> dict[str, str]:
         """Return the values that a checkpoint stores for `restore`, such as which machine is which client."""
-        ...
 
     def restore(self, metadata: Mapping[str, str], versions: Mapping[int, str]) -> None:
         """Continue a run: `metadata` is the checkpoint's, and only `versions` of the memories, by client, count."""
-        ...
 
 
 # Errors of a request.

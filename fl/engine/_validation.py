@@ -27,14 +27,7 @@ from fl.engine._config import RunConfig, RunFolder
 from fl.method import Method
 from fl.task import Classification, LabelTask
 
-__all__ = [
-    "EXACT_TESTS",
-    "open_ledger",
-    "remark_on",
-    "require_public",
-    "resolve_task",
-    "validate",
-]
+__all__ = ["EXACT_TESTS", "open_ledger", "remark_on", "require_public", "resolve_task", "validate"]
 
 
 Panel = Literal["drawn", "all", "none"] | list[int]

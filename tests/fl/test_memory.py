@@ -18,7 +18,7 @@ from fl.aggregation import Aggregator
 from fl.averaging.addon import AddOn
 from fl.engine._client_memory import MemoryStore
 from fl.engine._dispatch import ClientCacheIndex, ClientRecord
-from fl.engine._round_stats import RoundStats
+from fl.engine._replies import RoundStats
 from fl.engine._rounds import RoundRunner
 from fl.engine._run_record import require_same
 from fl.engine._transport import ClientRequest

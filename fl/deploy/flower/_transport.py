@@ -213,10 +213,7 @@ class GridTransport:
         return result
 
     def _deliver_all(
-        self,
-        client: int,
-        pending: Sequence[PendingRequest],
-        results: Sequence[ClientResult | BudgetExhausted | None],
+        self, client: int, pending: Sequence[PendingRequest], results: Sequence[ClientResult | BudgetExhausted | None]
     ) -> None:
         """Deliver a client's results; resend the requests whose payloads were missing."""
         last = results[-1]
