@@ -2,9 +2,9 @@
 
     python docs/scripts/scaling.py
 
-The record is that of `python -m tests.benchmarks scaling`. A table stands between `<!-- table: NAME -->` and
-`<!-- end of table -->`. The machine that measures is shared, which only ever adds CPU seconds: so of several seeds the
-least counts, and the largest stands beside it.
+The record is that of `python -m tests.benchmarks scaling`. A table is between `<!-- table: NAME -->` and
+`<!-- end of table -->`. The measuring machine is shared, which only adds CPU seconds. So the smallest of several seeds
+counts, and the largest is shown beside it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["PAGE", "RECORD", "TABLE", "filled"]
 RECORD, PAGE = DOCS / "results" / "scaling.json", DOCS / "scaling.md"
 Rows = list[dict[str, Any]]
 HOUR, WIRE, MEMORY = 3600, 1e9 / 8, 16e9
-"""Of the table of limits: seconds a round, bytes a second each way, bytes of memory."""
+"""Assumptions of the table of limits: seconds per round, bytes per second each way, bytes of memory."""
 
 
 def only(rows: Rows, part: str, **fields: int) -> Rows:
@@ -66,7 +66,7 @@ def drawn(rows: Rows) -> str:
             f"{clients:,}", f"{weights:,}", each_client(own), span([1e3 * r["cpu_client"] for r in own]),
             f"{own[0]['bytes_up'] / 1e6:.2f}", f"{own[0]['bytes_down'] / 1e6:.2f}", f"{grown(own):.0f}",
         ])  # fmt: skip
-    return table("clients | weights | CPU ms a client | of which on its side | MB up | MB down | memory MiB", lines)
+    return table("clients | weights | CPU ms per client | of which on its side | MB up | MB down | memory MiB", lines)
 
 
 def registered(rows: Rows) -> str:
@@ -80,16 +80,16 @@ def registered(rows: Rows) -> str:
                 [each_client(own), span([r["cpu_first"] for r in own], 3), f"{grown(own):.0f}"] if own else ["–"] * 3
             )
         lines.append(line)
-    head = "registered | CPU ms a drawn client | first round, CPU s | memory MiB"
+    head = "registered | CPU ms per drawn client | first round, CPU s | memory MiB"
     return table(f"{head} | in a list: CPU ms | first round, CPU s | memory MiB", lines)
 
 
 def apart(rows: Rows) -> str:
     """Return the table of client memories, parallel images and the adapter."""
     words = {
-        "kept": "each keeps a memory as large as the network, the run keeps files",
-        "union": "each sends ten images of 3x32x32",
-        "flower": "over the adapter, without Flower itself",
+        "kept": "keep a memory as large as the network, in a run with a folder",
+        "union": "send ten images of 3x32x32",
+        "flower": "use the Flower adapter, without Flower itself",
     }
     lines = []
     for part, said in words.items():
@@ -97,16 +97,14 @@ def apart(rows: Rows) -> str:
             own = only(rows, part, drawn=clients, weights=weights)
             kept = f"{own[0]['bytes_kept']:,}" if part == "kept" else "–"
             lines.append([said, f"{clients:,}", f"{weights:,}", each_client(own), f"{grown(own):.0f}", kept])
-    return table(
-        "clients that do nothing, and | clients | weights | CPU ms a client | memory MiB | bytes on disk", lines
-    )
+    return table("clients that | clients | weights | CPU ms per client | memory MiB | bytes on disk", lines)
 
 
 def started(rows: Rows) -> str:
     """Return the cost of an idle process."""
     own = only(rows, "start")
     lines = [[words, span([r[f"cpu_{name}"] for r in own]), f"{max(r[f'memory_{name}'] for r in own):.0f}"]
-             for name, words in (("torch", "PyTorch"), ("node", "all that a node needs, but Flower"))]  # fmt: skip
+             for name, words in (("torch", "PyTorch"), ("node", "everything that a node needs, except Flower"))]  # fmt: skip
     return table("a process that imports | CPU s | memory MiB", lines)
 
 
@@ -126,7 +124,7 @@ def fits(rows: Rows) -> str:
             own = only(rows, part, drawn=clients, weights=weights)
             said = f"{a:.2f} + {1e6 * b:.2f} P / 1,000,000"
             lines.append([way, said, f"{clients:,}", f"{weights:,}", f"{a + b * weights:.2f}", each_client(own)])
-    return table("both sides together | CPU ms a client | clients | weights | it says | measured", lines)
+    return table("both sides together | CPU ms per client | clients | weights | formula | measured", lines)
 
 
 def share(rows: Rows) -> str:
@@ -137,7 +135,7 @@ def share(rows: Rows) -> str:
     weights = last["bytes_down"] // clients // 4
     training = 1e3 * min(r.line["client_seconds"] for r in averaged) / clients / last["round"]
     lines = [
-        [f"a client's training, {weights:,} weights, a round of the study", f"{training:.1f}"],
+        [f"a client's training, {weights:,} weights, one round of the study", f"{training:.1f}"],
         ["the engine's work for it", f"{a + b * weights:.2f}"],
         ["hours of one core for a million such clients, training and engine", number((training + a) * 1e6 / 3.6e6)],
     ]
@@ -200,20 +198,20 @@ def advice(rows: Rows) -> str:
     a, b = line(rows, "flower")
     node = only(rows, "start")
     lines = [
-        ["one machine, some of many clients", "`simulate` with `participation=`, clients made when asked for",
-         f"what is drawn: {few:.0f} MiB among 10 registered clients, {many:.0f} MiB among a million"],
+        ["one machine, some of many clients", "`simulate` with `participation=`, clients created on demand",
+         f"memory for the drawn clients: {few:.0f} MiB among 10 registered clients, {many:.0f} MiB among a million"],
         ["one machine, all clients every round", "`simulate`",
          f"the clients' own training; a million weights take {ten:.0f} MiB with 10 clients, {thousand:.0f} MiB with "
-         "1,000, but for methods whose images are kept side by side"],
-        ["10 to 100 machines", "Flower, everybody in every round",
+         "1,000, except for methods that send images"],
+        ["10 to 100 machines", "Flower, all clients in every round",
          f"a process for every message: {min(r['cpu_node'] for r in node):.1f} CPU s and "
          f"{max(r['memory_node'] for r in node):.0f} MiB on the node before any work"],
-        ["thousands of machines", "Flower, some hundred drawn in a round (`participation=100`)",
-         f"{a:.1f} CPU ms a client, and {1e6 * b:.0f} ms a million weights, on both sides together; and Flower's own"],
-        ["more in a round", "draw fewer, or a tree of servers, which is not there yet",
-         "see [what is full first](#to-a-million) and [several levels](#several-levels-of-servers)"],
+        ["thousands of machines", "Flower, some hundred clients drawn in a round (`participation=100`)",
+         f"{a:.1f} CPU ms per client, and {1e6 * b:.0f} ms per million weights, on both sides together; and Flower's own"],
+        ["more clients in a round", "fewer drawn clients, or a tree of servers, which does not exist yet",
+         "see [the first limit](#to-a-million) and [several levels](#several-levels-of-servers)"],
     ]  # fmt: skip
-    return words(table("you have | take | what it costs", lines))
+    return words(table("you have | use | cost", lines))
 
 
 TABLES: dict[str, Callable[[Rows], str]] = {
@@ -221,7 +219,7 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "million": million, "share": share, "limits": limits,
 }  # fmt: skip
 BARE = {"costs": costs, "work": work, "levels": levels, "even": even, "ratios": ratios}
-"""What does not read the record."""
+"""Tables that do not read the record."""
 
 
 def filled(text: str) -> str:

@@ -70,8 +70,8 @@ def levels() -> str:
     united = [n for c in COSTS if c.each != "0" for n in c.names if n not in single]
     said = {
         "sums and means: a middle server sends one sum": summed,
-        "rows side by side: a middle server sends them all on": united,
-        "each single reply is read first: a middle server would have to do that": sorted(single),
+        "concatenated rows: a middle server forwards all of them": united,
+        "each reply is read first: a middle server would have to do that": sorted(single),
     }
     lines = [[k, ", ".join(f"`{n}`" for n in v)] for k, v in said.items()]
     return words(table("how replies combine | methods", lines))
@@ -107,7 +107,7 @@ def sizes() -> Iterator[tuple[str, dict[str, float]]]:
 def defaults() -> list[tuple[str, str, dict[str, float]]]:
     """Return the methods to compare with FedAvg, by name in `COSTS`, with the values of their letters."""
     lgd = inspect.signature(fl.methods.FedLGD).parameters
-    summed = inspect.signature(fl.methods.SummedFedDM.__mro__[1]).parameters["draws"].default
+    summed = inspect.signature(fl.methods.SummedFedDM.__mro__[1]).parameters["num_networks"].default
     shared = inspect.signature(fl.addons.SharedImage).parameters
     vhl = inspect.signature(fl.addons.VHL).parameters
     patches = {"s": shared["keep"].default, "q": 3 * 1024 * 1024}
@@ -115,11 +115,11 @@ def defaults() -> list[tuple[str, str, dict[str, float]]]:
     return [
         ("`SCAFFOLD`", "SCAFFOLD", {}),
         ("`VHL`", "VHL", {"V": vhl["classes"].default * vhl["per_class"].default, "outputs": vhl["classes"].default}),
-        (f"`FedLGD`, {lgd['anchors'].default} anchors a class", "FedLGD", {"a": lgd["anchors"].default, "i": 1}),
+        (f"`FedLGD`, {lgd['anchors'].default} anchors per class", "FedLGD", {"a": lgd["anchors"].default, "i": 1}),
         *((f"`SharedImage`, weights in {100 * r:.0f} % of rounds", "SharedImage", {**patches, "r": r})
           for r in (1.0, shared["rate"].default)),
         *own,
-        (f"`SummedFedDM`, {summed} draws", "SummedFedDM", {"d": summed, "i": 10}),
+        (f"`SummedFedDM`, {summed} networks", "SummedFedDM", {"d": summed, "i": 10}),
         ("`FedRep`", "FedRep", {}),
         ("`FedProto`", "FedProto", {}),
     ]  # fmt: skip
@@ -151,5 +151,5 @@ def even() -> str:
         up = bytes_of(COSTS[0].up, values)
         shares = [number(values["c"] * i * image / up) for i in (1, 10, 50)]
         lines.append([name, f"{values['P']:,}", f"{up / 1e6:.2f}", f"{image:,.0f}", number(up / image / 10), *shares])
-    head = "network | P | FedAvg, MB up | bytes an image | as many images a class send as much"
+    head = "network | P | FedAvg, MB up | bytes per image | images per class of equal bytes"
     return table(f"{head} | FedDM / FedAvg at ipc 1 | ipc 10 | ipc 50", lines)

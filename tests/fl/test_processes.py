@@ -126,5 +126,5 @@ def test_what_cannot_travel_is_named_by_the_way_to_it() -> None:
     deep: Any = bad
     for _ in range(40):
         deep = [deep]
-    with pytest.raises(TypeError, match=r"the method holds it as SimpleNamespace\.parts(\[0\]){7}\. Take"):
+    with pytest.raises(TypeError, match=r"the method holds it as SimpleNamespace\.parts(\[0\]){7}\. Use"):
         pickle_config(opening(deep))

@@ -323,7 +323,7 @@ class Free(nn.Module):
 
 
 def test_networks_with_parameters_of_their_own_and_pretrained_ones_run(global_rng_untouched: None) -> None:
-    with pytest.raises(TypeError, match=r"parameters of its own; .* keep what its constructor draws with KeepInit"):
+    with pytest.raises(TypeError, match=r"has its own parameters; .* keep the constructor's weights with KeepInit"):
         play(FedAvg(factory=Free))
     for method in (FedAvg, FedProto, lambda factory: FedDM(factory=factory, ipc=1, steps=1, server_epochs=1)):
         assert play(method(factory=KeepInit(Free))).rows[0]["failed"] == {}
