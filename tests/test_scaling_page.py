@@ -17,7 +17,7 @@ import fl.methods
 from distillkit import LabeledImages
 from fl import FedDM, Method, Real, Run, simulate
 from fl.aggregation import AggregatedReplies, Aggregator
-from fl.engine import _rounds
+from fl.engine import _replies
 from fl.engine._client_memory import MemoryStore
 from fl.message import Entry, Message, payload_bytes
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
@@ -94,7 +94,7 @@ def played(request: pytest.FixtureRequest) -> Played:
 
     with pytest.MonkeyPatch.context() as patch:
         Recording.made = []
-        patch.setattr(_rounds, "Reducer", Recording)
+        patch.setattr(_replies, "Aggregator", Recording)
         patch.setattr(MemoryStore, "stage", watched)
         run = simulate(
             method, clients(), rounds=4 if "LGD" in request.param or request.param == "Anchors" else 2, progress=False,

@@ -104,7 +104,7 @@ def started(rows: Rows) -> str:
     """Return the cost of an idle process."""
     own = only(rows, "start")
     lines = [[words, span([r[f"cpu_{name}"] for r in own]), f"{max(r[f'memory_{name}'] for r in own):.0f}"]
-             for name, words in (("torch", "PyTorch"), ("node", "everything that a node needs, except Flower"))]  # fmt: skip
+             for name, words in (("torch", "PyTorch"), ("node", "a node's modules, except Flower"))]  # fmt: skip
     return table("a process that imports | CPU s | memory MiB", lines)
 
 
@@ -207,7 +207,7 @@ def advice(rows: Rows) -> str:
          f"a process for every message: {min(r['cpu_node'] for r in node):.1f} CPU s and "
          f"{max(r['memory_node'] for r in node):.0f} MiB on the node before any work"],
         ["thousands of machines", "Flower, some hundred clients drawn in a round (`participation=100`)",
-         f"{a:.1f} CPU ms per client, and {1e6 * b:.0f} ms per million weights, on both sides together; and Flower's own"],
+         f"{a:.1f} CPU ms per client and {1e6 * b:.0f} ms per million weights on both sides, and Flower's own"],
         ["more clients in a round", "fewer drawn clients, or a tree of servers, which does not exist yet",
          "see [the first limit](#to-a-million) and [several levels](#several-levels-of-servers)"],
     ]  # fmt: skip
