@@ -125,7 +125,7 @@ def test_integer_pixels_are_refused_not_truncated(dtype: torch.dtype) -> None:
 
 
 def test_another_whitening_than_a_zca_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"zca must be a ZCA, as ZCA.fit\(images\) gives it, or None, got Tensor"):
+    with pytest.raises(TypeError, match=r"zca must be a ZCA, such as ZCA.fit\(images\), or None, got Tensor"):
         Normalization([0.5], [0.25], torch.eye(4))  # type: ignore[arg-type]
 
 
