@@ -5,16 +5,16 @@ from distillkit._utils.provenance import git_commit
 from distillkit.study._cost_estimate import Estimate
 from distillkit.study._formatting import Table, markdown_table, mean_std, sparkline
 from distillkit.study._record_files import read_records, write_records
+from distillkit.study._records import Record, RecordError, Records
 from distillkit.study._tables import summary_table
+from distillkit.study._tuning import TuningResult, equal_search_sizes, read_choice, tuning_table
 from distillkit.study.candidate import Candidate, Cost, Job, grid
 from distillkit.study.comparisons import compare_studies, paired_differences
 from distillkit.study.condense import Condense
 from distillkit.study.figures import curves, pictures
 from distillkit.study.named_tasks import TASK_NAMES, named_task
-from distillkit.study.records import Record, RecordError, Records
 from distillkit.study.study import Study
 from distillkit.study.task import Allocation, Task, as_split
-from distillkit.study.tuning import TuningResult, equal_search_sizes, read_choice, tuning_table
 
 __all__ = [
     "TASK_NAMES",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distillkit.study._record_files import RecordsLike, as_records
-from distillkit.study.records import Record
+from distillkit.study._records import Record
 
 __all__ = ["Group", "RecordsLike", "group_records"]
 

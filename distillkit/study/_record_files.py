@@ -10,7 +10,7 @@ from typing import Any
 
 from distillkit._utils import check
 from distillkit._utils.files import write_atomically
-from distillkit.study.records import Record, RecordError, Records, require_unique
+from distillkit.study._records import Record, RecordError, Records, require_unique
 
 __all__ = ["FORMATS", "RecordsLike", "as_path", "as_records", "read_json", "read_records", "read_rows", "write_records"]
 

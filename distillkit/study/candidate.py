@@ -14,8 +14,8 @@ from torch import Tensor
 
 from distillkit._utils import check
 from distillkit.data import Split
+from distillkit.study._tuning import RULES
 from distillkit.study.task import Task
-from distillkit.study.tuning import RULES
 
 __all__ = ["Candidate", "Cost", "Job", "grid"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from distillkit._utils import check
-from distillkit.study.records import Row
+from distillkit.study._records import Row
 
 __all__ = [
     "Row",

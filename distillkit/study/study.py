@@ -23,12 +23,12 @@ from distillkit.study._design import make_design
 from distillkit.study._execution import PreparedRun, RunSpec
 from distillkit.study._formatting import Table
 from distillkit.study._record_files import FORMATS, read_json, read_records
+from distillkit.study._records import Records
 from distillkit.study._tables import summary_table
+from distillkit.study._tuning import RULES, best_configuration, score_configuration
 from distillkit.study.candidate import Candidate, Cost
 from distillkit.study.figures import curves
-from distillkit.study.records import Records
 from distillkit.study.task import Task
-from distillkit.study.tuning import RULES, best_configuration, score_configuration
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

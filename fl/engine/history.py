@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from distillkit.study._records import Row
 from distillkit.study.history import SeedMean, accuracy_best, accuracy_last, best_seed_mean, rounds_to
-from distillkit.study.records import Row
 from fl.task import LabelTask
 
 __all__ = [

@@ -16,7 +16,7 @@ from typing import Any
 from distillkit._utils import files
 from distillkit.locking import locked
 from distillkit.study._record_files import read_rows
-from distillkit.study.records import RecordError
+from distillkit.study._records import RecordError
 from fl._codec import decode, encode
 from fl.message import Message
 

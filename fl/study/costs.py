@@ -10,9 +10,9 @@ from typing import Any
 from distillkit._utils import check
 from distillkit.study._formatting import NONE, Table
 from distillkit.study._groups import Group, RecordsLike, group_records
+from distillkit.study._records import Record, Row
 from distillkit.study._tables import numbers_of
 from distillkit.study.history import rounds_to
-from distillkit.study.records import Record, Row
 
 __all__ = ["BY", "at_equal", "spent", "to_target", "worst_clients"]
 

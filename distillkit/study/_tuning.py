@@ -12,7 +12,7 @@ from typing import Any
 
 from distillkit.study._formatting import NONE, Table
 from distillkit.study._record_files import FORMATS, as_path, read_json
-from distillkit.study.records import RecordError, decode_settings
+from distillkit.study._records import RecordError, decode_settings
 
 __all__ = [
     "RULES",
