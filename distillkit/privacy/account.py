@@ -41,11 +41,19 @@ class Account:
         return ledger if isinstance(ledger, Account) else cls(ledger)
 
     def event(self, mechanism: str, sigma: float, *, rate: float = 1.0, count: int = 1) -> Event:
-        """Return the event of `count` releases on this account; see `Event`."""
+        """Return the event of `count` releases on this account.
+
+        Args:
+            mechanism, sigma, rate, count: see `Event`.
+        """
         return Event(mechanism, sigma, rate, count, self.client, self.round, seeded=self.secret.seeded)
 
     def spend(self, mechanism: str, sigma: float, *, rate: float = 1.0, count: int = 1) -> None:
-        """Charge `count` releases to the ledger; call it before their noise is drawn. See `Ledger.spend`."""
+        """Charge `count` releases to the ledger; call it before their noise is drawn. See `Ledger.spend`.
+
+        Args:
+            mechanism, sigma, rate, count: see `Event`.
+        """
         self.ledger.spend(self.event(mechanism, sigma, rate=rate, count=count))
 
     def guarantee(self) -> Guarantee:

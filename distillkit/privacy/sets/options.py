@@ -22,7 +22,7 @@ class EmbeddingNetworks:
     `condense_private` and `image_sgd` accept it as `networks=` wherever they accept a sampler.
 
     Args:
-        sampler: draws the networks. It must not depend on the private data, except through earlier releases. None:
+        networks: sampler of the networks. It must not depend on the private data, except through earlier releases. None:
             `RandomNetworks` of a ConvNet of width 128, with depth 3 or as deep as the image size allows.
         match: the output that is matched: `"embedding"`, or `"embedding+logits"` (both, concatenated). None: the
             default of the call.
@@ -30,7 +30,7 @@ class EmbeddingNetworks:
         chunk: images per pass; default by device and image size.
     """
 
-    sampler: NetworkSampler | None = None
+    networks: NetworkSampler | None = None
     match: str | None = None
     augment: Augmentation | None = None
     chunk: int | None = None
@@ -48,8 +48,8 @@ class EmbeddingNetworks:
 
     def sampler_for(self, like: LabeledImages) -> NetworkSampler:
         """Return the sampler, or the default for the shape, class count, device and dtype of `like`."""
-        if self.sampler is not None:
-            return require_sampler(self.sampler)
+        if self.networks is not None:
+            return require_sampler(self.networks)
         depth = min(3, min(like.shape[1:]).bit_length() - 1)
         shape, classes, images = like.shape, max(2, like.num_classes), like.images
         return RandomNetworks(lambda: ConvNet(shape, classes, depth=depth).to(images.device, images.dtype))
