@@ -22,7 +22,7 @@ class EmbeddingNetworks:
     `condense_private` and `image_sgd` accept it as `networks=` wherever they accept a sampler.
 
     Args:
-        networks: sampler of the networks. It must not depend on the private data, except through earlier releases. None:
+        networks: the sampler. It must not depend on the private data, except through earlier releases. None:
             `RandomNetworks` of a ConvNet of width 128, with depth 3 or as deep as the image size allows.
         match: the output that is matched: `"embedding"`, or `"embedding+logits"` (both, concatenated). None: the
             default of the call.
