@@ -21,7 +21,7 @@ from fl.engine import _replies
 from fl.engine._client_memory import MemoryStore
 from fl.message import Entry, Message, payload_bytes
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
-from tests.fl.test_grid import NAMES, OPTIONS, PICTURE, POOL, SHARED, Net, digits, plain
+from tests.fl.test_addon_combinations import NAMES, OPTIONS, PICTURE, POOL, SHARED, Net, digits, plain
 from tests.scripts import ROOT, load_script
 
 sys.path.insert(0, str(ROOT / "docs" / "scripts"))

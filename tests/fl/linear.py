@@ -1,4 +1,4 @@
-"""A federation whose embeddings can be written down: z = x W with four weights, which are the logits too.
+"""A federation with embeddings in closed form: z = x W with four weights; z is also the logits.
 
 A client's loss is 1/2 |x W - t|^2, mean over its few images (one batch), t one-hot. The reference is NumPy in float64;
 gradients of what has no short formula are central differences.
@@ -21,7 +21,7 @@ Array = Any  # numpy float64
 
 
 class FourWeights(nn.Module):
-    """Embedding z = x W, and z itself as logits."""
+    """Embedding z = x W, used as logits as well."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
@@ -59,8 +59,8 @@ def base_loss(client: int, w: Array) -> float:
     return float(0.5 * ((XS[client] @ w - np.eye(2)[YS[client]]) ** 2).sum(1).mean())
 
 
-def slope(f: Callable[[Array], float], w: Array, h: float = 1e-5) -> Array:
-    """The gradient by central differences."""
+def numerical_gradient(f: Callable[[Array], float], w: Array, h: float = 1e-5) -> Array:
+    """Return the gradient by central differences."""
     found = np.zeros_like(w)
     for i in np.ndindex(w.shape):
         step = np.zeros_like(w)
@@ -70,22 +70,22 @@ def slope(f: Callable[[Array], float], w: Array, h: float = 1e-5) -> Array:
 
 
 def descend(f: Callable[[Array], float], w: Array, steps: int, lr: float = 0.1, momentum: float = 0.0) -> Array:
-    """SGD on f; the last point."""
+    """Run SGD on f and return the last point."""
     here, buffer = w.copy(), np.zeros_like(w)
     for _ in range(steps):
-        buffer = momentum * buffer + slope(f, here)
+        buffer = momentum * buffer + numerical_gradient(f, here)
         here = here - lr * buffer
     return here
 
 
 def average(trained: list[Array], drawn: list[int] | None = None) -> Array:
-    """Mean by sample counts."""
+    """Return the mean weighted by sample counts."""
     counts = [len(YS[k]) for k in (drawn if drawn is not None else range(3))]
     return sum(n * w for n, w in zip(counts, trained)) / sum(counts)
 
 
 def run(*addons: Any, rounds: int, how: dict[str, Any] | None = None, **options: Any) -> Run:
-    """FedAvg with add-ons on the three clients from START, whole batches."""
+    """Run FedAvg with add-ons on the three clients from START, with full batches."""
     start = {"w.weight": torch.tensor(START, dtype=torch.float32)}
     chosen = {"factory": FourWeights, "objective": squares, "initial": start, "lr": 0.1, "batch": 8, **options}
     return simulate(FedAvg(*addons, **chosen), clients(), rounds=rounds, progress=False, **(how or {}))

@@ -1,7 +1,7 @@
-"""Every pair of add-ons through the loopback, against threads: `python -m tests.fl.loopback_pairs`, some minutes.
+"""Compare all pairs of add-ons over the loopback and in threads: `python -m tests.fl.loopback_pairs` (some minutes).
 
-The suite runs every add-on and every method so (`test_loopback.py`). This is the whole grid on one base, for whoever
-changes the seam, the codec or what add-ons keep: the server's last state and the history, seconds aside, must agree.
+The suite runs every add-on and every method this way (`test_loopback.py`). This script runs all pairs on one base, for
+changes of the transport, the codec or the state of add-ons. Final states and histories (without seconds) must agree.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import warnings
 import torch
 
 from fl import Loopback
-from tests.fl.test_grid import PAIRS, REFUSED, addon, plain
+from tests.fl.test_addon_combinations import PAIRS, REFUSED, addon, plain
 from tests.fl.test_loopback import assert_equal, play
 
 
 def main() -> int:
-    """Print what differs, and how many pairs agree; the exit status is 1 if any differs."""
+    """Print the differences and the number of equal pairs; the exit status is 1 if any pair differs."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     wanted = [pair for pair in PAIRS if pair not in REFUSED]

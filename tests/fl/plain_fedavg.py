@@ -1,4 +1,4 @@
-"""Federated averaging in plain loops, to be read beside the paper and `fl.FedAvg`, which must give the same bits.
+"""Federated averaging in plain loops, for reading beside the paper and as reference for `fl.FedAvg`: equal bitwise.
 
 McMahan et al., "Communication-efficient learning of deep networks from decentralized data" (AISTATS 2017), Algorithm 1,
 with its symbols. One page of PyTorch: no messages, no engine, no add-ons. All that it takes from elsewhere is `derive`,
@@ -24,7 +24,7 @@ def server_executes(
     net: nn.Module, clients: Sequence[Data], *, rounds: int, m: int, lr: float, momentum: float = 0.0,
     lr_decay: float = 1.0, epochs: int = 1, batch: int = 32, seed: int = 0,
 ) -> State:  # fmt: skip
-    """Train on the clients, m of them a round, from the weights that `net` comes with; return what the server holds."""
+    """Train for rounds of m clients from the weights of `net` and return the server's state."""
     w, learned = copy.deepcopy(net.state_dict()), {name for name, _ in net.named_parameters()}
     sizes = [len(images) for images, _ in clients]
     for t in range(1, rounds + 1):
@@ -46,7 +46,7 @@ def server_executes(
 
 
 def random_set(clients: int, m: int, generator: torch.Generator) -> list[int]:
-    """S_t: m of the clients, any m as likely as any other (Floyd's way of drawing without replacement)."""
+    """Draw S_t: m of the clients, uniformly and without replacement (Floyd's algorithm)."""
     chosen: set[int] = set()
     for last in range(clients - m, clients):
         one = int(torch.randint(last + 1, (), generator=generator))

@@ -1,4 +1,4 @@
-"""A federation whose gradients can be written down: two weights, a quadratic loss, clients with constant images.
+"""A federation with gradients in closed form: two weights, a quadratic loss, clients with constant images.
 
 A client holds copies of one image (x_0, x_1) with one label; its loss is 1/2 sum_j (x_j w_j - t_j)^2 with t the one-hot
 label, so that dL/dw_j = x_j (x_j w_j - t_j) whatever the batch. A client's number of copies is its number of steps if
@@ -28,7 +28,7 @@ class TwoWeights(nn.Module):
         self.w = nn.Parameter(torch.zeros(2))
 
     def initialize(self, generator: torch.Generator) -> None:
-        """The tests set the weights."""
+        """Keep the weights; the tests set them."""
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
         return images.flatten(1)
@@ -63,7 +63,7 @@ def clients() -> list[LabeledImages]:
 
 
 def train(client: int, w: Vector, steps: int, lr: float, momentum: float = 0.0, shift: Vector = 0.0) -> Vector:
-    """SGD on a client's loss, its gradient shifted by a constant; the change of the weights."""
+    """Run SGD on a client's loss with a constant shift of the gradient; return the change of the weights."""
     here, buffer = w.copy(), np.zeros(2)
     for _ in range(steps):
         buffer = momentum * buffer + gradient(client, here) + shift
@@ -72,7 +72,7 @@ def train(client: int, w: Vector, steps: int, lr: float, momentum: float = 0.0, 
 
 
 def run(*addons: Any, rounds: int, participation: float | int = 1.0, **options: Any) -> Run:
-    """FedAvg with add-ons on the three clients from START."""
+    """Run FedAvg with add-ons on the three clients from START."""
     start = {"w": torch.tensor(START, dtype=torch.float32)}
     method = FedAvg(*addons, factory=TwoWeights, objective=squares, initial=start, **{"lr": 0.1, **options})
     return simulate(method, clients(), rounds=rounds, participation=participation, progress=False)

@@ -30,25 +30,25 @@ class E:
 ENTRIES: dict[str, Entry[Any]] = {e.key: e for e in vars(E).values() if isinstance(e, Entry)}
 
 
-def alike(reply: Message | None) -> Schema:
-    """The schema that a reply obeys."""
+def schema_of(reply: Message | None) -> Schema:
+    """Return the schema that a reply satisfies."""
     return {key: EntrySpec(value) for key, value in (reply or Message()).items()}
 
 
-def fold(*replies: Message) -> Any:
+def aggregate(*replies: Message) -> Any:
     reducer = Aggregator(ENTRIES)
     for client, reply in enumerate(replies):
-        reducer.fold(client, check_reply(reply, ENTRIES, alike(reply)))
+        reducer.aggregate(client, check_reply(reply, ENTRIES, schema_of(reply)))
     return reducer.result()
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 50), st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=5))
-def test_a_mean_is_the_weighted_mean_of_numpy(values: list[tuple[float, float, float]]) -> None:
+def test_weighted_mean_equals_numpy(values: list[tuple[float, float, float]]) -> None:
     replies = [
         Message({E.count: n, E.group: {"w": torch.tensor([a, b], dtype=torch.float64)}, E.plain: a})
         for n, a, b in values
     ]
-    result = fold(*replies)
+    result = aggregate(*replies)
     total = sum(n for n, _, _ in values)
     want = [sum(n * v[i] for n, *v in values) / total for i in (0, 1)]
     assert torch.allclose(result[E.group]["w"], torch.tensor(want, dtype=torch.float64), rtol=1e-12, atol=1e-12)
@@ -58,43 +58,43 @@ def test_a_mean_is_the_weighted_mean_of_numpy(values: list[tuple[float, float, f
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64])
-def test_folding_changes_no_reply(dtype: torch.dtype) -> None:
-    """Sums are added in place, but never in the memory of a reply, which may be a client's own."""
+def test_aggregation_does_not_modify_replies(dtype: torch.dtype) -> None:
+    """Sums are accumulated in place, but never in the memory of a reply, which may be a client's own."""
     replies = [Message({E.fixed: torch.ones(3, dtype=dtype), E.small: torch.ones(3, dtype=dtype)}) for _ in range(3)]
     if dtype != torch.int64:
-        assert torch.equal(fold(*replies)[E.fixed], torch.full((3,), 0.75, dtype=dtype))
-    assert fold(*(Message({E.small: r[E.small]}) for r in replies))[E.small].tolist() == [3, 3, 3]
+        assert torch.equal(aggregate(*replies)[E.fixed], torch.full((3,), 0.75, dtype=dtype))
+    assert aggregate(*(Message({E.small: r[E.small]}) for r in replies))[E.small].tolist() == [3, 3, 3]
     assert all(torch.equal(r[e], torch.ones(3, dtype=dtype)) for r in replies for e in (E.fixed, E.small))
 
 
-def test_a_vector_weighs_each_row_and_rows_of_nobody_are_zero_with_weight_zero() -> None:
+def test_per_row_weights_apply_and_rows_without_weight_are_zero() -> None:
     replies = [
         Message({E.rows: torch.tensor([2.0, 0.0, 1.0]), E.table: torch.tensor([[1.0], [5.0], [3.0]])}),
         Message({E.rows: torch.tensor([6.0, 0.0, 0.0]), E.table: torch.tensor([[5.0], [7.0], [9.0]])}),
     ]
-    result = fold(*replies)
+    result = aggregate(*replies)
     assert result[E.table].tolist() == [[4.0], [0.0], [3.0]]
     assert result.weight(E.table).tolist() == [8.0, 0.0, 1.0]
 
 
-def test_a_group_is_reduced_over_the_replies_that_carry_the_key() -> None:
+def test_group_is_reduced_over_the_replies_that_have_the_key() -> None:
     replies = [
         Message({E.count: 1.0, E.group: {"a/w": torch.tensor([2.0])}}),
         Message({E.count: 3.0, E.group: {"b/w": torch.tensor([5.0])}}),
         Message({E.count: 1.0, E.group: {"a/w": torch.tensor([4.0])}}),
     ]
-    result = fold(*replies)
+    result = aggregate(*replies)
     assert {n: t.item() for n, t in result[E.group].items()} == {"a/w": 3.0, "b/w": 5.0}
     assert (result.weight(E.group, "a/w"), result.weight(E.group, "b/w")) == (2.0, 3.0)
 
 
-def test_a_public_denominator_divides_the_sum() -> None:
-    result = fold(Message({E.fixed: torch.tensor([2.0])}), Message({E.fixed: torch.tensor([4.0])}))
+def test_public_denominator_divides_the_sum() -> None:
+    result = aggregate(Message({E.fixed: torch.tensor([2.0])}), Message({E.fixed: torch.tensor([4.0])}))
     assert result[E.fixed].item() == 1.5
     assert result.sum(E.fixed).item() == 6.0
 
 
-def test_max_first_and_union() -> None:
+def test_max_first_and_union_reduce_as_declared() -> None:
     sets = [
         LabeledImages(torch.full((n, 1, 2, 2), float(n)), torch.zeros(n, dtype=torch.long), num_classes=2)
         for n in (1, 2)
@@ -103,7 +103,7 @@ def test_max_first_and_union() -> None:
         Message({E.top: {"n": torch.tensor(3)}, E.head: "one", E.pool: sets[0], E.stack: torch.tensor([[1.0, 2.0]])}),
         Message({E.top: {"n": torch.tensor(9)}, E.head: "two", E.pool: sets[1], E.stack: torch.tensor([[3.0, 4.0]])}),
     ]
-    result = fold(*replies)
+    result = aggregate(*replies)
     assert result[E.top]["n"].item() == 9
     assert result[E.top]["n"].dtype == torch.int64
     assert result[E.head] == "one"
@@ -113,27 +113,27 @@ def test_max_first_and_union() -> None:
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=5))
-def test_whole_numbers_have_a_mean_as_others_do(values: list[int]) -> None:
-    result = fold(*[Message({E.plain: v}) for v in values])
+def test_mean_of_integers_is_computed(values: list[int]) -> None:
+    result = aggregate(*[Message({E.plain: v}) for v in values])
     assert result[E.plain] == pytest.approx(sum(values) / len(values), rel=1e-12)
 
 
-def test_what_nobody_sent_is_absent_and_weighs_nothing() -> None:
-    result = fold(Message({E.plain: 1.0}))
+def test_entry_that_no_client_sent_is_absent_with_weight_zero() -> None:
+    result = aggregate(Message({E.plain: 1.0}))
     assert E.group not in result
     assert result.weight(E.group) == 0
     assert result.get(E.group, {}) == {}
 
 
-def test_sums_are_kept_in_float64() -> None:
+def test_sums_use_float64() -> None:
     big, small = torch.tensor([1e8]), torch.tensor([1.0])
-    result = fold(*[Message({E.fixed: t}) for t in (big, small, small, -big)])
+    result = aggregate(*[Message({E.fixed: t}) for t in (big, small, small, -big)])
     assert result.sum(E.fixed).item() == 2.0
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("piece", [1, 7, 1000])
-def test_a_large_sum_is_made_in_pieces_to_the_bit(
+def test_chunked_sum_of_a_large_tensor_is_bitwise_equal(
     piece: int, layout: torch.memory_format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(aggregation, "_PIECE", piece)
@@ -141,7 +141,7 @@ def test_a_large_sum_is_made_in_pieces_to_the_bit(
     values = [torch.randn(5, 3, 4, 2, generator=generator).contiguous(memory_format=layout) for _ in range(4)]
     kept = [value.clone() for value in values]
     weights = [0.3, 7.0, 1e-3, 2.5]
-    found = fold(*[Message({E.count: w, E.group: {"a": v}}) for w, v in zip(weights, values, strict=True)])
+    found = aggregate(*[Message({E.count: w, E.group: {"a": v}}) for w, v in zip(weights, values, strict=True)])
     total = torch.zeros(5, 3, 4, 2, dtype=torch.float64)
     for value, weight in zip(kept, weights, strict=True):
         total = total + value.double() * weight
@@ -179,12 +179,12 @@ def test_a_large_sum_is_made_in_pieces_to_the_bit(
         (Message.unchecked({"E.plain": "text"}), "has no mean"),
     ],
 )
-def test_a_bad_reply_is_refused_with_the_reason(reply: Message | None, why: str) -> None:
+def test_bad_replies_are_refused_with_the_reason(reply: Message | None, why: str) -> None:
     with pytest.raises(BadReply, match=why):
-        check_reply(reply, ENTRIES, alike(reply))
+        check_reply(reply, ENTRIES, schema_of(reply))
 
 
-def test_a_reply_must_look_like_what_is_expected() -> None:
+def test_replies_must_match_the_expected_schema() -> None:
     like = {"E.group": EntrySpec({"w": torch.zeros(2)}), "E.count": EntrySpec(1.0)}
     good = Message({E.count: 1.0, E.group: {"w": torch.ones(2)}})
     assert check_reply(good, ENTRIES, like) is good
@@ -202,7 +202,7 @@ def test_a_reply_must_look_like_what_is_expected() -> None:
         check_reply(Message.unchecked({"E.count": 1.0, "E.group": "no"}), ENTRIES, like)
 
 
-def test_a_set_must_live_in_the_expected_space_and_not_be_larger_than_allowed() -> None:
+def test_sets_must_match_the_expected_space_and_size() -> None:
     empty = LabeledImages(torch.empty(0, 1, 2, 2), torch.empty(0, dtype=torch.long), num_classes=3)
     like = {"E.pool": EntrySpec(empty, max_rows=2)}
 

@@ -1,4 +1,4 @@
-"""FedAvg and FedProx against numbers worked out by hand and against a didactic twin."""
+"""FedAvg and FedProx against values computed by hand and a simple reference implementation."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fl import ClientOptimizer, FedAvg, simulate
 from fl.addons import Condensed, FedProx
 from fl.averaging.addon import AddOn
 from fl.batches import Phase
-from tests.fl.small import Tiny, federation, images
+from tests.fl.federations import Tiny, federation, images
 
 
 class OneWeight(nn.Module):
-    """Logits (w x, 0) of the mean pixel x: the gradient of the cross-entropy is known in closed form."""
+    """Logits (w x, 0) of the mean pixel x, with a closed-form gradient of the cross-entropy."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def weight_after(method: FedAvg, clients: list[LabeledImages], rounds: int = 1) 
 
 
 @pytest.mark.golden("FedAvg", source="McMahan et al., AISTATS 2017, Algorithm 1")
-def test_one_round_of_one_weight_is_the_hand_computed_average() -> None:
+def test_one_round_of_one_weight_equals_the_average_by_hand() -> None:
     """Clients see x = 1, label 0 (3 images) and x = 2, label 1 (1 image); w_0 = 0, full batch, one step, lr .5.
 
     d CE / dw = x (sigmoid(w x) - [label = 0]); at w = 0: -0.5 and 2 * 0.5 = 1. Steps: +0.25 and -0.5.
@@ -59,7 +59,7 @@ def test_one_round_of_one_weight_is_the_hand_computed_average() -> None:
     assert weight_after(FedAvg(weights="uniform", **options), clients) == pytest.approx(-0.125, abs=1e-7)
 
 
-def test_two_steps_with_momentum_decay_and_rate_decay_follow_the_formulas() -> None:
+def test_steps_with_momentum_weight_decay_and_lr_decay_follow_formulas() -> None:
     clients = [constant(1.0, 0, 2)]
     w, buffer = 0.3, 0.0
     for round_number in (1, 2):
@@ -76,8 +76,8 @@ def test_two_steps_with_momentum_decay_and_rate_decay_follow_the_formulas() -> N
 
 
 @pytest.mark.golden("FedProx", source="Li et al., MLSys 2020, Eq. 2")
-def test_the_proximal_pull_is_mu_times_the_distance() -> None:
-    """First step: no distance, no pull. Second: the gradient gains mu (w - w_0)."""
+def test_proximal_gradient_is_mu_times_the_distance() -> None:
+    """The first step has no distance and no pull. In the second the gradient gains mu (w - w_0)."""
     clients = [constant(1.0, 0, 2)]
     w, mu = 0.0, 0.7
     for _ in range(2):
@@ -88,8 +88,8 @@ def test_the_proximal_pull_is_mu_times_the_distance() -> None:
     assert weight_after(method, clients) == pytest.approx(w, abs=1e-6)
 
 
-def twin(clients: list[LabeledImages], rounds: int, start: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """FedAvg as its paper's Algorithm 1 says it, in the plainest words."""
+def reference(clients: list[LabeledImages], rounds: int, start: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """FedAvg written as Algorithm 1 of its paper."""
     model = Tiny(3)
     model.load_state_dict(start)
     for round_number in range(1, rounds + 1):
@@ -111,16 +111,16 @@ def twin(clients: list[LabeledImages], rounds: int, start: dict[str, torch.Tenso
     return model.state_dict()
 
 
-def test_the_fast_version_equals_the_didactic_twin() -> None:
+def test_fedavg_equals_the_reference() -> None:
     clients, start = federation(), Tiny(3).state_dict()
     run = simulate(
         FedAvg(factory=Tiny, initial=dict(start), lr=0.1, epochs=2, batch=5), clients, rounds=3, progress=False
     )
-    for name, want in twin(clients, 3, start).items():
+    for name, want in reference(clients, 3, start).items():
         assert torch.allclose(run.server.state[FedAvg.model][name], want, atol=1e-6), name
 
 
-def test_an_addon_that_is_off_leaves_every_bit_alone() -> None:
+def test_disabled_addon_changes_no_bit() -> None:
     base, off = (
         simulate(FedAvg(*addons, factory=Tiny), federation(), rounds=2, progress=False).server.state[FedAvg.model]
         for addons in ((), (FedProx(0.0),))
@@ -129,7 +129,7 @@ def test_an_addon_that_is_off_leaves_every_bit_alone() -> None:
 
 
 @pytest.mark.parametrize(("momentum", "mu", "steps"), [(0.0, 0.0, 7), (0.9, 0.0, 20), (0.0, 0.5, 20), (0.9, 0.3, 9)])
-def test_path_is_how_far_a_constant_unit_gradient_moves(momentum: float, mu: float, steps: int) -> None:
+def test_effective_lr_is_the_displacement_by_a_unit_gradient(momentum: float, mu: float, steps: int) -> None:
     seen: list[float] = []
 
     class Peek(AddOn):
@@ -172,15 +172,15 @@ def test_batch_norm_buffers_follow_their_rule(rule: str) -> None:
 
 
 class _Dropping(Tiny):
-    """Dropout before the layer whose statistics are estimated."""
+    """Network with dropout before the layer of the estimated statistics."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__(outputs, norm=True)
         self.body = nn.Sequential(nn.Dropout(0.5), *self.body)
 
 
-def test_estimated_statistics_are_those_without_dropout_and_draw_nothing() -> None:
-    """The global model is tested without dropout, so its statistics are those of a pass without."""
+def test_estimated_statistics_ignore_dropout_and_use_no_random_numbers() -> None:
+    """The global model is evaluated without dropout, so its statistics are those of a pass without dropout."""
     data = images(30, 10)
     states = []
     for seed in (0, 1):
@@ -226,7 +226,7 @@ def test_personal_parameters_stay_with_their_client() -> None:
     assert run.models == {}
 
 
-def test_architectures_are_averaged_apart() -> None:
+def test_architectures_are_averaged_separately() -> None:
     clients, deltas = federation(), {}
 
     class Peek(AddOn):
@@ -246,7 +246,7 @@ def test_architectures_are_averaged_apart() -> None:
         assert torch.allclose(run.server.state[FedAvg.model][f"{name}/classifier.bias"], own[0][2] + mean, atol=1e-6)
 
 
-def test_refusals_when_built() -> None:
+def test_invalid_options_are_refused_when_built() -> None:
     class Slow(AddOn):
         def server_step(self, server: Any, mean: Any) -> Any:
             return mean
@@ -272,7 +272,7 @@ def test_refusals_when_built() -> None:
         simulate(FedAvg(factory=Tiny, initial={"nothing": torch.zeros(1)}), federation(), rounds=1, progress=False)
 
 
-def test_dropout_draws_from_the_clients_own_generator(global_rng_untouched: None) -> None:
+def test_dropout_uses_the_clients_own_generator(global_rng_untouched: None) -> None:
     def network(outputs: int) -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, outputs))
 
@@ -281,8 +281,8 @@ def test_dropout_draws_from_the_clients_own_generator(global_rng_untouched: None
         assert torch.equal(value, runs[1].server.state[FedAvg.model][name])
 
 
-def test_an_addon_that_holds_a_function_says_the_same_in_every_process() -> None:
-    """A run's identity is what its method says of itself; an address in it would refuse to resume the run."""
+def test_repr_of_an_addon_with_a_function_has_no_address() -> None:
+    """The repr identifies a run; a memory address in it would prevent resuming the run."""
     said = [repr(FedAvg(Condensed(augment=lambda x, g: x), factory=OneWeight)) for _ in range(2)]
     assert said[0] == said[1]
     assert "test_averaging.test_an_addon_that_holds" in said[0]

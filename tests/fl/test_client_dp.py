@@ -1,4 +1,4 @@
-"""DP-FedAvg against NumPy, what its noise covers, what it owes the ledger, and what it refuses."""
+"""Client-level DP (DP-FedAvg) against NumPy: noise, ledger entries and refusals."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ from fl.filters.client_dp import Adaptive
 from fl.message import Tensors
 from fl.methods import FedProto
 from tests.fl import quadratic
-from tests.fl.laws import assert_same, network, tensors
-from tests.fl.small import Tiny, federation
+from tests.fl.federations import Tiny, federation
+from tests.fl.invariances import assert_same, network, tensors
 
 Vector = Any
 BOTH = {FedAvg.update: 0.4, SCAFFOLD.drift: 0.3}
@@ -66,7 +66,7 @@ def play(what: Method, rounds: int = 3, clients: Any = None, **how: Any) -> Run:
 
 
 def seeded(secret: int, round_number: int) -> Secret:
-    """What the server draws from in a seeded round."""
+    """Return the server's generator in a seeded round."""
     generator = derive(secret, round_number, "server", "secret")
     return Secret(int(torch.randint(2**62, (), generator=generator)))
 
@@ -76,7 +76,7 @@ def seeded(secret: int, round_number: int) -> Secret:
 )
 @pytest.mark.parametrize("adaptive", [None, Adaptive(quantile=0.4, step=0.7, sigma=1.5)])
 def test_rounds_follow_the_papers_in_numpy(adaptive: Adaptive | None) -> None:
-    """Three clients, q = 0.6, whose updates are shorter and longer than C; all noise is drawn again here."""
+    """Three clients, q = 0.6, with updates shorter and longer than C; the test draws all noise again."""
     q, sigma, clip, secret = 0.6, 0.8, 0.15, 11
     start = {"w": torch.tensor(quadratic.START, dtype=torch.float32)}
     method = averaging(
@@ -113,7 +113,7 @@ def test_rounds_follow_the_papers_in_numpy(adaptive: Adaptive | None) -> None:
     [(), (FedAvgM(0.9),), (FedAdam(),), (FedProx(0.1), MOON()), (SCAFFOLD(),), (FedNova(), SCAFFOLD())],
     ids=lambda a: " ".join(x.name for x in a) or "plain",
 )
-def test_without_noise_clip_and_draw_it_is_uniform_averaging(addons: Any) -> None:
+def test_without_noise_clip_and_sampling_equals_uniform_averaging(addons: Any) -> None:
     base = averaging(*addons)
     clip: dict[Entry[Any], float] = {FedAvg.update: 1e6}
     for addon in addons:
@@ -126,7 +126,7 @@ def test_without_noise_clip_and_draw_it_is_uniform_averaging(addons: Any) -> Non
 
 
 class Sums(Method):
-    """Replies of every kind; what `receive` gets is kept. `sends` maps a client to its reply's factor."""
+    """Sends replies of every kind and keeps the argument of `receive`. `sends` maps a client to its reply's factor."""
 
     n = Entry[float]("sum")
     group = Entry[Tensors]("mean", by=n)
@@ -160,23 +160,23 @@ CLIPS = {Sums.group: 2.0, Sums.vector: 1.0, Sums.number: 0.5, Sums.fixed: 4.0}
 ENTRIES: dict[str, Entry[Any]] = {e.key: e for e in (*Sums().entries(), ClientDP.norms, ClientDP.within)}
 
 
-def beside(method: Method, clients: int = 4, secret: int | None = None, delta: float = 1e-5) -> Any:
-    """A server's side without a run."""
+def on_server(method: Method, clients: int = 4, secret: int | None = None, delta: float = 1e-5) -> Any:
+    """Return the server's side without a run."""
     return SimpleNamespace(
         method=method, clients=clients, round=1, secret=Secret(secret), ledger=Ledger(delta=delta),
         state=Message(), notes={},
     )  # fmt: skip
 
 
-def vector_of(sums: Any) -> Tensor:
+def as_vector(sums: Any) -> Tensor:
     parts = [t for v in sums for t in (v.values() if isinstance(v, dict) else [torch.as_tensor(v)])]
     return torch.cat([t.double().flatten() for t in parts])
 
 
-def fold(dp: ClientDP, replies: list[Message], message: Message | None = None) -> AggregatedReplies:
+def aggregate(dp: ClientDP, replies: list[Message], message: Message | None = None) -> AggregatedReplies:
     reducer = Aggregator(ENTRIES)
     for k, reply in enumerate(replies):
-        reducer.fold(k, dp.out(None, message or Message(), reply))  # type: ignore[arg-type]
+        reducer.aggregate(k, dp.out(None, message or Message(), reply))  # type: ignore[arg-type]
     return reducer.result()
 
 
@@ -191,8 +191,8 @@ def test_removing_one_client_moves_the_sums_by_at_most_the_sensitivity(sent: lis
     zeros = [Sums().reply(0.0)]
 
     def sums(of: list[Message]) -> list[Tensor]:
-        reduced = fold(dp, of + zeros)
-        return [vector_of([reduced.sum(e)]) for e in dp.clips]
+        reduced = aggregate(dp, of + zeros)
+        return [as_vector([reduced.sum(e)]) for e in dp.clips]
 
     moved = [a - b for a, b in zip(sums(replies), sums(rest))]
     for difference, most in zip(moved, dp.clips.values()):
@@ -200,7 +200,7 @@ def test_removing_one_client_moves_the_sums_by_at_most_the_sensitivity(sent: lis
     assert float(torch.cat(moved).norm()) <= math.hypot(*CLIPS.values()) * (1 + 1e-6)
 
 
-def test_a_group_is_clipped_as_one_vector_and_keeps_its_direction() -> None:
+def test_group_is_clipped_as_one_vector_and_keeps_its_direction() -> None:
     dp = ClientDP(1.0, 0.5, CLIPS)
     sent = dp.out(None, Message(), Sums().reply(3.0))  # type: ignore[arg-type]
     norm = math.sqrt(10 * 9)
@@ -213,28 +213,30 @@ def test_a_group_is_clipped_as_one_vector_and_keeps_its_direction() -> None:
     assert Sums.extra not in sent
 
 
-def test_what_a_reply_may_leave_out_is_noised_all_the_same() -> None:
+def test_optional_entries_are_noised_even_when_absent() -> None:
     dp = ClientDP(1.0, 0.5, CLIPS, Adaptive(sigma=2.0))
-    reply, message, server = Sums().reply(0.01), Message(), beside(Sums(), secret=1)
+    reply, message, server = Sums().reply(0.01), Message(), on_server(Sums(), secret=1)
     del reply[Sums.vector]
     message[dp.norms] = server.state[dp.norms] = torch.tensor(list(dp.clips.values()), dtype=torch.float64)
     sent = dp.out(None, message, reply)  # type: ignore[arg-type]
     assert (Sums.vector in sent, sent[dp.within].tolist()) == (False, [0.5] * 4)
-    assert dp.back(server, fold(dp, [reply], message), server.method.expect(server, 0))[Sums.vector].abs().min() > 0
+    assert (
+        dp.back(server, aggregate(dp, [reply], message), server.method.expect(server, 0))[Sums.vector].abs().min() > 0
+    )
 
 
-def test_a_reply_that_is_not_finite_is_zeros_and_says_nothing() -> None:
+def test_non_finite_reply_becomes_zeros_without_a_failure() -> None:
     sent = ClientDP(1.0, 0.5, CLIPS).out(None, Message(), Sums().reply(math.nan))  # type: ignore[arg-type]
     assert sent[Sums.n] == 1.0
-    assert not vector_of([sent[e] for e in CLIPS]).any()
+    assert not as_vector([sent[e] for e in CLIPS]).any()
 
 
-def test_means_divide_by_public_numbers_and_who_answered_stays_behind() -> None:
-    """N = 4 at rate 0.75: three are expected, and the sums of one reply or of four are divided by 3 (`fixed`: by 8)."""
+def test_means_divide_by_public_numbers_and_hide_the_reply_count() -> None:
+    """N = 4 at rate 0.75: three replies are expected. One reply or four are divided by 3 (`fixed`: by 8)."""
     for count in (1, 4):
         method, dp = Sums(), ClientDP(0.0, 0.75, dict.fromkeys(CLIPS, 1e3))
-        server = beside(method)
-        replies = fold(dp, [method.reply(2.0)] * count)
+        server = on_server(method)
+        replies = aggregate(dp, [method.reply(2.0)] * count)
         got = dp.back(server, replies, server.method.expect(server, 0))
         assert torch.equal(got[Sums.group]["a"], torch.full((2, 3), 2.0 * count / 3))
         assert torch.equal(got[Sums.vector], torch.full((5,), 4.0 * count))
@@ -245,14 +247,14 @@ def test_means_divide_by_public_numbers_and_who_answered_stays_behind() -> None:
         assert Sums.extra not in got
 
 
-def test_noise_is_on_every_tensor_of_every_entry_even_if_nobody_is_drawn() -> None:
-    """Its standard deviation is sigma |(C_1, ..., C_4)| everywhere, tested over 4,000 releases."""
+def test_noise_covers_every_tensor_even_if_no_client_is_drawn() -> None:
+    """The standard deviation is sigma |(C_1, ..., C_4)| everywhere, tested over 4,000 releases."""
     dp, method = ClientDP(1.5, 0.5, CLIPS), Sums()
     found = []
-    server = beside(method, secret=3)
+    server = on_server(method, secret=3)
     for _ in range(1000):
         got = dp.back(server, Aggregator(ENTRIES).result(), server.method.expect(server, 0))
-        found.append(vector_of([got.sum(e) for e in CLIPS]))
+        found.append(as_vector([got.sum(e) for e in CLIPS]))
     rows = torch.stack(found)
     std = 1.5 * math.hypot(*CLIPS.values())
     assert rows.shape[1] == 6 + 4 + 5 + 1 + 2
@@ -263,7 +265,7 @@ def test_noise_is_on_every_tensor_of_every_entry_even_if_nobody_is_drawn() -> No
     assert len(server.ledger.events) == 1000
 
 
-def test_an_empty_draw_still_moves_the_model() -> None:
+def test_empty_draw_still_changes_the_model() -> None:
     class Nobody(ClientDP):
         def draw(self, server: Server) -> list[int]:
             super().draw(server)
@@ -276,7 +278,7 @@ def test_an_empty_draw_still_moves_the_model() -> None:
     assert all(float(m.std()) == pytest.approx(0.1 / 2.5, rel=0.7) for m in moved)
 
 
-def test_lost_and_failed_replies_are_noise_on_a_smaller_sum_and_nobody_is_named() -> None:
+def test_lost_and_failed_replies_add_noise_and_reveal_no_client() -> None:
     class Broken(AddOn):
         data_access = "none"
 
@@ -315,8 +317,8 @@ def test_every_round_is_one_event_and_epsilon_is_their_composition(tmp_path: Pat
     assert "accuracy_clients" not in run.rows[0]
 
 
-def test_noise_tensors_are_counted_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each event pays for one draw for each of the model's tensors, and for one for the bits."""
+def test_events_count_noise_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each event charges one draw for each tensor of the model, and one for the bits."""
     drawn: list[Any] = []
     normal = Secret.normal
     monkeypatch.setattr(Secret, "normal", lambda *a: (drawn.append((*a[1:], ledger.events)), normal(*a))[1])
@@ -326,7 +328,7 @@ def test_noise_tensors_are_counted_by_events(monkeypatch: pytest.MonkeyPatch) ->
     assert [std for shape, std, _ in drawn if tuple(shape) == (1,)] == [2.0] * 3
 
 
-def test_the_event_is_written_before_the_noise_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ledger_event_is_written_before_the_noise_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Tensor:
         raise KeyboardInterrupt
 
@@ -337,7 +339,7 @@ def test_the_event_is_written_before_the_noise_is_drawn(tmp_path: Path, monkeypa
     assert not (tmp_path / "history.jsonl").read_text()
 
 
-def test_the_budget_stops_the_run_before_any_client_works() -> None:
+def test_budget_stops_the_run_before_any_client_trains() -> None:
     worked: list[int] = []
 
     class Spy(AddOn):
@@ -355,7 +357,7 @@ def test_the_budget_stops_the_run_before_any_client_works() -> None:
 
 
 class Fatal(FedAvg):
-    """Is killed in round 3, when it has paid; its run is one of `FedAvg`."""
+    """FedAvg that is killed in round 3 after the charge."""
 
     key = "FedAvg"
 
@@ -376,7 +378,7 @@ play(killed(Fatal), rounds=4, out={out!r}, secret=5)
 """
 
 
-def test_a_round_that_was_killed_is_charged_again_and_gives_the_same_bits(tmp_path: Path) -> None:
+def test_killed_round_is_charged_again_and_is_bitwise_equal(tmp_path: Path) -> None:
     code = CHILD.format(root=str(Path(__file__).parents[2]), out=str(tmp_path))
     assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGKILL
     assert [e.round for e in Ledger(tmp_path / "ledger.jsonl").events] == [1, 2, 3]
@@ -386,7 +388,7 @@ def test_a_round_that_was_killed_is_charged_again_and_gives_the_same_bits(tmp_pa
     assert_same(run, play(killed(FedAvg), rounds=4, secret=5, workers=3))
 
 
-def test_a_seeded_run_is_no_guarantee_and_any_other_differs(tmp_path: Path) -> None:
+def test_seeded_run_has_no_guarantee_and_unseeded_runs_differ(tmp_path: Path) -> None:
     def once(secret: int | None, **how: Any) -> Run:
         dp = ClientDP(1.0, 0.5, 1.0, Adaptive(sigma=2.0))
         return play(Filtered(averaging(FedAvgM()), dp), secret=secret, **how)
@@ -399,10 +401,10 @@ def test_a_seeded_run_is_no_guarantee_and_any_other_differs(tmp_path: Path) -> N
     assert len({json.dumps(m.flatten().tolist()) for m in models}) == 4
 
 
-def test_the_draw_is_poisson() -> None:
-    """4,000 draws of 12 clients: each is in about a share q of them, two together in about q^2, at 5 sigma."""
+def test_draw_is_poisson() -> None:
+    """In 4,000 draws of 12 clients, each is drawn with rate q and each pair with rate q^2, within 5 sigma."""
     q, count = 0.3, 4000
-    dp, server = ClientDP(1.0, q, 1.0), beside(Sums(), clients=12, secret=1)
+    dp, server = ClientDP(1.0, q, 1.0), on_server(Sums(), clients=12, secret=1)
     drawn = torch.zeros(count, 12, dtype=torch.float64)
     for row in drawn:
         row[dp.draw(server)] = 1
@@ -418,11 +420,11 @@ def test_the_draw_is_poisson() -> None:
 
 
 @pytest.mark.parametrize("quantile", [0.5, 0.8])
-def test_the_norm_finds_the_quantile(quantile: float) -> None:
-    """Two entries, whose norms are spread evenly up to 1 and up to 10, at rate 1; the noise of the bits is small."""
+def test_adaptive_norm_finds_the_quantile(quantile: float) -> None:
+    """Two entries with norms spread evenly up to 1 and up to 10, at rate 1, with small noise on the bits."""
     count, clips = 20, {Sums.vector: 0.1, Sums.group: 100.0}
     dp, method = ClientDP(0.1, 1.0, clips, Adaptive(quantile, 0.25, sigma=1.0)), Sums()
-    server = beside(method, clients=count, secret=4)
+    server = on_server(method, clients=count, secret=4)
     dp.start(server, Bare().expect(server, 0), {})  # type: ignore[arg-type]
     server.state[dp.norms] = torch.tensor([30.0, 0.1], dtype=torch.float64)
     replies = []
@@ -434,7 +436,7 @@ def test_the_norm_finds_the_quantile(quantile: float) -> None:
     for _ in range(160):
         message = Message()
         dp.send(server, 0, message)
-        dp.back(server, fold(dp, replies, message), server.method.expect(server, 0))
+        dp.back(server, aggregate(dp, replies, message), server.method.expect(server, 0))
         found.append(server.state[dp.norms])
     by_key = dict(zip((e.key for e in dp.clips), torch.stack(found[-80:]).mean(0).tolist()))
     assert by_key == {
@@ -444,7 +446,7 @@ def test_the_norm_finds_the_quantile(quantile: float) -> None:
 
 
 class Bare(Sums):
-    """Only the two entries of the test above."""
+    """Method with only the two entries of the test above."""
 
     def expect(self, server: Server, client: int) -> Schema:
         return {k: v for k, v in super().expect(server, client).items() if k in ("Sums.n", "Sums.group", "Sums.vector")}
@@ -489,7 +491,7 @@ def test_methods_that_no_clip_bounds_are_refused_when_built(make: Any, clip: Any
         Filtered(make(), ClientDP(1.0, 0.5, clip))
 
 
-def test_more_methods_that_are_refused_when_built() -> None:
+def test_methods_with_unbounded_entries_are_refused_when_built() -> None:
     class Noisy(AddOn):
         private = True
 
@@ -575,7 +577,7 @@ def test_bad_options_are_refused() -> None:
         play(Filtered(averaging(), ClientDP(1.0, 0.5, 1.0)), participation=0.5)
 
 
-def test_what_stays_with_its_client_and_what_is_post_processing_stays_allowed() -> None:
+def test_client_state_and_post_processing_stay_allowed() -> None:
     def nobody() -> LabeledImages:
         return federation()[0][torch.zeros(0, dtype=torch.int64)]
 
@@ -593,7 +595,7 @@ def test_what_stays_with_its_client_and_what_is_post_processing_stays_allowed() 
     assert play(Filtered(averaging(FedExP()), exp), rounds=2).rows[-1]["extrapolation"] >= 1
 
 
-def test_the_order_of_the_clips_changes_nothing() -> None:
+def test_order_of_the_clips_changes_nothing() -> None:
     turned = dict(reversed(BOTH.items()))
     one, other = (Filtered(averaging(SCAFFOLD()), ClientDP(1.0, 0.8, clip)) for clip in (BOTH, turned))
     assert repr(one) == repr(other)

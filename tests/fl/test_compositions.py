@@ -1,4 +1,4 @@
-"""The papers as compositions: `FedAvg` with their defaults, and nothing else."""
+"""Composed methods: `FedAvg` with the papers' defaults and nothing else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from fl import ClientOptimizer, FedAvg, Phase
 from fl.addons import FedProx
 from fl.methods import FedLGD, FedRep, SingleImage
-from tests.fl.small import Tiny
+from tests.fl.federations import Tiny
 
 PICTURE = torch.linspace(0, 1, 108).reshape(3, 6, 6)
 SMALL: dict[str, Any] = {"keep": 5, "count": 10, "selection": {"clusters": 2}}
@@ -31,7 +31,7 @@ def options(kind: type[FedAvg]) -> dict[str, inspect.Parameter]:
 
 
 @compositions
-def test_a_composition_overrides_no_verb(kind: type[FedAvg]) -> None:
+def test_composition_overrides_no_hook(kind: type[FedAvg]) -> None:
     assert kind.__mro__[1] is FedAvg
     written = [n for n, v in vars(kind).items() if callable(v) or isinstance(v, property | staticmethod | classmethod)]
     assert written == ["__init__"]
@@ -50,7 +50,7 @@ VALUES: dict[str, Any] = {
 
 
 @compositions
-def test_it_takes_all_options_of_fedavg_that_it_leaves_open(kind: type[FedAvg]) -> None:
+def test_composition_accepts_all_remaining_options_of_fedavg(kind: type[FedAvg]) -> None:
     theirs = {name for name, p in options(FedAvg).items() if p.kind is p.KEYWORD_ONLY} - {"factory"}
     assert set(VALUES) == theirs
     for name in theirs - SET.get(kind, set()) - (REFUSED if kind in (FedLGD, SingleImage) else set()):
@@ -60,15 +60,15 @@ def test_it_takes_all_options_of_fedavg_that_it_leaves_open(kind: type[FedAvg]) 
 
 
 @compositions
-def test_what_it_does_not_say_is_as_in_fedavg(kind: type[FedAvg]) -> None:
-    """A default that is shown is the one that acts."""
+def test_unspecified_options_default_to_those_of_fedavg(kind: type[FedAvg]) -> None:
+    """A default in the signature is the one in effect."""
     taken = {n: p.default for n, p in options(kind).items() if n in options(FedAvg) and p.default is not p.empty}
     given = {n: v for n, v in taken.items() if v is not None}
     assert repr(MADE[kind]()) == repr(MADE[kind](**given))
 
 
 @compositions
-def test_further_add_ons_join_and_unknown_options_do_not(kind: type[FedAvg]) -> None:
+def test_compositions_accept_more_addons_but_no_unknown_options(kind: type[FedAvg]) -> None:
     assert [a.name for a in MADE[kind](FedProx(0.1)).addons if isinstance(a, FedProx)] == ["FedProx"]
     with pytest.raises(TypeError, match="unexpected keyword argument 'weight_decya'"):
         MADE[kind](weight_decya=0.1)
@@ -78,7 +78,7 @@ def test_further_add_ons_join_and_unknown_options_do_not(kind: type[FedAvg]) -> 
 
 
 @compositions
-def test_a_subclass_of_it_shows_its_own_options(kind: type[FedAvg]) -> None:
+def test_subclass_shows_its_own_options(kind: type[FedAvg]) -> None:
     class Mine(kind):  # type: ignore[misc, valid-type]
         def __init__(self, mine: int) -> None:
             raise AssertionError

@@ -1,4 +1,4 @@
-"""What runs cost: until a target, at equal cost, and for the clients that are served worst."""
+"""Costs of runs: until a target, at equal cost, and the accuracy of the worst clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ by = st.sampled_from(sorted(BY))
 
 
 def run(accuracies: list[float | None], method: str = "A", seed: int = 0, each: list[int] | None = None) -> Record:
-    """A run whose rounds cost different amounts."""
+    """Return a run with a different cost in each round."""
     each = each or [7] * len(accuracies)
     rows = [row(t, a, up, up / 4) for t, (a, up) in enumerate(zip(accuracies, each), 1)]
     line = {"task": "t", "method": method, "seed": seed, "accuracy_last": accuracies[-1]}
@@ -29,7 +29,7 @@ def run(accuracies: list[float | None], method: str = "A", seed: int = 0, each: 
 
 
 @given(curve, costs, by)
-def test_spent_adds_up_what_the_rounds_say(accuracies: list[float | None], each: list[int], what: str) -> None:
+def test_cumulative_costs_are_sums_over_rounds(accuracies: list[float | None], each: list[int], what: str) -> None:
     rows = run(accuracies, each=each).rows
     total = sum(sum(r[c] for c in BY[what]) if BY[what] else 1 for r in rows)
     found = spent(rows, what)
@@ -38,7 +38,7 @@ def test_spent_adds_up_what_the_rounds_say(accuracies: list[float | None], each:
     assert found == sorted(set(found))
 
 
-def test_the_costs_until_a_target() -> None:
+def test_costs_until_a_target_are_computed() -> None:
     runs = [
         run([0.1, 0.5, 0.7], "A", 0), run([0.5, 0.1, 0.5], "A", 1),
         run([0.1, None, 0.9], "B", 0), run([0.2, 0.2, 0.2], "B", 1),
@@ -58,7 +58,7 @@ def test_the_costs_until_a_target() -> None:
 
 
 @given(curve, st.floats(0, 1), st.floats(0, 1))
-def test_a_higher_target_never_costs_less(accuracies: list[float | None], one: float, other: float) -> None:
+def test_higher_target_never_costs_less(accuracies: list[float | None], one: float, other: float) -> None:
     low, high = (to_target([run(accuracies)], accuracy=a).rows[0] for a in sorted((one, other)))
     assert low["reached"] >= high["reached"]
     for name in ("rounds", "bytes", "client_seconds"):
@@ -68,7 +68,7 @@ def test_a_higher_target_never_costs_less(accuracies: list[float | None], one: f
     assert bool(low["reached"]) == (best >= min(one, other))
 
 
-def test_the_mean_curve_is_of_rounds_that_all_seeds_tested() -> None:
+def test_mean_curve_covers_the_rounds_evaluated_for_all_seeds() -> None:
     runs = [run([0.9, 0.1, None, 0.8], "A", 0), run([None, 0.1, 0.9, 0.8], "A", 1)]
     assert to_target(runs, accuracy=0.5).rows[0]["mean_rounds"] == 4
 
@@ -77,14 +77,16 @@ def test_the_mean_curve_is_of_rounds_that_all_seeds_tested() -> None:
 
 
 @given(curve, costs, by)
-def test_a_way_alone_has_its_own_last_accuracy(accuracies: list[float | None], each: list[int], what: str) -> None:
+def test_single_candidate_keeps_its_own_last_accuracy(
+    accuracies: list[float | None], each: list[int], what: str
+) -> None:
     one = run(accuracies, each=each)
     tested = [a for a in accuracies if a is not None]
     assert at_equal([one], by=what).rows[0]["accuracy"] == (tested[-1] if tested else None)
 
 
 @given(st.lists(curve, min_size=2, max_size=4), st.lists(costs, min_size=4, max_size=4), by, st.data())
-def test_a_larger_budget_buys_more_rounds_and_never_more_than_itself(
+def test_larger_budget_never_buys_fewer_rounds(
     curves: list[list[float | None]], each: list[list[int]], what: str, data: st.DataObject
 ) -> None:
     runs = [run(c, f"way {i}", each=e) for i, (c, e) in enumerate(zip(curves, each))]
@@ -100,7 +102,7 @@ def test_a_larger_budget_buys_more_rounds_and_never_more_than_itself(
     assert default.rows == at_equal(runs, by=what, budget=smallest).rows
 
 
-def test_equal_bytes_is_not_equal_rounds() -> None:
+def test_equal_bytes_differ_from_equal_rounds() -> None:
     runs = [run([0.1, 0.2, 0.3, 0.4], "A", seed, [1, 1, 1, 1]) for seed in (0, 1)] + [run([0.5, 0.9], "B", 0, [3, 5])]
     assert [r["accuracy"] for r in at_equal(runs).rows] == [pytest.approx(0.2), 0.9]
     bytes_ = at_equal(runs, by="bytes_up")
@@ -112,7 +114,7 @@ def test_equal_bytes_is_not_equal_rounds() -> None:
     assert "within 0.00 MB on t" in str(bytes_)
 
 
-def test_a_folder_gives_the_same_tables(tmp_path: Path) -> None:
+def test_study_folder_gives_the_same_tables(tmp_path: Path) -> None:
     runs = [record([0.1, 0.6], way, seed) for way in ("A", "B") for seed in (0, 1)]
     folder = str(write(tmp_path, runs))
     assert to_target(folder, accuracy=0.5) == to_target(runs, accuracy=0.5)
@@ -120,7 +122,7 @@ def test_a_folder_gives_the_same_tables(tmp_path: Path) -> None:
     assert worst_clients(folder) == worst_clients(runs)
 
 
-def test_each_task_has_its_own_budget_and_sets_have_none() -> None:
+def test_every_task_has_its_own_budget_and_sets_have_none() -> None:
     runs = [record([0.1, 0.2], "A"), record([0.1, 0.2, 0.3], "A", task="other"), record(0.7, "DM")]
     table = at_equal(runs)
     assert [(r["task"], r["method"], r["accuracy"]) for r in table.rows] == [
@@ -129,7 +131,7 @@ def test_each_task_has_its_own_budget_and_sets_have_none() -> None:
     assert "within 2 rounds on digits, 3 rounds on other" in str(table)
 
 
-def test_a_run_that_failed_neither_counts_nor_sets_the_budget() -> None:
+def test_failed_runs_are_ignored_in_budgets() -> None:
     burnt = record([0.5], "B", 1, error="loss is nan", accuracy_last=None)
     [a, b] = at_equal([record([0.1, 0.2], "A"), record([0.1, 0.3], "B"), burnt]).rows
     assert (a["budget"], b["accuracy"]) == (2, 0.3)
@@ -138,7 +140,7 @@ def test_a_run_that_failed_neither_counts_nor_sets_the_budget() -> None:
 # Clients.
 
 
-def test_the_clients_served_worst_after_the_last_round() -> None:
+def test_worst_clients_after_the_last_round() -> None:
     runs = [record([0.2, a], "A", seed) for seed, a in enumerate((0.4, 0.8))] + [record(0.5, "DM")]
     personal = {**row(1, 0.6), "accuracy_personal": {"mean": 0.9, "std": 0.0, "worst10": 0.7, "clients": 3}}
     runs.append(Record(record([0.6], "Ditto").line, [personal]))
@@ -166,6 +168,6 @@ def test_the_clients_served_worst_after_the_last_round() -> None:
         (lambda r: at_equal([Record(r[0].line, [{"round": 1, "accuracy": 0.5}])], by="bytes"), "lack: bytes_up"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_said_is_refused(call: Any, said: str) -> None:
+def test_invalid_arguments_are_refused(call: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         call([record([0.5])])

@@ -1,4 +1,4 @@
-"""What `FedAvg` does when nothing is said but the network, and what papers' compositions say themselves."""
+"""Defaults of `FedAvg` and of the papers' compositions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from distillkit.networks import ConvNet
 from distillkit.rng import derive
 from fl import FedAvg, simulate
 from fl.methods import FedLGD, FedRep, SingleImage
-from tests.fl.small import Tiny
+from tests.fl.federations import Tiny
 
 
-def test_the_defaults_learn() -> None:
-    """Ten clients of digits, Dirichlet(0.1), five rounds: 61 to 74 % for five seeds, where lr 0.01 gave 27 to 45 %."""
+def test_fedavg_learns_with_its_defaults() -> None:
+    """Ten clients of digits, Dirichlet(0.1), five rounds."""
     train, test = load("digits")
     held = clients(train, partition.dirichlet(train.labels, 10, 0.1, generator=0))
     method = FedAvg(factory=lambda k: ConvNet((1, 8, 8), k, width=16, depth=2))
@@ -26,12 +26,12 @@ def test_the_defaults_learn() -> None:
 
 
 @pytest.mark.parametrize(("optimizer", "lr"), [("sgd", 0.1), ("adam", 0.001)])
-def test_the_default_rate_is_the_optimisers(optimizer: Any, lr: float) -> None:
+def test_default_learning_rate_is_the_optimizers(optimizer: Any, lr: float) -> None:
     assert FedAvg(factory=Tiny, optimizer=optimizer).settings.lr == lr
     assert FedAvg(factory=Tiny, optimizer=optimizer, lr=0.5).settings.lr == 0.5
 
 
-def test_a_momentum_that_adam_would_not_have_is_refused() -> None:
+def test_unsupported_momentum_of_adam_is_refused() -> None:
     FedAvg(factory=Tiny, optimizer="adam", momentum=0.0)
     with pytest.raises(ValueError, match=r"With optimizer='adam' give momentum=0, got momentum=0\.9"):
         FedAvg(factory=Tiny, optimizer="adam", momentum=0.9)
@@ -43,7 +43,7 @@ def test_a_momentum_that_adam_would_not_have_is_refused() -> None:
     assert FedRep(factory=Tiny, optimizer="adam", momentum=0.0).settings.optimizer.name == "adam"
 
 
-def test_compositions_keep_their_papers_values_and_give_way_to_the_users() -> None:
+def test_compositions_keep_papers_values_unless_overridden() -> None:
     """FedLGD, section 5.1; FedRep's utils/options.py, lines 15 to 18; single image, section 4.1."""
     picture = torch.rand(1, 8, 8, generator=derive(0))
     made = {

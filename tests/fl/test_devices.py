@@ -1,6 +1,6 @@
-"""Devices: the engine brings everything to where it is read, so algorithms do not speak of them.
+"""Devices: the engine moves all tensors to the device that uses them, so algorithms do not handle devices.
 
-There is no accelerator here: `emulated` makes one of the CPU, with CUDA's rules on who may meet whom.
+There is no accelerator here: `emulated_device` turns the CPU into one, with the rules of CUDA for mixed devices.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from fl.averaging.local import received_state
 from fl.engine import _backends
 from fl.engine._backends import ServerThread
 from fl.engine._devices import placed
-from tests.fl.emulated import DEVICE, Mixed, second_device, there
-from tests.fl.laws import assert_same, tensors
-from tests.fl.small import images
-from tests.fl.test_grid import NAMES, Net, addon, digits, plain
+from tests.fl.emulated_device import DEVICE, Mixed, on_second_device, second_device
+from tests.fl.federations import images
+from tests.fl.invariances import assert_same, tensors
+from tests.fl.test_addon_combinations import NAMES, Net, addon, digits, plain
 from tests.fl.test_loopback import METHODS, play, rows
 
 ALL: dict[str, Callable[[], Method]] = {**{n: lambda n=n: plain(addon(n)) for n in NAMES}, **METHODS}  # type: ignore[misc]
 
 
 @pytest.fixture
-def accelerated(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
-    """Runs a method where `cpu:1` is a device of its own, on every thread that clients and server work on."""
+def run_on_second_device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+    """Run a method with `cpu:1` as a separate device on every thread of clients and server."""
     respond, run = _backends.respond, ServerThread.run
 
     def client_side(*given: Any) -> Any:
@@ -42,11 +42,11 @@ def accelerated(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
             return respond(*given)
 
     def server_side(self: ServerThread, work: Callable[[], Any]) -> Any:
-        def there_too() -> Any:
+        def also_there() -> Any:
             with second_device():
                 return work()
 
-        return run(self, there_too)
+        return run(self, also_there)
 
     def play_there(method: Method) -> Run:
         with monkeypatch.context() as patch, second_device():
@@ -58,46 +58,46 @@ def accelerated(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_nothing_of_one_device_meets_the_other(name: str, accelerated: Callable[..., Run]) -> None:
-    """Every add-on and method runs on an accelerator, to the CPU's bits; its state ends there."""
-    run = accelerated(ALL[name]())
+def test_devices_are_never_mixed(name: str, run_on_second_device: Callable[..., Run]) -> None:
+    """Every add-on and method runs on an accelerator with the CPU's bits, and its final state is there."""
+    run = run_on_second_device(ALL[name]())
     assert [(row["failed"], row.get("failed_evaluation")) for row in run.rows] == [({}, None)] * 2
-    assert all(there(t) for t in tensors(run.server.state).values())
+    assert all(on_second_device(t) for t in tensors(run.server.state).values())
     wanted = play(ALL[name](), evaluate="drawn")
     assert_same(run, wanted)
     assert rows(run) == rows(wanted)
 
 
-def test_what_a_client_keeps_itself_begins_where_it_computes() -> None:
-    """Also before it has a memory, from first weights that are drawn on the CPU, or were given anywhere."""
+def test_client_state_starts_on_the_compute_device() -> None:
+    """This includes the first use, with initial weights drawn on the CPU or given on any device."""
     with second_device():
         given = {n: t.to(DEVICE) for n, t in Net(3).state_dict().items()}
         for initial in (None, given):
             method = FedAvg(factory=Net, personal="classifier.*", initial=initial)
-            assert not any(there(t) for t in method.networks.first("", 3, 0).values())
+            assert not any(on_second_device(t) for t in method.networks.first("", 3, 0).values())
             server = Server(Classification(3), (1, 8, 8), IDENTITY, 1, 0, device=DEVICE)
             server.state[FedAvg.model] = method.networks.all_first(server)
             client = Client(0, digits()[:4], None, Classification(3), 1, 0, device=DEVICE)
             state = received_state(method.settings, client, method.send(server, 0))
             assert state.keys() == given.keys()
-            assert all(there(t) for t in state.values())
+            assert all(on_second_device(t) for t in state.values())
 
 
 class Mixing(FedAvg):
-    """Reads what nobody has brought to where it is read."""
+    """Reads tensors that nothing moved to the device in use."""
 
     def local(self, client: Client, message: Message) -> Message:
         _ = client.data.images + torch.ones(8)
         return super().local(client, message)
 
 
-def test_who_makes_a_tensor_and_forgets_where_fails_on_an_accelerator_only(accelerated: Callable[..., Run]) -> None:
+def test_tensor_created_on_the_wrong_device_fails_on_an_accelerator(run_on_second_device: Callable[..., Run]) -> None:
     assert play(Mixing(factory=Net), rounds=1).rows[0]["failed"] == {}
     with pytest.raises(NoUsableReply, match=r"Mixed: aten::add takes tensors of both devices"):
-        accelerated(Mixing(factory=Net))
+        run_on_second_device(Mixing(factory=Net))
 
 
-def test_the_second_device_has_the_rules_of_cuda() -> None:
+def test_emulated_device_follows_the_rules_of_cuda() -> None:
     with second_device():
         far, near = torch.zeros(3, device=DEVICE), torch.ones(3)
         assert (far.device, (far + 1).device, near.device) == (DEVICE, DEVICE, torch.device("cpu"))
@@ -131,8 +131,8 @@ class _Kinds:
     number = Entry[float]()
 
 
-def test_placed_moves_every_tensor_and_returns_what_lies_there_already_itself() -> None:
-    """Also of a set: images, labels, columns; what is no such value is left to whoever checks it."""
+def test_placed_moves_every_tensor_and_returns_unmoved_values_themselves() -> None:
+    """This includes the images, labels and columns of a set; values of other types are returned unchanged."""
     data = images(3, 1).replace(columns={"client": torch.zeros(3)})
     message = Message(
         {_Kinds.tensor: torch.ones(2), _Kinds.group: {"a": torch.ones(1)}, _Kinds.images: data, _Kinds.number: 2.0}
@@ -144,8 +144,8 @@ def test_placed_moves_every_tensor_and_returns_what_lies_there_already_itself() 
         assert placed(moved, DEVICE) is moved
         found = moved[_Kinds.images]
         parts = [moved[_Kinds.tensor], moved[_Kinds.group]["a"], found.images, found.labels, found.columns["client"]]
-        assert all(there(t) for t in parts)
-        assert not there(message[_Kinds.tensor])
+        assert all(on_second_device(t) for t in parts)
+        assert not on_second_device(message[_Kinds.tensor])
         assert moved[_Kinds.number] == 2.0
         assert placed(placed(moved, here), here)[_Kinds.images].images.equal(data.images)
     strange: list[Any] = [None, "x", 3, [torch.ones(1)], torch.ones(1, device="meta")]
@@ -166,7 +166,7 @@ ALONE = {
 """The only files of algorithms that say where a tensor lies, and which tensors of their own they make."""
 
 
-def test_algorithms_do_not_speak_of_devices_but_where_they_make_tensors() -> None:
+def test_algorithms_use_devices_only_to_create_tensors() -> None:
     found = set()
     for room in (fl.addons, fl.methods):
         folder = Path(room.__path__[0])

@@ -1,4 +1,4 @@
-"""Ditto against its algorithm in NumPy, and what it leaves alone."""
+"""Ditto against its algorithm in NumPy, and its side effects."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fl import ClientData, FedAvg, simulate
 from fl.addons import MOON, Ditto, FineTune
 from fl.averaging.addon import AddOn
 from tests.fl import linear
-from tests.fl.laws import assert_lawful, assert_same
-from tests.fl.small import Tiny, federation, images
+from tests.fl.federations import Tiny, federation, images
+from tests.fl.invariances import assert_invariant, assert_same
 
 
 class Peek(AddOn):
-    """Notes the personal models after Ditto's turn."""
+    """Records the personal models after Ditto's training."""
 
     def __init__(self) -> None:
         self.seen: dict[tuple[int, int], Any] = {}
@@ -56,14 +56,14 @@ def test_personal_models_follow_algorithm_1(momentum: float, participation: floa
     assert linear.weights(result) == pytest.approx(w, abs=2e-6)
 
 
-def held() -> list[ClientData]:
+def client_data() -> list[ClientData]:
     return [ClientData(c, images(20, 50 + k)) for k, c in enumerate(federation())]
 
 
-def test_the_global_model_is_left_alone_bit_by_bit() -> None:
+def test_global_model_is_bitwise_unchanged() -> None:
     def play(*addons: AddOn) -> Any:
         method = FedAvg(*addons, factory=lambda k: Tiny(k, norm=True), lr=0.1, batch=6)
-        return simulate(method, held(), rounds=3, progress=False)
+        return simulate(method, client_data(), rounds=3, progress=False)
 
     base, ditto = play(MOON()), play(Ditto(0.3, epochs=2), MOON())
     assert_same(base, ditto)
@@ -72,7 +72,7 @@ def test_the_global_model_is_left_alone_bit_by_bit() -> None:
         assert one["accuracy_clients"] == other["accuracy_clients"]
 
 
-def test_strong_pulls_end_at_the_global_model_and_none_is_local_training() -> None:
+def test_strong_pull_gives_the_global_model_and_no_pull_local_training() -> None:
     peek = Peek()
     result = linear.run(Ditto(9.0, steps=200), peek, rounds=1, epochs=1)
     assert np.abs(peek.seen[1, 0]["w.weight"].double().numpy() - linear.START).max() < 0.08
@@ -85,13 +85,13 @@ def test_strong_pulls_end_at_the_global_model_and_none_is_local_training() -> No
 
 
 def test_laws(tmp_path: Path) -> None:
-    assert_lawful(lambda: [Ditto(0.5)], tmp_path)
+    assert_invariant(lambda: [Ditto(0.5)], tmp_path)
 
 
-def test_personal_models_have_the_same_bits_whatever_the_workers_and_interruptions(tmp_path: Path) -> None:
+def test_personal_models_are_bitwise_equal_with_workers_and_resumed(tmp_path: Path) -> None:
     def play(rounds: int = 4, **how: Any) -> list[Any]:
         method = FedAvg(Ditto(0.5), factory=lambda k: Tiny(k, norm=True), lr=0.1, batch=6)
-        run = simulate(method, held(), rounds=rounds, participation=2, evaluate="all", progress=False, **how)
+        run = simulate(method, client_data(), rounds=rounds, participation=2, evaluate="all", progress=False, **how)
         return [row["accuracy_personal"] for row in run.rows]
 
     whole = play()
@@ -100,8 +100,8 @@ def test_personal_models_have_the_same_bits_whatever_the_workers_and_interruptio
     assert play(out=tmp_path / "run", resume=True) == whole
 
 
-def test_personal_models_beat_the_global_one_where_labels_differ() -> None:
-    """Clients that call the same images by different names: one model cannot serve them all."""
+def test_personal_models_beat_the_global_one_with_conflicting_labels() -> None:
+    """Clients label the same images differently, so one model cannot fit all of them."""
     clients = []
     for k in range(3):
         train, test = images(40, k), images(60, 70 + k)
@@ -124,7 +124,7 @@ def test_refusals() -> None:
         FedAvg(Ditto(), FineTune(), factory=Tiny)
 
 
-def test_memory_holds_statistics_of_its_own() -> None:
+def test_memory_has_batch_statistics_of_its_own() -> None:
     peek = Peek()
     method = FedAvg(Ditto(), peek, factory=lambda k: Tiny(k, norm=True), batch=6)
     run = simulate(method, federation(), rounds=1, progress=False)

@@ -1,4 +1,4 @@
-"""DP-SGD on the clients: the steps in NumPy, the noise, what is charged and when, and what is refused."""
+"""DP-SGD on the clients: steps in NumPy, noise, charges and refusals."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ from fl.averaging.addon import AddOn
 from fl.batches import Phase
 from fl.methods import FedRep
 from tests.fl import linear
-from tests.fl.laws import assert_same
-from tests.fl.small import Tiny, images
+from tests.fl.federations import Tiny, images
+from tests.fl.invariances import assert_same
 
 DELTA = 1e-5
 
@@ -76,7 +76,7 @@ class Linear(nn.Module):
 
 
 def secret_of(seed: int, number: int, client: int) -> Secret:
-    """A client's seeded source of noise in a round."""
+    """Return a client's seeded source of noise in a round."""
     return Secret(int(torch.randint(2**62, (), generator=derive(seed, number, client, "secret"))))
 
 
@@ -159,7 +159,7 @@ BESIDE: dict[str, tuple[list[AddOn], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", BESIDE)
-def test_without_noise_clip_and_sampling_it_is_the_base_on_whole_batches(name: str) -> None:
+def test_without_noise_clip_and_sampling_equals_full_batch_base(name: str) -> None:
     addons, options = BESIDE[name]
     options = options if "phases" in options else {**options, "epochs": 2}
     base = play(*addons, **options)
@@ -172,8 +172,8 @@ def test_without_noise_clip_and_sampling_it_is_the_base_on_whole_batches(name: s
     assert ours.rows[-1]["privacy"]["reason"] == "dp_sgd was released without noise"
 
 
-def test_a_class_share_of_examples_is_clipped_before_the_sum_not_after() -> None:
-    """One step of rate 1 on n copies of one image: n times a clipped gradient, whatever n."""
+def test_class_shares_are_clipped_per_example_before_the_sum() -> None:
+    """One step of rate 1 on n copies of one image moves by n times a clipped gradient, for any n."""
     one = images(1, seed=3)
     moved = []
     for count in (1, 4):
@@ -191,7 +191,7 @@ def wide(outputs: int) -> nn.Module:
 
 
 @pytest.mark.parametrize("empty", ["client", "batch"])
-def test_nobody_gives_pure_noise_on_every_parameter(empty: str) -> None:
+def test_empty_client_sends_pure_noise_on_every_parameter(empty: str) -> None:
     held = images(3, seed=1)
     rate = 0.25 if empty == "client" else 1e-9
     clients = [held[torch.zeros(0, dtype=torch.int64)] if empty == "client" else held]
@@ -252,7 +252,7 @@ def test_epsilon_is_that_of_all_steps_of_one_client(tmp_path: Path) -> None:
     assert few.rows[-1]["epsilon"] == pytest.approx(compose([(1.5, 0.5, 4 * times)], DELTA).epsilon)
 
 
-def test_the_budget_stops_before_the_round_and_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_budget_stops_the_run_before_the_round_draws_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
     uniform = Secret.uniform
     monkeypatch.setattr(Secret, "uniform", lambda self, n: (drawn.append(n), uniform(self, n))[1])
@@ -288,7 +288,7 @@ class Broken(AddOn):
             raise KeyboardInterrupt
 
 
-def test_an_interrupted_round_is_charged_again(tmp_path: Path) -> None:
+def test_interrupted_round_is_charged_again(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         play(noisy(), Broken("raise"), rounds=3, steps=4, how={"out": tmp_path, "secret": 3})
     assert paid(Ledger(tmp_path / "ledger.jsonl"))[1] == [1, 2]
@@ -305,7 +305,7 @@ play(noisy(), Broken("kill"), rounds=3, steps=4, how={{"out": {out!r}}})
 """
 
 
-def test_a_killed_round_is_charged_again(tmp_path: Path) -> None:
+def test_killed_round_is_charged_again(tmp_path: Path) -> None:
     code = CHILD.format(root=str(Path(__file__).parents[2]), out=str(tmp_path))
     child = subprocess.run([sys.executable, "-c", code], capture_output=True)
     assert child.returncode == -signal.SIGKILL, child.stderr.decode()
@@ -323,7 +323,7 @@ def jitter(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("options", [{}, {"augment": jitter}, {"factory": dropping}, {"momentum": 0.9}])
-def test_a_seeded_run_repeats_with_any_number_of_workers_and_has_no_guarantee(
+def test_seeded_run_repeats_with_any_workers_and_has_no_guarantee(
     options: dict[str, Any], tmp_path: Path, global_rng_untouched: None
 ) -> None:
     def seeded(*addons: AddOn, **how: Any) -> Run:
@@ -344,7 +344,7 @@ def weights_of(run: Run) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("options", [{"augment": jitter}, {"factory": dropping}])
-def test_augmentation_and_dropout_draw_from_the_secret_not_from_the_public_seed(options: dict[str, Any]) -> None:
+def test_augmentation_and_dropout_use_the_secret_generator(options: dict[str, Any]) -> None:
     def moved(**how: Any) -> torch.Tensor:
         return weights_of(play(SILENT, rounds=1, how=how, **options))
 
@@ -353,7 +353,7 @@ def test_augmentation_and_dropout_draw_from_the_secret_not_from_the_public_seed(
     assert not torch.equal(moved(), moved())
 
 
-def test_the_number_of_examples_held_at_once_changes_nothing_but_rounding() -> None:
+def test_chunk_size_changes_only_rounding() -> None:
     one, other = (
         play(noisy(chunk=c, clip=0.1), MOON(), how={"secret": 1}).server.state[FedAvg.model] for c in (2, 100)
     )
@@ -361,7 +361,7 @@ def test_the_number_of_examples_held_at_once_changes_nothing_but_rounding() -> N
         torch.testing.assert_close(value, other[name], rtol=1e-4, atol=1e-6)
 
 
-def test_nothing_is_left_on_the_network_and_no_warning_is_given() -> None:
+def test_training_leaves_no_hooks_and_warns_of_nothing() -> None:
     class Looks(AddOn):
         data_access = "none"
 
@@ -376,14 +376,14 @@ def test_nothing_is_left_on_the_network_and_no_warning_is_given() -> None:
     assert not any(row["failed"] for row in run.rows)
 
 
-def test_what_is_not_trained_in_a_phase_has_neither_gradient_nor_noise() -> None:
+def test_parameters_outside_the_phase_get_no_gradient_and_no_noise() -> None:
     run = play(noisy(), rounds=1, phases=[Phase(1, train="classifier.*")])
     start = play(SILENT, rounds=1, lr=1e-30).server.state[FedAvg.model]
     same = {n: torch.equal(t, start[n]) for n, t in run.server.state[FedAvg.model].items()}
     assert same == {n: not n.startswith("classifier") for n in same}
 
 
-def test_fedrep_runs_under_it() -> None:
+def test_fedrep_runs_under_dp_sgd() -> None:
     run = simulate(
         FedRep(noisy(), factory=network, head_epochs=1, weights="uniform"), CLIENTS, rounds=2, progress=False
     )
@@ -391,7 +391,7 @@ def test_fedrep_runs_under_it() -> None:
 
 
 @pytest.mark.parametrize("addon", [Ditto(0.1), FineTune()])
-def test_a_personal_model_without_noise_costs_the_claim_only_if_its_test_is_sent(addon: AddOn) -> None:
+def test_personal_model_voids_the_guarantee_only_if_its_test_is_sent(addon: AddOn) -> None:
     held = [ClientData(c, images(4, seed=9)) for c in CLIENTS]
     quiet = play(noisy(), addon, clients=held)
     assert quiet.rows[-1]["epsilon"] == pytest.approx(compose([(1.5, 0.5, 6)], DELTA).epsilon)
@@ -408,7 +408,7 @@ def test_a_personal_model_without_noise_costs_the_claim_only_if_its_test_is_sent
 
 
 class Terms(AddOn):
-    """A term of one's own, and more that one fills."""
+    """User-written loss term, with optional hooks that a test fills in."""
 
     def __init__(self, data_access: Any) -> None:
         self.data_access = data_access
@@ -452,14 +452,14 @@ REFUSED: dict[str, tuple[AddOn, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_an_addon_that_lets_private_data_out_is_refused_in_any_order(name: str) -> None:
+def test_addon_that_leaks_private_data_is_refused_in_any_order(name: str) -> None:
     addon, why = REFUSED[name]
     for addons in ((noisy(), addon), (addon, noisy()), (FedProx(), addon, SCAFFOLD(), noisy())):
         with pytest.raises(ValueError, match=why):
             FedAvg(*addons, factory=network, weights="uniform")
 
 
-def test_a_term_of_single_examples_runs_and_is_clipped_with_the_objective() -> None:
+def test_per_example_term_is_clipped_together_with_the_objective() -> None:
     run = play(Terms("example"), SILENT)
     for key, value in play(Terms("example")).server.state[FedAvg.model].items():
         torch.testing.assert_close(run.server.state[FedAvg.model][key], value, rtol=1e-4, atol=1e-6)
@@ -497,7 +497,7 @@ def brightness(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 class Centred(nn.Module):
-    """Subtracts the batch's mean embedding, or counts what it has seen, or uses a weight outside its layer."""
+    """Network that subtracts the batch's mean embedding, counts its examples, or uses a weight outside its layer."""
 
     def __init__(self, outputs: int, how: str) -> None:
         super().__init__()
@@ -535,7 +535,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_mixes_the_examples_is_refused_before_the_first_round(name: str) -> None:
+def test_networks_and_losses_that_mix_examples_are_refused_at_the_start(name: str) -> None:
     options, kind, why = BAD[name]
     rows: list[Any] = []
     clients = CLIENTS if "weights" not in name or name == "class weights" else linear.clients()
@@ -544,7 +544,7 @@ def test_what_mixes_the_examples_is_refused_before_the_first_round(name: str) ->
     assert not rows
 
 
-def test_bad_numbers() -> None:
+def test_invalid_values_are_refused() -> None:
     for options, why in (
         ({"sigma": -1.0}, "sigma must be at least 0"),
         ({"rate": 0.0}, "rate must be greater than 0"),
@@ -560,8 +560,8 @@ def test_bad_numbers() -> None:
         play(noisy(size=10), how={"ledger": Ledger(delta=0.2)})
 
 
-def test_crop_flip_and_kept_momentum_stay_private() -> None:
-    """Each image by itself passes the guard; momentum of noised gradients is post-processing: the same epsilon."""
+def test_crop_flip_and_kept_momentum_keep_the_same_epsilon() -> None:
+    """Per-image augmentation passes the check, and momentum of noised gradients is post-processing."""
     clients, crop = [images(12, k) for k in range(2)], CropFlip(IDENTITY, pad=1, cutout=2)
     private = DPSGD(sigma=1.0, rate=0.3, size=12)
     plain = FedAvg(private, factory=Tiny, weights="uniform")

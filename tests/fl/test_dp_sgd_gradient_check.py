@@ -16,7 +16,7 @@ from fl.averaging.addon import AddOn
 from fl.batches import Phase
 from tests.distillkit.privacy.faulty_network import FAULTS, OCCASIONS, FaultyNetwork
 from tests.fl import linear, quadratic
-from tests.fl.small import images
+from tests.fl.federations import images
 
 DRAWN = 7
 CLIENTS = [images(12, seed=k) for k in range(2)]
@@ -34,7 +34,7 @@ def play(
 @pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize("occasion", OCCASIONS)
 @pytest.mark.parametrize("way", FAULTS)
-def test_every_breach_on_every_occasion_is_refused_before_a_charge(way: str, occasion: str, free: bool) -> None:
+def test_every_violation_in_any_phase_is_refused_before_a_charge(way: str, occasion: str, free: bool) -> None:
     network = partial(FaultyNetwork, way=way, occasion=occasion, size=DRAWN, free=free)
     ledger = Ledger()
     if way == "folds rows" and free and occasion != "at the drawn size":
@@ -49,7 +49,7 @@ def test_every_breach_on_every_occasion_is_refused_before_a_charge(way: str, occ
 
 @pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize("addons", [(), (MOON(),), (FedProx(0.1), MOON())])
-def test_the_network_without_a_breach_is_trained(free: bool, addons: tuple[AddOn, ...]) -> None:
+def test_network_without_a_violation_is_trained(free: bool, addons: tuple[AddOn, ...]) -> None:
     ledger = Ledger()
     run = play(partial(FaultyNetwork, free=free), *addons, ledger=ledger, rounds=2)
     assert not any(row["failed"] for row in run.rows)
@@ -58,7 +58,7 @@ def test_the_network_without_a_breach_is_trained(free: bool, addons: tuple[AddOn
 
 
 class Mixes(AddOn):
-    """Says that it reads one example at a time, and does not."""
+    """Declares that it reads one example at a time, but mixes examples."""
 
     data_access = "example"
 
@@ -70,7 +70,7 @@ class Mixes(AddOn):
         return (z - z.mean(0)).square().mean()
 
 
-def test_a_term_that_says_example_and_reads_the_batch_is_found() -> None:
+def test_term_that_declares_example_but_reads_the_batch_is_refused() -> None:
     ledger = Ledger()
     with pytest.raises(BatchStatistics, match="or its loss treats an example differently"):
         play(FaultyNetwork, Mixes(), ledger=ledger)
@@ -78,8 +78,8 @@ def test_a_term_that_says_example_and_reads_the_batch_is_found() -> None:
 
 
 @pytest.mark.parametrize("network", [linear.FourWeights, quadratic.TwoWeights])
-def test_weights_outside_a_layer_are_clipped_example_by_example(network: Any) -> None:
-    """At rate 1, without noise and clip, private training is plain training with the same public denominator."""
+def test_weights_outside_layers_are_clipped_per_example(network: Any) -> None:
+    """At rate 1 without noise and clip, private training equals plain training with the same public denominator."""
     clients = [c[: len(linear.clients()[0])] for c in linear.clients()]
     count = len(clients[0])
     silent = DPSGD(sigma=0.0, rate=1.0, size=count, clip=float("inf"))
@@ -92,7 +92,7 @@ def test_weights_outside_a_layer_are_clipped_example_by_example(network: Any) ->
         torch.testing.assert_close(one[name], value, rtol=1e-5, atol=1e-7)
 
 
-def test_folded_rows_can_be_asked_for_as_whole_examples() -> None:
+def test_folded_rows_can_be_requested_as_whole_examples() -> None:
     network = partial(FaultyNetwork, way="folds rows")
     private = DPSGD(sigma=1.0, rate=0.5, size=24, chunk=DRAWN, gradients="func")
     ledger = Ledger()
@@ -102,8 +102,8 @@ def test_folded_rows_can_be_asked_for_as_whole_examples() -> None:
     assert set(_ENGINES[method.settings.networks].values()) == {"vmap"}
 
 
-def test_a_process_that_has_not_tried_tries_before_it_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a client elsewhere does: the server's trial does not count for it."""
+def test_every_process_runs_the_check_before_it_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client in another process repeats the check; the server's check does not count for it."""
     monkeypatch.setattr(DPSGD, "dry_run", lambda self, local: None)
     ledger = Ledger()
     with pytest.raises(Exception, match="round 1|batch of 7"):
@@ -111,7 +111,7 @@ def test_a_process_that_has_not_tried_tries_before_it_is_charged(monkeypatch: py
     assert ledger.events == ()
 
 
-def test_frozen_parameters_ask_for_gradients_again() -> None:
+def test_frozen_parameters_require_gradients_again_afterwards() -> None:
     seen: list[bool] = []
 
     class Looks(AddOn):

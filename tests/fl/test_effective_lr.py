@@ -1,4 +1,4 @@
-"""How far a unit gradient carries each parameter: momentum, damping, Adam, phases, personal and frozen parameters."""
+"""Effective learning rates: momentum, damping, Adam, phases, personal and frozen parameters."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fl import FedAvg, simulate
 from fl.averaging.addon import AddOn
 from fl.averaging.optimizer import effective_lr
 from fl.batches import Phase
-from tests.fl.small import Tiny, federation
+from tests.fl.federations import Tiny, federation
 
 
 class Peek(AddOn):
-    """Notes the paths of a training."""
+    """Records the effective learning rates of a training."""
 
     def __init__(self, seen: list[dict[str, float]]) -> None:
         self.seen = seen
@@ -26,7 +26,7 @@ class Peek(AddOn):
 
 
 class Ask(AddOn):
-    """Asks for the one path."""
+    """Requests the single effective learning rate."""
 
     def after_training(self, local: Any, update: Any, reply: Any) -> None:
         reply[FedAvg.samples] = 1.0 + local.effective_lr
@@ -43,18 +43,18 @@ def test_adam_moves_by_its_rate_at_every_step() -> None:
     assert list(effective_lrs(steps=7, optimizer="adam").values()) == pytest.approx([0.7] * 4, rel=1e-6)
 
 
-def test_each_parameter_counts_the_steps_of_its_own_phases() -> None:
+def test_every_parameter_counts_the_steps_of_its_own_phases() -> None:
     found = effective_lrs(phases=[Phase(steps=3, train="classifier.*"), Phase(steps=5, train="body.*"), Phase(steps=2)])
     assert found["classifier.weight"] == pytest.approx(0.5)
     assert found["body.0.weight"] == pytest.approx(0.7)
 
 
-def test_momentum_begins_anew_in_every_phase() -> None:
+def test_momentum_restarts_in_every_phase() -> None:
     found = effective_lrs(phases=[Phase(steps=2), Phase(steps=2)], momentum=0.5)
     assert found["body.0.bias"] == pytest.approx(2 * 0.1 * (1 + 1.5))
 
 
-def test_the_pull_goes_on_from_phase_to_phase() -> None:
+def test_proximal_pull_continues_across_phases() -> None:
     def sgd(params: list[torch.Tensor]) -> torch.optim.Optimizer:
         return torch.optim.SGD(params, lr=0.1, weight_decay=0.5)
 
@@ -63,7 +63,7 @@ def test_the_pull_goes_on_from_phase_to_phase() -> None:
     assert effective_lr(sgd, [], 0.7) == 0
 
 
-def test_personal_parameters_have_no_path_and_frozen_ones_stay() -> None:
+def test_personal_parameters_have_no_rate_and_frozen_ones_rate_zero() -> None:
     phases = [Phase(steps=3, train="classifier.*"), Phase(steps=5, train="body.*")]
     found = effective_lrs(personal="classifier.*", phases=phases)
     assert found == {"body.0.weight": pytest.approx(0.5), "body.0.bias": pytest.approx(0.5)}
@@ -77,7 +77,7 @@ def test_personal_parameters_have_no_path_and_frozen_ones_stay() -> None:
     assert (found["body.0.weight"], found["classifier.bias"]) == (0, pytest.approx(0.4))
 
 
-def test_a_single_path_is_refused_where_there_are_several() -> None:
+def test_single_rate_is_refused_when_parameters_differ() -> None:
     phases = [Phase(steps=3, train="classifier.*"), Phase(steps=5, train="body.*")]
     with pytest.raises(RuntimeError, match="the phases move the shared parameters by different distances"):
         simulate(FedAvg(Ask(), factory=Tiny, phases=phases), federation()[:1], rounds=1, progress=False)

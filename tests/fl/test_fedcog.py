@@ -1,4 +1,4 @@
-"""FedCOG against its equations; what it generates and when; on every base of its paper; multi-label."""
+"""FedCOG against its equations: generation schedule, every base method of its paper, and multi-label tasks."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from fl import FedAvg, MultiLabel, simulate
 from fl.addons import MOON, SCAFFOLD, VHL, FedAvgM, FedCOG, FedProx
 from fl.averaging.addon import AddOn
 from fl.batches import Phase
-from tests.fl.laws import assert_lawful, assert_same
-from tests.fl.small import Tiny, federation
-from tests.fl.virtual_twins import Small, assert_close, averaged, beginning, toy, trained
+from tests.fl.federations import Tiny, federation
+from tests.fl.invariances import assert_invariant, assert_same
+from tests.fl.virtual_reference import Small, assert_close, averaged, beginning, toy, trained
 
 FEW: dict[str, Any] = {"start_round": 2, "images": 12, "steps": 3, "lr": 0.1}
 SKEWED = [[0, 0, 0, 1], [1, 1, 2, 1, 1, 1, 1]]
 
 
-def played(*addons: AddOn, rounds: int = 3, clients: list[LabeledImages] | None = None, **options: Any) -> Any:
+def train(*addons: AddOn, rounds: int = 3, clients: list[LabeledImages] | None = None, **options: Any) -> Any:
     method = FedAvg(*addons, **{"factory": Tiny, "lr": 0.05, "batch": 6, **options})
     held = clients or [toy_tiny(k) for k in range(4)]
     return simulate(method, held, rounds=rounds, progress=False)
@@ -111,7 +111,7 @@ def test_rounds_follow_the_equations(multi: bool, weight: float | None) -> None:
     ],
     ids=lambda o: "-".join(o),
 )
-def test_the_other_rows_follow_the_release(multi: bool, options: dict[str, Any]) -> None:
+def test_the_releases_variants_follow_the_release(multi: bool, options: dict[str, Any]) -> None:
     """Two skewed clients; round 1 plain, round 2 with images (released lines in brackets).
 
     Hard: the labels are the teacher's argmax (generate_image.py, 146-147). Uniform: every class equally often, the
@@ -177,7 +177,7 @@ def test_the_other_rows_follow_the_release(multi: bool, options: dict[str, Any])
 
 
 @pytest.mark.parametrize("decoder", [None, SmallDecoder])
-def test_with_a_decoder_adam_has_the_releases_betas(decoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoder_uses_the_releases_adam_betas(decoder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """generate_image.py, line 91: (0.5, 0.999); without one, line 94: (0.5, 0.9)."""
     seen = set()
 
@@ -186,17 +186,17 @@ def test_with_a_decoder_adam_has_the_releases_betas(decoder: Any, monkeypatch: p
         return invert(*args, **options)
 
     monkeypatch.setattr("fl.addons.fedcog.invert", recorded)
-    played(FedCOG(**FEW, decoder=decoder), rounds=2)
+    train(FedCOG(**FEW, decoder=decoder), rounds=2)
     assert seen == {(0.5, 0.9) if decoder is None else (0.5, 0.999)}
 
 
-def test_uniform_targets_serve_a_balanced_client_if_the_weight_is_given() -> None:
+def test_uniform_targets_work_for_a_balanced_client_with_a_weight() -> None:
     balanced = [toy(6, k, labels=[0, 1, 2, 0, 1, 2]) for k in range(3)]
-    plain = played(clients=balanced, factory=Small)
-    by_counts = played(FedCOG(**FEW, targets="uniform"), clients=balanced, factory=Small)
+    plain = train(clients=balanced, factory=Small)
+    by_counts = train(FedCOG(**FEW, targets="uniform"), clients=balanced, factory=Small)
     assert_same(plain, by_counts)
     assert by_counts.rows[-1]["noted"] == {"FedCOG.balanced": 3}
-    given = played(FedCOG(**FEW, targets="uniform", weight=1.0), clients=balanced, factory=Small)
+    given = train(FedCOG(**FEW, targets="uniform", weight=1.0), clients=balanced, factory=Small)
     assert "noted" not in given.rows[-1]
     nothing = [c.replace(labels=torch.zeros(6, 3)) for c in balanced]
     run = simulate(FedAvg(FedCOG(**FEW), factory=Small), nothing, rounds=2, task=MultiLabel(3), progress=False)
@@ -204,8 +204,8 @@ def test_uniform_targets_serve_a_balanced_client_if_the_weight_is_given() -> Non
 
 
 @pytest.mark.parametrize("phases", [[Phase(epochs=2), Phase(steps=3, train="classifier.*")], [Phase(steps=1)]])
-def test_half_of_the_steps_are_those_of_all_phases(phases: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """5 images in batches of 2: 2 x 3 + 3 = 9 steps, half after 4; of one step the half is 0, as int(1 / 2) is."""
+def test_half_of_the_steps_counts_all_phases(phases: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """5 images in batches of 2: 2 x 3 + 3 = 9 steps, half after 4. Half of one step is 0, as int(1 / 2)."""
     at: list[int] = []
 
     def generate(self: Any, local: Any, targets: Any, student: Any, purpose: str) -> Any:
@@ -216,26 +216,26 @@ def test_half_of_the_steps_are_those_of_all_phases(phases: Any, monkeypatch: pyt
     monkeypatch.setattr(FedCOG, "_generated", generate)
     client = toy(5, 0, labels=[0, 0, 0, 1, 1])
     options: dict[str, Any] = {"clients": [client], "factory": Small, "batch": 2, "phases": phases, "rounds": 2}
-    played(FedCOG(**FEW, regenerate=True), **options)
+    train(FedCOG(**FEW, regenerate=True), **options)
     assert at == [-1, 4 if len(phases) == 2 else 0]
 
 
-def test_nothing_happens_before_the_start_round_or_with_balanced_classes() -> None:
-    assert_same(played(FedCOG(start_round=4)), played())
+def test_nothing_is_generated_before_the_start_round_or_when_balanced() -> None:
+    assert_same(train(FedCOG(start_round=4)), train())
     balanced = [toy(6, k, labels=[0, 1, 2, 0, 1, 2]) for k in range(3)]
-    runs = [played(*addons, clients=balanced, factory=Small) for addons in ((FedCOG(**FEW),), ())]
+    runs = [train(*addons, clients=balanced, factory=Small) for addons in ((FedCOG(**FEW),), ())]
     assert_same(*runs)
     assert [row.get("noted") for row in runs[0].rows] == [None, {"FedCOG.balanced": 3}, {"FedCOG.balanced": 3}]
-    assert_same(played(FedCOG(weight=0.0)), played())
+    assert_same(train(FedCOG(weight=0.0)), train())
 
 
-def test_a_clients_last_model_is_kept_from_before_the_start_round() -> None:
-    run = played(FedCOG(**FEW))
+def test_last_local_model_is_kept_from_before_the_start_round() -> None:
+    run = train(FedCOG(**FEW))
     assert "noted" not in run.rows[1]
 
 
-def test_a_newcomer_has_nothing_to_disagree_with() -> None:
-    """It generates without the term; noted."""
+def test_new_client_generates_without_the_disagreement_term() -> None:
+    """The history notes it."""
     method = FedAvg(FedCOG(**{**FEW, "start_round": 1}), factory=Small, lr=0.1, batch=20, initial=beginning(3))
     client = toy(4, 0, labels=SKEWED[0])
     run = simulate(method, [client], rounds=2, progress=False)
@@ -266,8 +266,8 @@ def test_a_newcomer_has_nothing_to_disagree_with() -> None:
     ],
     ids=["FedAvg", "FedAvgM", "FedProx", "SCAFFOLD", "MOON", "VHL"],
 )
-def test_it_plugs_into_every_base_and_sends_nothing_more(base: tuple[AddOn, ...]) -> None:
-    runs = [played(*base, *cog) for cog in ((), (FedCOG(**FEW),))]
+def test_every_base_runs_and_sends_nothing_more(base: tuple[AddOn, ...]) -> None:
+    runs = [train(*base, *cog) for cog in ((), (FedCOG(**FEW),))]
     for row, plain in zip(runs[1].rows, runs[0].rows):
         assert row["failed"] == {}
         assert (row["up"], row["down"]) == (plain["up"], plain["down"])
@@ -275,7 +275,7 @@ def test_it_plugs_into_every_base_and_sends_nothing_more(base: tuple[AddOn, ...]
     assert not torch.equal(*bias)
 
 
-def test_a_multi_label_run_has_the_benchmarks_metrics() -> None:
+def test_multi_label_run_has_the_benchmarks_metrics() -> None:
     clients = [c.replace(labels=F.one_hot(c.labels, 3).float()) for c in federation()]
     method = FedAvg(FedCOG(**FEW), factory=Tiny, batch=6)
     run = simulate(method, clients, rounds=3, task=MultiLabel(3), test=clients[0], progress=False)
@@ -283,15 +283,15 @@ def test_a_multi_label_run_has_the_benchmarks_metrics() -> None:
     assert names <= set(run.rows[-1])
 
 
-def test_the_laws(tmp_path: Path, global_rng_untouched: None) -> None:
+def test_fedcog_is_invariant(tmp_path: Path, global_rng_untouched: None) -> None:
     more: dict[str, Any] = {"decoder": SmallDecoder, "regenerate": True, "labels": "hard", "targets": "uniform"}
-    assert_lawful(lambda: [FedCOG(**FEW), SCAFFOLD()], tmp_path / "plain")
-    assert_lawful(lambda: [FedCOG(**FEW, **more)], tmp_path / "more")
+    assert_invariant(lambda: [FedCOG(**FEW), SCAFFOLD()], tmp_path / "plain")
+    assert_invariant(lambda: [FedCOG(**FEW, **more)], tmp_path / "more")
 
 
-def test_clients_of_one_class_or_one_image() -> None:
+def test_clients_with_one_class_or_one_image_run() -> None:
     clients = [toy(3, 0, labels=[1, 1, 1]).replace(num_classes=3), toy(1, 1, labels=[2]), toy(7, 2, labels=SKEWED[1])]
-    run = played(FedCOG(**FEW), clients=clients, factory=Small)
+    run = train(FedCOG(**FEW), clients=clients, factory=Small)
     assert run.rows[-1]["failed"] == {}
 
 
@@ -308,7 +308,7 @@ def test_refusals() -> None:
     with pytest.raises(TypeError, match="regenerate must be True or False"):
         FedCOG(regenerate=2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="targets='uniform' needs images >= 3 classes, got 2"):
-        played(FedCOG(start_round=1, images=2, targets="uniform"))
+        train(FedCOG(start_round=1, images=2, targets="uniform"))
 
     class Makes(AddOn):
         def batches(self, local: Any, data: Any, phase: Any) -> Any:

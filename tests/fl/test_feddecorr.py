@@ -1,4 +1,4 @@
-"""FedDecorr against numbers that its release computed, and against its losses written in NumPy."""
+"""FedDecorr against values computed by its release and its losses in NumPy."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from distillkit import LabeledImages
 from fl import FedAvg, simulate
 from fl.addons import FedDecorr
 from tests.fl import linear
-from tests.fl.laws import assert_lawful, assert_same
-from tests.fl.released import InTurn, assert_released, wave, waves
-from tests.fl.small import Tiny, federation
-from tests.fl.virtual_twins import Small
+from tests.fl.federations import Tiny, federation
+from tests.fl.invariances import assert_invariant, assert_same
+from tests.fl.reference_problems import FixedBatches, assert_released, wave, waves
+from tests.fl.virtual_reference import Small
 
 
 def collapse(client: int, w: Any, variant: str) -> float:
-    """L_FedDecorr as printed, |K|_F^2 / d^2 of the correlation matrix; or loss.py's off-diagonal mean, over N."""
+    """Return L_FedDecorr as printed, |K|_F^2 / d^2 of the correlation matrix, or loss.py's off-diagonal mean over N."""
     z = linear.XS[client] @ w
     n, d = z.shape
     if variant == "paper":
@@ -31,7 +31,7 @@ def collapse(client: int, w: Any, variant: str) -> float:
 
 
 @pytest.mark.golden("FedDecorr", source="bytedance/FedDecorr at 973e4af, run: loss.py, FedDecorrLoss")
-def test_by_default_a_round_is_the_releases() -> None:
+def test_a_round_equals_the_release_by_default() -> None:
     """One client, batches of 3, 3 and 1, two epochs, the default beta and variant.
 
     The numbers are of SGD at 0.1 on CE + 0.1 `FedDecorrLoss` (bytedance/FedDecorr at 973e4af, loss.py).
@@ -49,7 +49,7 @@ def test_by_default_a_round_is_the_releases() -> None:
         "classifier.bias": [0.8614362138478, 0.0246810170583, -0.929449000354],
     }  # fmt: skip
     client = LabeledImages(wave((7, 1, 2, 2), 0.3), torch.tensor([(2 * i) % 3 for i in range(7)]), num_classes=3)
-    order = InTurn({7: [[3, 0, 6, 4, 1, 5, 2], [1, 4, 2, 6, 0, 3, 5]]})
+    order = FixedBatches({7: [[3, 0, 6, 4, 1, 5, 2], [1, 4, 2, 6, 0, 3, 5]]})
     method = FedAvg(
         FedDecorr(), order, factory=lambda k: Small(k).double(), initial=waves(Small(3)), lr=0.1, epochs=2, batch=3
     )
@@ -75,7 +75,7 @@ def test_rounds_follow_the_loss(variant: Any, momentum: float) -> None:
     assert np.abs(linear.weights(base) - w).max() > 1e-3
 
 
-def test_off_and_a_batch_of_one_are_the_base() -> None:
+def test_disabled_or_with_batches_of_one_equals_the_base() -> None:
     def play(*addons: FedDecorr, **options: Any) -> Any:
         return simulate(FedAvg(*addons, factory=Tiny, **options), federation(), rounds=2, progress=False)
 
@@ -87,10 +87,10 @@ def test_off_and_a_batch_of_one_are_the_base() -> None:
 
 
 def test_laws(tmp_path: Path) -> None:
-    assert_lawful(lambda: [FedDecorr(0.5)], tmp_path)
+    assert_invariant(lambda: [FedDecorr(0.5)], tmp_path)
 
 
-def test_nothing_more_than_fedavg_travels() -> None:
+def test_sends_nothing_more_than_fedavg() -> None:
     rows = [
         simulate(FedAvg(*a, factory=Tiny), federation(), rounds=1, progress=False).rows for a in ((), (FedDecorr(),))
     ]

@@ -1,4 +1,4 @@
-"""FedDF against its algorithm in NumPy, and against running the teachers one by one."""
+"""FedDF against its algorithm in NumPy, and against evaluating the teachers one by one."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fl.addons import FedAvgM, FedDF, FedNova
 from fl.addons._distill import distill
 from fl.averaging.addon import AddOn
 from tests.fl import linear
-from tests.fl.laws import assert_same
-from tests.fl.released import wave
-from tests.fl.small import Tiny, federation, images, with_rows
+from tests.fl.federations import Tiny, federation, images, with_label_rows
+from tests.fl.invariances import assert_same
+from tests.fl.reference_problems import wave
 
 PROXY = np.array([[0.3, 1.2], [-0.8, 0.4], [1.1, -0.9], [0.5, 0.6]])
 
@@ -36,7 +36,7 @@ def softmax(z: Any) -> Any:
 def adam(f: Any, w: Any, steps: int, lr: float, cosine: bool = False, longest: float = np.inf) -> Any:
     first, second, highest = np.zeros_like(w), np.zeros_like(w), lr
     for t in range(1, steps + 1):
-        g = linear.slope(f, w)
+        g = linear.numerical_gradient(f, w)
         g = g * min(1.0, longest / np.linalg.norm(g))
         if cosine:
             lr = highest * (1 + np.cos(np.pi * (t - 1) / steps)) / 2
@@ -48,7 +48,7 @@ def adam(f: Any, w: Any, steps: int, lr: float, cosine: bool = False, longest: f
 @pytest.mark.golden("FedDF", source="Lin et al., NeurIPS 2020, Algorithm 1, Eq. 3; its release for the schedule")
 @pytest.mark.parametrize(("momentum", "participation"), [(0.0, 1.0), (0.9, 2)])
 def test_rounds_follow_algorithm_1(momentum: float, participation: float | int) -> None:
-    """Teachers are averaged by logits and uniformly, the student's start by samples; rates and clipping as released."""
+    """The teachers' mean logits are unweighted, the student's start is weighted by samples; rates are as released."""
     how = {"participation": participation, "server_data": {"proxy": proxy()}}
     addon = FedDF(steps=4, lr=0.02, gradient_norm=0.002)
     result = linear.run(addon, rounds=3, momentum=momentum, epochs=3, lr=0.3, how=how)
@@ -70,8 +70,8 @@ def test_rounds_follow_algorithm_1(momentum: float, participation: float | int) 
     assert linear.weights(result) == pytest.approx(w, abs=2e-5)
 
 
-def test_a_distillation_is_the_releases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of 2, at most 9 steps, scored after each, stopped 3 steps after the best, which is kept: that of step 3.
+def test_distillation_equals_the_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of 2, at most 9 steps, scored after each. Stops 3 steps after the best, step 3, whose weights are kept.
 
     The numbers are those of `NoiseKTSolver.distillation` with avg_logits (epfml/federated-learning-public-code,
     FedDF-code/pcode/aggregation/noise_knowledge_transfer.py): two teachers, Adam at 0.05 along a cosine, gradients
@@ -105,8 +105,8 @@ def test_a_distillation_is_the_releases(monkeypatch: pytest.MonkeyPatch) -> None
         assert student.state_dict()[name].flatten().tolist() == pytest.approx(want, rel=0, abs=1e-10)
 
 
-def test_patience_stops_the_servers_distillation_and_the_row_says_when() -> None:
-    """A student at its best from the start: after 300 of 900 steps nothing has risen for 200."""
+def test_patience_stops_the_distillation_and_is_recorded() -> None:
+    """The student is best at the start: after 300 of 900 steps no score has risen for 200."""
     data = {"proxy": images(6, 99), "validation": images(30, 98)}
     addon = FedDF(steps=900, batch=6, lr=1e-9, returns="best", patience=200)
     rows = [play(a, rounds=1, data=data).rows[0] for a in (addon, FedDF(steps=7, batch=6))]
@@ -114,7 +114,7 @@ def test_patience_stops_the_servers_distillation_and_the_row_says_when() -> None
 
 
 def clipped(z: Any, norm: float) -> Any:
-    """clip_logits of the single image's release (strategy/tools/clipping.py): longer than 1 / s is rescaled to s."""
+    """Apply clip_logits of the single image's release (strategy/tools/clipping.py): norms above 1 / s become s."""
     long = np.linalg.norm(z, axis=1, keepdims=True)
     return np.where(long > 1 / norm, norm * z / long, z)
 
@@ -123,9 +123,7 @@ def clipped(z: Any, norm: float) -> Any:
     "FedDF", source="sunnysoni97/single_image_fl at d211367: strategy/fed_df.py, lines 366-375 and 498-502"
 )
 @pytest.mark.parametrize(("rate", "starts"), [(0.5, [1, 1, 0, 1, 0]), (0.4, [1, 0, 1, 0, 1]), (0.0, [1, 0, 0, 0, 0])])
-def test_the_single_images_feddf_starts_from_the_average_in_a_share_of_the_rounds(
-    rate: float, starts: list[int]
-) -> None:
+def test_single_images_feddf_starts_from_the_average_in_some_rounds(rate: float, starts: list[int]) -> None:
     """`server_round <= warm_start_rounds or server_round % interval == 0`, else the last fused model; clipped logits
     (lines 366-375 and 498-502 of the release's strategy/fed_df.py; every client counts alike, as in FedDF)."""
     feddf = FedDF(steps=4, lr=0.05, schedule="constant", gradient_norm=None, rate=rate, clip=2.5)
@@ -162,15 +160,15 @@ def test_laws(tmp_path: Path, global_rng_untouched: None) -> None:
     assert_same(whole, play(*reversed(addons())))
 
 
-def test_off_is_the_base_and_the_traffic_is_fedavgs() -> None:
+def test_disabled_equals_the_base_and_sends_what_fedavg_sends() -> None:
     base = play()
     assert_same(base, play(FedDF(steps=0)))
     for one, other in zip(base.rows, play(FedDF(steps=2)).rows):
         assert (one["up"], one["down"]) == (other["up"], other["down"])
 
 
-def test_equal_teachers_teach_what_the_average_says_already() -> None:
-    """One client: the ensemble is the averaged model."""
+def test_distilling_from_equal_teachers_keeps_the_average() -> None:
+    """With one client the ensemble is the averaged model."""
     data = [federation()[0]]
     method = [FedAvg(*a, factory=Tiny, lr=0.1) for a in ((), (FedDF(steps=3, lr=1e-4),))]
     runs = [simulate(m, data, rounds=1, server_data={"proxy": images(30, 99)}, progress=False) for m in method]
@@ -179,7 +177,7 @@ def test_equal_teachers_teach_what_the_average_says_already() -> None:
 
 
 def test_every_architecture_learns_from_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ensemble's logits are the mean over the clients' trained models, batch statistics included."""
+    """The ensemble's logits are the mean over the clients' trained models, including batch statistics."""
     seen: dict[str, Any] = {}
     trained: dict[int, Any] = {}
 
@@ -200,7 +198,7 @@ def test_every_architecture_learns_from_all_clients(monkeypatch: pytest.MonkeyPa
     assert torch.allclose(seen["logits"], want, atol=1e-5)
 
 
-def test_the_best_weights_can_be_kept() -> None:
+def test_best_weights_can_be_kept() -> None:
     def accuracy(returns: Any) -> float:
         run = play(FedDF(steps=60, batch=8, lr=0.3, returns=returns), rounds=1, test=images(30, 98))
         assert run.accuracy_last is not None
@@ -231,6 +229,6 @@ def test_refusals() -> None:
         play(FedDF(), data={"proxy": images(3, 0).replace(normalization=Normalization((0.5,), (0.5,)))})
     with pytest.raises(ValueError, match="FedDF"):
         simulate(
-            FedAvg(FedDF(), factory=Tiny), [with_rows(c) for c in federation()], rounds=1, task=MultiLabel(3),
+            FedAvg(FedDF(), factory=Tiny), [with_label_rows(c) for c in federation()], rounds=1, task=MultiLabel(3),
             server_data={"proxy": images(3, 0)}, progress=False,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from distillkit.rng import derive
 from fl import Classification, Client, FedAvg, FedDM, Message, MultiLabel, NoUsableReply, Real, Run, simulate
 from fl.aggregation import AggregatedReplies
 from fl.methods import FedProto
-from tests.fl.small import Tiny, federation, images, with_rows
+from tests.fl.federations import Tiny, federation, images, with_label_rows
 
 IPC, STEPS, EPOCHS = 2, 3, 4
 
@@ -104,7 +104,7 @@ def test_real_images_train_the_same_server(weights: Any) -> None:
 
 @pytest.mark.parametrize("kind", [FedDM, Real])
 def test_several_classes_an_image_are_refused_before_anybody_works(kind: type[FedDM]) -> None:
-    held = [with_rows(data) for data in federation()[:2]]
+    held = [with_label_rows(data) for data in federation()[:2]]
     with pytest.raises(ValueError, match=rf"{kind.__name__} needs one class an image, which MultiLabel\(num"):
         simulate(kind(factory=Tiny), held, task=MultiLabel(3), rounds=1, progress=False)
 

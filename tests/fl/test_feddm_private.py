@@ -36,7 +36,7 @@ from distillkit.serialization import from_config
 from fl import Classification, Client, FedDM, MultiLabel, NoUsableReply, Run, simulate
 from fl._components import identity
 from fl.methods import PrivateFedDM, SummedFedDM
-from tests.fl.small import Tiny, images, with_rows
+from tests.fl.federations import Tiny, images, with_label_rows
 from tests.fl.test_feddm import taught
 
 IPC, MAPS, STEPS, LR, RHO = 2, 3, 5, 3.0, 0.7
@@ -514,7 +514,7 @@ def test_refused_at_the_start() -> None:
     with pytest.raises(ValueError, match="sizes must be 3 numbers"):
         play(sizes=[1.0, 2.0], sigma_sizes=None)
     with pytest.raises(ValueError, match="needs one class an image"):
-        simulate(method(), [with_rows(c) for c in clients()], rounds=1, task=MultiLabel(3), progress=False)
+        simulate(method(), [with_label_rows(c) for c in clients()], rounds=1, task=MultiLabel(3), progress=False)
 
 
 def test_measured_statistics_are_refused_before_anybody_works() -> None:

@@ -11,8 +11,8 @@ import torch
 from fl import FedAvg, simulate
 from fl.addons import SCAFFOLD, FedAvgM, FedExP, FedProx
 from tests.fl import quadratic
-from tests.fl.laws import assert_lawful, network
-from tests.fl.small import Tiny, federation, images
+from tests.fl.federations import Tiny, federation, images
+from tests.fl.invariances import assert_invariant, network
 
 
 @pytest.mark.golden("FedExP", source="Jhunjhunwala et al., ICLR 2023, Algorithm 1")
@@ -68,7 +68,7 @@ def test_a_round_without_any_change_takes_no_step() -> None:
 
 
 def test_laws(tmp_path: Path, global_rng_untouched: None) -> None:
-    assert_lawful(lambda: [FedExP(), FedProx(0.1), SCAFFOLD(), FedAvgM()], tmp_path)
+    assert_invariant(lambda: [FedExP(), FedProx(0.1), SCAFFOLD(), FedAvgM()], tmp_path)
 
 
 def test_one_number_travels() -> None:

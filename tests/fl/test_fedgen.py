@@ -18,8 +18,8 @@ from fl import FedAvg, Phase, simulate
 from fl.addons import FedGen, FedNova, FedProx, FedSAM
 from fl.addons._latent import LatentGenerator, diversity
 from fl.averaging.addon import AddOn
-from tests.fl.laws import assert_lawful, assert_same
-from tests.fl.small import Tiny, federation, images
+from tests.fl.federations import Tiny, federation, images
+from tests.fl.invariances import assert_invariant, assert_same
 
 SIZES: dict[str, Any] = {"noise": 4, "hidden": 6, "steps": 3, "batch": 8, "lr": 0.05}
 
@@ -142,7 +142,7 @@ def test_a_count_beyond_what_the_steps_can_read_is_refused(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("others", [(), (FedProx(0.1), FedSAM(0.05))])
 def test_laws(tmp_path: Path, others: tuple[AddOn, ...]) -> None:
-    assert_lawful(lambda: [FedGen(**SIZES), *others], tmp_path)
+    assert_invariant(lambda: [FedGen(**SIZES), *others], tmp_path)
 
 
 def test_what_travels(global_rng_untouched: None) -> None:

@@ -22,9 +22,9 @@ from fl.aggregation import EntrySpec
 from fl.averaging.addon import AddOn
 from fl.message import Entry
 from fl.methods import FedDM, FedLGD, FedProto
-from tests.fl.laws import assert_lawful, assert_same
-from tests.fl.small import Tiny, federation
-from tests.fl.virtual_twins import Small, assert_close, averaged, beginning, supcon, toy, trained
+from tests.fl.federations import Tiny, federation
+from tests.fl.invariances import assert_invariant, assert_same
+from tests.fl.virtual_reference import Small, assert_close, averaged, beginning, supcon, toy, trained
 
 FEW: dict[str, Any] = {"ipc": 2, "steps": 3, "refine_steps": 2, "selected": (1, 3)}
 
@@ -311,7 +311,7 @@ def test_the_laws(init: Any, tmp_path: Path, global_rng_untouched: None) -> None
     def make() -> list[AddOn]:
         return [Condensed(**FEW), Anchors(ipc=2, selected=(1, 3), steps=2, init=init), SCAFFOLD()]
 
-    assert_lawful(make, tmp_path, weights="uniform")
+    assert_invariant(make, tmp_path, weights="uniform")
 
 
 def test_off_is_not_installed() -> None:

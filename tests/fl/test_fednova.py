@@ -13,8 +13,8 @@ from fl import ClientOptimizer, FedAvg, simulate
 from fl.addons import SCAFFOLD, FedExP, FedNova, FedProx
 from fl.batches import Phase
 from tests.fl import quadratic
-from tests.fl.laws import assert_lawful, network
-from tests.fl.small import Tiny, federation, images
+from tests.fl.federations import Tiny, federation, images
+from tests.fl.invariances import assert_invariant, network
 
 
 def normalizer(steps: int, momentum: float, pull: float) -> float:
@@ -86,7 +86,7 @@ def test_phases_architectures_and_personal_parameters_are_normalised_apart() -> 
 
 
 def test_laws(tmp_path: Path, global_rng_untouched: None) -> None:
-    assert_lawful(lambda: [FedNova(), FedProx(0.1), SCAFFOLD()], tmp_path)
+    assert_invariant(lambda: [FedNova(), FedProx(0.1), SCAFFOLD()], tmp_path)
 
 
 def test_one_number_for_each_tensor_travels() -> None:

@@ -19,8 +19,8 @@ from fl import ClientData, FedAvg, MultiLabel, simulate
 from fl.addons import Condensed
 from fl.methods import FedProto
 from tests.fl import linear
-from tests.fl.laws import assert_same
-from tests.fl.small import Tiny, federation, images, with_rows
+from tests.fl.federations import Tiny, federation, images, with_label_rows
+from tests.fl.invariances import assert_same
 
 LABELS = [np.array([0, 1, 1]), np.array([1, 1]), np.array([0, 2, 0, 0])]
 
@@ -130,7 +130,9 @@ def test_architectures_share_prototypes() -> None:
 
 def test_refusals() -> None:
     def start(method: FedProto, **how: Any) -> None:
-        simulate(method, [with_rows(c) for c in federation()] if how else federation(), rounds=1, progress=False, **how)
+        simulate(
+            method, [with_label_rows(c) for c in federation()] if how else federation(), rounds=1, progress=False, **how
+        )
 
     for option, value in {"lam": -1.0, "lr": 0.0, "epochs": 0, "weights": "all", "predict": "none"}.items():
         with pytest.raises(ValueError, match=option):

@@ -15,9 +15,9 @@ from fl import FedAvg, simulate
 from fl.addons import SCAFFOLD, FedNova, FedProx, FedReg, FedSAM
 from fl.averaging.addon import AddOn
 from tests.fl import linear
-from tests.fl.laws import assert_lawful
-from tests.fl.released import InTurn, assert_released, wave, waves
-from tests.fl.small import Tiny, federation
+from tests.fl.federations import Tiny, federation
+from tests.fl.invariances import assert_invariant
+from tests.fl.reference_problems import FixedBatches, assert_released, wave, waves
 
 
 def softmax(z: Any) -> Any:
@@ -92,7 +92,7 @@ def test_whole_rounds_are_the_releases(rounds: int, monkeypatch: pytest.MonkeyPa
         for k, (n, phase) in enumerate([(5, 0.3), (4, 1.1)])
     ]
     method = FedAvg(
-        FedReg(0.4, eta=0.1, iterations=3), InTurn({n: orders[1:] for n, orders in SEEN.items()}),
+        FedReg(0.4, eta=0.1, iterations=3), FixedBatches({n: orders[1:] for n, orders in SEEN.items()}),
         factory=two_layers, initial=waves(two_layers(3)), lr=0.5, epochs=3, batch=2, weights="uniform",
     )  # fmt: skip
     assert_released(simulate(method, clients, rounds=rounds, progress=False), RELEASED[rounds])
@@ -103,10 +103,10 @@ def local(k: int, start: Any, steps: int, gamma: float, eta: float, lr: float) -
     pseudo, perturbed = raised(x, hard, start, eta, 3), raised(x, hard, start, eta / 100, 3)
     soft, w = softmax(pseudo @ start), start.copy()
     for _ in range(steps):
-        w = w - lr * linear.slope(lambda v: linear.base_loss(k, v), gamma * w + (1 - gamma) * start)
+        w = w - lr * linear.numerical_gradient(lambda v: linear.base_loss(k, v), gamma * w + (1 - gamma) * start)
         middle, rest = 0.5 * (w + start), w - start
         for images, targets in ((pseudo, soft), (perturbed, hard)):
-            g = linear.slope(lambda v, i=images, t=targets: cross_entropy(i, t, v), middle)  # type: ignore[misc]
+            g = linear.numerical_gradient(lambda v, i=images, t=targets: cross_entropy(i, t, v), middle)  # type: ignore[misc]
             rest = rest - max(0.0, (rest * g).sum() / (g * g).sum()) * g
         w = start + rest
     return w
@@ -147,7 +147,7 @@ def test_the_drift_does_not_raise_the_loss_on_pseudo_images() -> None:
 
 @pytest.mark.parametrize("others", [(), (FedProx(0.1),)])
 def test_laws(tmp_path: Path, others: tuple[AddOn, ...]) -> None:
-    assert_lawful(lambda: [FedReg(iterations=2), *others], tmp_path, momentum=0.0)
+    assert_invariant(lambda: [FedReg(iterations=2), *others], tmp_path, momentum=0.0)
 
 
 def test_nothing_more_than_fedavg_travels_and_statistics_move_once_a_step() -> None:

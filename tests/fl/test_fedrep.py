@@ -14,8 +14,8 @@ from distillkit.rng import derive
 from fl import ClientData, FedAvg, simulate
 from fl.addons import FedProx
 from fl.methods import FedRep
-from tests.fl.laws import assert_same
-from tests.fl.small import Tiny, federation, images
+from tests.fl.federations import Tiny, federation, images
+from tests.fl.invariances import assert_same
 
 
 def descend(net: Tiny, names: str, data: Any, generator: torch.Generator, epochs: int, momentum: float) -> None:

@@ -16,8 +16,8 @@ from fl.averaging.addon import AddOn
 from fl.batches import Phase
 from fl.networks import Networks
 from tests.fl import quadratic
-from tests.fl.laws import assert_lawful, assert_same, network
-from tests.fl.small import Tiny, federation
+from tests.fl.federations import Tiny, federation
+from tests.fl.invariances import assert_invariant, assert_same, network
 
 
 @pytest.mark.golden("FedSAM", source="Qu et al., ICML 2022, Algorithm 1")
@@ -102,7 +102,7 @@ def test_without_a_gradient_there_is_no_direction() -> None:
 
 
 def test_laws(tmp_path: Path, global_rng_untouched: None) -> None:
-    assert_lawful(lambda: [FedSAM(), FedProx(0.1), SCAFFOLD()], tmp_path)
+    assert_invariant(lambda: [FedSAM(), FedProx(0.1), SCAFFOLD()], tmp_path)
 
 
 def test_nothing_more_travels() -> None:

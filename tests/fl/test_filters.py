@@ -30,8 +30,8 @@ from fl.addons import MOON, SCAFFOLD, FedAvgM, FineTune
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging.addon import AddOn
 from fl.message import Tensors
-from tests.fl.laws import assert_same, network
-from tests.fl.small import federation, images
+from tests.fl.federations import federation, images
+from tests.fl.invariances import assert_same, network
 
 TRACE: list[str] = []
 

@@ -12,8 +12,8 @@ from fl import ClientData, FedAvg, simulate
 from fl.addons import FineTune
 from fl.averaging.addon import AddOn
 from tests.fl import linear
-from tests.fl.laws import assert_lawful, assert_same
-from tests.fl.small import Tiny, federation, images
+from tests.fl.federations import Tiny, federation, images
+from tests.fl.invariances import assert_invariant, assert_same
 
 
 class Seen(FineTune):
@@ -69,7 +69,7 @@ def test_a_client_with_test_images_only_is_tested_with_the_global_model() -> Non
 
 
 def test_laws(tmp_path: Path) -> None:
-    assert_lawful(lambda: [FineTune()], tmp_path)
+    assert_invariant(lambda: [FineTune()], tmp_path)
 
 
 def test_refusals() -> None:

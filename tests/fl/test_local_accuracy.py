@@ -12,8 +12,8 @@ from distillkit import Normalization
 from fl import FedAvg, simulate
 from fl.addons import FedAvgM, FedNova, LocalAccuracy, NaiveVHL, SharedPool
 from fl.averaging.addon import AddOn
-from tests.fl.laws import assert_same
-from tests.fl.small import Tiny, federation, images
+from tests.fl.federations import Tiny, federation, images
+from tests.fl.invariances import assert_same
 
 TEST = images(40, 77)
 

@@ -61,8 +61,8 @@ from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
 from fl.engine.store import Store
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
 from fl.study import outcome_hash
-from tests.fl.laws import assert_same
-from tests.fl.test_grid import NAMES, PICTURE, SHARED, Net, addon, digits, federation, normed, plain
+from tests.fl.invariances import assert_same
+from tests.fl.test_addon_combinations import NAMES, PICTURE, SHARED, Net, addon, digits, federation, normed, plain
 from tests.fl.test_private_runs import SIGMA, NoisySum, holders
 
 DM: dict[str, Any] = {"factory": Net, "ipc": 1, "steps": 2, "server_epochs": 1, "server_batch": 4}

@@ -25,7 +25,7 @@ from fl.engine._transport import ClientRequest
 from fl.engine.store import CheckpointError, Store
 from fl.message import Entry, Message
 from fl.participants import Client
-from tests.fl.small import Tiny, images
+from tests.fl.federations import Tiny, images
 
 
 class Alive:

@@ -18,12 +18,12 @@ from fl import CheckpointError, Classification, ClientDP, FedAvg, Filtered, Mult
 from fl._components import identity
 from fl.averaging import AddOn
 from fl.filters import Adaptive
-from tests.fl.laws import assert_same
-from tests.fl.small import Tiny, federation, images
-from tests.fl.test_grid import BASES, NAMES, OPTIONS, Net, plain
-from tests.fl.test_keys import MADE, built_in
+from tests.fl.federations import Tiny, federation, images
+from tests.fl.invariances import assert_same
+from tests.fl.test_addon_combinations import BASES, NAMES, OPTIONS, Net, plain
+from tests.fl.test_record_keys import MADE, built_in
 
-TRUST = ("tests.fl.small", "tests.fl.test_grid", __name__)
+TRUST = ("tests.fl.federations", "tests.fl.test_addon_combinations", __name__)
 LAMBDAS = ("two architectures",)
 """Bases of the grid whose networks are lambdas, which have no name."""
 

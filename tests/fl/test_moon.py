@@ -13,8 +13,8 @@ from fl import FedAvg, simulate
 from fl.addons import MOON
 from fl.averaging.addon import AddOn
 from tests.fl import linear
-from tests.fl.laws import assert_lawful, assert_same
-from tests.fl.small import Tiny, federation
+from tests.fl.federations import Tiny, federation
+from tests.fl.invariances import assert_invariant, assert_same
 
 
 def contrast(client: int, w: Any, start: Any, previous: Any, temperature: float) -> float:
@@ -69,10 +69,10 @@ def test_the_first_round_and_a_vanishing_weight_are_the_base() -> None:
 
 
 def test_laws(tmp_path: Path) -> None:
-    assert_lawful(lambda: [MOON(2.0)], tmp_path)
+    assert_invariant(lambda: [MOON(2.0)], tmp_path)
 
 
-def test_nothing_more_than_fedavg_travels() -> None:
+def test_sends_nothing_more_than_fedavg() -> None:
     plain, moon = (
         simulate(FedAvg(*a, factory=Tiny), federation(), rounds=2, progress=False).rows for a in ((), (MOON(),))
     )

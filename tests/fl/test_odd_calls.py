@@ -40,7 +40,7 @@ from fl.batches import Phase, shuffled_indices
 from fl.filters.client_dp import Adaptive
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
 from fl.networks import Networks
-from tests.fl.small import Tiny, images, with_rows
+from tests.fl.federations import Tiny, images, with_label_rows
 from tests.odd_calls import Call, Listed, Outcome, odd_calls, stale, tried, unlisted
 
 
@@ -190,10 +190,10 @@ CALLS: dict[str, Call] = {
         simulate,
         lambda: {
             "method": plain(),
-            "clients": [with_rows(c) for c in clients()],
+            "clients": [with_label_rows(c) for c in clients()],
             "rounds": 1,
             "task": MultiLabel(3),
-            "test": with_rows(data()),
+            "test": with_label_rows(data()),
         },
         finished,
         skip=(
@@ -337,7 +337,7 @@ CALLS: dict[str, Call] = {
     "MultiLabel": Call(
         MultiLabel,
         lambda: {"num_classes": 3},
-        lambda task: finished(simulate(plain(), [with_rows(c) for c in clients()], rounds=1, task=task)),
+        lambda task: finished(simulate(plain(), [with_label_rows(c) for c in clients()], rounds=1, task=task)),
     ),
     "RunFolder": Call(RunFolder, lambda: {"path": "run", "transcript": True, "notes": {"a": 1}}),
     "Loopback": Call(Loopback, lambda: {"lose": 0.1, "repeat": 0.2, "delay": 0.3, "seed": 1}),

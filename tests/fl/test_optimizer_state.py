@@ -14,8 +14,8 @@ from fl import ClientOptimizer, FedAvg, simulate
 from fl.addons import SCAFFOLD, Ditto, FedNova, FedProx
 from fl.batches import Phase
 from tests.fl import linear
-from tests.fl.laws import assert_lawful, assert_same
-from tests.fl.small import Tiny, federation
+from tests.fl.federations import Tiny, federation
+from tests.fl.invariances import assert_invariant, assert_same
 
 
 @pytest.mark.parametrize("participation", [1.0, 2])
@@ -32,7 +32,7 @@ def test_momentum_goes_on_where_the_clients_last_round_left_it(participation: fl
         for k in row["drawn"]:
             here = w.copy()
             for _ in range(2):
-                velocity[k] = 0.9 * velocity[k] + linear.slope(lambda v, k=k: linear.base_loss(k, v), here)  # type: ignore[misc]
+                velocity[k] = 0.9 * velocity[k] + linear.numerical_gradient(lambda v, k=k: linear.base_loss(k, v), here)  # type: ignore[misc]
                 here = here - 0.1 * 0.8**t * velocity[k]
             trained.append(here)
         w = linear.average(trained, row["drawn"])
@@ -84,7 +84,7 @@ def test_every_phase_has_its_own() -> None:
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
 def test_the_laws(kind: Any, tmp_path: Path, global_rng_untouched: None) -> None:
-    assert_lawful(lambda: [FedProx(0.1), Ditto()], tmp_path, optimizer=ClientOptimizer(kind, state="client"))
+    assert_invariant(lambda: [FedProx(0.1), Ditto()], tmp_path, optimizer=ClientOptimizer(kind, state="client"))
 
 
 def test_nothing_more_is_sent_and_the_default_keeps_nothing(tmp_path: Path) -> None:

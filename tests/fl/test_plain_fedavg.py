@@ -14,7 +14,7 @@ import torch
 from distillkit.networks import build
 from fl import ClientOptimizer, FedAvg, simulate
 from tests.fl import plain_fedavg
-from tests.fl.small import Tiny, images
+from tests.fl.federations import Tiny, images
 
 SIZES = [40, 7, 12, 25, 33, 2]
 

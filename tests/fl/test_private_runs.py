@@ -38,7 +38,7 @@ from fl.addons import DPSGD
 from fl.aggregation import EntrySpec, Schema
 from fl.engine._validation import EXACT_TESTS
 from fl.method import evaluation_spec
-from tests.fl.small import Tiny, images
+from tests.fl.federations import Tiny, images
 
 SIGMA = 2.0
 DELTA = 1e-5

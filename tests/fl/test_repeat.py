@@ -23,11 +23,11 @@ from distillkit.training import Protocol
 from fl import CheckpointError, ClientDP, FedAvg, Filtered, Loopback, simulate
 from fl.addons import SCAFFOLD, FedProx
 from fl.study import Federated, NotRepeatable, load, outcome_hash, repeat
-from tests.fl.small import Tiny, federation, images
-from tests.fl.test_grid import Net, addon, plain
+from tests.fl.federations import Tiny, federation, images
+from tests.fl.test_addon_combinations import Net, addon, plain
 from tests.fl.test_loopback import METHODS, play
 
-HERE = [__name__, "tests.fl.small", "tests.fl.test_grid"]
+HERE = [__name__, "tests.fl.federations", "tests.fl.test_addon_combinations"]
 COUNT = 60
 
 
@@ -265,10 +265,10 @@ def test_folders_of_other_formats_say_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_users_functions_must_be_vouched_for(run: Path) -> None:
-    with pytest.raises(NotRepeatable, match=r"names 'tests.fl.small:Tiny', .*trust=\['tests.fl.small'\]"):
+    with pytest.raises(NotRepeatable, match=r"names 'tests.fl.federations:Tiny', .*trust=\['tests.fl.federations'\]"):
         load(run)
     with pytest.raises(NotRepeatable, match=rf"task of the run .*trust=\['{__name__}'\]"):
-        load(run, trust=["tests.fl.small"]).task  # noqa: B018
+        load(run, trust=["tests.fl.federations"]).task  # noqa: B018
 
 
 def test_images_in_memory_are_kept_once_in_a_study_and_read_from_its_runs(tmp_path: Path) -> None:

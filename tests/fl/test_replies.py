@@ -21,9 +21,9 @@ from fl.method import Method
 from fl.methods import FedLGD, FedProto, PrivateFedDM, Real, SingleImage
 from fl.participants import Client, Server
 from fl.schema import BadReply, EntrySpec, Schema, check_reply
-from tests.fl.laws import assert_same, network
-from tests.fl.mutants import Mutant, mutants
-from tests.fl.small import Tiny, federation, images
+from tests.fl.federations import Tiny, federation, images
+from tests.fl.invariances import assert_same, network
+from tests.fl.reply_mutants import Mutant, mutants
 
 PHOTO = torch.rand(1, 24, 30, generator=derive(0))
 SMALL: dict[str, Any] = {"lr": 0.05, "batch": 8, "steps": 1}

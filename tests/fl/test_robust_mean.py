@@ -15,8 +15,8 @@ from fl import AddOn, ClientDP, FedAvg, Filtered, NoUsableReply, Run, simulate
 from fl.addons import SCAFFOLD, FedAvgM, FedProx, LocalAccuracy, RobustMean
 from fl.addons._robust import krum_choice, trimmed_mean
 from tests.fl import quadratic
-from tests.fl.laws import assert_lawful, assert_same, network
-from tests.fl.small import Tiny, federation, images
+from tests.fl.federations import Tiny, federation, images
+from tests.fl.invariances import assert_invariant, assert_same, network
 
 RULES = {
     "median": RobustMean(1),
@@ -220,7 +220,7 @@ def test_nothing_more_travels() -> None:
 @pytest.mark.parametrize("rule", ["median", "multi-krum"])
 def test_laws(rule: str, tmp_path: Path, global_rng_untouched: None) -> None:
     robust = RobustMean(1) if rule == "median" else RobustMean(0, "krum", best=2)
-    assert_lawful(lambda: [robust, FedProx(0.1), FedAvgM()], tmp_path, factory=Tiny, weights="uniform")
+    assert_invariant(lambda: [robust, FedProx(0.1), FedAvgM()], tmp_path, factory=Tiny, weights="uniform")
 
 
 def test_local_accuracy_may_look_at_the_clients() -> None:

@@ -20,7 +20,7 @@ from distillkit.privacy import Event, Ledger
 from fl import ClientData, ClientDP, FedAvg, Filtered, Run, history, simulate
 from fl.addons import FedProx
 from fl.participants import Interrupted
-from tests.fl.small import Tiny, federation, images
+from tests.fl.federations import Tiny, federation, images
 
 DOCS = Path(__file__).parents[2] / "docs" / "federation.md"
 

@@ -15,8 +15,8 @@ from fl.addons import SCAFFOLD, FedAvgM, FedProx
 from fl.averaging.addon import AddOn
 from fl.batches import Batch, Phase
 from tests.fl import quadratic
-from tests.fl.laws import assert_lawful, network
-from tests.fl.small import Tiny, federation
+from tests.fl.federations import Tiny, federation
+from tests.fl.invariances import assert_invariant, network
 
 
 class Zapped(AddOn):
@@ -107,7 +107,7 @@ def test_the_servers_step_size_scales_its_step() -> None:
 
 
 def test_laws(tmp_path: Path, global_rng_untouched: None) -> None:
-    assert_lawful(lambda: [SCAFFOLD(), FedProx(0.1)], tmp_path)
+    assert_invariant(lambda: [SCAFFOLD(), FedProx(0.1)], tmp_path)
 
 
 def test_variates_travel_for_parameters_and_double_the_traffic() -> None:

@@ -41,10 +41,10 @@ from fl.methods import SummedFedDM
 from fl.schema import MAX_WEIGHT
 from fl.secure._encoding import BoundExceeded, ReplyLayout
 from fl.secure.sums import require_sums
-from tests.fl.laws import assert_same
+from tests.fl.federations import Tiny, federation, images
+from tests.fl.invariances import assert_same
 from tests.fl.secure_protocol import InMemoryKeyring
-from tests.fl.small import Tiny, federation, images
-from tests.fl.test_grid import PICTURE, SHARED
+from tests.fl.test_addon_combinations import PICTURE, SHARED
 
 FEW = settings(max_examples=25, deadline=None)
 FAST: dict[str, Any] = {"factory": Tiny, "lr": 0.05, "batch": 8, "max_samples": 100}

@@ -20,7 +20,7 @@ from fl.aggregation import Schema
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
 from fl.secure._encoding import ReplyLayout
 from fl.secure.sums import require_sums
-from tests.fl.test_grid import OPTIONS, PICTURE, SHARED, Net, digits, normed
+from tests.fl.test_addon_combinations import OPTIONS, PICTURE, SHARED, Net, digits, normed
 
 PAGE = Path(__file__).parents[2] / "docs" / "components" / "secure_sums.md"
 DM: dict[str, Any] = {"factory": Net, "ipc": 1}

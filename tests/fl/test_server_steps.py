@@ -14,8 +14,8 @@ from fl import FedAvg, Run, ServerAdaptive, simulate
 from fl.addons import FedAdagrad, FedAdam, FedAvgM, FedNova, FedProx, FedYogi
 from fl.averaging.addon import AddOn
 from tests.fl import quadratic
-from tests.fl.laws import assert_lawful, assert_same, network, tensors
-from tests.fl.small import Tiny, federation
+from tests.fl.federations import Tiny, federation
+from tests.fl.invariances import assert_invariant, assert_same, network, tensors
 
 Vector = Any
 
@@ -104,7 +104,7 @@ def test_with_no_adaptivity_the_step_is_the_mean_change(kind: Any) -> None:
 
 @pytest.mark.parametrize("addon", [FedAvgM(), FedAdagrad(), FedAdam(), FedYogi()], ids=lambda a: a.name)
 def test_laws(addon: AddOn, tmp_path: Path, global_rng_untouched: None) -> None:
-    assert_lawful(lambda: [addon, FedProx(0.1), FedNova()], tmp_path)
+    assert_invariant(lambda: [addon, FedProx(0.1), FedNova()], tmp_path)
 
 
 def test_nothing_more_travels_and_buffers_take_their_mean() -> None:

@@ -15,8 +15,8 @@ from distillkit.select import select
 from fl import FedAvg, MultiLabel, Run, simulate
 from fl.addons import SCAFFOLD, FedDF, SharedPool
 from fl.methods import ClippedCrossEntropy
-from tests.fl.laws import assert_lawful
-from tests.fl.small import Tiny, federation, images
+from tests.fl.federations import Tiny, federation, images
+from tests.fl.invariances import assert_invariant
 from tests.fl.test_single_image import CLIENTS, LEVEL, START, Scaled, by_hand, constant
 
 PICTURES = (255 * torch.rand(14, 1, 4, 4, generator=derive(4))).round().to(torch.uint8)
@@ -104,7 +104,7 @@ def test_the_pool_travels_once_then_numbers_and_logits() -> None:
 
 
 def test_the_laws(tmp_path: Path, global_rng_untouched: None) -> None:
-    assert_lawful(lambda: [SharedPool(PICTURES, **SMALL, rate=0.5)], tmp_path)
+    assert_invariant(lambda: [SharedPool(PICTURES, **SMALL, rate=0.5)], tmp_path)
 
 
 def test_refusals() -> None:

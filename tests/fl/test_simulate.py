@@ -23,7 +23,7 @@ from fl.aggregation import EntrySpec
 from fl.averaging.addon import AddOn
 from fl.engine.store import Store
 from fl.message import Entry
-from tests.fl.small import Tiny, federation, images
+from tests.fl.federations import Tiny, federation, images
 
 SECONDS = ("seconds", "client_seconds", "server_seconds")
 

@@ -23,8 +23,8 @@ from fl.addons._crops import Crops, View
 from fl.addons._distill import distill, falling_steps, starts_from_average
 from fl.averaging.addon import AddOn
 from fl.methods import ClippedCrossEntropy, SingleImage
-from tests.fl.laws import assert_lawful, assert_same
-from tests.fl.small import Tiny, federation, images
+from tests.fl.federations import Tiny, federation, images
+from tests.fl.invariances import assert_invariant, assert_same
 
 PHOTO = torch.rand(1, 24, 30, generator=derive(0))
 SMALL: dict[str, Any] = {"keep": 6, "count": 14, "steps": 3, "batch": 4, "selection": {"clusters": 4}}
@@ -302,7 +302,7 @@ def test_the_schedule_of_table_4_is_the_releases() -> None:
 
 
 def test_the_same_bits_however_it_is_run(tmp_path: Path, global_rng_untouched: None) -> None:
-    assert_lawful(lambda: [SharedImage(PHOTO, **SMALL, rate=0.5), FedProx(0.1)], tmp_path)
+    assert_invariant(lambda: [SharedImage(PHOTO, **SMALL, rate=0.5), FedProx(0.1)], tmp_path)
 
 
 @dataclass(frozen=True)

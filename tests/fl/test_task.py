@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fl import Classification, FedAvg, MultiLabel, simulate
 from fl.averaging.addon import AddOn
-from tests.fl.small import Tiny, federation
+from tests.fl.federations import Tiny, federation
 
 
 def test_the_complement_of_a_histogram() -> None:

@@ -18,7 +18,7 @@ from fl.addons import DPSGD, MOON, SCAFFOLD, Anchors, Condensed, Ditto, FedCOG, 
 from fl.batches import Phase
 from fl.methods import FedProto, FedRep, PrivateFedDM, SingleImage
 from fl.networks import _blanks
-from tests.fl.small import Tiny, federation, images
+from tests.fl.federations import Tiny, federation, images
 
 
 def play(method: Any = None, clients: Any = None, **options: Any) -> Any:

@@ -21,10 +21,10 @@ from fl import FedAvg, MultiLabel, simulate
 from fl.addons import SCAFFOLD, VFA, VFTL, VHL, FedNova, FedProx, NaiveVHL
 from fl.averaging.addon import AddOn
 from fl.averaging.step import outputs
-from tests.fl.laws import assert_lawful, assert_same
-from tests.fl.released import InTurn, assert_released, wave, waves
-from tests.fl.small import Tiny, federation, images, with_rows
-from tests.fl.virtual_twins import Small, assert_close, averaged, beginning, supcon, toy, trained
+from tests.fl.federations import Tiny, federation, images, with_label_rows
+from tests.fl.invariances import assert_invariant, assert_same
+from tests.fl.reference_problems import FixedBatches, assert_released, wave, waves
+from tests.fl.virtual_reference import Small, assert_close, averaged, beginning, supcon, toy, trained
 
 NOISE: dict[str, Any] = {"classes": 3, "per_class": 4, "options": {"width": 8}}
 VIRTUAL = toy(8, 50, labels=[0, 1, 2, 0, 1, 2, 0, 1])
@@ -200,7 +200,7 @@ def test_a_vfa_round_is_the_releases() -> None:
         "classifier.bias": [0.9548635730017, -0.0365784457687, -0.9616168966808],
     }  # fmt: skip
     client = LabeledImages(wave((7, 1, 2, 2), 0.3), torch.tensor([(2 * i) % 3 for i in range(7)]), num_classes=3)
-    addons = (GivenMeans(1.5, std=0.0, empty="zero"), InTurn({7: [[3, 0, 6, 4, 1, 5, 2], [1, 4, 2, 6, 0, 3, 5]]}))
+    addons = (GivenMeans(1.5, std=0.0, empty="zero"), FixedBatches({7: [[3, 0, 6, 4, 1, 5, 2], [1, 4, 2, 6, 0, 3, 5]]}))
     method = FedAvg(*addons, factory=lambda k: Small(k).double(), initial=waves(Small(3)), lr=0.1, epochs=2, batch=5)
     assert_released(simulate(method, [client], rounds=1, progress=False), released)
 
@@ -258,7 +258,7 @@ def test_vftl_is_fedavg_from_pretrained_weights() -> None:
     ids=["vhl", "naive", "gaussian", "vfa", "vftl"],
 )
 def test_the_laws(addon: AddOn, tmp_path: Path, global_rng_untouched: None) -> None:
-    assert_lawful(lambda: [addon, FedProx(0.1)], tmp_path)
+    assert_invariant(lambda: [addon, FedProx(0.1)], tmp_path)
 
 
 @pytest.mark.parametrize("base", [FedProx(0.1), SCAFFOLD(), FedNova()], ids=lambda a: a.name)
@@ -347,7 +347,7 @@ def test_refusals() -> None:
         played(VHL("gan"))
     with pytest.raises(ValueError, match="has 3 classes, but classes=10"):
         played(VHL(images(9, 5)))
-    for virtual in (images(9, 5)[:0], with_rows(images(9, 5))):
+    for virtual in (images(9, 5)[:0], with_label_rows(images(9, 5))):
         for addon in (VHL(virtual, 3), VFTL(source=virtual, classes=3)):
             with pytest.raises(ValueError, match=f"{addon.name}: the virtual set must hold images with class indices"):
                 played(addon)

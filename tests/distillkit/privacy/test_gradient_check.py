@@ -57,7 +57,7 @@ def state(model: nn.Module) -> dict[str, Any]:
 @pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize("occasion", OCCASIONS)
 @pytest.mark.parametrize("way", FAULTS)
-def test_every_breach_on_every_occasion_is_refused_before_a_charge(
+def test_every_violation_in_any_phase_is_refused_before_a_charge(
     way: str, occasion: str, free: bool, global_rng_untouched: None
 ) -> None:
     model = build(lambda: FaultyNetwork(3, way, occasion, size=DRAWN, free=free), 0)
@@ -91,7 +91,7 @@ WHY = {
 
 
 @pytest.mark.parametrize("free", [False, True])
-def test_the_network_without_a_breach_is_trained(free: bool) -> None:
+def test_network_without_a_violation_is_trained(free: bool) -> None:
     model = build(lambda: FaultyNetwork(3, free=free), 0)
     before = [p.detach().clone() for p in model.parameters()]
     assert len(train(model).events) == 1

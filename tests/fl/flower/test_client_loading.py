@@ -20,9 +20,9 @@ from fl import ClientData, FedAvg
 from fl.deploy.flower import IncompatibleNode, client_app
 from fl.deploy.flower._client_loading import to_client_data
 from fl.engine._clients import ClientRegistry
+from tests.fl.federations import images
 from tests.fl.flower import fake_flower
 from tests.fl.flower.test_runs import FAST, OPTIONS, run_on_grid
-from tests.fl.small import images
 
 
 class Image:

@@ -17,10 +17,10 @@ from fl import Method
 from fl.deploy.flower import Policy, app_hash, read_policy
 from fl.deploy.flower._node_ledger import NodeLedger
 from fl.deploy.flower._policy import PolicyRefusal
+from tests.fl.federations import Tiny, images
 from tests.fl.flower import fake_flower
 from tests.fl.flower.test_client_loading import pictures
 from tests.fl.flower.test_runs import client_data
-from tests.fl.small import Tiny, images
 from tests.scripts import load_script
 
 PAGE = Path(__file__).parents[3] / "docs" / "flower.md"

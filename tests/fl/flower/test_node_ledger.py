@@ -21,9 +21,9 @@ from fl.deploy.flower import _messages
 from fl.deploy.flower._handshake import NodeInfo
 from fl.deploy.flower._node_ledger import mirror_report
 from fl.methods import PrivateFedDM
+from tests.fl.federations import images
 from tests.fl.flower import fake_flower
 from tests.fl.flower.test_runs import DM, FAST, Killed, assert_equal, client_data, grid, run_in_threads, run_on_grid
-from tests.fl.small import images
 from tests.fl.test_private_runs import SIGMA, NoisySum
 
 METHODS: dict[str, Callable[[], Method]] = {

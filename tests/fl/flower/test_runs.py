@@ -16,10 +16,10 @@ from fl.deploy.flower import ConnectionOptions, IncompatibleNode, client_app, re
 from fl.deploy.flower._handshake import identity_of
 from fl.deploy.flower._node import Node, NodeOptions
 from fl.study import outcome_hash
+from tests.fl.federations import Tiny, federation, images
 from tests.fl.flower import fake_flower
-from tests.fl.laws import assert_same
-from tests.fl.small import Tiny, federation, images
-from tests.fl.test_grid import PICTURE, SHARED
+from tests.fl.invariances import assert_same
+from tests.fl.test_addon_combinations import PICTURE, SHARED
 
 FAST: dict[str, Any] = {"factory": Tiny, "epochs": 1, "lr": 0.05, "batch": 8}
 DM: dict[str, Any] = {"factory": Tiny, "ipc": 1, "steps": 2, "server_epochs": 1, "server_batch": 4}

@@ -1,4 +1,4 @@
-"""FedDyn (Acar et al., ICLR 2021, Algorithm 1) as a reader of the site wrote it, with public names alone."""
+"""FedDyn (Acar et al., ICLR 2021, Algorithm 1) written from the documentation with public names only."""
 
 from __future__ import annotations
 

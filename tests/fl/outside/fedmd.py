@@ -1,4 +1,4 @@
-"""FedMD (Li and Wang, 2019) as a reader of the site wrote it, with public names alone."""
+"""FedMD (Li and Wang, 2019) written from the documentation with public names only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fl import Entry, EntrySpec, Message, Method, Networks, Predictor, evaluatio
 
 @dataclass(frozen=True)
 class FedMD(Method):
-    """Networks that never travel, taught by the mean scores on public images.
+    """Networks stay on their clients and learn from the mean scores on public images.
 
     The first round in which a client is drawn is its transfer learning: the public set, then its own. In every later
     one it learns the last round's consensus and revisits its own images.

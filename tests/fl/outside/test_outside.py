@@ -1,4 +1,4 @@
-"""An add-on and a method that somebody wrote from the site alone: short, of public names, and right."""
+"""Tests of an add-on and a method that a user could write from the documentation."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch import nn
 from fl import ClientData, FedAvg, Loopback, Networks, Run, simulate
 from fl.addons import SCAFFOLD, FedProx
 from tests.fl import quadratic
-from tests.fl.laws import assert_same
+from tests.fl.federations import Tiny, federation, images
+from tests.fl.invariances import assert_same
 from tests.fl.outside.feddyn import FedDyn
 from tests.fl.outside.fedmd import FedMD
-from tests.fl.small import Tiny, federation, images
 
 HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize(("name", "most"), [("feddyn", 35), ("fedmd", 50)])
-def test_it_is_short_and_takes_public_names_alone(name: str, most: int) -> None:
+def test_custom_methods_are_short_and_use_public_names_only(name: str, most: int) -> None:
     tree = ast.parse((HERE / f"{name}.py").read_text())
     [kind] = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     lines = {n.lineno for node in kind.body[1:] for n in ast.walk(node) if hasattr(n, "lineno")}
@@ -55,7 +55,7 @@ def test_rounds_of_feddyn_follow_algorithm_1(participation: float | int, mu: flo
     assert quadratic.weights(result) == pytest.approx(w, abs=1e-6)
 
 
-def test_feddyn_ends_where_the_mean_gradient_is_zero_and_fedavg_does_not() -> None:
+def test_feddyn_converges_to_a_zero_mean_gradient_unlike_fedavg() -> None:
     def slope(addons: list[Any]) -> float:
         found = quadratic.weights(quadratic.run(*addons, rounds=50, lr=0.1, steps=10, batch=9, weights="uniform"))
         return float(np.abs(sum(quadratic.gradient(k, found) for k in range(3))).max() / 3)
@@ -64,7 +64,7 @@ def test_feddyn_ends_where_the_mean_gradient_is_zero_and_fedavg_does_not() -> No
     assert slope([]) > 1e-3
 
 
-def test_feddyn_says_beside_what_it_cannot_stand() -> None:
+def test_feddyn_refuses_incompatible_parts() -> None:
     with pytest.raises(ValueError, match="weights='uniform'"):
         FedAvg(FedDyn(), factory=Tiny)
     with pytest.raises(ValueError, match="give one of them"):
@@ -95,7 +95,7 @@ def test_fedmd_sends_scores_and_the_public_set_once() -> None:
     assert rows[2]["accuracy"] == rows[2]["accuracy_personal"]["mean"] > 0.5
 
 
-def test_fedmd_is_the_same_with_more_workers_after_an_interruption_and_from_elsewhere(tmp_path: Path) -> None:
+def test_fedmd_is_bitwise_equal_with_workers_resumed_and_over_bytes(tmp_path: Path) -> None:
     whole = consensus(participation=3)
     consensus(rounds=2, participation=3, out=tmp_path / "run")
     again = consensus(participation=3, out=tmp_path / "run", resume=True, workers=3)

@@ -17,7 +17,7 @@ from fl import AddOn, CheckpointError, FedAvg, Loopback, NoUsableReply, simulate
 from fl.message import Message
 from fl.method import Method
 from fl.methods import FedProto
-from tests.fl.small import Tiny, federation
+from tests.fl.federations import Tiny, federation
 
 
 def play(method: Method, **options: Any) -> Any:

@@ -25,7 +25,7 @@ from fl import ClientData, ClientDP, FedAvg, Filtered, Loopback, Run, simulate
 from fl.deploy.loopback._transport import ProcessTransport
 from fl.method import evaluation_batch_size
 from fl.study import Federated
-from tests.fl.small import Tiny
+from tests.fl.federations import Tiny
 
 HALF = Normalization([0.5], [0.5])
 METHOD = FedAvg(factory=Tiny, steps=2, batch=4, lr=0.05)

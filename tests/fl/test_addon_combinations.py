@@ -19,7 +19,7 @@ from fl import ClientData, ClientOptimizer, FedAvg, Run, simulate
 from fl.averaging.addon import AddOn
 from fl.methods import FedLGD, FedRep, SingleImage
 from fl.task import MultiLabel
-from tests.fl.laws import assert_same, tensors
+from tests.fl.invariances import assert_same, tensors
 
 NOISE: dict[str, Any] = {"source": "gaussian", "classes": 3, "per_class": 3}
 PICTURE = torch.rand(1, 16, 16, generator=torch.Generator().manual_seed(1))

@@ -1,4 +1,4 @@
-"""Laws that every add-on obeys: the same bits whatever the workers, the interruptions and the order of arguments."""
+"""Invariances of every add-on: bitwise equal results for any workers, interruptions and order of arguments."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from distillkit import LabeledImages
 from fl import FedAvg, Run, simulate
 from fl.averaging.addon import AddOn
 from fl.message import Message
-from tests.fl.small import Tiny, federation
+from tests.fl.federations import Tiny, federation
 
 
 class Idle(AddOn):
-    """Does nothing, under a key that comes first."""
+    """Add-on that does nothing, under a key that sorts first."""
 
     key = "A"
 
 
 def tensors(state: Message) -> dict[str, torch.Tensor]:
-    """Every tensor of a message, by key and name."""
+    """Return every tensor of a message, by key and name."""
     found: dict[str, torch.Tensor] = {}
     for key, value in state.items():
         if isinstance(value, torch.Tensor):
@@ -35,7 +35,7 @@ def tensors(state: Message) -> dict[str, torch.Tensor]:
 
 
 def assert_same(one: Run, other: Run) -> None:
-    """The servers' whole states agree bit by bit."""
+    """Check that the whole states of two servers are bitwise equal."""
     mine, others = tensors(one.server.state), tensors(other.server.state)
     assert mine.keys() == others.keys()
     for name, value in mine.items():
@@ -46,10 +46,10 @@ def network(outputs: int) -> Tiny:
     return Tiny(outputs, norm=True)
 
 
-def assert_lawful(
+def assert_invariant(
     make: Callable[[], list[AddOn]], folder: Path, clients: list[LabeledImages] | None = None, **options: Any
 ) -> None:
-    """Run the add-ons with one worker, with three, resumed in the middle and in another order: the same bits."""
+    """Check bitwise equality with one worker, with three, resumed in the middle, and in another order."""
     held = clients or federation()
 
     def play(addons: list[AddOn], rounds: int = 4, **how: Any) -> Run:

@@ -23,8 +23,8 @@ from fl.engine.store import CheckpointError, read_history
 from fl.filters.client_dp import ClientDP
 from fl.study import Federated
 from tests.distillkit.test_locking import HOLD, TRY
-from tests.fl.laws import assert_same
-from tests.fl.small import Tiny, federation
+from tests.fl.federations import Tiny, federation
+from tests.fl.invariances import assert_same
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Images and networks in double precision: whatever an algorithm makes itself is of the clients' dtype."""
+"""Images and networks in double precision: tensors created by algorithms have the clients' dtype."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from distillkit import LabeledImages
 from fl import simulate
 from fl.message import Message
+from tests.fl.test_addon_combinations import Net, digits, federation
 from tests.fl.test_devices import ALL
-from tests.fl.test_grid import Net, digits, federation
 
 
 def double(data: LabeledImages) -> LabeledImages:

@@ -66,8 +66,8 @@ from fl.filters import Adaptive
 from fl.message import declared_entries
 from fl.method import Method
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, Real, SingleImage, SummedFedDM
-from tests.fl.laws import assert_same
-from tests.fl.small import Tiny, federation, images
+from tests.fl.federations import Tiny, federation, images
+from tests.fl.invariances import assert_same
 
 SAVED: dict[str, str] = json.loads((Path(__file__).parent / "identities.json").read_text())
 """What the records of runs called these methods before any class or option was renamed: never to be written anew."""

@@ -16,8 +16,8 @@ from fl import ClientData, FedAvg, FedDM, Filtered, simulate
 from fl.engine.store import CheckpointError
 from fl.filters.client_dp import ClientDP
 from fl.methods import FedProto
-from tests.fl.laws import assert_same
-from tests.fl.small import Tiny, federation, images
+from tests.fl.federations import Tiny, federation, images
+from tests.fl.invariances import assert_same
 
 
 class Leaky(Tiny):

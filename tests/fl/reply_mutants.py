@@ -1,4 +1,4 @@
-"""Single-field mutants of a valid reply, each of which violates its schema in one known way."""
+"""Mutants of a valid reply, each of which violates its schema in one known way."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Mutant = tuple[str, Any]
 
 
 def mutants(reply: Message, schema: Schema, entries: Mapping[str, Entry[Any]]) -> Iterator[Mutant]:
-    """Names and replies: whole replies of another kind, entries too few or too many, and each entry gone wrong."""
+    """Yield names and replies: replies of another kind, missing or extra entries, and each entry with one fault."""
     held = dict(reply.items())
     whole: list[Any] = [{}, held, "reply", 7, [reply], torch.zeros(3), object(), Message.unchecked({1: 2.0})]  # type: ignore[dict-item]
     for i, other in enumerate(whole):

@@ -27,7 +27,7 @@ class Tiny(nn.Module):
 
 
 def images(count: int, seed: int, classes: int = 3) -> LabeledImages:
-    """Noise images whose class shows as a bright row."""
+    """Return noise images with a bright row that shows the class."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(classes, (count,), generator=generator)
     x = 0.3 * torch.randn(count, 1, 4, 4, generator=generator)
@@ -36,11 +36,11 @@ def images(count: int, seed: int, classes: int = 3) -> LabeledImages:
     return LabeledImages(x, labels, num_classes=classes, normalization=IDENTITY)
 
 
-def with_rows(data: LabeledImages) -> LabeledImages:
-    """The same images with their labels as rows of 0 and 1."""
+def with_label_rows(data: LabeledImages) -> LabeledImages:
+    """Return the same images with labels as rows of 0 and 1."""
     return data.replace(labels=torch.eye(data.num_classes)[data.labels])
 
 
 def federation() -> list[LabeledImages]:
-    """Five clients of 12 to 24 images."""
+    """Return five clients of 12 to 24 images."""
     return [images(12 + 3 * k, seed=k) for k in range(5)]

@@ -1,8 +1,8 @@
-"""A second device for machines without one: its tensors lie on the CPU, and who mixes them with the CPU's is refused.
+"""Emulated second device for machines without an accelerator: tensors in CPU memory, with an error for mixed devices.
 
-`cpu:1` is a device that PyTorch takes and forgets. Here it is remembered, by storage, and the rules are those of CUDA:
-no operation takes tensors of both devices but copies, numbers without dimensions, and indices of the CPU; a generator
-of the CPU draws no tensor of the other device; only the CPU's tensors become arrays.
+PyTorch accepts the device `cpu:1` and forgets it. Here every storage remembers its device, with the rules of CUDA. Only
+copies, scalars and CPU indices may mix devices. A CPU generator draws no tensor of the other device. Only CPU tensors
+become arrays.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ INDEXING = ("aten::index", "aten::index_put_", "aten::index_put", "aten::_index_
 
 
 class _Inside(threading.local):
-    """Whether this thread is inside a function of PyTorch that was given a tensor of the second device."""
+    """Thread-local flag: whether a PyTorch function is running that was given a tensor of the second device."""
 
-    there = False
+    on_second_device = False
 
 
 _inside = _Inside()
 
 
 class Mixed(RuntimeError):
-    """What CUDA would have refused."""
+    """An operation that CUDA would have refused."""
 
 
-def there(value: Tensor) -> bool:
-    """Whether a tensor lies on the second device."""
+def on_second_device(value: Tensor) -> bool:
+    """Return whether a tensor is on the second device."""
     try:
-        return getattr(value.untyped_storage(), "there", False)
+        return getattr(value.untyped_storage(), "on_second_device", False)
     except (NotImplementedError, RuntimeError):  # inside a transformation it has none of its own
         return False
 
@@ -47,7 +47,7 @@ def there(value: Tensor) -> bool:
 def _put(value: Any, where: bool) -> None:
     for leaf in tree_leaves(value):
         if isinstance(leaf, Tensor):
-            leaf.untyped_storage().there = where  # type: ignore[attr-defined]
+            leaf.untyped_storage().on_second_device = where  # type: ignore[attr-defined]
 
 
 class _Operations(TorchDispatchMode):
@@ -57,15 +57,19 @@ class _Operations(TorchDispatchMode):
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if name in INDEXING:
             given = [args[0], *(t for t in tree_leaves(args[2:]) if isinstance(t, Tensor))] + [
-                t for t in tree_leaves(args[1]) if isinstance(t, Tensor) and there(t)
+                t for t in tree_leaves(args[1]) if isinstance(t, Tensor) and on_second_device(t)
             ]
-        places = {there(t) for t in given if t.ndim}
-        inputs = any(there(t) for t in given)
+        places = {on_second_device(t) for t in given if t.ndim}
+        inputs = any(on_second_device(t) for t in given)
         if name not in COPIES and (len(places) > 1 or (inputs and places == {False})):
-            shapes = [(tuple(t.shape), "second" if there(t) else "CPU") for t in given]
+            shapes = [(tuple(t.shape), "second" if on_second_device(t) else "CPU") for t in given]
             raise Mixed(f"{name} takes tensors of both devices: {shapes}")
         target = device == DEVICE or (device is None and inputs)
-        if device is not None and name not in COPIES and (_inside.there or torch._C._current_graph_task_id() != -1):
+        if (
+            device is not None
+            and name not in COPIES
+            and (_inside.on_second_device or torch._C._current_graph_task_id() != -1)
+        ):
             target = inputs if given else True  # by PyTorch itself, on the device that it reads off another tensor
         if kwargs.get("generator") is not None and (target or inputs):
             raise Mixed(f"{name} draws on the second device with a generator of the CPU")
@@ -80,17 +84,17 @@ class _Operations(TorchDispatchMode):
 
 
 class _Functions(TorchFunctionMode):
-    """What never comes to an operation: where a tensor lies, and moves to where it lies already."""
+    """Handler of functions without an operation: the device of a tensor, and moves to its own device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         first = args[0] if args and isinstance(args[0], Tensor) else None
         if func == Tensor.device.__get__:  # type: ignore[attr-defined]
-            return DEVICE if first is not None and there(first) else func(*args, **kwargs)
-        if first is not None and func in (Tensor.numpy, Tensor.__array__) and there(first):
+            return DEVICE if first is not None and on_second_device(first) else func(*args, **kwargs)
+        if first is not None and func in (Tensor.numpy, Tensor.__array__) and on_second_device(first):
             raise Mixed("a tensor of the second device becomes no array")
         if func is torch._C._nn._parse_to and first is not None:
-            return (DEVICE if there(first) else first.device, *func(*args, **kwargs)[1:])
+            return (DEVICE if on_second_device(first) else first.device, *func(*args, **kwargs)[1:])
         if func is Tensor.cpu and first is not None:
             return _moved(first, False)
         if func is Tensor.to and first is not None:
@@ -98,22 +102,25 @@ class _Functions(TorchFunctionMode):
             other = next((a for a in (*args[1:], kwargs.get("other")) if isinstance(a, Tensor)), None)
             dtype = other.dtype if other is not None else asked[1]
             if other is not None:
-                moved = _moved(first, there(other))
+                moved = _moved(first, on_second_device(other))
             else:
                 moved = first if asked[0] is None else _moved(first, asked[0] == DEVICE)
             same = dtype is None or dtype == moved.dtype
             return moved if same and not kwargs.get("copy") else moved.to(dtype=dtype or moved.dtype, copy=True)
-        before, _inside.there = _inside.there, first is not None and there(first) and "device" not in kwargs
+        before, _inside.on_second_device = (
+            _inside.on_second_device,
+            first is not None and on_second_device(first) and "device" not in kwargs,
+        )
         try:
             found = func(*args, **kwargs)
         finally:
-            _inside.there = before
+            _inside.on_second_device = before
         if func in (torch.tensor, torch.as_tensor, torch.asarray) and kwargs.get("device") is not None:
             _put(found, torch.device(kwargs["device"]) == DEVICE)
         if func is Tensor.new_tensor:
-            _put(found, there(args[0]))
+            _put(found, on_second_device(args[0]))
         if func is Tensor.__deepcopy__ and first is not None and isinstance(found, Tensor):
-            _put(found, there(first))
+            _put(found, on_second_device(first))
         return found
 
 
@@ -122,7 +129,7 @@ def _plain(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _moved(value: Tensor, where: bool) -> Tensor:
-    if there(value) == where:
+    if on_second_device(value) == where:
         return value
     found = value.clone()
     _put(found, where)
@@ -131,6 +138,6 @@ def _moved(value: Tensor, where: bool) -> Tensor:
 
 @contextmanager
 def second_device() -> Iterator[None]:
-    """On this thread, `cpu:1` is a device of its own."""
+    """Make `cpu:1` a separate device on this thread."""
     with _Functions(), _Operations():
         yield

@@ -1,4 +1,4 @@
-"""Small problems on which authors' releases were run, so that tests can hold the numbers that they computed."""
+"""Small problems on which the authors' releases were run, with the numbers that the releases computed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fl.message import Tensors
 
 
 def wave(shape: Sequence[int], phase: float) -> Tensor:
-    """Numbers that need no generator: sin(1.7 i + phase) in float64."""
+    """Return numbers that need no generator: sin(1.7 i + phase) in float64."""
     return torch.sin(1.7 * torch.arange(math.prod(shape), dtype=torch.float64) + phase).view(*shape)
 
 
 def waves(net: nn.Module) -> Tensors:
-    """Weights for a network: parameter i has phase i / 2."""
+    """Return weights for a network: parameter i has phase i / 2."""
     return {n: wave(p.shape, 0.5 * i) for i, (n, p) in enumerate(net.named_parameters())}
 
 
-class InTurn(AddOn):
-    """Reads given batches instead of shuffled ones.
+class FixedBatches(AddOn):
+    """Client data with given batches instead of shuffled ones.
 
     `orders` gives the orders of the epochs of a client with so many images.
     """
@@ -43,7 +43,7 @@ class InTurn(AddOn):
 
 
 def assert_released(run: Run, want: Mapping[str, Sequence[float]]) -> None:
-    """The global model's parameters are the release's to 1e-10."""
+    """Check that the global model's parameters equal those of the release to 1e-10."""
     state = run.server.state[FedAvg.model]
     assert state.keys() == want.keys()
     for name, numbers in want.items():

@@ -14,7 +14,7 @@ from fl import ClientData, FedAvg, simulate
 from fl.averaging.addon import AddOn
 from fl.batches import Phase
 from fl.message import Tensors
-from tests.fl.small import Tiny, federation, images
+from tests.fl.federations import Tiny, federation, images
 
 
 class Second(AddOn):
