@@ -26,7 +26,7 @@ INDEXING = ("aten::index", "aten::index_put_", "aten::index_put", "aten::_index_
 class _Inside(threading.local):
     """Thread-local flag: whether a PyTorch function is running that was given a tensor of the second device."""
 
-    on_second_device = False
+    active = False
 
 
 _inside = _Inside()
@@ -39,7 +39,7 @@ class Mixed(RuntimeError):
 def on_second_device(value: Tensor) -> bool:
     """Return whether a tensor is on the second device."""
     try:
-        return getattr(value.untyped_storage(), "on_second_device", False)
+        return getattr(value.untyped_storage(), "second", False)
     except (NotImplementedError, RuntimeError):  # inside a transformation it has none of its own
         return False
 
@@ -47,7 +47,7 @@ def on_second_device(value: Tensor) -> bool:
 def _put(value: Any, where: bool) -> None:
     for leaf in tree_leaves(value):
         if isinstance(leaf, Tensor):
-            leaf.untyped_storage().on_second_device = where  # type: ignore[attr-defined]
+            leaf.untyped_storage().second = where  # type: ignore[attr-defined]
 
 
 class _Operations(TorchDispatchMode):
@@ -65,11 +65,7 @@ class _Operations(TorchDispatchMode):
             shapes = [(tuple(t.shape), "second" if on_second_device(t) else "CPU") for t in given]
             raise Mixed(f"{name} takes tensors of both devices: {shapes}")
         target = device == DEVICE or (device is None and inputs)
-        if (
-            device is not None
-            and name not in COPIES
-            and (_inside.on_second_device or torch._C._current_graph_task_id() != -1)
-        ):
+        if device is not None and name not in COPIES and (_inside.active or torch._C._current_graph_task_id() != -1):
             target = inputs if given else True  # by PyTorch itself, on the device that it reads off another tensor
         if kwargs.get("generator") is not None and (target or inputs):
             raise Mixed(f"{name} draws on the second device with a generator of the CPU")
@@ -107,14 +103,14 @@ class _Functions(TorchFunctionMode):
                 moved = first if asked[0] is None else _moved(first, asked[0] == DEVICE)
             same = dtype is None or dtype == moved.dtype
             return moved if same and not kwargs.get("copy") else moved.to(dtype=dtype or moved.dtype, copy=True)
-        before, _inside.on_second_device = (
-            _inside.on_second_device,
+        before, _inside.active = (
+            _inside.active,
             first is not None and on_second_device(first) and "device" not in kwargs,
         )
         try:
             found = func(*args, **kwargs)
         finally:
-            _inside.on_second_device = before
+            _inside.active = before
         if func in (torch.tensor, torch.as_tensor, torch.asarray) and kwargs.get("device") is not None:
             _put(found, torch.device(kwargs["device"]) == DEVICE)
         if func is Tensor.new_tensor:

@@ -1,4 +1,4 @@
-"""Every add-on with every other and on every base, on digits: it runs, or it is refused with the reason."""
+"""Every pair of add-ons, and every add-on on every base, on digits: runs, or is refused with the reason."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ REFUSED: dict[tuple[str, str], str] = {
 
 
 class Net(nn.Module):
-    """210 weights for ten classes of 8x8 digits."""
+    """Network of 210 weights for ten classes of 8x8 digits."""
 
     def __init__(self, outputs: int, width: int = 4, norm: bool = False) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ TWO: dict[str, Any] = {
 
 @cache
 def digits() -> LabeledImages:
-    """120 digits of three classes."""
+    """Return 120 digits of three classes."""
     train, _ = load("digits", size=8)
     index = (train.labels < 3).nonzero().flatten()[:120]
     labels = train.labels[index]
@@ -128,7 +128,7 @@ Make = Callable[..., FedAvg]
 
 
 def uniform(addons: tuple[AddOn, ...]) -> dict[str, Any]:
-    """What the core must be asked for if records are to be private, or no client is to choose its own weight."""
+    """Return the options that private records need, or that fix the client weights."""
     return {"weights": "uniform"} if any(a.private or a.name == "RobustMean" for a in addons) else {}
 
 
@@ -136,8 +136,8 @@ def plain(*addons: AddOn, **options: Any) -> FedAvg:
     return FedAvg(*addons, **{"factory": Net, "lr": 0.05, "steps": 2, "batch": 4, **uniform(addons), **options})
 
 
-def play(method: FedAvg, clients: tuple[ClientData, ...] | None = None, **options: Any) -> Run:
-    """Two rounds, in which nothing fails and everything stays finite."""
+def run_two_rounds(method: FedAvg, clients: tuple[ClientData, ...] | None = None, **options: Any) -> Run:
+    """Run two rounds without failures and with finite values."""
     server_data = {"proxy": digits()[90:96], "test": digits()[100:110]}
     run = simulate(
         method, clients or federation(), rounds=2, test=digits()[100:110], server_data=server_data, seed=3,
@@ -156,18 +156,18 @@ NAMES = sorted(OPTIONS)
 PAIRS = list(itertools.combinations(NAMES, 2))
 
 
-def test_every_public_addon_has_its_row() -> None:
+def test_every_public_addon_is_in_the_table() -> None:
     assert set(NAMES) == set(fl.addons.__all__)
     assert set(REFUSED) <= set(PAIRS)
 
 
 @pytest.mark.parametrize(("one", "other"), [p for p in PAIRS if p not in REFUSED])
-def test_a_pair_runs(one: str, other: str) -> None:
-    play(plain(addon(one), addon(other)))
+def test_pair_runs(one: str, other: str) -> None:
+    run_two_rounds(plain(addon(one), addon(other)))
 
 
 @pytest.mark.parametrize(("one", "other"), REFUSED)
-def test_a_pair_that_makes_no_sense_is_refused_when_built(one: str, other: str) -> None:
+def test_invalid_pair_is_refused_when_built(one: str, other: str) -> None:
     for order in ((one, other), (other, one)):
         with pytest.raises(ValueError, match=REFUSED[one, other]) as refusal:
             plain(*map(addon, order))
@@ -175,15 +175,15 @@ def test_a_pair_that_makes_no_sense_is_refused_when_built(one: str, other: str) 
 
 
 @pytest.mark.parametrize("name", ["FedExP", "FedNova", "SCAFFOLD", *STEPS])
-def test_a_shared_image_with_weights_in_every_round_takes_what_needs_them(name: str) -> None:
-    play(plain(fl.addons.SharedImage(PICTURE, **{**SHARED, "rate": 1.0}), addon(name)))
+def test_shared_image_accepts_dependent_addons_if_weights_are_sent(name: str) -> None:
+    run_two_rounds(plain(fl.addons.SharedImage(PICTURE, **{**SHARED, "rate": 1.0}), addon(name)))
 
 
 @pytest.mark.parametrize(
     "names", [("SCAFFOLD", "VHL"), ("FedCOG", "MOON", "FedAvgM"), ("Anchors", "Condensed", "FedExP", "FedSAM")]
 )
-def test_the_order_of_the_addons_changes_no_bit(names: tuple[str, ...]) -> None:
-    runs = [play(plain(*map(addon, order))) for order in (names, names[::-1], (*names[1:], names[0]))]
+def test_order_of_the_addons_changes_no_bit(names: tuple[str, ...]) -> None:
+    runs = [run_two_rounds(plain(*map(addon, order))) for order in (names, names[::-1], (*names[1:], names[0]))]
     assert_same(runs[0], runs[1])
     assert_same(runs[0], runs[2])
 
@@ -258,30 +258,32 @@ BASES: dict[str, tuple[Make, dict[str, str]]] = {
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("base", BASES)
-def test_an_addon_runs_on_a_base_or_is_refused(base: str, name: str) -> None:
+def test_addon_runs_on_a_base_or_is_refused(base: str, name: str) -> None:
     make, refused = BASES[base]
     if name in refused:
         with pytest.raises(ValueError, match=refused[name]) as refusal:
             make(addon(name))
         assert name in str(refusal.value)
     else:
-        play(make(addon(name)), evaluate="drawn")
+        run_two_rounds(make(addon(name)), evaluate="drawn")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_addon_runs_with_clients_that_own_one_class_one_image_or_none(name: str) -> None:
-    run = play(plain(addon(name)), federation("uneven"))
+def test_addon_runs_with_clients_of_one_class_one_image_or_none(name: str) -> None:
+    run = run_two_rounds(plain(addon(name)), federation("uneven"))
     assert [row["empty"] for row in run.rows] == ([[], []] if addon(name).private else [[2], [2]])
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_addon_runs_when_few_clients_are_drawn(name: str) -> None:
-    run = play(plain(addon(name), factory=normed if not uniform((addon(name),)) else Net), participation=1, workers=2)
+def test_addon_runs_when_few_clients_are_drawn(name: str) -> None:
+    run = run_two_rounds(
+        plain(addon(name), factory=normed if not uniform((addon(name),)) else Net), participation=1, workers=2
+    )
     assert [len(row["drawn"]) for row in run.rows] == [1, 1]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_addon_trains_on_several_classes_an_image_or_says_why_not(name: str) -> None:
+def test_addon_supports_multi_label_data_or_refuses_them(name: str) -> None:
     one_hot = [torch.nn.functional.one_hot(h.train.labels, 3).float() for h in federation()]
     held = [h.train.replace(labels=labels) for h, labels in zip(federation(), one_hot)]
     how: dict[str, Any] = {"rounds": 2, "task": MultiLabel(3), "server_data": {"test": held[0]}, "progress": False}

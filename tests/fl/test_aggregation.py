@@ -38,7 +38,7 @@ def schema_of(reply: Message | None) -> Schema:
 def aggregate(*replies: Message) -> Any:
     reducer = Aggregator(ENTRIES)
     for client, reply in enumerate(replies):
-        reducer.aggregate(client, check_reply(reply, ENTRIES, schema_of(reply)))
+        reducer.fold(client, check_reply(reply, ENTRIES, schema_of(reply)))
     return reducer.result()
 
 

@@ -176,7 +176,7 @@ def as_vector(sums: Any) -> Tensor:
 def aggregate(dp: ClientDP, replies: list[Message], message: Message | None = None) -> AggregatedReplies:
     reducer = Aggregator(ENTRIES)
     for k, reply in enumerate(replies):
-        reducer.aggregate(k, dp.out(None, message or Message(), reply))  # type: ignore[arg-type]
+        reducer.fold(k, dp.out(None, message or Message(), reply))  # type: ignore[arg-type]
     return reducer.result()
 
 

@@ -21,7 +21,7 @@ from tests.fl.federations import Tiny, federation, images, with_label_rows
 IPC, STEPS, EPOCHS = 2, 3, 4
 
 
-def learnt(data: LabeledImages, model: nn.Module, rho: float, client: int, number: int) -> LabeledImages:
+def condense(data: LabeledImages, model: nn.Module, rho: float, client: int, number: int) -> LabeledImages:
     """Algorithm 1, ClientUpdate: SGD with momentum .5 on the distances of mean embeddings and mean logits (Eq. 8)."""
     seed = int(torch.randint(2**62, (), generator=derive(0, number, client, "images")))
     classes = data.labels.unique().tolist()
@@ -42,8 +42,10 @@ def learnt(data: LabeledImages, model: nn.Module, rho: float, client: int, numbe
     return start.replace(images=images)
 
 
-def taught(model: nn.Module, sets: list[LabeledImages], counts: Sequence[float], rho: float, weights: str) -> float:
-    """The server's SGD on all images at once, momentum .9 and decay .01, inside the ball (section 4.4)."""
+def train_server(
+    model: nn.Module, sets: list[LabeledImages], counts: Sequence[float], rho: float, weights: str
+) -> float:
+    """Run the server's SGD on all images at once, momentum .9 and decay .01, inside the ball (section 4.4)."""
     center, velocity, reached = parameters_to_vector(model.parameters()).detach(), torch.zeros(()), 0.0
     for _ in range(EPOCHS):
         losses = [F.cross_entropy(model(s.images), s.labels) for s in sets]
@@ -66,7 +68,7 @@ def run(kind: type[FedDM], clients: list[LabeledImages], rounds: int, **options:
     return simulate(method, clients, rounds=rounds, progress=False)
 
 
-def beginning() -> Tiny:
+def initial_network() -> Tiny:
     start = run(Real, federation()[:1], rounds=1, rho=1e-12)
     net = Tiny(3)
     net.load_state_dict(start.server.state[FedDM.model])
@@ -79,10 +81,10 @@ def test_rounds_follow_algorithm_1(rho: float, weights: Any) -> None:
     """Three clients, one of which lacks a class; a small ball stops the server, a large one does not."""
     clients = federation()[:3]
     clients[1] = clients[1][clients[1].labels != 2]
-    found, net = run(FedDM, clients, rounds=2, rho=rho, weights=weights), beginning()
+    found, net = run(FedDM, clients, rounds=2, rho=rho, weights=weights), initial_network()
     for number in (1, 2):
-        sets = [learnt(data, net, rho, k, number) for k, data in enumerate(clients)]
-        reached = taught(net, sets, [len(c) for c in clients], rho, weights)
+        sets = [condense(data, net, rho, k, number) for k, data in enumerate(clients)]
+        reached = train_server(net, sets, [len(c) for c in clients], rho, weights)
         assert (reached > rho) == (rho < 1)
     union = found.server.state[FedDM.images]
     assert torch.allclose(union.images, torch.cat([s.images for s in sets]), atol=1e-5)
@@ -93,17 +95,17 @@ def test_rounds_follow_algorithm_1(rho: float, weights: Any) -> None:
 @pytest.mark.golden("Real", source="a control of our own: the private images in place of the learnt ones")
 @pytest.mark.parametrize("weights", ["synthetic", "samples"])
 def test_real_images_train_the_same_server(weights: Any) -> None:
-    """Clients own as many images of a class as they may send: what the server sees are their data."""
+    """Clients have at most as many images of a class as they may send, so the server receives their data."""
     clients = [data[torch.cat([(data.labels == c).nonzero().flatten()[:IPC] for c in (0, 1)])] for data in federation()]
-    found, net = run(Real, clients, rounds=2, rho=5.0, weights=weights), beginning()
+    found, net = run(Real, clients, rounds=2, rho=5.0, weights=weights), initial_network()
     for _ in (1, 2):
-        taught(net, clients, [len(c) for c in clients], 5.0, weights)
+        train_server(net, clients, [len(c) for c in clients], 5.0, weights)
     for name, value in net.state_dict().items():
         assert torch.allclose(found.server.state[FedDM.model][name], value, atol=1e-5), name
 
 
 @pytest.mark.parametrize("kind", [FedDM, Real])
-def test_several_classes_an_image_are_refused_before_anybody_works(kind: type[FedDM]) -> None:
+def test_multi_label_data_are_refused_before_any_client_trains(kind: type[FedDM]) -> None:
     held = [with_label_rows(data) for data in federation()[:2]]
     with pytest.raises(ValueError, match=rf"{kind.__name__} needs one class an image, which MultiLabel\(num"):
         simulate(kind(factory=Tiny), held, task=MultiLabel(3), rounds=1, progress=False)
@@ -123,14 +125,14 @@ def test_rounds_without_images_or_weights_are_refused_by_name() -> None:
 
 @pytest.mark.parametrize("kind", [FedAvg, FedDM, FedProto])
 @pytest.mark.parametrize("test", [None, images(6, seed=1)[:0]], ids=["none", "no images"])
-def test_a_client_without_test_images_says_nothing(kind: Any, test: LabeledImages | None) -> None:
-    """An accuracy of nothing would be a number that means nothing."""
+def test_client_without_test_images_reports_no_accuracy(kind: Any, test: LabeledImages | None) -> None:
+    """An accuracy over no images would be meaningless."""
     method = kind(factory=Tiny, **({"ipc": IPC} if kind is FedDM else {}))
     client = Client(0, federation()[0], test, Classification(3), 1, 0)
     assert list(method.evaluate(client, Message()).items()) == []
 
 
-def test_images_labels_and_weights_are_all_that_travels() -> None:
+def test_only_images_labels_and_weights_are_sent() -> None:
     clients, weights = federation()[:2], sum(4 * p.numel() for p in Tiny(3).parameters())
     row = run(FedDM, clients, rounds=1, weights="samples").rows[0]
     sent = 2 * 3 * IPC

@@ -1,4 +1,4 @@
-"""FedDM under differential privacy against a reference written out by hand, and what it owes its ledger."""
+"""FedDM under differential privacy against a reference computed by hand, and its ledger entries."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from fl import Classification, Client, FedDM, MultiLabel, NoUsableReply, Run, si
 from fl._components import identity
 from fl.methods import PrivateFedDM, SummedFedDM
 from tests.fl.federations import Tiny, images, with_label_rows
-from tests.fl.test_feddm import taught
+from tests.fl.test_feddm import train_server
 
 IPC, MAPS, STEPS, LR, RHO = 2, 3, 5, 3.0, 0.7
 SIGMA, SIGMA_SIZES = 4.0, 0.5
@@ -48,14 +48,14 @@ def double(outputs: int) -> nn.Module:
     return Tiny(outputs).double()
 
 
-def nobody() -> LabeledImages:
+def empty_client() -> LabeledImages:
     return images(1, seed=9)[torch.zeros(0, dtype=torch.int64)]
 
 
 def clients() -> list[LabeledImages]:
     """Three clients: one lacks a class, one has no records at all."""
     first, second = (s.to(dtype=torch.float64) for s in (images(12, seed=0), images(40, seed=1)))
-    return [first, second[second.labels != 2], nobody().to(dtype=torch.float64)]
+    return [first, second[second.labels != 2], empty_client().to(dtype=torch.float64)]
 
 
 def method(kind: type[PrivateFedDM] = PrivateFedDM, **changes: Any) -> PrivateFedDM:
@@ -127,13 +127,13 @@ def noise_of(client: int | str, number: int, secret: int = 5) -> Secret:
     return Secret(int(torch.randint(2**62, (), generator=derive(secret, number, client, "secret"))))
 
 
-def beginning() -> nn.Module:
+def initial_network() -> nn.Module:
     net = double(3)
     net.load_state_dict(state(play(server_lr=1e-30, project=False, server_weight_decay=0.0)))
     return net
 
 
-def start_of(owner: tuple[Any, ...]) -> Tensor:
+def initial_images(owner: tuple[Any, ...]) -> Tensor:
     return torch.randn(3 * IPC, 1, 4, 4, generator=derive(0, *owner, "start"), dtype=torch.float64)
 
 
@@ -145,8 +145,8 @@ def start_of(owner: tuple[Any, ...]) -> Tensor:
     ("weights", "least", "warm"), [("synthetic", 0.0, False), ("samples", 6.0, False), ("synthetic", 6.0, True)]
 )
 def test_rounds_follow_the_reference(weights: Any, least: float, warm: bool) -> None:
-    """The histogram is drawn in round 1 and reused; a class without records gets noise; maps follow the model."""
-    held, net = clients(), beginning()
+    """The histogram is drawn in round 1 and reused; a class without records gets noise; networks follow the model."""
+    held, net = clients(), initial_network()
     found = play(rounds=2, secret=5, weights=weights, least=least, warm=warm)
     counts: dict[int, Tensor] = {}
     last: dict[int, Tensor] = {}
@@ -157,7 +157,7 @@ def test_rounds_follow_the_reference(weights: Any, least: float, warm: bool) -> 
             if number == 1:
                 counts[k] = data.counts().double() + secret.normal((3,), SIGMA_SIZES)
             kept = counts[k].clamp_min(0.0) >= least
-            begin = last[k] if warm and number == 2 else start_of((number, k))
+            begin = last[k] if warm and number == 2 else initial_images((number, k))
             around = begin[kept.repeat_interleave(IPC)] if warm and number == 2 and kept.any() else None
             maps = drawn(net, data, derive(0, number, k, "maps"), around)
             sums = summed(data, maps) + secret.normal((MAPS, 3, 48 + 3), SIGMA)
@@ -170,7 +170,7 @@ def test_rounds_follow_the_reference(weights: Any, least: float, warm: bool) -> 
                     sets.append(LabeledImages(x[c], torch.full((IPC,), c), num_classes=3))
                     shares.append(float(counts[k][c].clamp_min(0.0)) if weights == "samples" else 1.0)
         assert (len(sets) < 9) == (least > 0)
-        taught(net, sets, shares, RHO, "samples")
+        train_server(net, sets, shares, RHO, "samples")
     union = found.server.state[FedDM.images]
     assert torch.allclose(union.images, torch.cat([s.images for s in sets]), atol=1e-5)
     for name, value in net.state_dict().items():
@@ -182,15 +182,15 @@ def test_rounds_follow_the_reference(weights: Any, least: float, warm: bool) -> 
 )
 @pytest.mark.parametrize(("noise", "warm"), [("full", False), ("shares", False), ("shares", True)])
 def test_sums_follow_the_reference(noise: Any, warm: bool) -> None:
-    """One set for all, fitted by the server: the central release on the pooled records, and the clients' noise."""
-    held, net = clients(), beginning()
+    """The server fits one set for all: the central release on the pooled records with the clients' noise."""
+    held, net = clients(), initial_network()
     pooled = LabeledImages.concatenate(held)
     found = play(kind=SummedFedDM, rounds=2, secret=5, noise=noise, least=None, weights="samples", warm=warm)
     share = 3**-0.5 if noise == "shares" else 1.0
     kept: dict[int, Tensor] = {}
     x = torch.empty(0)
     for number in (1, 2):
-        begin = x.flatten(0, 1) if warm and number == 2 else start_of((number, "server"))
+        begin = x.flatten(0, 1) if warm and number == 2 else initial_images((number, "server"))
         maps = drawn(net, pooled, derive(0, number, "maps"), begin if warm and number == 2 else None)
         sums, counts = summed(pooled, maps), pooled.counts().double()
         for k in range(3):
@@ -201,7 +201,7 @@ def test_sums_follow_the_reference(noise: Any, warm: bool) -> None:
             counts = counts + kept[k]
         x = fitted(begin, maps, sums / counts.view(1, -1, 1)).unflatten(0, (3, IPC))
         sets = [LabeledImages(x[c], torch.full((IPC,), c), num_classes=3) for c in range(3)]
-        taught(net, sets, counts.tolist(), RHO, "samples")
+        train_server(net, sets, counts.tolist(), RHO, "samples")
     assert torch.allclose(found.server.state[SummedFedDM.sums], sums, atol=1e-9)
     assert torch.allclose(found.server.state[FedDM.images].images, x.flatten(0, 1), atol=1e-5)
     for name, value in net.state_dict().items():
@@ -210,27 +210,27 @@ def test_sums_follow_the_reference(noise: Any, warm: bool) -> None:
 
 @pytest.mark.parametrize("kind", [PrivateFedDM, SummedFedDM])
 def test_without_noise_and_clip_it_is_distribution_matching(kind: type[PrivateFedDM]) -> None:
-    """Then the centre cancels: the step is Eq. 8's on the true class means."""
+    """Without noise and clip the centre cancels: the step is Eq. 8's on the true class means."""
     held = clients()[:1]
     found = play(kind=kind, held=held, sigma=0.0, sigma_sizes=0.0, clip=math.inf)
     own = (1, 0) if kind is PrivateFedDM else (1, "server")
     keys = (1, 0, "maps") if kind is PrivateFedDM else (1, "maps")
-    maps = [(net, torch.zeros(())) for net, _ in drawn(beginning(), held[0], derive(0, *keys))]
+    maps = [(net, torch.zeros(())) for net, _ in drawn(initial_network(), held[0], derive(0, *keys))]
     targets = summed(held[0], maps, unit=False) / held[0].counts().view(1, -1, 1)
-    expected = fitted(start_of(own), maps, targets, unit=False)
+    expected = fitted(initial_images(own), maps, targets, unit=False)
     assert torch.allclose(found.server.state[FedDM.images].images, expected, atol=1e-9)
     assert found.rows[0]["epsilon"] is None
 
 
-def test_image_sgd_is_the_component_around_the_received_weights() -> None:
-    """In round 2 the networks lie around what round 1 taught, not around the beginning."""
+def test_image_sgd_uses_networks_around_the_received_weights() -> None:
+    """In round 2 the networks are drawn around the model of round 1, not around the initial weights."""
     options: dict[str, Any] = {"mechanism": "image_sgd", "rate": 0.3, "clip": 0.5, "least": 0.0, "lr": 0.1}
     found = play(rounds=2, secret=5, **options).server.state[FedDM.images]
     net = double(3).eval()
     net.load_state_dict(state(play(rounds=1, secret=5, **options)))
     for k, data in enumerate(clients()):
         counted = data.counts() + noise_of(k, 1).normal((3,), SIGMA_SIZES)
-        start = LabeledImages(start_of((2, k)), torch.arange(3).repeat_interleave(IPC), num_classes=3)
+        start = LabeledImages(initial_images((2, k)), torch.arange(3).repeat_interleave(IPC), num_classes=3)
         expected = image_sgd(
             data, size=max(1, round(float(counted.sum()))), sigma=SIGMA, ipc=IPC, networks=NetworkBall(net, RHO),
             clip=0.5, rate=0.3, steps=STEPS, lr=0.1, init=start, generator=derive(0, 2, k, "images"),
@@ -240,8 +240,8 @@ def test_image_sgd_is_the_component_around_the_received_weights() -> None:
 
 
 @pytest.mark.parametrize(("noise", "sigma"), [("shares", 0.0), ("full", 0.0), ("shares", 3.0)])
-def test_the_sum_is_the_central_release(noise: Any, sigma: float) -> None:
-    """With shares the total has noise sigma on the pooled sums, whoever holds which record."""
+def test_sum_equals_the_central_release(noise: Any, sigma: float) -> None:
+    """With shares, the total has noise sigma on the pooled sums for any distribution of the records."""
     held = clients()
     pooled = [LabeledImages.concatenate(held)]
     one, many = (
@@ -260,7 +260,7 @@ def test_the_sum_is_the_central_release(noise: Any, sigma: float) -> None:
 # Labels and counts.
 
 
-def test_which_classes_are_sent_depends_on_the_noised_counts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sent_classes_depend_only_on_the_noised_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     said = torch.tensor([0.4, 20.0, 7.0], dtype=torch.float64)
     monkeypatch.setattr("fl.methods.private_feddm.private_histogram", lambda *_, **__: said)
     first, second, empty = clients()
@@ -273,7 +273,7 @@ def test_which_classes_are_sent_depends_on_the_noised_counts_alone(monkeypatch: 
     assert empty_set.counts().tolist() == [IPC] * 3
 
 
-def test_the_default_threshold_is_three_deviations_of_the_noise() -> None:
+def test_default_threshold_is_three_standard_deviations_of_the_noise() -> None:
     counts = torch.tensor([2.9, 3.1, 8.9, 9.1])
     one = method(sigma_sizes=1.0, least=None)
     assert one.kept(counts).tolist() == [False, True, True, True]
@@ -282,7 +282,7 @@ def test_the_default_threshold_is_three_deviations_of_the_noise() -> None:
 
 
 @pytest.mark.parametrize(("noise", "histograms"), [("full", 3), ("shares", 1)])
-def test_the_threshold_of_a_sum_knows_how_much_noise_is_in_it(
+def test_threshold_of_a_sum_uses_the_noise_of_the_sum(
     noise: Any, histograms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -296,8 +296,8 @@ def test_the_threshold_of_a_sum_knows_how_much_noise_is_in_it(
     assert asked == [histograms]
 
 
-def test_a_class_that_noise_puts_below_zero_weighs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its images are sent with `least=0`; a negative weight would teach the model to be wrong about them."""
+def test_class_with_a_negative_noised_count_has_weight_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `least=0` its images are sent; a negative weight would train the model against them."""
     counts, weights = [], []
     receive, train = SummedFedDM.receive, FedDM.train
 
@@ -319,15 +319,15 @@ def test_a_class_that_noise_puts_below_zero_weighs_nothing(monkeypatch: pytest.M
 
 
 def test_denominators_are_public_or_noised() -> None:
-    """Doubling every record doubles the sums that images are fitted to: nothing is divided by a true count."""
+    """Doubling every record doubles the fitted sums: nothing is divided by a true count."""
     data = clients()[0]
     twice = LabeledImages.concatenate([data, data])
     kept: dict[str, Any] = {"sigma": 0.0, "sizes": [4.0, 5.0, 6.0], "sigma_sizes": None, "clip": math.inf}
-    maps = [(net, c) for net, c in drawn(beginning(), data, derive(0, 1, 0, "maps"))]
+    maps = [(net, c) for net, c in drawn(initial_network(), data, derive(0, 1, 0, "maps"))]
     for held in (data, twice):
         found = play(held=[held], **kept).server.state[FedDM.images].images
         targets = summed(held, maps, unit=False) / torch.tensor([4.0, 5.0, 6.0]).view(1, -1, 1)
-        assert torch.allclose(found, fitted(start_of((1, 0)), maps, targets, unit=False), atol=1e-9)
+        assert torch.allclose(found, fitted(initial_images((1, 0)), maps, targets, unit=False), atol=1e-9)
 
 
 @pytest.mark.parametrize("mechanism", ["class_means", "image_sgd"])
@@ -342,7 +342,7 @@ def test_absent_classes_and_empty_clients_get_noise(mechanism: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [PrivateFedDM, SummedFedDM])
-def test_bytes_tell_nothing_about_the_records(kind: type[PrivateFedDM]) -> None:
+def test_message_sizes_are_independent_of_the_records(kind: type[PrivateFedDM]) -> None:
     up = [play(kind=kind, held=[h], weights="samples").rows[0]["up"] for h in clients()]
     assert up[0] == up[1] == up[2]
     if kind is PrivateFedDM:
@@ -379,8 +379,8 @@ def test_epsilon_is_the_closed_form_and_every_draw_is_an_event(
     assert ("secure sum" in str(ledger.guarantee())) == every_round
 
 
-def test_the_planned_noise_costs_what_was_planned() -> None:
-    """And image SGD is charged for its steps, at the rate at which records take part."""
+def test_planned_noise_costs_the_planned_epsilon() -> None:
+    """Image SGD is charged for its steps at the sampling rate of the records."""
     sigma = plan_noise(3.0, 1e-5, count=2 * MAPS, spent=[(9.0, 1.0, 1)]).sigma
     assert play(rounds=2, sigma=sigma, sigma_sizes=9.0).rows[-1]["epsilon"] == pytest.approx(3.0)
     run = play(rounds=2, mechanism="image_sgd", rate=0.2, sigma_sizes=9.0)
@@ -388,7 +388,7 @@ def test_the_planned_noise_costs_what_was_planned() -> None:
     assert run.rows[-1]["epsilon"] == pytest.approx(expected)
 
 
-def test_epsilon_is_the_largest_of_any_client() -> None:
+def test_epsilon_is_the_maximum_over_clients() -> None:
     ledger = Ledger()
     row = play(rounds=3, participation=1, ledger=ledger).rows[-1]
     often = max(sum(e.client == str(k) and e.mechanism == "class_means" for e in ledger.events) for k in range(3))
@@ -397,7 +397,7 @@ def test_epsilon_is_the_largest_of_any_client() -> None:
     assert row["epsilon"] == pytest.approx(gaussian_epsilon(total**-0.5, 1e-5), rel=1e-9)
 
 
-def test_the_budget_stops_the_run() -> None:
+def test_budget_stops_the_run() -> None:
     spent = 2 * MAPS / SIGMA**2 + 1 / SIGMA_SIZES**2
     ledger = Ledger(budget=gaussian_epsilon(spent**-0.5, 1e-5))
     with pytest.raises(BudgetExhausted, match="the state after round 2 is kept"):
@@ -405,10 +405,10 @@ def test_the_budget_stops_the_run() -> None:
 
 
 @pytest.mark.parametrize("kind", [PrivateFedDM, SummedFedDM])
-def test_a_round_that_is_run_again_is_charged_again(
+def test_repeated_round_is_charged_again(
     kind: type[PrivateFedDM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The histogram of round 1 is remembered, unless its round was lost."""
+    """The histogram of round 1 is kept, unless its round was not committed."""
 
     def torn(self: Any, server: Any, *_: Any) -> None:
         raise RuntimeError("power cut")
@@ -433,7 +433,7 @@ def test_a_round_that_is_run_again_is_charged_again(
         (SummedFedDM, {"noise": "shares", "warm": True}),
     ],
 )
-def test_a_seeded_run_repeats_with_any_workers_and_resumed(
+def test_seeded_run_repeats_with_any_workers_and_resumed(
     kind: type[PrivateFedDM], options: Any, tmp_path: Path
 ) -> None:
     one, three = (play(kind=kind, rounds=3, secret=5, workers=w, **options) for w in (1, 3))
@@ -447,12 +447,12 @@ def test_a_seeded_run_repeats_with_any_workers_and_resumed(
     assert not same(one, play(kind=kind, rounds=3, secret=5, **{**options, "warm": False}))
 
 
-def test_warm_starts_from_what_was_fitted_last() -> None:
+def test_warm_start_uses_the_previous_fit() -> None:
     run = play(rounds=2, secret=5, warm=True, steps=1, lr=1e-9)
-    assert torch.allclose(run.server.state[FedDM.images].images[: 3 * IPC], start_of((1, 0)), atol=1e-5)
+    assert torch.allclose(run.server.state[FedDM.images].images[: 3 * IPC], initial_images((1, 0)), atol=1e-5)
 
 
-def test_a_missing_share_makes_the_round_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_share_makes_the_round_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
     local = SummedFedDM.local
 
     def lost(self: SummedFedDM, client: Client, message: Any) -> Any:
@@ -484,13 +484,13 @@ def test_a_missing_share_makes_the_round_unusable(monkeypatch: pytest.MonkeyPatc
         ({"kind": SummedFedDM, "noise": "half"}, ValueError, "noise"),
     ],
 )
-def test_refused_when_built(changes: dict[str, Any], error: type[Exception], said: str) -> None:
+def test_invalid_options_are_refused_when_built(changes: dict[str, Any], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         method(changes.pop("kind", PrivateFedDM), **changes)
 
 
 class Mixing(nn.Module):
-    """Subtracts the batch's mean."""
+    """Network that subtracts the batch's mean."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
@@ -503,7 +503,7 @@ class Mixing(nn.Module):
         return self.classifier(self.features(x))
 
 
-def test_refused_at_the_start() -> None:
+def test_unsupported_networks_and_data_are_refused_at_the_start() -> None:
     white = Normalization((0.0,), (1.0,), zca=ZCA.fit(torch.randn(40, 1, 4, 4, generator=derive(0))))
     held = [images(20, seed=3).replace(normalization=white)]
     with pytest.raises(PrivateStatistics, match="whitening was fitted on images"):
@@ -517,7 +517,7 @@ def test_refused_at_the_start() -> None:
         simulate(method(), [with_label_rows(c) for c in clients()], rounds=1, task=MultiLabel(3), progress=False)
 
 
-def test_measured_statistics_are_refused_before_anybody_works() -> None:
+def test_measured_statistics_are_refused_before_any_client_trains() -> None:
     data = images(20, seed=3)
     pixels = (data.images - data.images.min()) / (data.images.max() - data.images.min())
     held = LabeledImages.from_pixels(pixels, data.labels, num_classes=3, normalization=Normalization.of(pixels))
@@ -527,15 +527,15 @@ def test_measured_statistics_are_refused_before_anybody_works() -> None:
 
 
 @pytest.mark.parametrize("kind", [PrivateFedDM, SummedFedDM])
-def test_no_client_fails_for_the_number_of_its_records(kind: type[PrivateFedDM]) -> None:
-    """delta = 1/60: a client of 60 records used to fail, one of 59 did not, and the union showed it."""
+def test_number_of_records_never_makes_a_client_fail(kind: type[PrivateFedDM]) -> None:
+    """With delta = 1/60, failing at 60 records but not at 59 would reveal the number of records."""
     held = [images(count, seed=count) for count in (59, 60, 61)]
     assert play(kind=kind, held=held, factory=Tiny, ledger=Ledger(delta=1 / 60)).rows[0]["failed"] == {}
     with pytest.raises(NotAccountable, match="1/60"):
         play(kind=kind, held=held, factory=Tiny, ledger=Ledger(delta=1 / 60), sizes=[20.0] * 3, sigma_sizes=None)
 
 
-def test_no_ledger_no_release() -> None:
+def test_release_without_a_ledger_is_refused() -> None:
     client = Client(0, clients()[0], None, Classification(3), 1, 0)
     with pytest.raises(PrivacyError, match="no ledger"):
         method().synthesize(client, double(3).eval())

@@ -19,7 +19,7 @@ from tests.fl.invariances import assert_invariant, network
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_rounds_of_two_weights_follow_the_formula(weights: str, momentum: float) -> None:
-    """All clients, uneven steps; some rounds extrapolate, some do not; the tested model is the mean of two iterates."""
+    """All clients, uneven steps; only some rounds extrapolate. The evaluated model is the mean of two iterates."""
     run = quadratic.run(FedExP(1e-4), rounds=12, batch=1, momentum=momentum, weights=weights)
     n = np.array(quadratic.COUNTS, float)
     p = n / n.sum() if weights == "samples" else np.full(3, 1 / 3)
@@ -38,12 +38,12 @@ def test_rounds_of_two_weights_follow_the_formula(weights: str, momentum: float)
     assert max(steps) > 1.05
 
 
-def test_after_the_first_round_the_model_itself_is_tested() -> None:
+def test_first_round_evaluates_the_model_itself() -> None:
     run = quadratic.run(FedExP(), rounds=1)
     assert torch.equal(run.models[""].w, run.server.state[FedAvg.model]["w"])  # type: ignore[arg-type]
 
 
-def test_the_accuracy_is_that_of_the_averaged_iterate_and_its_buffers() -> None:
+def test_accuracy_is_that_of_the_averaged_iterate_and_its_buffers() -> None:
     test = images(60, 9)
     run = simulate(FedAvg(FedExP(), factory=network, lr=0.1), federation(), rounds=3, test=test, progress=False)
     last, before = run.server.state[FedAvg.model], run.server.state[FedExP.before]
@@ -53,15 +53,15 @@ def test_the_accuracy_is_that_of_the_averaged_iterate_and_its_buffers() -> None:
     assert not torch.equal(last["classifier.weight"], before["classifier.weight"])
 
 
-def test_clients_that_agree_and_a_large_epsilon_are_plain_averaging() -> None:
-    """One client: |d|^2 / (2 |d|^2) < 1. Many: epsilon beats the disagreement."""
+def test_equal_updates_or_a_large_epsilon_give_plain_averaging() -> None:
+    """One client: |d|^2 / (2 |d|^2) < 1. Many clients: epsilon exceeds the disagreement."""
     for clients, epsilon in ((federation()[:1], 0.0), (federation(), 1e9)):
         runs = [simulate(FedAvg(*a, factory=Tiny), clients, rounds=3, progress=False) for a in ((), (FedExP(epsilon),))]
         for name, value in runs[0].server.state[FedAvg.model].items():
             assert torch.equal(value, runs[1].server.state[FedAvg.model][name])
 
 
-def test_a_round_without_any_change_takes_no_step() -> None:
+def test_round_without_any_change_takes_no_step() -> None:
     run = quadratic.run(FedExP(0.0), rounds=2, lr=1e-30)
     assert run.rows[1]["extrapolation"] == 1
     assert np.isfinite(quadratic.weights(run)).all()
@@ -71,7 +71,7 @@ def test_laws(tmp_path: Path, global_rng_untouched: None) -> None:
     assert_invariant(lambda: [FedExP(), FedProx(0.1), SCAFFOLD(), FedAvgM()], tmp_path)
 
 
-def test_one_number_travels() -> None:
+def test_one_number_is_sent() -> None:
     run = simulate(FedAvg(FedExP(), factory=network), federation(), rounds=2, participation=2, progress=False)
     base = simulate(FedAvg(factory=network), federation(), rounds=2, participation=2, progress=False)
     for row, plain in zip(run.rows, base.rows):

@@ -1,4 +1,4 @@
-"""FedGen against a plain twin of its two loops, and its edges."""
+"""FedGen against a simple reference of its two loops, and edge cases."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def loaded(net: Any, state: Any) -> Any:
 
 
 def client(state: Any, k: int, number: int, generator: Any, seen: Any, alpha: float, beta: float) -> Any:
-    """Two epochs of batches of 6 with both terms."""
+    """Run two epochs of batches of 6 with both terms."""
     net, data = loaded(Tiny(3), state), federation()[k]
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     draws = derive(0, number, k, "FedGen", "")
@@ -107,7 +107,7 @@ def play(*addons: AddOn, rounds: int = 3, **options: Any) -> Any:
     return simulate(method, federation(), rounds=rounds, progress=False)
 
 
-def test_off_and_the_first_round_are_the_base() -> None:
+def test_disabled_and_first_rounds_equal_the_base() -> None:
     assert_same(play(FedGen(0.0, 0.0)), play())
     one, base = play(FedGen(**SIZES), rounds=1), play(rounds=1)
     for name, value in base.server.state[FedAvg.model].items():
@@ -118,15 +118,15 @@ def test_off_and_the_first_round_are_the_base() -> None:
 
 
 @pytest.mark.parametrize("length", [{"epochs": 3}, {"steps": 12}, {"phases": [Phase(2), Phase(steps=9)]}])
-def test_counts_over_several_passes_fit_a_sample_count_as_tight_as_the_clients(length: dict[str, Any]) -> None:
-    """`max_samples` bounds images; the steps read each of them several times, all of one class if a client is so."""
+def test_sample_limit_applies_to_images_not_to_repeated_reads(length: dict[str, Any]) -> None:
+    """`max_samples` bounds images. The steps read each image several times, in the extreme all of one class."""
     held = [images(8, seed=k) for k in range(2)]
     one = [data.replace(labels=torch.full((8,), k)) for k, data in enumerate(held)]
     method = FedAvg(FedGen(**SIZES), factory=Tiny, lr=0.1, batch=6, max_samples=8, **length)
     assert simulate(method, one, rounds=1, progress=False).rows[0]["failed"] == {}
 
 
-def test_a_count_beyond_what_the_steps_can_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_count_beyond_the_steps_capacity_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     method = FedAvg(FedGen(**SIZES), factory=Tiny, lr=0.1, batch=6, max_samples=24, epochs=2)
     after_training = FedGen.after_training
 
@@ -145,7 +145,7 @@ def test_laws(tmp_path: Path, others: tuple[AddOn, ...]) -> None:
     assert_invariant(lambda: [FedGen(**SIZES), *others], tmp_path)
 
 
-def test_what_travels(global_rng_untouched: None) -> None:
+def test_sends_classifier_generator_and_counts(global_rng_untouched: None) -> None:
     rows = play(FedGen(**SIZES), rounds=2).rows
     weights = (4 + 3) * 6 + 6 + 2 * 6 + 6 * 48 + 48
     statistics = 4 * 2 * 6 + 8
@@ -156,7 +156,7 @@ def test_what_travels(global_rng_untouched: None) -> None:
     assert rows[1]["down"]["FedGen.seen"] == 5 * 12
 
 
-def test_the_generator_learns_what_the_classifiers_call_each_class() -> None:
+def test_generator_learns_the_classifiers_classes() -> None:
     run = play(FedGen(**{**SIZES, "steps": 60}), rounds=6)
     net = loaded(LatentGenerator(3, 4, 6, 48), run.server.state[FedGen.generator]).eval()
     y = torch.arange(3).repeat(20)
@@ -164,14 +164,14 @@ def test_the_generator_learns_what_the_classifiers_call_each_class() -> None:
     assert float((run.models[""].classifier(z).argmax(1) == y).float().mean()) > 0.9
 
 
-def test_classes_that_nobody_holds_are_never_generated_and_pull_at_nothing() -> None:
+def test_absent_classes_are_never_generated_and_add_no_gradient() -> None:
     clients = [images(12, k).replace(num_classes=5) for k in range(2)]
     run = simulate(FedAvg(FedGen(**SIZES), factory=Tiny, lr=0.1), clients, rounds=2, progress=False)
     assert run.server.state[FedGen.seen].tolist() == [1, 1, 1, 0, 0]
 
 
 def in_turn(*addons: AddOn, drawn: tuple[int, ...]) -> Any:
-    """A run in which one client a round is drawn, in this order: client 0 holds classes 0 and 1, client 1 class 2."""
+    """Return a run that draws one client a round in this order: client 0 has classes 0 and 1, client 1 class 2."""
     data = [images(30, 1), images(30, 2)]
     data = [data[0][data[0].labels < 2], data[1][data[1].labels == 2]]
     method = FedAvg(*addons, factory=Tiny, lr=0.1, batch=6)
@@ -183,20 +183,20 @@ def in_turn(*addons: AddOn, drawn: tuple[int, ...]) -> Any:
     raise AssertionError("no seed draws the clients in this order")
 
 
-def test_a_class_once_seen_is_generated_in_rounds_without_it() -> None:
+def test_seen_class_is_generated_in_rounds_without_it() -> None:
     assert in_turn(FedGen(**SIZES), drawn=(0, 0)).server.state[FedGen.seen].tolist() == [1, 1, 0]
     assert in_turn(FedGen(**SIZES), drawn=(0, 1, 1)).server.state[FedGen.seen].tolist() == [1, 1, 1]
 
 
-def test_images_of_a_class_not_yet_seen_pull_at_nothing() -> None:
-    """alpha = 0 leaves the KL, which client 1 has none of in round 2: its classes have not been seen."""
+def test_unseen_classes_add_no_gradient() -> None:
+    """alpha = 0 leaves the KL term, which is zero for client 1 in round 2: its classes are not seen yet."""
     kl = FedGen(0.0, 50.0, **SIZES)
     for drawn, same in (((0, 1), True), ((0, 0), False)):
         states = [in_turn(*addons, drawn=drawn).server.state[FedAvg.model] for addons in ((), (kl,))]
         assert all(torch.equal(states[0][n], states[1][n]) for n in states[0]) == same
 
 
-def test_diversity_is_its_definition() -> None:
+def test_diversity_follows_its_definition() -> None:
     noise, z = torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0, 1.0], [2.0, 4.0]])
     assert float(diversity(noise, z)) == pytest.approx(float(torch.exp(torch.tensor(-(4 * 2 + 4 * 2) / 4))))
     assert float(diversity(noise, z[:1].repeat(2, 1))) == 1.0
@@ -217,8 +217,8 @@ def test_refusals() -> None:
         FedAvg(FedGen(), FedNova(), factory=Tiny)
 
 
-def test_a_frozen_body_a_named_architecture_and_any_network_will_do() -> None:
-    """The classifier is found on a network without the split, whose other parameters are frozen."""
+def test_frozen_features_named_architectures_and_any_network_are_accepted() -> None:
+    """The classifier is found on a network without the split and with all other parameters frozen."""
 
     def network(outputs: int) -> nn.Module:
         net = nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, outputs))
@@ -231,7 +231,7 @@ def test_a_frozen_body_a_named_architecture_and_any_network_will_do() -> None:
     assert run.server.state[FedGen.generator]["out.bias"].shape == (5,)
 
 
-def test_a_round_without_weights_leaves_the_generator_alone() -> None:
+def test_round_without_weights_leaves_the_generator_unchanged() -> None:
     class Silent(AddOn):
         key = "Z"
 

@@ -1,4 +1,4 @@
-"""FedLGD's two halves against plain formulas; what travels when; federated virtual learning."""
+"""The two parts of FedLGD against plain formulas, its traffic, and federated virtual learning."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.fl.virtual_reference import Small, assert_close, averaged, beginning,
 FEW: dict[str, Any] = {"ipc": 2, "steps": 3, "refine_steps": 2, "selected": (1, 3)}
 
 
-def played(*addons: AddOn, rounds: int = 2, clients: list[LabeledImages] | None = None, **options: Any) -> Any:
+def run_method(*addons: AddOn, rounds: int = 2, clients: list[LabeledImages] | None = None, **options: Any) -> Any:
     method = FedAvg(*addons, **{"factory": Tiny, "lr": 0.05, "batch": 6, **options})
     return simulate(method, clients or federation(), rounds=rounds, progress=False)
 
@@ -38,7 +38,7 @@ def played(*addons: AddOn, rounds: int = 2, clients: list[LabeledImages] | None 
 
 
 def row_cosine(gradients: list[Tensor], targets: list[Tensor]) -> Tensor:
-    """Eq. 5 row by row; biases count nothing."""
+    """Return Eq. 5 row by row; biases are excluded."""
     terms = []
     for g, t in zip(gradients, targets):
         if g.ndim > 1:
@@ -47,8 +47,10 @@ def row_cosine(gradients: list[Tensor], targets: list[Tensor]) -> Tensor:
     return torch.stack(terms).sum()
 
 
-def matched(net: nn.Module, images: Tensor, labels: Tensor, target: list[Tensor], steps: int, lr: float) -> Tensor:
-    """Eq. 6 by momentum SGD on the pixels."""
+def match_gradients(
+    net: nn.Module, images: Tensor, labels: Tensor, target: list[Tensor], steps: int, lr: float
+) -> Tensor:
+    """Run Eq. 6 by momentum SGD on the pixels."""
     images, velocity = images.clone(), torch.zeros_like(images)
     for _ in range(steps):
         leaf = images.clone().requires_grad_()
@@ -59,7 +61,7 @@ def matched(net: nn.Module, images: Tensor, labels: Tensor, target: list[Tensor]
 
 
 def released_mmd(source: Tensor, target: Tensor) -> Tensor:
-    """The release's MMD_loss (loss_fn.py, lines 182-219): all pairs, five widths a factor 2 apart around their mean."""
+    """Compute the release's MMD_loss (loss_fn.py, 182-219): all pairs, five widths a factor 2 apart."""
     both = torch.cat([source, target])
     n, m = len(source), len(both)
     distances = (both.unsqueeze(0) - both.unsqueeze(1)).square().sum(2)
@@ -78,7 +80,7 @@ def test_anchors_follow_algorithm_1(joined: Any, reduction: Any, weight: float) 
     mmd = reduction == "mmd"
     term: dict[str, Any] = {"regulariser": "mmd"} if mmd else {"temperature": 0.2, "reduction": reduction}
     anchors = Anchors(ipc=2, weight=weight, selected=(1, 3), joined=joined, steps=3, lr=0.5, **term)
-    run = played(
+    run = run_method(
         anchors, FedAvgM(0.7), rounds=4, clients=clients, factory=Small, initial=start, weights="uniform",
         lr=0.2, optimizer=ClientOptimizer(lr_decay=0.9), batch=20, steps=2,
     )  # fmt: skip
@@ -108,7 +110,7 @@ def test_anchors_follow_algorithm_1(joined: Any, reduction: Any, weight: float) 
         mean = averaged(nets, [1, 1])
         update = {n: mean[n] - p.detach() for n, p in net.named_parameters()}
         if selected:
-            g = matched(net, g, labels, [-u / (0.2 * 0.9 ** (t - 1)) for u in update.values()], 3, 0.5)
+            g = match_gradients(net, g, labels, [-u / (0.2 * 0.9 ** (t - 1)) for u in update.values()], 3, 0.5)
         momentum = {n: 0.7 * momentum[n] + u for n, u in update.items()}
         net.load_state_dict({n: p.detach() + momentum[n] for n, p in net.named_parameters()})
     assert_close(run.server.state[FedAvg.model], net.state_dict(), atol=2e-5)
@@ -116,8 +118,8 @@ def test_anchors_follow_algorithm_1(joined: Any, reduction: Any, weight: float) 
     assert torch.equal(run.server.state[Anchors.anchors].labels, labels)
 
 
-def test_the_target_is_the_mean_gradient_at_the_rounds_own_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eq. 5: (w - mean of w_k) / lr after one step on all data is the gradient at w, however far the rate fell."""
+def test_target_is_the_mean_gradient_at_the_rounds_own_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eq. 5: (w - mean of w_k) / lr after one step on all data is the gradient at w for any decayed rate."""
     targets = []
 
     def record(network: nn.Module, images: LabeledImages, target: dict[str, Tensor], **options: Any) -> LabeledImages:
@@ -129,7 +131,7 @@ def test_the_target_is_the_mean_gradient_at_the_rounds_own_rate(monkeypatch: pyt
 
     monkeypatch.setattr("fl.addons.anchors.fit_to_gradient", record)
     anchors = Anchors(ipc=1, selected=(1, 2, 3))
-    played(
+    run_method(
         anchors, rounds=4, clients=[toy(9, 2)], factory=Small, lr=0.2, optimizer=ClientOptimizer(lr_decay=0.5), batch=9
     )
     assert len(targets) == 3
@@ -137,22 +139,22 @@ def test_the_target_is_the_mean_gradient_at_the_rounds_own_rate(monkeypatch: pyt
         assert_close(target, gradient, atol=1e-5)
 
 
-def test_anchors_alone_are_data_that_everybody_adds() -> None:
-    run = played(Anchors(ipc=2, weight=0.0, selected=()), weights="uniform", rounds=3)
+def test_anchors_alone_are_additional_training_data() -> None:
+    run = run_method(Anchors(ipc=2, weight=0.0, selected=()), weights="uniform", rounds=3)
     noise = run.server.state[Anchors.anchors]
     joined = [LabeledImages.concatenate([c, noise]) for c in federation()]
-    alone = played(clients=joined, weights="uniform", rounds=3)
+    alone = run_method(clients=joined, weights="uniform", rounds=3)
     for name, value in alone.server.state[FedAvg.model].items():
         assert torch.equal(run.server.state[FedAvg.model][name], value)
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_statistics_are_asked_once_and_averaged_over_owners(whole: bool) -> None:
-    """Class 2 is nobody's: its anchors are noise. The mean over clients is uniform, as released."""
+def test_statistics_are_requested_once_and_averaged_over_owners(whole: bool) -> None:
+    """No client has class 2, so its anchors are noise. The mean over clients is uniform, as released."""
     clients = [toy(4, 1, labels=[0, 0, 1, 1]), toy(6, 2, labels=[0] * 6)]
     clients = [c.replace(num_classes=3) for c in clients]
     init: Any = "statistics-whole-set" if whole else "statistics"
-    run = played(Anchors(ipc=50, init=init, selected=(), weight=0.0), clients=clients, factory=Small, rounds=1)
+    run = run_method(Anchors(ipc=50, init=init, selected=(), weight=0.0), clients=clients, factory=Small, rounds=1)
     found = []
     for x, y in clients:
         rows = [x[y == c].flatten() for c in range(2)]
@@ -167,7 +169,7 @@ def test_statistics_are_asked_once_and_averaged_over_owners(whole: bool) -> None
     assert run.rows[0]["setup"]["up"] == {"Anchors.statistics": 2 * 3 * 2 * 4, "Anchors.owned": 2 * 3 * 4}
 
 
-def test_what_is_asked_before_round_1_is_counted_and_in_the_transcript(tmp_path: Path) -> None:
+def test_requests_before_round_1_are_counted_and_in_the_transcript(tmp_path: Path) -> None:
     anchors = Anchors(ipc=2, init="statistics", selected=(), weight=0.0)
     method = FedAvg(anchors, factory=Tiny, lr=0.05, batch=6)
     run = simulate(method, federation(), rounds=1, out=RunFolder(tmp_path / "run", transcript=True), progress=False)
@@ -188,7 +190,7 @@ def test_what_is_asked_before_round_1_is_counted_and_in_the_transcript(tmp_path:
     assert {message.exchange for message in read_transcript(tmp_path / "run") if message.round == 1} == {"local"}
 
 
-def test_noise_is_left_alone_when_somebody_else_asks() -> None:
+def test_noise_anchors_ignore_requests_of_other_addons() -> None:
     class Asking(AddOn):
         said = Entry[float]("sum")
 
@@ -199,7 +201,7 @@ def test_noise_is_left_alone_when_somebody_else_asks() -> None:
             schema[self.said.key] = EntrySpec(1.0)
 
     anchors = Anchors(ipc=2, selected=())
-    runs = [played(anchors, *others, rounds=1) for others in ((), (Asking(),))]
+    runs = [run_method(anchors, *others, rounds=1) for others in ((), (Asking(),))]
     assert_same(*runs)
     assert runs[1].rows[0]["setup"]["up"] == {"Asking.said": 5 * 8}
 
@@ -218,27 +220,27 @@ def sets(clients: list[LabeledImages]) -> list[LabeledImages]:
 
 
 @pytest.mark.golden("Condensed", source="Huang et al., TMLR 2024, section 3.3.1, Algorithm 1, lines 9-20")
-def test_any_method_on_condensed_data_is_the_method_on_these_sets() -> None:
-    """Same weights to the last bit, with one class fewer at a client that owns two."""
+def test_any_method_on_condensed_data_equals_the_method_on_these_sets() -> None:
+    """Bitwise equal, with one class fewer at a client that has two."""
     clients = federation()
     clients[1] = clients[1][clients[1].labels != 1]
     condensed = sets(clients)
     assert [len(s) for s in condensed] == [6, 4, 6, 6, 6]
     for addons in ((), (SCAFFOLD(),), (FedProx(0.1), FedNova()), (MOON(),)):
-        got = played(Condensed(**{**FEW, "refine_steps": 0}), *addons, clients=clients, rounds=3)
-        want = played(*addons, clients=condensed, rounds=3)
+        got = run_method(Condensed(**{**FEW, "refine_steps": 0}), *addons, clients=clients, rounds=3)
+        want = run_method(*addons, clients=condensed, rounds=3)
         for name, value in want.server.state[FedAvg.model].items():
             assert torch.equal(got.server.state[FedAvg.model][name], value)
 
 
-def test_selected_rounds_refine_under_the_current_global_network() -> None:
+def test_selected_rounds_refine_with_the_current_global_network() -> None:
     clients, seen = federation()[:2], {}
 
     class Peek(AddOn):
         def after_training(self, local: Any, update: Any, reply: Any) -> None:
             seen[local.round, local.client.id] = (local.data, dict(local.start))
 
-    played(Condensed(**FEW), Peek(), clients=clients, rounds=4)
+    run_method(Condensed(**FEW), Peek(), clients=clients, rounds=4)
     for k, data in enumerate(clients):
         first, start = seen[1, k][0], seen[3, k][1]
         assert torch.equal(first.images, sets(clients)[k].images)
@@ -254,14 +256,14 @@ def test_selected_rounds_refine_under_the_current_global_network() -> None:
         assert torch.equal(seen[4, k][0].images, want.images)
 
 
-def test_the_first_networks_may_be_others() -> None:
+def test_initial_networks_can_be_given() -> None:
     drawn = []
 
     def network() -> nn.Module:
         drawn.append(1)
         return Tiny(3)
 
-    played(Condensed(**FEW, factory=network), clients=federation()[:1])
+    run_method(Condensed(**FEW, factory=network), clients=federation()[:1])
     assert drawn
 
 
@@ -275,7 +277,7 @@ SMALL: dict[str, Any] = {
 @pytest.mark.golden(
     "FedLGD", source="Huang et al., TMLR 2024, section 5.1: the constants; its halves have goldens of their own"
 )
-def test_the_composition_has_the_papers_defaults() -> None:
+def test_composition_has_the_papers_defaults() -> None:
     method = FedLGD(factory=Tiny)
     condensed, anchors = method.addons[1], method.addons[0]
     assert isinstance(condensed, Condensed)
@@ -289,8 +291,8 @@ def test_the_composition_has_the_papers_defaults() -> None:
 
 
 @pytest.mark.parametrize("joined", ["unselected", "always"])
-def test_bytes_by_entry(joined: Any) -> None:
-    """Rounds 1 and 3 distil. G goes down in the first round that uses it and after each change, and nothing else."""
+def test_bytes_are_counted_by_entry(joined: Any) -> None:
+    """Rounds 1 and 3 distil. G is sent in the first round that uses it and after each change, and nothing else."""
     method = FedLGD(factory=Tiny, selected=(1, 3), joined=joined, **SMALL)
     held = [ClientData(c) for c in federation()]
     run = simulate(method, held, rounds=5, progress=False)
@@ -314,15 +316,15 @@ def test_the_laws(init: Any, tmp_path: Path, global_rng_untouched: None) -> None
     assert_invariant(make, tmp_path, weights="uniform")
 
 
-def test_off_is_not_installed() -> None:
-    assert_same(played(Condensed(ipc=0), Anchors(ipc=0)), played())
+def test_disabled_addon_is_not_installed() -> None:
+    assert_same(run_method(Condensed(ipc=0), Anchors(ipc=0)), run_method())
     bare = FedLGD(factory=Tiny, **{**SMALL, "ipc": 0, "anchors": 0})
     assert bare.addons == ()
 
 
-def test_clients_of_any_architecture_condense_by_their_own() -> None:
+def test_clients_condense_with_their_own_architecture() -> None:
     network = {"a": Tiny, "b": lambda k: Tiny(k, norm=True)}
-    run = played(Condensed(**FEW), factory=network, assign=lambda k: "ab"[k % 2], rounds=3)
+    run = run_method(Condensed(**FEW), factory=network, assign=lambda k: "ab"[k % 2], rounds=3)
     assert run.rows[-1]["failed"] == {}
 
 
@@ -349,8 +351,8 @@ def test_refusals() -> None:
         simulate(FedLGD(factory=Tiny), rows, task=MultiLabel(3), rounds=1, progress=False)
 
 
-def test_an_augmentation_for_other_images_is_refused_before_round_1() -> None:
-    """It would pad with grey; so in FedDM, and for every method on condensed data."""
+def test_augmentation_for_other_images_is_refused_before_round_1() -> None:
+    """It would pad with grey. The same holds for FedDM and for every method on condensed data."""
     crop = CropFlip(Normalization((0.5,), (0.25,)), pad=1)
     few = Condensed(ipc=1, steps=1, refine_steps=0, augment=crop)
     methods = [

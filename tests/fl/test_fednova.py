@@ -18,7 +18,7 @@ from tests.fl.invariances import assert_invariant, network
 
 
 def normalizer(steps: int, momentum: float, pull: float) -> float:
-    """|a_i|_1 by the paper's formulas: momentum alone, or a proximal term alone (pull = lr mu)."""
+    """Return |a_i|_1 by the paper's formulas: momentum alone, or a proximal term alone (pull = lr mu)."""
     if momentum:
         return sum((1 - momentum ** (steps - k)) / (1 - momentum) for k in range(steps))
     return sum((1 - pull) ** k for k in range(steps))
@@ -52,8 +52,8 @@ def test_rounds_of_two_weights_follow_the_paper(momentum: float, mu: float, weig
     assert quadratic.weights(run) == pytest.approx(w, abs=1e-6)
 
 
-def test_it_reaches_the_true_optimum_where_averaging_is_drawn_to_the_busiest_client() -> None:
-    """Small steps, equal weights, 3, 1 and 5 of them a round: the minimum of the mean loss, not of a skewed one."""
+def test_converges_to_the_true_optimum_with_unequal_steps() -> None:
+    """Small steps, equal weights, 3, 1 and 5 steps a round: the minimum of the mean loss, not of a skewed one."""
     want = sum(x * t for x, t in zip(quadratic.XS, quadratic.TS)) / sum(x * x for x in quadratic.XS)
     options: dict[str, Any] = {"rounds": 60, "batch": 1, "lr": 0.05, "weights": "uniform"}
     assert quadratic.weights(quadratic.run(FedNova(), **options)) == pytest.approx(want, abs=0.05)
@@ -61,7 +61,7 @@ def test_it_reaches_the_true_optimum_where_averaging_is_drawn_to_the_busiest_cli
 
 
 @pytest.mark.parametrize("options", [{"momentum": 0.9}, {"optimizer": "adam", "factory": Tiny}, {"buffers": "local"}])
-def test_equal_steps_are_plain_averaging(options: dict[str, Any]) -> None:
+def test_equal_steps_give_plain_averaging(options: dict[str, Any]) -> None:
     clients = [images(18, seed=k) for k in range(4)]
     runs = [
         simulate(FedAvg(*a, **{"factory": network, "batch": 6, **options}), clients, rounds=3, progress=False)
@@ -71,8 +71,8 @@ def test_equal_steps_are_plain_averaging(options: dict[str, Any]) -> None:
         assert torch.allclose(value, runs[1].server.state[FedAvg.model][name], atol=1e-6), name
 
 
-def test_phases_architectures_and_personal_parameters_are_normalised_apart() -> None:
-    """Equal steps again, so it must stay plain averaging: whatever the phases, for each architecture, shared names."""
+def test_phases_architectures_personal_parameters_are_normalized_apart() -> None:
+    """Equal steps must give plain averaging for all phases, for each architecture and shared names."""
     clients = [images(12, seed=k) for k in range(4)]
     phases = [Phase(epochs=2, train="classifier.*"), Phase(epochs=1)]
     for options in (
@@ -89,7 +89,7 @@ def test_laws(tmp_path: Path, global_rng_untouched: None) -> None:
     assert_invariant(lambda: [FedNova(), FedProx(0.1), SCAFFOLD()], tmp_path)
 
 
-def test_one_number_for_each_tensor_travels() -> None:
+def test_one_number_per_tensor_is_sent() -> None:
     run = simulate(FedAvg(FedNova(), factory=network), federation(), rounds=2, participation=2, progress=False)
     base = simulate(FedAvg(factory=network), federation(), rounds=2, participation=2, progress=False)
     for row, plain in zip(run.rows, base.rows):
@@ -97,6 +97,6 @@ def test_one_number_for_each_tensor_travels() -> None:
         assert row["down"] == plain["down"]
 
 
-def test_another_rescaling_is_refused() -> None:
+def test_another_rescaling_addon_is_refused() -> None:
     with pytest.raises(ValueError, match="FedExP and FedNova cannot be combined: both fill the slot 'aggregate'"):
         FedAvg(FedNova(), FedExP(), factory=Tiny)

@@ -1,4 +1,4 @@
-"""FedProto against its algorithm in NumPy, and its edges: classes that nobody owns, several architectures."""
+"""FedProto against its algorithm in NumPy, with absent classes and several architectures."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def play(rounds: int = 4, predict: Any = "prototype", lam: float = 1.0, **how: A
     return simulate(method, held, rounds=rounds, participation=3, evaluate="all", progress=False, **how)
 
 
-def test_the_same_bits_whatever_the_workers_and_interruptions(tmp_path: Path, global_rng_untouched: None) -> None:
+def test_results_are_bitwise_equal_with_workers_and_interruptions(tmp_path: Path, global_rng_untouched: None) -> None:
     whole = play()
     play(rounds=2, out=tmp_path / "run")
     for again in (play(workers=3), play(out=tmp_path / "run", resume=True)):
@@ -96,7 +96,7 @@ def test_the_same_bits_whatever_the_workers_and_interruptions(tmp_path: Path, gl
         assert [r["accuracy"] for r in whole.rows] == [r["accuracy"] for r in again.rows]
 
 
-def test_prototypes_are_all_that_travels() -> None:
+def test_only_prototypes_are_sent() -> None:
     run = play(rounds=1)
     row, size = run.rows[0], 3 * 48 * 4
     assert row["up"] == {"FedProto.count": 3 * 3 * 4, "FedProto.means": 3 * size}
@@ -106,12 +106,12 @@ def test_prototypes_are_all_that_travels() -> None:
 
 
 @pytest.mark.parametrize("predict", ["prototype", "classifier"])
-def test_clients_learn(predict: Any) -> None:
+def test_clients_improve(predict: Any) -> None:
     assert play(rounds=5, predict=predict).rows[-1]["accuracy"] > 0.8
 
 
-def test_without_the_distance_networks_are_trained_locally() -> None:
-    """Then it is FedAvg with nothing shared: the classifier's accuracy is that of training alone."""
+def test_without_the_distance_training_is_local() -> None:
+    """FedAvg with nothing shared: the classifier's accuracy is that of local training."""
     held = [ClientData(images(24, 3), images(60, 9))]
     drawn = build(lambda: Tiny(3), derive(0, 0, "server", "init "))
     proto = FedProto(factory=Tiny, lam=0.0, lr=0.1, momentum=0.0, batch=24, predict="classifier")
@@ -148,8 +148,8 @@ def test_refusals() -> None:
 
 @pytest.mark.golden("Condensed", source="Huang et al., TMLR 2024, section 5.1: FedProto on condensed data")
 @pytest.mark.parametrize("participation", [1.0, 2])
-def test_on_condensed_data_it_is_fedproto_on_these_sets(participation: float | int, tmp_path: Path) -> None:
-    """FedLGD's rows for FedProto: each client condenses when it is first drawn, by its own architecture."""
+def test_on_condensed_data_equals_fedproto_on_these_sets(participation: float | int, tmp_path: Path) -> None:
+    """FedLGD's rows for FedProto: each client condenses when first drawn, with its own architecture."""
     real, few = federation()[:3], Condensed(ipc=2, steps=3, refine_steps=0)
     networks = {"a": Tiny, "b": lambda k: Tiny(k, norm=True)}
 
@@ -173,7 +173,7 @@ def test_on_condensed_data_it_is_fedproto_on_these_sets(participation: float | i
     assert not torch.equal(*(r.server.state[FedProto.prototypes] for r in (plain, run)))
 
 
-def test_what_condensed_may_be() -> None:
+def test_values_of_condensed_are_checked() -> None:
     with pytest.raises(ValueError, match=r"no global network to refine sets under: Condensed\(refine_steps=0\)"):
         FedProto(factory=Tiny, condensed=Condensed())
     with pytest.raises(TypeError, match="condensed must be a Condensed"):

@@ -1,4 +1,4 @@
-"""FedReg against numbers that its release computed, and against its steps in NumPy."""
+"""FedReg against values computed by its release and its steps in NumPy."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def cross_entropy(x: Any, targets: Any, w: Any) -> float:
     return float(-(targets * np.log(softmax(x @ w))).sum(1).mean())
 
 
-def raised(x: Any, targets: Any, w: Any, eta: float, iterations: int) -> Any:
-    """The release's `FSGM` (FedUtils/models/utils.py): `inp.data.add_(eta * dp)`, its clamp being without effect."""
+def raise_loss(x: Any, targets: Any, w: Any, eta: float, iterations: int) -> Any:
+    """Apply the release's `FSGM` (FedUtils/models/utils.py): `inp.data.add_(eta * dp)`; its clamp has no effect."""
     for _ in range(iterations):
         x = x + eta * np.sign((softmax(x @ w) - targets) @ w.T)
     return x
@@ -82,7 +82,7 @@ def two_layers(outputs: int) -> nn.Sequential:
     source="Zoesgithub/FedReg at 34b081f, run: FedUtils/fed/fedreg.py, step_func; FedUtils/models/utils.py, FSGM",
 )
 @pytest.mark.parametrize("rounds", [1, 2])
-def test_whole_rounds_are_the_releases(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_equal_the_release(rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two clients of several batches, three epochs, gamma 0.4, eta 0.1 and 0.001 in 3 iterations, rate 0.5."""
     monkeypatch.setattr(
         "fl.addons.fedreg.shuffled_indices", lambda count, batch, *_: iter(torch.tensor(SEEN[count][0]).split(batch))
@@ -100,7 +100,7 @@ def test_whole_rounds_are_the_releases(rounds: int, monkeypatch: pytest.MonkeyPa
 
 def local(k: int, start: Any, steps: int, gamma: float, eta: float, lr: float) -> Any:
     x, hard = linear.XS[k], np.eye(2)[linear.YS[k]]
-    pseudo, perturbed = raised(x, hard, start, eta, 3), raised(x, hard, start, eta / 100, 3)
+    pseudo, perturbed = raise_loss(x, hard, start, eta, 3), raise_loss(x, hard, start, eta / 100, 3)
     soft, w = softmax(pseudo @ start), start.copy()
     for _ in range(steps):
         w = w - lr * linear.numerical_gradient(lambda v: linear.base_loss(k, v), gamma * w + (1 - gamma) * start)
@@ -114,7 +114,7 @@ def local(k: int, start: Any, steps: int, gamma: float, eta: float, lr: float) -
 
 @pytest.mark.parametrize("gamma", [0.5, 1.0])
 def test_rounds_follow_the_steps(gamma: float) -> None:
-    """The lines of the release's `func`: grad1 and the step, then w with grad2, w1 with grad3, both at beta = 1/2."""
+    """Lines of the release's `func`: grad1 and the step, then w with grad2, w1 with grad3, both at beta = 1/2."""
     result = linear.run(FedReg(gamma, eta=0.2, iterations=3), rounds=3, epochs=3, lr=0.3)
     base = linear.run(rounds=3, epochs=3, lr=0.3)
     w = linear.START
@@ -124,7 +124,7 @@ def test_rounds_follow_the_steps(gamma: float) -> None:
     assert np.abs(linear.weights(base) - w).max() > 0.01
 
 
-def test_the_drift_does_not_raise_the_loss_on_pseudo_images() -> None:
+def test_drift_does_not_raise_the_loss_on_pseudo_images() -> None:
     """To first order, after each step."""
     angles = []
 
@@ -150,7 +150,7 @@ def test_laws(tmp_path: Path, others: tuple[AddOn, ...]) -> None:
     assert_invariant(lambda: [FedReg(iterations=2), *others], tmp_path, momentum=0.0)
 
 
-def test_nothing_more_than_fedavg_travels_and_statistics_move_once_a_step() -> None:
+def test_sends_nothing_more_and_updates_statistics_once_a_step() -> None:
     rows, states = [], []
     for addons in ((), (FedReg(iterations=1),)):
         run = simulate(

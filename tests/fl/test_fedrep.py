@@ -32,7 +32,7 @@ def descend(net: Tiny, names: str, data: Any, generator: torch.Generator, epochs
 @pytest.mark.golden("FedRep", source="Collins et al., ICML 2021, Algorithm 1")
 @pytest.mark.parametrize(("weights", "momentum"), [("uniform", 0.5), ("samples", 0.0)])
 def test_rounds_follow_algorithm_1(weights: Any, momentum: float) -> None:
-    """Head first, under the received body; then the body under the new head; the bodies are averaged, heads stay."""
+    """The head trains on the received features, then the features under the new head. Only features are averaged."""
     clients, start = federation()[:3], Tiny(3).state_dict()
     method = FedRep(
         factory=Tiny, head_epochs=2, body_epochs=1, weights=weights,
@@ -65,7 +65,7 @@ def play(*addons: Any, rounds: int = 4, **how: Any) -> Any:
     return simulate(method, clients, rounds=rounds, participation=3, evaluate="all", progress=False, **how)
 
 
-def test_the_same_bits_whatever_the_workers_and_interruptions(tmp_path: Path) -> None:
+def test_results_are_bitwise_equal_with_workers_and_interruptions(tmp_path: Path) -> None:
     whole = play()
     play(rounds=2, out=tmp_path / "run")
     for again in (play(workers=3), play(out=tmp_path / "run", resume=True), play(FedProx(0.0))):
@@ -73,7 +73,7 @@ def test_the_same_bits_whatever_the_workers_and_interruptions(tmp_path: Path) ->
         assert [r["accuracy"] for r in whole.rows] == [r["accuracy"] for r in again.rows]
 
 
-def test_heads_never_travel_and_the_accuracy_is_the_clients_mean() -> None:
+def test_heads_are_never_sent_and_accuracy_is_the_clients_mean() -> None:
     run = play(rounds=1)
     body = 4 * (3 * 9 + 3 + 6)
     row = run.rows[0]

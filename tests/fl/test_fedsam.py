@@ -1,4 +1,4 @@
-"""FedSAM against its formula in NumPy, and what its second pass must leave alone."""
+"""FedSAM against its formula in NumPy, and side effects of its second pass."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.fl.invariances import assert_invariant, assert_same, network
 
 @pytest.mark.golden("FedSAM", source="Qu et al., ICML 2022, Algorithm 1")
 def test_rounds_of_two_weights_follow_the_formula() -> None:
-    """FedProx's pull is part of the loss whose sharpness counts: its gradient too is taken at the moved weights."""
+    """FedProx's pull is part of the perturbed loss: its gradient is also evaluated at the perturbed weights."""
     rho, mu = 0.3, 0.4
     run = quadratic.run(FedSAM(rho), FedProx(mu), rounds=3, participation=2, batch=1, momentum=0.9)
     w = quadratic.START.copy()
@@ -45,12 +45,12 @@ def play(*addons: AddOn, rounds: int = 1, **options: Any) -> Run:
     return simulate(method, federation()[:2], rounds=rounds, progress=False)
 
 
-def test_with_radius_zero_every_bit_is_left_alone() -> None:
+def test_radius_zero_is_bitwise_equal_to_the_base() -> None:
     assert_same(play(rounds=2), play(FedSAM(0.0), rounds=2))
 
 
 @pytest.mark.parametrize("drop", [nn.Dropout, nn.Dropout2d])
-def test_with_a_tiny_radius_it_is_plain_descent_with_the_same_dropout_and_statistics(drop: Any) -> None:
+def test_tiny_radius_equals_sgd_with_the_same_dropout_and_statistics(drop: Any) -> None:
     def dropping(outputs: int) -> nn.Module:
         return nn.Sequential(
             nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), drop(0.5), nn.Flatten(), nn.Linear(16, outputs)
@@ -61,16 +61,16 @@ def test_with_a_tiny_radius_it_is_plain_descent_with_the_same_dropout_and_statis
         assert torch.allclose(value.double(), near[name].double(), atol=1e-5), name
 
 
-def test_statistics_move_once_a_step_and_at_the_unperturbed_weights() -> None:
+def test_statistics_update_once_a_step_at_the_unperturbed_weights() -> None:
     base, far = (play(*a, phases=[Phase(steps=1)]).server.state[FedAvg.model] for a in ((), (FedSAM(2.0),)))
     for name in ("body.1.running_mean", "body.1.running_var", "body.1.num_batches_tracked"):
         assert torch.equal(base[name], far[name]), name
     assert not torch.allclose(base["classifier.weight"], far["classifier.weight"], atol=1e-3)
 
 
-def test_the_weights_come_back_bit_by_bit() -> None:
+def test_weights_are_restored_bitwise() -> None:
     class Still(AddOn):
-        """Takes the gradient away, so that nothing may move."""
+        """Sets the gradient to zero, so no weight may change."""
 
         def correct_gradient(self, step: Any, grads: Any) -> None:
             for name in grads:
@@ -81,8 +81,8 @@ def test_the_weights_come_back_bit_by_bit() -> None:
     assert all(torch.equal(t, start[n]) for n, t in run.server.state[FedAvg.model].items())
 
 
-def test_only_what_is_in_training_is_perturbed() -> None:
-    """With the body frozen the norm is the classifier's alone."""
+def test_only_trained_parameters_are_perturbed() -> None:
+    """With frozen features the norm is the classifier's alone."""
     seen: list[float] = []
 
     class Zoom(AddOn):
@@ -96,7 +96,7 @@ def test_only_what_is_in_training_is_perturbed() -> None:
     assert seen == [pytest.approx(x, abs=1e-5) for x in (0, 0.5, 0, 0.5)]
 
 
-def test_without_a_gradient_there_is_no_direction() -> None:
+def test_zero_gradient_means_no_perturbation() -> None:
     run = play(FedSAM(0.5), objective=lambda logits, labels: 0.0 * logits.sum())
     assert torch.isfinite(run.server.state[FedAvg.model]["classifier.weight"]).all()
 
@@ -105,7 +105,7 @@ def test_laws(tmp_path: Path, global_rng_untouched: None) -> None:
     assert_invariant(lambda: [FedSAM(), FedProx(0.1), SCAFFOLD()], tmp_path)
 
 
-def test_nothing_more_travels() -> None:
+def test_sends_nothing_more() -> None:
     base, run = play(), play(FedSAM())
     assert (run.rows[0]["up"], run.rows[0]["down"]) == (base.rows[0]["up"], base.rows[0]["down"])
 

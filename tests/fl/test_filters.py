@@ -1,4 +1,4 @@
-"""The chain of filters: client half in order, server half reversed, all else the method's own."""
+"""The chain of filters: client side in order, server side reversed, everything else unchanged."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TRACE: list[str] = []
 
 
 def mapped(message: Message, change: Any) -> Message:
-    """The reply with its update changed."""
+    """Return the reply with a changed update."""
     other = message.copy()
     other[FedAvg.update] = {n: change(t) for n, t in message[FedAvg.update].items()}
     return other
@@ -45,7 +45,7 @@ def mapped(message: Message, change: Any) -> Message:
 
 @dataclass(frozen=True)
 class Scale(Filter):
-    """Multiply on the client, divide on the server; the factor is the server's, and doubles every round."""
+    """Multiply on the client and divide on the server; the server's factor doubles every round."""
 
     factor: float = 2.0
     now = Entry[float]("first")
@@ -76,7 +76,7 @@ class Scale(Filter):
 
 @dataclass(frozen=True)
 class Shift(Filter):
-    """Add on the client, subtract on the server."""
+    """Add on the client and subtract on the server."""
 
     by: float = 0.5
 
@@ -91,14 +91,14 @@ class Shift(Filter):
 
 @dataclass(frozen=True)
 class Choose(Filter):
-    """Draw by parity: the odd clients in odd rounds, nobody in round 2, the even ones in round 4."""
+    """Draw by parity: the odd clients in odd rounds, no client in round 2, the even ones in round 4."""
 
     def draw(self, server: Server) -> list[int]:
         return [] if server.round == 2 else [k for k in range(server.clients) if (k + server.round) % 2 == 0]
 
 
 class Tolerant(FedAvg):
-    """An empty round changes nothing."""
+    """Method for which an empty round changes nothing."""
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
         server.notes["answers"] = len(replies.clients)
@@ -107,7 +107,7 @@ class Tolerant(FedAvg):
 
 
 class Everything(AddOn):
-    """Asks, digests and notes."""
+    """Method that queries clients, reads replies and writes notes."""
 
     total = Entry[float]("sum")
     length = Entry[float]("sum")
@@ -139,7 +139,7 @@ def play(what: Method, rounds: int = 3, **how: Any) -> Run:
     return simulate(what, held, **{"rounds": rounds, "seed": 5, "progress": False, "test": images(20, 9), **how})
 
 
-def test_an_idle_filter_leaves_every_bit_of_the_method_alone() -> None:
+def test_idle_filter_changes_no_bit() -> None:
     addons = (Everything(), SCAFFOLD(), FedAvgM(0.5), MOON(), FineTune())
     base, wrapped = play(method(*addons)), play(Filtered(method(*addons), Filter()))
     assert_same(base, wrapped)
@@ -151,8 +151,8 @@ def test_an_idle_filter_leaves_every_bit_of_the_method_alone() -> None:
     assert "accuracy_personal" in untimed[0][0]
 
 
-def test_the_client_half_goes_in_order_and_the_server_half_in_reverse() -> None:
-    """(2 u + 1/2 - 1/2) / 2: with one half in the other order the model would move by another amount."""
+def test_client_side_runs_in_order_and_server_side_in_reverse() -> None:
+    """(2 u + 1/2 - 1/2) / 2: with one side in the other order the model would differ."""
     base = play(method(FedAvgM(0.5)))
     TRACE.clear()
     run = play(Filtered(method(FedAvgM(0.5)), Scale(), Shift()))
@@ -162,7 +162,7 @@ def test_the_client_half_goes_in_order_and_the_server_half_in_reverse() -> None:
     assert run.server.state[Scale.now] == 16.0
 
 
-def test_what_a_filter_sends_is_counted_and_what_it_expects_is_checked() -> None:
+def test_sent_entries_are_counted_and_expected_entries_checked() -> None:
     row = play(Filtered(method(), Scale())).rows[0]
     assert (row["down"]["Scale.now"], row["up"]["Scale.count"]) == (5 * 8, 5 * 8)
 
@@ -186,14 +186,14 @@ def test_laws(drawn: bool, tmp_path: Path, global_rng_untouched: None) -> None:
     assert_same(whole, play(make(), rounds=4, out=tmp_path, resume=True, workers=2))
 
 
-def test_another_filter_is_another_run(tmp_path: Path) -> None:
+def test_run_with_another_filter_is_another_run(tmp_path: Path) -> None:
     play(Filtered(method(), Scale(2.0)), rounds=1, out=tmp_path)
     for other in (Filtered(method(), Scale(3.0)), Filtered(method(), Scale(2.0), Shift()), method()):
         with pytest.raises(CheckpointError, match="method"):
             play(other, rounds=2, out=tmp_path, resume=True)
 
 
-def test_a_filter_draws_and_nobody_is_named() -> None:
+def test_draw_of_a_filter_is_used_and_stays_secret() -> None:
     class Lost(AddOn):
         def before_training(self, local: Any) -> None:
             if local.client.id in (0, 2):
@@ -210,7 +210,7 @@ def test_a_filter_draws_and_nobody_is_named() -> None:
     assert rows[0]["accuracy_clients"]["clients"] == 2
 
 
-def test_empty_clients_and_counts_are_not_named_either() -> None:
+def test_empty_clients_and_counts_stay_secret() -> None:
     class Counts(AddOn):
         def before_training(self, local: Any) -> None:
             local.client.notes["trained"] = 1
@@ -222,12 +222,12 @@ def test_empty_clients_and_counts_are_not_named_either() -> None:
 
 
 @pytest.mark.parametrize("how", [{"participation": 0.5}, {"participation": 1}, {"min_replies": 2}])
-def test_a_draw_of_ones_own_excludes_the_engines(how: dict[str, Any]) -> None:
+def test_draw_of_a_filter_excludes_participation(how: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="the method draws its clients itself"):
         play(Filtered(method(), Choose()), **how)
 
 
-def test_bad_chains_are_refused() -> None:
+def test_invalid_chains_are_refused() -> None:
     class Other(Choose):
         pass
 
@@ -248,7 +248,7 @@ def test_bad_chains_are_refused() -> None:
             one.draw(None)  # type: ignore[arg-type]
 
 
-def test_a_filter_refuses_a_method_when_it_is_built() -> None:
+def test_filter_may_refuse_a_method_when_built() -> None:
     class Picky(Filter):
         def check(self, method: Method) -> None:
             unions = [e.key for e in method.entries() if e.rule == "sum"]
@@ -260,7 +260,7 @@ def test_a_filter_refuses_a_method_when_it_is_built() -> None:
     assert Filtered(method(), Picky()).filters
 
 
-def test_chains_are_flat_and_say_what_they_are() -> None:
+def test_chains_are_flat_and_have_a_readable_repr() -> None:
     inner = method()
     chain = Filtered(Filtered(inner, Scale()), Shift())
     assert (chain.method, chain.inner, chain.filters) == (inner, inner, (Scale(), Shift()))
@@ -272,13 +272,13 @@ def test_chains_are_flat_and_say_what_they_are() -> None:
 
 
 class Masks(Shift):
-    """A stand-in for a secure sum: what it adds is taken off again."""
+    """Stand-in for a secure sum: removes on the server what it adds on the client."""
 
     exact = True
 
 
-def test_nothing_changes_replies_after_they_were_bounded() -> None:
-    """Scaled by ten behind the clip, a client's update would be ten clips long under noise for one."""
+def test_replies_cannot_change_after_clipping() -> None:
+    """With a factor of ten after the clip, an update would have ten times the norm that the noise is for."""
     dp = ClientDP(1.0, 0.5, clip=0.1)
     base = method(weights="uniform")
     for later in (Scale(10.0), Shift()):

@@ -1,4 +1,4 @@
-"""Fine-tuning: what is tested, and that nothing is kept."""
+"""Fine-tuning: evaluation of tuned models, and no stored state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fl.invariances import assert_invariant, assert_same
 
 
 class Seen(FineTune):
-    """Notes the tuned models."""
+    """Records the tuned models."""
 
     found: dict[tuple[int, int], Any] = {}  # noqa: RUF012
 
@@ -31,7 +31,7 @@ class Seen(FineTune):
     "FineTune", source="Wang et al., 2019: train the global model on the client before its test; no formula is printed"
 )
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_the_new_global_model_is_trained_on_before_the_test(momentum: float) -> None:
+def test_new_global_model_is_fine_tuned_before_evaluation(momentum: float) -> None:
     clients = [ClientData(c, c) for c in linear.clients()]
     start = {"w.weight": torch.tensor(linear.START, dtype=torch.float32)}
     options: dict[str, Any] = {"factory": linear.FourWeights, "objective": linear.squares, "initial": start}
@@ -46,7 +46,7 @@ def test_the_new_global_model_is_trained_on_before_the_test(momentum: float) -> 
             assert Seen.found[number, k]["w.weight"].double().numpy() == pytest.approx(tuned, abs=2e-6)
 
 
-def test_training_is_the_bases_bit_by_bit_and_other_layers_stay() -> None:
+def test_training_equals_the_base_and_other_layers_are_unchanged() -> None:
     clients = [ClientData(c, images(20, 50 + k)) for k, c in enumerate(federation())]
 
     def play(*addons: AddOn) -> Any:
@@ -61,7 +61,7 @@ def test_training_is_the_bases_bit_by_bit_and_other_layers_stay() -> None:
     assert not torch.equal(Seen.found[2, 0]["classifier.weight"], model["classifier.weight"])
 
 
-def test_a_client_with_test_images_only_is_tested_with_the_global_model() -> None:
+def test_client_with_test_images_only_evaluates_the_global_model() -> None:
     empty = images(4, 0)[:0]
     clients = [ClientData(images(20, 1)), ClientData(empty, images(20, 2))]
     run = simulate(FedAvg(FineTune(), factory=Tiny), clients, rounds=1, evaluate="all", progress=False)

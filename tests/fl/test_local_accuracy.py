@@ -1,4 +1,4 @@
-"""Local models on a common set before aggregation."""
+"""Accuracy of local models on a common test set before aggregation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def play(*addons: AddOn, rounds: int = 3, data: Any = None, **options: Any) -> A
 
 @pytest.mark.golden("LocalAccuracy", source="Ye et al., ICLR 2024, section 6.4, Fig. 2b")
 @pytest.mark.parametrize("beside", [(), (NaiveVHL(classes=3, per_class=4, options={"width": 8}), FedAvgM(0.5))])
-def test_it_is_the_accuracy_of_every_trained_model_batch_statistics_included(beside: tuple[AddOn, ...]) -> None:
+def test_accuracy_is_that_of_every_trained_model_with_batch_statistics(beside: tuple[AddOn, ...]) -> None:
     trained: dict[tuple[int, int], Any] = {}
 
     class Peek(AddOn):
@@ -47,20 +47,20 @@ def test_it_is_the_accuracy_of_every_trained_model_batch_statistics_included(bes
         assert found["worst10"] == pytest.approx(float(want.min()))
 
 
-def test_the_run_is_that_without_it_and_nothing_more_is_sent(tmp_path: Path) -> None:
+def test_run_is_unchanged_and_nothing_more_is_sent(tmp_path: Path) -> None:
     plain, watched = play(), play(LocalAccuracy(every=2))
     assert_same(plain, watched)
     assert [(r["up"], r["down"]) for r in plain.rows] == [(r["up"], r["down"]) for r in watched.rows]
     assert ["accuracy_locals" in row for row in watched.rows] == [False, True, False]
 
 
-def test_only_rounds_in_which_weights_travel_have_the_column() -> None:
+def test_column_exists_only_in_rounds_with_weights() -> None:
     pool = SharedPool((255 * TEST.pixels()).to(torch.uint8), keep=5, steps=1, batch=4, rate=0.5)
     run = play(LocalAccuracy(), pool, rounds=4)
     assert ["accuracy_locals" in row for row in run.rows] == [True, True, False, True]
 
 
-def test_a_run_without_a_test_says_so() -> None:
+def test_missing_test_set_is_an_error() -> None:
     with pytest.warns(UserWarning, match="LocalAccuracy changes nothing before round 4, and the run has 3"):
         play(LocalAccuracy(every=4))
 

@@ -1,4 +1,4 @@
-"""The pieces of a local training that personal models are made of."""
+"""Parts of local training on which personal models are built."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.fl.federations import Tiny, federation, images
 
 
 class Second(AddOn):
-    """Trains a second network in `end` and shows it as the personal model."""
+    """Trains a second network at the end and returns it as the personal model."""
 
     seen: dict[int, Tensors] = {}  # noqa: RUF012
 
@@ -30,7 +30,7 @@ class Second(AddOn):
         return {n: torch.zeros_like(t) for n, t in local.received.items()}
 
 
-def test_fit_is_plain_training_with_a_term_and_leaves_the_base_alone() -> None:
+def test_fit_trains_with_a_term_and_leaves_the_base_unchanged() -> None:
     clients, start = federation()[:2], Tiny(3).state_dict()
     options: dict[str, Any] = {"factory": Tiny, "initial": dict(start), "lr": 0.1, "momentum": 0.5, "batch": 5}
     base = simulate(FedAvg(**options), clients, rounds=1, progress=False)
@@ -52,7 +52,7 @@ def test_fit_is_plain_training_with_a_term_and_leaves_the_base_alone() -> None:
         assert torch.allclose(Second.seen[1][name], value, atol=1e-6)
 
 
-def test_the_personal_slot_is_tested_beside_the_global_model() -> None:
+def test_personal_model_is_evaluated_beside_the_global_model() -> None:
     clients = [ClientData(c, images(30, 40 + k)) for k, c in enumerate(federation())]
     run = simulate(FedAvg(Second(), factory=Tiny, lr=0.2, epochs=3), clients, rounds=2, progress=False)
     zeros = [float((c.test.labels == 0).double().mean()) for c in clients if c.test is not None]
@@ -60,7 +60,7 @@ def test_the_personal_slot_is_tested_beside_the_global_model() -> None:
     assert run.rows[-1]["accuracy_clients"]["mean"] > 0.5
 
 
-def test_personal_parameters_do_not_travel_down_and_start_as_drawn() -> None:
+def test_personal_parameters_are_not_sent_and_start_as_drawn() -> None:
     clients, seen = federation(), {}
 
     class Peek(AddOn):
@@ -78,7 +78,7 @@ def test_personal_parameters_do_not_travel_down_and_start_as_drawn() -> None:
 
 
 @pytest.mark.parametrize(("train", "moved"), [("*", 4), ("classifier.*", 2), ("!classifier.*", 2), ("!*", 0)])
-def test_a_phase_names_what_it_trains_or_what_it_does_not(train: str, moved: int) -> None:
+def test_phases_include_or_exclude_parameters_by_name(train: str, moved: int) -> None:
     names = ["body.0.weight", "body.0.bias", "classifier.weight", "classifier.bias"]
     assert sum(Phase(train=train).trains(n) for n in names) == moved
     assert not Phase(train="!classifier.*").trains("classifier.bias")

@@ -1,4 +1,4 @@
-"""What a run's records hang on, its keys, outlives the names of classes."""
+"""Keys in a run's records do not depend on class names."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ ENTRIES = """
 
 
 def built_in() -> list[type[KeyedObject]]:
-    """Every method, add-on and filter of the package, but the bases, by name."""
+    """Return every public method, add-on and filter except base classes, by name."""
     for module in pkgutil.walk_packages(fl.__path__, "fl."):
         importlib.import_module(module.name)
 
@@ -149,18 +149,18 @@ def built_in() -> list[type[KeyedObject]]:
     return sorted(found, key=lambda kind: (kind.__name__, kind.__module__))
 
 
-def test_every_class_of_ours_has_the_key_that_its_runs_were_written_with() -> None:
+def test_every_public_class_keeps_the_key_of_existing_records() -> None:
     assert {kind.key for kind in built_in()} == set(KEYS.split())
     declaring = {base for kind in built_in() for base in kind.__mro__}
     assert {v.key for kind in declaring for v in vars(kind).values() if isinstance(v, Entry)} == set(ENTRIES.split())
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_records_call_a_method_as_before_any_renaming(name: str) -> None:
+def test_records_identify_methods_as_before_any_renaming(name: str) -> None:
     assert identity(MADE[name]()) == SAVED[name]
 
 
-def test_people_read_todays_names() -> None:
+def test_repr_shows_the_current_names() -> None:
     assert "NaiveVHL(source='gaussian'" in repr(MADE["servers"]())
     assert repr(Renamed(2.0)) == "Renamed(strength=2.0)"
     assert repr(FedAvg(Renamed(), factory=Tiny)).startswith("FedAvg(Renamed(strength=1.0), lr=0.1")
@@ -226,7 +226,7 @@ class Renamed(_Work):
 
 @dataclass(frozen=True)
 class Late(AddOn):
-    """Between "Noisy" and "Renamed" in any order by name."""
+    """Sorts between "Noisy" and "Renamed" by name."""
 
     key = "Otherwise"
 
@@ -246,7 +246,7 @@ def play(*addons: AddOn, rounds: int = 3, **how: Any) -> Any:
     return simulate(method, federation(), rounds=rounds, participation=3, test=images(9, 7), progress=False, **how)
 
 
-def test_a_renamed_class_that_states_its_old_key_goes_on_with_the_old_runs(tmp_path: Path) -> None:
+def test_renamed_class_with_its_old_key_resumes_old_runs(tmp_path: Path) -> None:
     whole = play(Noisy(), Late())
     play(Noisy(), Late(), rounds=1, out=tmp_path)
     went_on = play(Late(), Renamed(), out=tmp_path, resume=True)
@@ -255,7 +255,7 @@ def test_a_renamed_class_that_states_its_old_key_goes_on_with_the_old_runs(tmp_p
     assert {"Noisy.total", "FedAvg.model"} == dict(went_on.server.state.items()).keys()
 
 
-def test_a_subclass_has_a_key_of_its_own_and_its_parents_entries() -> None:
+def test_subclass_has_its_own_key_and_its_parents_entries() -> None:
     class Mine(Renamed):
         extra = Entry[float]("sum")
 
@@ -265,12 +265,12 @@ def test_a_subclass_has_a_key_of_its_own_and_its_parents_entries() -> None:
 
 
 @pytest.mark.parametrize("wrong", [3, "", "a b", "a.b", None, Entry[float]("sum")], ids=str)
-def test_a_key_must_be_a_name(wrong: Any) -> None:
+def test_key_must_be_a_valid_name(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"^Odd.key must be a name, as 'Odd', got"):
         type("Odd", (AddOn,), {"key": wrong})
 
 
-def test_two_parts_with_one_key_are_refused_by_their_names() -> None:
+def test_two_parts_with_one_key_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"Noisy and Renamed have the same key, 'Noisy'"):
         FedAvg(Noisy(), Renamed(), factory=Tiny)
 
@@ -281,8 +281,8 @@ def test_two_parts_with_one_key_are_refused_by_their_names() -> None:
         Filtered(FedAvg(factory=Tiny), Shift(), RenamedShift())
 
 
-def test_a_method_that_says_nothing_of_its_arguments_is_not_taken_for_another(tmp_path: Path) -> None:
-    """Its `repr` is what it is called: an object's own, with its address, never a bare name that hides options."""
+def test_method_without_described_arguments_is_not_mistaken_for_another(tmp_path: Path) -> None:
+    """Its `repr` is the default with the address, never a bare name without the options."""
 
     class Quiet(FedAvg):
         def arguments(self) -> Any:
@@ -296,7 +296,7 @@ def test_a_method_that_says_nothing_of_its_arguments_is_not_taken_for_another(tm
     assert identity(Loud(factory=Tiny)) == "Loud(lr=0.1)"
 
 
-def test_the_page_on_records_says_whose_key_is_not_its_name() -> None:
+def test_page_on_records_lists_keys_that_differ_from_names() -> None:
     page = (Path(__file__).parents[2] / "docs" / "federation.md").read_text()
     rows = re.findall(r"^\| (`[A-Z].*?) \| (`.*?) \|$", page.split("| class | key |")[1].split("\n\n")[0], re.MULTILINE)
     said = {pair for row in rows for pair in zip(*(re.findall(r"`(\w+)`", cell) for cell in row), strict=True)}
@@ -307,7 +307,7 @@ def test_the_page_on_records_says_whose_key_is_not_its_name() -> None:
 
 
 @pytest.mark.parametrize("kind", [k for k in built_in() if issubclass(k, Component)], ids=lambda k: k.__name__)
-def test_no_option_of_ours_bears_the_name_of_something_else(kind: type[Component]) -> None:
+def test_options_do_not_shadow_other_attributes(kind: type[Component]) -> None:
     base: type[Component] = AddOn if issubclass(kind, AddOn) else Filter
     assert not [name for name in inspect.signature(kind).parameters if hasattr(base, name)]
 
@@ -332,7 +332,7 @@ def test_no_option_of_ours_bears_the_name_of_something_else(kind: type[Component
         (Method, "private", True, "Mine.private is no option"),
     ],
 )
-def test_what_is_no_option_cannot_become_one_by_an_annotation(base: Any, name: str, default: Any, error: str) -> None:
+def test_annotation_cannot_make_a_reserved_attribute_an_option(base: Any, name: str, default: Any, error: str) -> None:
     body = {"__annotations__": {name: type(default)}, name: default, "__module__": __name__}
     if base is Method:
         body |= {verb: lambda self, *_: None for verb in Method.__abstractmethods__}
@@ -346,7 +346,7 @@ def test_what_is_no_option_cannot_become_one_by_an_annotation(base: Any, name: s
         use[base]()
 
 
-def test_what_is_said_without_annotation_or_by_a_property_is_no_option() -> None:
+def test_attributes_without_annotation_and_properties_are_no_options() -> None:
     @dataclass(frozen=True)
     class Mine(AddOn):
         begins: int = 3
@@ -374,15 +374,15 @@ def test_what_is_said_without_annotation_or_by_a_property_is_no_option() -> None
         ("layers", (3,), "Mine.layers must be names of modules of the network, got 3"),
     ],
 )
-def test_what_an_add_on_says_of_itself_is_read_when_it_is_installed(name: str, value: Any, error: str) -> None:
-    """A misspelt `data_access` would be no "batch", so that DP-SGD would let the add-on in and leave its term out."""
+def test_declarations_of_an_add_on_are_checked_when_installed(name: str, value: Any, error: str) -> None:
+    """A misspelt `data_access` must not bypass the check of DP-SGD, which would then ignore the term."""
     mine = type("Mine", (AddOn,), {name: value})()
     with pytest.raises((TypeError, ValueError), match=error):
         FedAvg(mine, factory=Tiny)
 
 
 class Scaffold(AddOn):
-    """A user's add-on whose name is the key of one of ours, and one of its entries too."""
+    """A user's add-on with the key of a built-in one, and one of its entries too."""
 
     control = Entry[Tensor]("first")
 
@@ -419,7 +419,7 @@ def test_two_entries_with_one_key_are_refused_by_their_owners() -> None:
         Filtered(FedAvg(Renamed(), factory=Tiny), Noisy())
 
 
-def test_a_second_name_for_anothers_entry_is_none_of_its_own() -> None:
+def test_alias_of_an_entry_does_not_declare_it_again() -> None:
     class Reads(AddOn):
         samples = FedAvg.samples
 
@@ -429,7 +429,7 @@ def test_a_second_name_for_anothers_entry_is_none_of_its_own() -> None:
     assert len(FedAvg(Reads(), Twice(), factory=Tiny).addons) == 2
 
 
-def test_a_subclass_may_declare_its_parents_entry_anew() -> None:
+def test_subclass_may_redeclare_its_parents_entry() -> None:
     class Summed(FedAvg):
         key = "FedAvg"
         counters = Entry[Any]("first")
@@ -438,8 +438,8 @@ def test_a_subclass_may_declare_its_parents_entry_anew() -> None:
     assert [e.rule for e in made.entries() if e.key == "FedAvg.counters"] == ["first"]
 
 
-def test_a_config_from_before_options_were_renamed_and_grouped_is_read() -> None:
-    """`most_samples` is now `max_samples`; three options of the optimiser are fields of `ClientOptimizer`."""
+def test_config_with_old_option_names_is_read() -> None:
+    """`most_samples` is now `max_samples`; three options of the optimizer are fields of `ClientOptimizer`."""
     method = FedAvg(
         factory=Tiny, momentum=0.9, max_samples=50.0, optimizer=ClientOptimizer("sgd", 1e-4, 0.99, "client")
     )

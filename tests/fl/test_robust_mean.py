@@ -211,7 +211,7 @@ def test_clients_that_agree_are_averaged_as_ever() -> None:
         assert moved(play(rule, clients=same, batch=12, initial=INITIAL)) == pytest.approx(moved(plain), abs=1e-6)
 
 
-def test_nothing_more_travels() -> None:
+def test_sends_nothing_more() -> None:
     robust, plain = play(RobustMean(1)), play()
     assert robust.rows[0]["up"] == plain.rows[0]["up"]
     assert robust.rows[0]["down"] == plain.rows[0]["down"]

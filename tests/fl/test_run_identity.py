@@ -1,4 +1,4 @@
-"""A run goes on with its own data and its own network, or not at all."""
+"""Identity of a run: resuming with other data or another network is refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.fl.invariances import assert_same
 
 
 class Leaky(Tiny):
-    """The same parameters under the same names, another activation."""
+    """Network with the same parameters and names, but another activation."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__(outputs)
@@ -35,29 +35,29 @@ class Wide(Tiny):
         self.classifier = nn.Linear(96, outputs)
 
 
-def held() -> list[ClientData]:
+def client_data() -> list[ClientData]:
     return [ClientData(data, images(8, seed=50 + k)) for k, data in enumerate(federation())]
 
 
 def play(out: Path | None = None, method: Any = None, clients: Any = None, **how: Any) -> Any:
     options = {"rounds": 2, "test": images(20, 77), "server_data": {"proxy": images(9, 78)}, "out": out, **how}
-    return simulate(method or FedAvg(factory=Tiny), clients or held(), progress=False, **options)
+    return simulate(method or FedAvg(factory=Tiny), clients or client_data(), progress=False, **options)
 
 
 def swapped(data: LabeledImages) -> LabeledImages:
-    """Two pixels of one image change places: labels, counts and sums stay."""
+    """Swap two pixels of one image; labels, counts and sums are unchanged."""
     pixels = data.images.clone()
     pixels[0, 0, 0, 0], pixels[0, 0, 3, 3] = data.images[0, 0, 3, 3], data.images[0, 0, 0, 0]
     return data.replace(images=pixels)
 
 
 def other_train() -> dict[str, Any]:
-    clients = held()
+    clients = client_data()
     return {"clients": [*clients[:4], ClientData(swapped(clients[4].train), clients[4].test)]}
 
 
 def other_own_test() -> dict[str, Any]:
-    clients = held()
+    clients = client_data()
     return {"clients": [*clients[:4], ClientData(clients[4].train, swapped(clients[4].test or clients[4].train))]}
 
 
@@ -66,7 +66,7 @@ def other_own_test() -> dict[str, Any]:
     [
         (other_train, "data"),
         (other_own_test, "data"),
-        (lambda: {"clients": held()[::-1]}, "data"),
+        (lambda: {"clients": client_data()[::-1]}, "data"),
         (lambda: {"test": swapped(images(20, 77))}, "test"),
         (lambda: {"server_data": {"proxy": swapped(images(9, 78))}}, "server_data"),
         (lambda: {"method": FedAvg(factory=Leaky)}, "network"),
@@ -76,7 +76,7 @@ def other_own_test() -> dict[str, Any]:
     ],
     ids=["a client", "its test", "order", "test", "server", "activation", "width", "norm", "class"],
 )
-def test_other_data_or_another_network_is_refused_by_name(
+def test_resuming_with_other_data_or_another_network_is_refused(
     change: Callable[[], dict[str, Any]], name: str, tmp_path: Path
 ) -> None:
     play(tmp_path, rounds=1)
@@ -86,15 +86,15 @@ def test_other_data_or_another_network_is_refused_by_name(
 
 
 @pytest.mark.parametrize("kind", [FedDM, FedProto])
-def test_other_methods_know_their_network_too(kind: Any, tmp_path: Path) -> None:
+def test_other_methods_check_their_network_too(kind: Any, tmp_path: Path) -> None:
     options: dict[str, Any] = {} if kind is FedProto else {"ipc": 1, "steps": 1, "server_epochs": 1, "batch_real": 4}
     play(tmp_path, kind(factory=Tiny, **options), rounds=1)
     with pytest.raises(CheckpointError, match="network: was .*Tiny.*, now .*Leaky"):
         play(tmp_path, kind(factory=Leaky, **options), resume=True)
 
 
-def test_a_private_runs_config_is_no_oracle_for_its_data(tmp_path: Path) -> None:
-    """Two runs on the same data say different things, no plain hash is among them, and each knows its own data."""
+def test_config_of_a_private_run_reveals_no_hash_of_the_data(tmp_path: Path) -> None:
+    """Two runs on the same data have different salted hashes, and each recognizes its own data."""
     made = lambda: Filtered(FedAvg(factory=Tiny, weights="uniform"), ClientDP(sigma=4.0, rate=0.5, clip=1.0))  # noqa: E731
     said = []
     for name in ("a", "b"):
@@ -102,7 +102,7 @@ def test_a_private_runs_config_is_no_oracle_for_its_data(tmp_path: Path) -> None
         said.append(json.loads((tmp_path / name / "config.json").read_text()))
         assert len((tmp_path / name / "checkpoint" / "identity.key").read_bytes()) == 32
     assert said[0]["data"] != said[1]["data"]
-    plain = [set_fingerprint(data) for h in held() for data in (h.train, h.test) if data is not None]
+    plain = [set_fingerprint(data) for h in client_data() for data in (h.train, h.test) if data is not None]
     assert not any(text in json.dumps(said[0]) for text in [*plain, set_fingerprint(images(20, 77))])
     play(tmp_path / "a", made(), secret=1, rounds=3, resume=True)
     with pytest.raises(CheckpointError, match="data: was"):
@@ -121,7 +121,7 @@ def test_without_a_folder_nothing_is_hashed(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Lazy:
-    """Clients that are made when they are looked at."""
+    """Clients created on access."""
 
     def __init__(self) -> None:
         self.looked: set[int] = set()
@@ -134,7 +134,7 @@ class Lazy:
         return images(12, seed=k)
 
 
-def test_of_clients_that_are_made_on_demand_only_the_first_is_read_for_it(tmp_path: Path) -> None:
+def test_only_the_first_of_lazy_clients_is_read_for_the_identity(tmp_path: Path) -> None:
     lazy = Lazy()
     run = play(tmp_path, clients=lazy, rounds=1, participation=2)
     assert lazy.looked <= {0, *run.rows[0]["drawn"]}

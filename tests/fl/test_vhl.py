@@ -275,7 +275,7 @@ def test_it_runs_on_the_papers_bases(base: AddOn, addon: AddOn) -> None:
     [VHL(cross_entropy=0.0, calibration=0.0, contrast=0.0), NaiveVHL(cross_entropy=0.0), VFA(0.0), VFTL(0)],
     ids=lambda a: a.name,
 )
-def test_off_is_not_installed(addon: AddOn) -> None:
+def test_disabled_addon_is_not_installed(addon: AddOn) -> None:
     assert_same(played(addon), played())
 
 

@@ -85,7 +85,7 @@ def test_the_file_holds_the_event_when_spend_returns_and_is_continued(tmp_path: 
     assert Ledger(path).events == ledger.events
 
 
-def test_a_round_that_is_run_again_is_charged_again(tmp_path: Path) -> None:
+def test_repeated_round_is_charged_again(tmp_path: Path) -> None:
     Ledger(tmp_path / "l").spend(ONE)
     again = Ledger(tmp_path / "l")
     again.spend(ONE)
