@@ -84,16 +84,16 @@ class Component(KeyedObject):
 
 def stable_repr(value: Any) -> str:
     """Return `repr(value)` in a form that is equal in every process: functions by name instead of by address."""
-    return _said(value, pinned=False)
+    return _represent(value, pinned=False)
 
 
 def identity(value: Any) -> str:
     """Return `stable_repr(value)` with keys and old option names, so it survives renaming of classes and options."""
-    return _said(value, pinned=True)
+    return _represent(value, pinned=True)
 
 
-def _said(value: Any, *, pinned: bool) -> str:
-    say = functools.partial(_said, pinned=pinned)
+def _represent(value: Any, *, pinned: bool) -> str:
+    represent = functools.partial(_represent, pinned=pinned)
     given: Sequence[Any] = ()
     named: Mapping[str, Any] = {}
     if (
@@ -113,7 +113,7 @@ def _said(value: Any, *, pinned: bool) -> str:
     if pinned and isinstance(value, KeyedObject):
         title = title if value.key == type(value).__name__ else value.key
         named = {_oldest(value.old_options.get(option, option)): v for option, v in named.items()}
-    return f"{title}({', '.join([*map(say, given), *(f'{k}={say(v)}' for k, v in named.items())])})"
+    return f"{title}({', '.join([*map(represent, given), *(f'{k}={represent(v)}' for k, v in named.items())])})"
 
 
 def constructor_call(part: Component) -> str:

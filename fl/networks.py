@@ -270,7 +270,7 @@ def copied(network: nn.Module) -> Tensors:
 
 def _factories(factory: Factory | Mapping[str, Factory] | None, *, several: bool) -> dict[str, Factory]:
     if factory is None:
-        raise TypeError(f"factory must be given: {_EXAMPLE} (outputs: the classes, and what add-ons put beside them)")
+        raise TypeError(f"factory must be given: {_EXAMPLE} (outputs: the classes and the add-ons' extra outputs)")
     if isinstance(factory, Mapping) and not several:
         raise TypeError(f"factory must be one architecture for this method: {_EXAMPLE}, got a mapping")
     given = factory if isinstance(factory, Mapping) else {"": factory}

@@ -36,35 +36,38 @@ _LOCK = threading.Lock()
 class DPSGD(AddOn):
     """DP-SGD (Abadi et al., "Deep learning with differential privacy", CCS 2016, Algorithm 1) as the clients' training.
 
-    It bounds what anybody can learn of a single record from all that a client sends.
+    It bounds what anyone can learn about a single record from everything that a client sends.
 
     In a step every record of the client takes part with probability `rate`, each one's gradient is clipped to the norm
     `clip` over all parameters in training, and the step follows
 
         (sum of clipped gradients + N(0, (sigma clip)^2)) / (rate size)
 
-    plus the gradient of terms that read no private data (a proximal pull). All that follows is post-processing:
+    plus the gradient of terms that read no private data (a proximal pull). Everything after it is post-processing:
     momentum, weight decay, Adam, SCAFFOLD's correction, averages, server steps, distillation on the server. One record
-    of one client is protected, against the server and everybody else. Clients own different records, so epsilon is the
+    of one client is protected, against the server and everyone else. Clients hold different records, so epsilon is the
     largest of any client. The ledger is charged for a phase's steps before the first of them draws.
 
     Before the first round (and before a client is charged, where its process has not done so) every phase's gradients
     are tried on public noise with the parameters that it trains; see `privacy.per_example_gradients`.
 
-    sigma for a wanted epsilon: `privacy.plan_noise(epsilon, delta, rate=rate, count=steps a round * rounds).sigma`.
+    For sigma at a given epsilon use `privacy.plan_noise(epsilon, delta, rate=rate, count=steps a round *
+    rounds).sigma`.
 
-    Deviations. The denominator is public, where the algorithm divides by the lot size: the size of the lot that was
-    drawn, empty at times, is private. `epochs` are passes in expectation, round(epochs / rate) steps (never fewer than
-    one), whatever the client has; the method's `batch` is not used. Batches, noise, augmentation and dropout are
-    drawn from `client.secret`: were these draws public, a record would shift the draws of those after it.
+    Deviations. The denominator is public, where the algorithm divides by the lot size: the size of the drawn lot, which
+    may be empty, is private. `epochs` are passes in expectation, round(epochs / rate) steps (never fewer than one),
+    whatever the client has; the method's `batch` is not used. Batches, noise, augmentation and dropout are drawn from
+    `client.secret`: with public draws a record would shift the draws of the records after it.
 
     Args:
         sigma: noise standard deviation / clip; 0 means no noise and no guarantee.
         rate: probability with which a record takes part in a step.
-        size: a *public* number of records that a client is taken to have, the same for all.
+        size: a *public* number of records, assumed for every client.
         clip: l2 norm of one record's gradient; infinity only with sigma 0.
-        chunk: the most records whose gradients are held at once; default by device, image size and rate * size.
-        gradients: how those of single records are found, "auto", "hooks" or "func"; `privacy.per_example_gradients`.
+        chunk: the largest number of records whose gradients are held at once; default by device, image size and rate *
+            size.
+        gradients: how single records' gradients are computed, "auto", "hooks" or "func";
+            `privacy.per_example_gradients`.
     """
 
     key = "DPSGD"

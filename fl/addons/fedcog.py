@@ -27,25 +27,25 @@ __all__ = ["FedCOG"]
 class FedCOG(AddOn):
     """FedCOG (Ye et al., "Fake it till make it: federated learning with consensus-oriented generation", ICLR 2024).
 
-    Clients that lack classes generate images of them from the global model, and learn from it on these.
+    Clients that lack classes generate images of them from the global model, and distil it on these images.
 
-    From round `start_round` on, a client first generates up to `images` images that the global model classifies as
-    what its own classes lack, max_c n_c - n_c (appendix A.1.1), and that its own last model does not (Eqs. 1-2). Then
+    From round `start_round` on, a client first generates up to `images` images of the classes that its data lack,
+    max_c n_c - n_c (appendix A.1.1): the global model classifies them so, its own last model does not (Eqs. 1-2). Then
     it trains on
 
         N_real / (N_real + N_syn) * (the objective) + N_syn / (N_real + N_syn) * KL(global || local) on these images
 
-    with N_syn = sum_c (max n - n_c) (appendix A.2.2), the global model's logits being those of the generation; or, with
-    `weight`, on the objective + weight * KL (Eq. 3). Nothing else is sent than without it.
+    with N_syn = sum_c (max n - n_c) (appendix A.2.2), where the global model's logits are those of the
+    generation; or, with `weight`, on the objective + weight * KL (Eq. 3). The messages are the same as without it.
 
-    What the paper leaves open: a client whose classes are balanced generates nothing and trains as without FedCOG
+    Not specified in the paper: a client whose classes are balanced generates nothing and trains as without FedCOG
     (counted as "FedCOG.balanced" among the round's "noted"; the release divides 0 by 0); a client that takes part for
-    the first time has no last model to disagree with, so that term is left out (counted as "FedCOG.first"; the release
-    takes a random network). In a multi-label task each generated image is asked to show one lacking class, and the
-    distillation is that of each class's yes-or-no answer.
+    the first time has no last model, so the disagreement is left out (counted as "FedCOG.first"; the release
+    takes a random network). In a multi-label task each generated image has one lacking class as its target, and the
+    distillation is binary for each class.
 
     The other rows are options. Table 5: `steps=0` (1, Gaussian noise), `disagreement=0.0` (2) and `labels="hard"` (3:
-    cross-entropy with what the global model takes an image for, the release's `hard_label`). `targets="uniform"` is the
+    cross-entropy with the global model's predicted class, the release's `hard_label`). `targets="uniform"` is the
     basic strategy of section 4.1, equally many images of all classes (the release's `gen_complement`: two of each).
     `decoder` puts a generator before the images (appendix A.4). `regenerate` is the release's `double_gen`: after half
     of the local steps it generates anew, against the model in training.
@@ -59,10 +59,10 @@ class FedCOG(AddOn):
         steps, lr: of Adam on the pixels.
         disagreement: weight of 1 - JS(global, last local), at least 0.
         divergence: how JS is computed: "clamped" as released, or "jensen_shannon".
-        weight: lambda_kd, or None for the weights by counts. With 0 FedCOG is not installed.
+        weight: lambda_kd, or None for the weights by counts. 0 disables the add-on.
         batch: generated images a step; default: the method's `batch`.
-        labels: what is distilled: the global model's logits ("soft"), or the class that it sees ("hard").
-        targets: which classes are generated: those that a client lacks ("complement"), or all equally ("uniform").
+        labels: the distilled target: the global model's logits ("soft"), or its predicted class ("hard").
+        targets: the generated classes: those that a client lacks ("complement"), or all equally ("uniform").
         decoder: `decoder((C, H, W), latent)` makes the generator, such as `generate.SmallDecoder`; None: the pixels
             themselves are free. Adam's betas are then .5 and .999, as released.
         latent: length of the decoder's latent vectors.

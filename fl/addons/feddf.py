@@ -25,13 +25,13 @@ __all__ = ["FedDF"]
 class FedDF(AddOn):
     """Ensemble distillation for robust model fusion (Lin et al., NeurIPS 2020, Algorithms 1 and 3).
 
-    The server fuses models by more than an average: it distils the clients' ensemble, on unlabelled images of its own.
+    The server fuses models by distilling the clients' ensemble on unlabelled images of its own.
 
     The server holds unlabelled images (`server_data={"proxy": ...}`). As each client's reply arrives it runs that
     client's model on them and keeps the running mean of the logits. Then the averaged model of each architecture is the
-    student, and learns by Adam the softmax of the mean logits (Eq. 3: KL(softmax(mean of logits) || softmax(student))).
-    Every client counts alike in the ensemble; the student's start is FedAvg's weighted average, after the server's
-    step if there is one. All architectures learn from the ensemble of all clients.
+    student, and is trained with Adam on the softmax of the mean logits (Eq. 3: KL(softmax(mean of logits) ||
+    softmax(student))). Every client has the same weight in the ensemble; the student's start is FedAvg's weighted
+    average, after the server's step if there is one. All architectures learn from the ensemble of all clients.
 
     The paper scores the student every 100 steps on labelled validation images, stops when its accuracy has not risen
     for 1,000 of at most 10,000 steps, and takes the best: `FedDF(steps=10_000, returns="best", patience=1000)` with
@@ -40,17 +40,17 @@ class FedDF(AddOn):
     `NoiseKTSolver` in FedDF-code/pcode/aggregation/noise_knowledge_transfer.py).
 
     Deviations: step 1 and the last are scored too. Teachers run in eval mode with the statistics that they sent, the
-    student trains in train mode. With steps = 0 it is not installed.
+    student trains in train mode.
 
-    In "Federated Learning with a Single Shared Image" (Soni, Saeed and Asano, 2024) FedDF is the rival. There the
-    student starts from the average in a share of the rounds alone ("FedAvg initialisation"), else from the server's
+    In "Federated Learning with a Single Shared Image" (Soni, Saeed and Asano, 2024) FedDF is the baseline. There the
+    student starts from the average in a share of the rounds only ("FedAvg initialisation"), otherwise from the server's
     last model (lines 366-375 of the release's strategy/fed_df.py), and its logits are clipped: `FedDF(steps=500,
     batch=32, lr=0.005, schedule="constant", gradient_norm=None, rate=0.2, clip=2.5)`, beside clients that train as
-    `SingleImage`'s. There the clients send
-    logits, here their weights, from which the server computes the same logits: the bytes are FedAvg's in every round.
+    `SingleImage`'s. There the clients send logits, here their weights, from which the server computes the same logits:
+    the bytes are FedAvg's in every round.
 
     Args:
-        steps: of Adam in a round; with 0 it is not installed.
+        steps: of Adam in a round; 0 disables the add-on.
         batch: images a step; the paper takes 128.
         lr: Adam's rate; the paper takes 1e-3.
         schedule: the rate falls along half a "cosine" to 0 after `steps`, or is "constant".

@@ -25,19 +25,19 @@ def _square(tensors: Iterable[Tensor]) -> float:
 class FedExP(AddOn):
     """FedExP (Jhunjhunwala et al., "Speeding up federated averaging via extrapolation", ICLR 2023, Algorithm 1).
 
-    The server's step size follows how much the clients' changes disagree.
+    The server's step size follows the disagreement of the clients' changes.
 
     The server moves by eta_g times the mean change, with
 
         eta_g = max(1, sum_i p_i ||Delta_i||^2 / (2 (||mean Delta||^2 + epsilon)))
 
-    (the paper's sum over M clients divided by 2M, for its p_i = 1/M). Iterates swing along the steep directions, so the
-    model that is tested and saved is the mean of the last two, buffers included; training goes on from the last one.
-    Each client sends ||Delta_i||^2 itself, one number, so that the server needs sums only.
+    (the paper's sum over M clients divided by 2M, for its p_i = 1/M). Iterates oscillate along steep directions, so the
+    tested and saved model is the mean of the last two, buffers included; training continues from the last one.
+    Each client sends ||Delta_i||^2 itself, one number, so the server needs only sums.
 
-    Deviations. After round 1 the model itself is tested, as in the release: w_0 has learnt nothing. The release adds
+    Deviations. After round 1 the model itself is tested, as in the release, because w_0 is untrained. The release adds
     M epsilon where the paper has epsilon, and shrinks epsilon as it does the rate. Personal metrics and the clients'
-    own tests see the current iterate, which is what they were sent.
+    own tests use the current iterate, which they received.
 
     Args:
         epsilon: at least 0; the paper tunes it (10^-3 on CIFAR, 0.1 on EMNIST). Larger is closer to FedAvg.

@@ -31,12 +31,13 @@ class FedGen(AddOn):
 
     Clients share what their classifiers know through a generator of embeddings; no image is needed.
 
-    The server learns a generator G of embeddings z = G(y, noise) that the clients' classifiers h_k agree to call y:
+    The server learns a generator G of embeddings z = G(y, noise) that the clients' classifiers h_k agree to assign to
+    y:
 
         sum_k mean_y [a_k(y) CE(h_k(z), y)] + diversity_weight * diversity(noise, z),
 
-    a_k(y) being client k's share of the counts of class y: one and the images of it that its steps have read. Classes
-    that nobody read in a round are not generated in it. From the second round on clients receive G and add
+    where a_k(y) is client k's share of the counts of class y: one plus the images of it that its steps read. Classes
+    that no client read in a round are not generated in it. From the second round on clients receive G and add
 
         alpha_t mean_y CE(h(G(y)), y) + beta_t mean_x KL(softmax(h(G(y_x))) || softmax(logits of x)),
 
@@ -46,8 +47,7 @@ class FedGen(AddOn):
     the mean logits in the first and no KL in the second. Noise is Gaussian as in the paper (the code's is uniform); as
     many embeddings are generated as the batch has images; images of a class that the generator has not seen have no KL
     (the code's have one, towards an untrained embedding, and it draws y among all the federation's classes); its
-    adversarial student term, 0 in all its settings, and its stop after 20 local epochs are left out. With alpha = beta
-    = 0 it is not installed.
+    adversarial student term, 0 in all its settings, and its stop after 20 local epochs are left out.
 
     Args:
         alpha, beta: weights of the two terms on the clients, at least 0; the code takes 10 and 10 (1 on EMNIST).

@@ -19,19 +19,19 @@ __all__ = ["FedNova"]
 class FedNova(AddOn):
     """FedNova (Wang et al., "Tackling the objective inconsistency problem", NeurIPS 2020, section 4).
 
-    The updates of clients that take unequal numbers of steps are normalised before they are averaged.
+    The updates of clients with unequal numbers of steps are normalised before averaging.
 
     A client sends d_i = (its change) / |a_i|_1, where a_i holds the weight of each of its gradients in that change; the
-    server moves by tau_eff sum_i p_i d_i with tau_eff = sum_i p_i |a_i|_1. So a client that takes more steps does not
-    count more, and the fixed point is that of the true objective. With equal |a_i|_1 it is FedAvg, to rounding.
+    server adds tau_eff sum_i p_i d_i with tau_eff = sum_i p_i |a_i|_1. So a client with more steps does not count more,
+    and the fixed point is that of the true objective. With equal |a_i|_1 it is FedAvg, to rounding.
 
-    |a_i|_1 is how far the client's optimiser carries a constant unit gradient, over lr: tau for SGD,
-    sum_k (1 - rho^(tau - k)) / (1 - rho) with momentum rho, sum_k (1 - lr mu)^k with a proximal term.
+    |a_i|_1 is the distance that the client's optimiser moves for a constant unit gradient, over lr: tau for SGD, sum_k
+    (1 - rho^(tau - k)) / (1 - rho) with momentum rho, sum_k (1 - lr mu)^k with a proximal term.
 
     Deviations. With momentum and a proximal term together the normaliser is that of the two combined, where the release
-    mixes two formulas; its tau_eff with a proximal term is the mean number of steps. One normaliser travels for each
-    tensor, not one for the model: they differ where phases train parts of the model for unequal times. Under Adam the
-    normaliser is the number of steps.
+    mixes two formulas; its tau_eff with a proximal term is the mean number of steps. One normaliser is sent for each
+    tensor instead of one for the model: they differ where phases train parts of the model for unequal times. Under Adam
+    the normaliser is the number of steps.
     """
 
     key = "Nova"

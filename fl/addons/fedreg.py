@@ -24,21 +24,20 @@ __all__ = ["FedReg"]
 class FedReg(AddOn):
     """FedReg (Xu et al., "Acceleration of Federated Learning with Alleviated Forgetting in Local Training", ICLR 2022).
 
-    Local steps are kept from forgetting what the global model knew, by images that each client makes for itself.
+    Local steps forget less of what the global model knew, by means of images that each client makes for itself.
 
     From its own images a client makes, by `iterations` signed gradient steps that raise the received model's loss on
-    their labels, pseudo images (large steps, into other classes; labelled with the softmax that the received model
-    gives them: what it knew) and perturbed images (small steps; with the true labels). Then each local step
+    their labels, pseudo images (large steps, into other classes; labelled with the received model's softmax, which
+    carries its knowledge) and perturbed images (small steps; with the true labels). Then each local step
 
-    1. takes the gradient at gamma w + (1 - gamma) w_t instead of at w, and does the SGD step with it;
-    2. takes the gradients g_s on pseudo and g_p on perturbed images at (w + w_t) / 2, and removes from the drift
-       w - w_t its component along g_s, then along g_p, wherever that component raises their loss to first order.
+    1. takes the gradient at gamma w + (1 - gamma) w_t instead of at w, and takes the SGD step with it;
+    2. takes the gradients g_s on pseudo and g_p on perturbed images at (w + w_t) / 2, and removes from the drift w -
+    w_t its component along g_s, then along g_p, wherever that component raises their loss to first order.
 
-    These operations and their order are those of the release (Zoesgithub/FedReg: `step_func` in
-    FedUtils/fed/fedreg.py, `FSGM` in FedUtils/models/utils.py), which averages clients uniformly
-    (`weights="uniform"`). The batches of generated images are made once a round and taken in turn, so they are not
-    those of the step's own images. Nothing is clamped to the images' range, as there: the release clamps a tensor that
-    it throws away.
+    These operations and their order are those of the release (Zoesgithub/FedReg: `step_func` in FedUtils/fed/fedreg.py,
+    `FSGM` in FedUtils/models/utils.py), which averages clients uniformly (`weights="uniform"`). The batches of
+    generated images are made once a round and used in turn, so they are not made from the step's own images. Nothing is
+    clamped to the images' range, as in the release, which clamps a discarded tensor.
 
     Deviations. Its optional mask for privacy is not implemented. Its batch statistics never move, since every gradient
     is taken on copies; here step 1 moves them as in FedAvg, step 2 does not. On a CPU its pseudo and perturbed images

@@ -22,27 +22,27 @@ __all__ = ["RobustMean"]
 class RobustMean(AddOn):
     """Coordinate-wise median or trimmed mean (Yin et al., "Byzantine-robust distributed learning", ICML 2018), or Krum.
 
-    A plain mean goes wherever one client wants, by one reply of the right form with large false values. Here the server
-    combines the clients' changes by a rule that a few such replies cannot move far:
+    One reply of the right form with large false values can move a plain mean anywhere. Here the server combines the
+    clients' changes by a rule that a few such replies cannot move far:
 
-    * "median": of every coordinate, the middle value (the mean of the middle two if n is even).
-    * "trimmed": of every coordinate, the mean without the f smallest and the f largest values: theirs with
-      beta = f / n.
-    * "krum": the whole change of one client, that with the smallest sum of squared distances to the n - f - 2 changes
-      closest to it (Blanchard et al., "Machine learning with adversaries", NeurIPS 2017). With `best` > 1
-      the mean of the `best` ones, their Multi-Krum. The history's rows show the clients taken as "krum_clients".
+    * "median": the median of every coordinate (the mean of the middle two if n is even).
+    * "trimmed": the mean of every coordinate without the f smallest and the f largest values: theirs with beta = f / n.
+    * "krum": the whole change of the client with the smallest sum of squared distances to the n - f - 2 changes closest
+      to it (Blanchard et al., "Machine learning with adversaries", NeurIPS 2017). With `best` > 1 the mean of the
+      `best` ones, their Multi-Krum. The history's rows list the selected clients as "krum_clients".
 
     n is the number of a round's replies. While at most f are false, each coordinate of the median and of the trimmed
-    mean lies between the smallest and the largest of the honest clients. All replies count alike, as in both papers, so
-    it needs `weights="uniform"`. The server holds all updates of a round at once, n times the model.
+    mean lies between the smallest and the largest of the honest clients. All replies have the same weight, as in both
+    papers, so it needs `weights="uniform"`. The server holds all updates of a round at once, n times the model.
 
     Deviations. The papers' vectors are gradients, here they are the clients' changes after their local steps. The
-    papers' guarantees are for clients with like data: where classes are unevenly held, honest changes differ, and what
-    is cut away may be the only clients that know a class. Multi-Krum takes at most n - f, where the paper allows n.
+    papers' guarantees are for clients with similar data: if classes are distributed unevenly, honest changes differ,
+    and the removed clients may be the only ones that know a class. Multi-Krum takes at most n - f, where the paper
+    allows n.
 
     Args:
-        attackers: f, how many of a round's replies may be false, at least 0. "median" does not compute with it; it says
-            which rounds are too small. With "trimmed" and 0 it is the plain mean, and the add-on is off.
+        attackers: f, how many of a round's replies may be false, at least 0. "median" uses it only to refuse rounds
+            that are too small. With "trimmed" and 0 it is the plain mean, and the add-on is off.
         rule: "median", "trimmed" or "krum".
         best: how many changes Krum takes the mean of, at least 1.
 
@@ -100,7 +100,9 @@ class RobustMean(AddOn):
     def start(self, server: AveragingServer) -> None:
         """Refuse a run with too few clients."""
         if server.clients < self.needed:
-            raise ValueError(f"{self._said()}; the run has {server.clients} clients: lower attackers, or bring more")
+            raise ValueError(
+                f"{self._requirement()}; the run has {server.clients} clients: lower attackers, or bring more"
+            )
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
         """Keep one client's change as a row."""
@@ -110,7 +112,7 @@ class RobustMean(AddOn):
         """Return the clients' changes combined by the rule, in place of the mean."""
         rows, count = replies[self.updates], len(replies.clients)
         if count < self.needed:
-            raise NoUsableReply(f"{self._said()}, this one has {count}: raise participation, or lower attackers")
+            raise NoUsableReply(f"{self._requirement()}, this one has {count}: raise participation, or lower attackers")
         if self.rule == "krum":
             chosen = krum_choice(rows, self.attackers, self.best)
             server.notes["krum_clients"] = [replies.clients[i] for i in chosen]
@@ -120,6 +122,6 @@ class RobustMean(AddOn):
             combined = {n: trimmed_mean(rows[n], trim) for n in mean}
         return {n: c.to(mean[n].dtype) for n, c in combined.items()}
 
-    def _said(self) -> str:
+    def _requirement(self) -> str:
         kept = f", best={self.best}" if self.best > 1 else ""
         return f"RobustMean(attackers={self.attackers}, rule={self.rule!r}{kept}) needs {self.needed} replies a round"

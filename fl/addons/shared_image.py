@@ -22,23 +22,24 @@ __all__ = ["SharedImage"]
 class SharedImage(Shared):
     """Soni, Saeed and Asano, "Federated Learning with a Single Shared Image" (2024), Algorithm 1.
 
-    Clients, of any architectures, teach the server by what they predict on crops of one image; weights need not travel.
+    Clients, of any architectures, teach the server by their predictions on crops of one image, without sending weights.
 
     Everybody renders the same `count` crops of one image (section 3.1). Each round the global model selects `keep` of
-    them (section 3.2). Their numbers travel down, the clients' logits up; weights only in rounds with "FedAvg
-    initialisation". Each architecture's copy on the server starts from its clients' average in those rounds, else from
-    itself, and learns the softmax of the weighted mean of all logits. `fl.methods.SingleImage` sets it up.
+    them (section 3.2). Their numbers are sent down, the clients' logits up, and weights only in rounds with "FedAvg
+    initialisation". Each architecture's copy on the server starts from its clients' average in those rounds, otherwise
+    from itself, and learns the softmax of the weighted mean of all logits. `fl.methods.SingleImage` sets it up.
 
-    Deviations. Crop numbers travel, as in the paper; the release sends the crops, 61 MB a client and round. Averages
+    Deviations. Crop numbers are sent, as in the paper; the release sends the crops, 61 MB a client and round. Averages
     weigh by samples (the release: by batches). As in the release the first round has FedAvg initialisation, and the
-    student's logits are rescaled to norm 2.5, of which the paper says nothing. The last weights stay, as in the paper;
-    the release keeps the best on the clients' own validation images (`returns="best"`: on `server.data["validation"]`).
-    Of several architectures the best on that set, or else the first, selects (the release: the best on the test set).
+    student's logits are rescaled to norm 2.5, which the paper does not mention. The last weights are kept, as in the
+    paper; the release keeps the best on the clients' own validation images (`returns="best"`: on
+    `server.data["validation"]`). Of several architectures the best on that set, or else the first, selects (the
+    release: the best on the test set).
 
     Args:
         image: uint8 [C, H, W], or float in [0, 1], which is rounded to 8 bits; C as in the clients' images.
         keep, count: crops in a round, and crops to select them from; equal: no selection.
-        seed: of the crops; everybody renders the same ones.
+        seed: of the crops; every participant renders the same ones.
         size: side of a crop in pixels; None: that of the clients' images, which must be square then.
         rate: share of rounds with FedAvg initialisation, in [0, 1], evenly spaced; the paper has 1, 0.5 and 0.2.
         warm_rounds: that many first rounds have it too.

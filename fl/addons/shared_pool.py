@@ -22,10 +22,10 @@ class SharedPool(Shared):
     """Soni, Saeed and Asano, "Federated Learning with a Single Shared Image" (2024), Table 6: selection over a pool.
 
     As `SharedImage`, with the pictures of a public set in place of the crops of one image: "use cases where we already
-    have a shared public dataset at hand". Everybody holds the pool, which travels once. Each round the global model
-    selects `keep` of its images, whose numbers travel down and the clients' logits on them up; weights travel up only
-    in rounds with FedAvg initialisation. The pool's labels are not read. With `keep` as large as the pool nothing is
-    selected: FedDF as that paper runs it (the first row of Table 6), with logits on the wire.
+    have a shared public dataset at hand". Every participant holds the pool, which is sent once. Each round the global
+    model selects `keep` of its images, sends their numbers down and receives the clients' logits on them; weights are
+    sent up only in rounds with FedAvg initialisation. The pool's labels are not read. With `keep` as large as the pool
+    nothing is selected: FedDF as that paper runs it (the first row of Table 6), with logits on the wire.
 
     Table 6 has 1,000 images of CIFAR-100's training split beside private CIFAR-10. The release's runs with selection
     draw them from a pool of 10,000, those without have the 1,000 alone.
@@ -33,8 +33,8 @@ class SharedPool(Shared):
     Args:
         pool: a set, brought to 8-bit pixels; or pictures uint8 [N, C, H, W]; C, H and W as the clients' images.
         keep: images that are selected for a round.
-        rate, warm_rounds, steps, batch, lr, least_steps, clip, returns, selection: as in `SharedImage`. The
-            rates of Table 6 are 1, 0.5 and 0.2.
+        rate, warm_rounds, steps, batch, lr, least_steps, clip, returns, selection: as in `SharedImage`. The rates of
+            Table 6 are 1, 0.5 and 0.2.
 
     Raises:
         TypeError, ValueError: a pool that is no set of images, or an option out of range.

@@ -27,7 +27,7 @@ class VFA(AddOn):
     `align_feature_loss` in loss_fn/losses.py, the means in trainers/normal_trainer.py).
 
     Args:
-        weight: of the term, at least 0; with 0 it is not installed.
+        weight: of the term, at least 0; 0 disables the add-on.
         std: of the features around their means, at least 0.
         per_class: features of each class a step; default: B // K + 1.
         temperature: of the contrastive loss.

@@ -31,7 +31,7 @@ __all__ = ["VHL", "NaiveVHL"]
 class VHL(AddOn):
     """VHL (Tang et al., "Virtual homogeneity learning", ICML 2022, Algorithm 1, Eq. 4, appendix C).
 
-    Clients whose data differ share a set of noise images, on which their features are made to agree.
+    Clients whose data differ share a set of noise images, on which their features are aligned.
 
     The server makes a set of `classes` kinds of noise, which each client downloads once. Every step also reads a batch
     of it, forwarded together with the real one (joint batch statistics), and adds to the objective
@@ -40,25 +40,24 @@ class VHL(AddOn):
         + calibration * SupCon([real, virtual features], labels), virtual features detached
         + contrast * SupCon(virtual features).
 
-    For the classifier virtual class k is an extra output, for the contrastive terms it is paired with real class k.
+    Virtual class k is an extra output of the classifier; the contrastive terms pair it with real class k.
 
     Deviations. The third term is in the released code alone (weight .1); it keeps the virtual classes apart, for which
     the detached second term does nothing. The release calibrates in the first five local epochs of a round only, which
-    no published setting exceeds, drops the last short virtual batch of a pass, and counts outputs of virtual classes
-    as answers (errors) in tests: give `predict="all"` for that. Its rate decays with each client's own participations,
+    no published setting exceeds, drops the last short virtual batch of a pass, and counts outputs of virtual classes as
+    predictions (errors) in tests: use `predict="all"` for that. Its rate decays with each client's own participations,
     here with the rounds, as in the paper; its momentum outlives the round: `ClientOptimizer(state="client")`. It crops
-    and flips the virtual images whatever is done to the real ones (`augment`).
+    and flips the virtual images regardless of the real ones' augmentation (`augment`).
 
     Args:
         source: "stylegan", "gaussian" or "cnn" (see `distillkit.generate`), the name of a set in `server_data`, or a
             set of images in the clients' normalisation and shape.
         classes: virtual classes (10; 100 for CIFAR-100).
         per_class: images of each class of noise; the release leaves open whether 200 or 5,000.
-        cross_entropy, calibration, contrast: the weights of the three terms, at least 0; with all at 0 it is not
-            installed.
+        cross_entropy, calibration, contrast: the weights of the three terms, at least 0; all at 0 disable the add-on.
         batch: virtual images a step; default: the method's `batch`, as in the paper.
-        augment: of the virtual images: "method" for what the method does to the real ones, an augmentation of their
-            own, or None. `CropFlip` pads them with the black of their own normalisation, whichever it was told.
+        augment: of the virtual images: "method" for the method's own, another augmentation, or None. `CropFlip` pads
+            them with black in their own normalisation.
         layer: name of the module whose outputs the contrastive terms compare, as in `named_modules()`, flattened (the
             release's `model_out_feature_layer`, Table 6); None: the embedding.
         temperature: of the contrastive loss.

@@ -178,4 +178,4 @@ def _warn_of_misspelt_hooks(addon: AddOn) -> None:
         if not callable(getattr(type(addon), name)):
             continue
         if meant := difflib.get_close_matches(name, hooks, n=1, cutoff=0.85):
-            warn(f"{addon.name}.{name} is no hook, so nobody calls it: {meant[0]} may be meant")
+            warn(f"{addon.name}.{name} is not a hook, so it is never called: did you mean {meant[0]}?")

@@ -52,20 +52,20 @@ class Adaptive:
 class ClientDP(Filter):
     """DP-FedAvg (McMahan et al., "Learning differentially private recurrent language models", ICLR 2018).
 
-    In each round every client takes part with probability q, on its own and in secret. It scales its update, as one
+    In each round every client takes part with probability q, independently and in secret. It scales its update, as one
     vector, to a norm of at most C. The server sums the updates, adds N(0, (sigma C)^2) to every number, and divides by
-    q N, which is public: not by how many answered, which is not. Several entries with norms C_e are one vector of norm
-    sqrt(sum C_e^2). Nobody drawn, a lost or failed reply, NaN: each is the same noise on a smaller sum.
+    q N, which is public, and not by the private number of replies. Several entries with norms C_e form one vector of
+    norm sqrt(sum C_e^2). Without clients, and with lost, failed or NaN replies, the noise is the same.
 
-    **What is guaranteed**, with the ledger's epsilon and delta: whoever sees the *models*, all rounds', and what the
-    server makes of them, cannot tell whether any one client, with all of its data, takes part. The server and the
-    channel are trusted, for they see single updates, clipped and without noise. A run's folder holds more and is not
-    covered: fingerprints of the data, how many bytes travelled and how many clients failed, seconds, the memories of
-    the clients that were drawn, and every message if you ask for a transcript. Publish the model, not the folder.
+    **Guarantee**, with the ledger's epsilon and delta: anyone who sees the *models* of all rounds, and what the server
+    derives from them, cannot tell whether any one client, with all of its data, takes part. The server and the channel
+    are trusted, because they see single updates, clipped and without noise. A run's folder is not covered: it holds
+    fingerprints of the data, bytes, the number of failed clients, seconds, the memories of the drawn clients, and every
+    message if you request a transcript. Publish the model, not the folder.
 
-    Deviations. Every client counts alike: the paper's weights are min(n_k / n, 1), and `weights="uniform"` is required
-    here, so that a record does not say "samples". One clip for the whole update (the paper's flat clipping) and its
-    estimator with the fixed denominator. The noise is the operating system's.
+    Deviations. Every client has the same weight: the paper's weights are min(n_k / n, 1), and `weights="uniform"` is
+    required here, so that a record does not say "samples". One clip for the whole update (the paper's flat clipping)
+    and its estimator with the fixed denominator. The noise is the operating system's.
 
     Args:
         sigma: noise standard deviation / sensitivity of a round, at least 0; for a wanted epsilon
@@ -201,7 +201,7 @@ class ClientDP(Filter):
     def back(self, server: Server, replies: AggregatedReplies, expected: Schema) -> AggregatedReplies:
         """Charge the ledger, add N(0, (sigma C)^2) to the sum of every clipped tensor, and divide by q N.
 
-        A tensor that nobody sent is noise alone; nothing else goes on to the method.
+        A tensor that no client sent is noise alone; the method receives nothing else.
         """
         self._ledger(server).spend(self._event(server))
         count = self.rate * server.clients  # expected in a round: public

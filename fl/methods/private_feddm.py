@@ -47,7 +47,7 @@ class PrivateFedDM(FedDM):
 
     `"class_means"`: each round a client embeds its records with public networks around the received weights,
     adds noise once to the class sums of all classes, and fits images to the noised means, which costs nothing more.
-    `"image_sgd"` is the paper's way: DP-SGD on the images. Every client takes part, one without records too. Noise is
+    `"image_sgd"` is the paper's method: DP-SGD on the images. Every client takes part, even without records. Noise is
     charged to the run's ledger before it is drawn; epsilon composes over rounds and is the largest of any client.
 
     Deviations from the paper, which its claim needs: all classes are released (the paper's sets tell who holds a

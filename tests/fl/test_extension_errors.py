@@ -57,7 +57,7 @@ def test_a_misspelt_hook_is_warned_of_and_a_function_of_ones_own_is_not(recwarn:
     FedAvg(Own(), factory=Tiny)
     assert not recwarn.list
     misspelt = type("Misspelt", (AddOn,), {"serverstep": lambda self, server, mean: mean})
-    with pytest.warns(UserWarning, match=r"Misspelt.serverstep is no hook.*: server_step may be meant"):
+    with pytest.warns(UserWarning, match=r"Misspelt.serverstep is not a hook.*: did you mean server_step"):
         FedAvg(misspelt(), factory=Tiny)
 
 
