@@ -1,4 +1,4 @@
-"""What goes wrong while one writes an add-on or a method of one's own is said by name."""
+"""Error messages for mistakes in add-ons and methods: the add-on or client, and the line of the mistake."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_failing_client_names_the_line_that_failed(work: Callable[[], object])
     row = play(FedAvg(Oops(), factory=Tiny)).rows[0]
     assert row["failed"].keys() == {"1"}
     line = inspect.getsourcelines(work)[1]
-    assert re.match(rf"raised \w+: .* \(line {line} of test_own_mistakes.py, in <lambda>\)", row["failed"]["1"])
+    assert re.match(rf"raised \w+: .* \(line {line} of test_error_messages.py, in <lambda>\)", row["failed"]["1"])
 
 
 def test_a_send_that_fails_is_not_the_clients_fault() -> None:

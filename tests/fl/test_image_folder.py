@@ -1,4 +1,4 @@
-"""A folder of your own PNGs, three clients, FedDM: the code a user writes."""
+"""FedDM on a folder of PNG files with three clients: the code that a user writes."""
 
 from __future__ import annotations
 

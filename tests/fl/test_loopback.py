@@ -128,7 +128,7 @@ REMEMBER: dict[str, Callable[[], Method]] = {
 """Methods with memory; the last one sends kept entries, too."""
 KILLED = ("Ditto and MOON",)
 RESENT = {"SCAFFOLD": [], "FedLGD": [4], "Ditto and MOON": [4, 5]}
-"""In which rounds a new process gets bodies of kept entries again that the server knew its clients to hold."""
+"""Rounds in which cached entries are sent again to a new process."""
 
 
 class Struck(Filtered):
@@ -163,7 +163,7 @@ def without_reasons(run: Run) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def dropped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many answers each cohort has dropped, because they came twice or too late."""
+    """Return the number of results that each transport dropped because they came twice or too late."""
     found: list[int] = []
     leave = ProcessTransport._release_all
 
@@ -386,11 +386,11 @@ def test_a_process_watches_its_parent_before_it_does_anything(monkeypatch: pytes
         _worker.serve(None)  # type: ignore[arg-type]
 
 
-# The seam itself.
+# The transport interface.
 
 
 def test_the_servers_side_never_touches_a_client() -> None:
-    """Nothing between the door and the seam so much as knows what a client is made of."""
+    """No module between validation and transport imports a part of a client."""
     folder = Path(_transport.__file__).parent
     for name in ("_rounds", "_dispatch", "_evaluation", "_replies", "_transport"):
         tree = ast.parse((folder / f"{name}.py").read_text())
@@ -430,26 +430,26 @@ def test_a_round_may_have_several_exchanges_and_a_later_one_reads_what_counted_o
         ServerThread() as thread,
         backend.open(method, clients, 1, context) as transport,
     ):
-        post = Dispatcher(method, server, transport, thread)
+        dispatcher = Dispatcher(method, server, transport, thread)
         thread.run(lambda: method.start(server))
 
         def ask(*counting: int) -> list[float]:
             found = []
-            for answer, letter, memory in post.exchange("deal", [0, 1, 2], keeps=True):
+            for answer, request, memory in dispatcher.exchange("deal", [0, 1, 2], keeps=True):
                 assert answer.reply is not None, answer.error
                 found.append(answer.reply[Dealing.times])
                 if answer.client in counting:
-                    post.cache_index.update(answer.client, letter, memory)
+                    dispatcher.cache_index.update(answer.client, request, memory)
             return found
 
         assert ask(0, 2) == [1, 1, 1]
         assert ask(0, 1, 2) == [2, 1, 2]
-        post.rollback()
+        dispatcher.rollback()
         assert ask(0, 1) == [1, 1, 1]
-        post.commit()
+        dispatcher.commit()
         server.round = 2
         assert ask(0, 1, 2) == [2, 2, 1]
-        post.cache_index.commit()  # the word of it never reaches the clients
+        dispatcher.cache_index.commit()  # the word of it never reaches the clients
         server.round = 3
         assert ask() == [3, 3, 2]
 
@@ -465,24 +465,24 @@ class Data:
 
 
 def test_a_job_arrives_as_it_was_and_of_what_is_held_only_the_digest_travels() -> None:
-    head = RequestHeader("local", 3, "a-1", seed=5, secret=None)
-    letter = ClientRequest(wide(), "2-a-0", {Data.kept.key: "d"})
-    bodies = PayloadCache()
-    first = pack_job(Job(head, 4, letter))
-    job = unpack_job(first, bodies)
-    assert (job.header, job.client, job.request.memory, job.ledger) == (head, 4, "2-a-0", None)
+    header = RequestHeader("local", 3, "a-1", seed=5, secret=None)
+    request = ClientRequest(wide(), "2-a-0", {Data.kept.key: "d"})
+    cache = PayloadCache()
+    first = pack_job(Job(header, 4, request))
+    job = unpack_job(first, cache)
+    assert (job.header, job.client, job.request.memory, job.ledger) == (header, 4, "2-a-0", None)
     assert [k for k, _ in job.request.message.items()] == [Data.kept.key, Data.other.key]
     assert list(job.request.message[Data.other]) == ["b", "a"]
-    again = pack_job(Job(head, 4, replace(letter, cached=frozenset({Data.kept.key}))))
+    again = pack_job(Job(header, 4, replace(request, cached=frozenset({Data.kept.key}))))
     assert len(again) < len(first)
-    assert unpack_job(again, bodies).request.message[Data.kept] is job.request.message[Data.kept]
-    for stranger in (PayloadCache(), bodies):
+    assert unpack_job(again, cache).request.message[Data.kept] is job.request.message[Data.kept]
+    for stranger in (PayloadCache(), cache):
         with pytest.raises(PayloadMissing):
-            unpack_job(pack_job(Job(head, 5, replace(letter, cached=frozenset({Data.kept.key})))), stranger)
-    bodies.keep(4, Data.kept.key, "new", torch.zeros(1))
+            unpack_job(pack_job(Job(header, 5, replace(request, cached=frozenset({Data.kept.key})))), stranger)
+    cache.keep(4, Data.kept.key, "new", torch.zeros(1))
     with pytest.raises(PayloadMissing):
-        unpack_job(again, bodies)
-    assert list(bodies._values) == ["new"]
+        unpack_job(again, cache)
+    assert list(cache._values) == ["new"]
 
 
 @pytest.mark.parametrize(

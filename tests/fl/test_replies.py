@@ -1,4 +1,4 @@
-"""Malformed replies: none ends a run, none is accepted, and the honest clients' result is as if it had been lost."""
+"""Invalid replies: none ends a run, none is accepted, and the result is that of a run without them."""
 
 from __future__ import annotations
 

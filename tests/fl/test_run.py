@@ -1,4 +1,4 @@
-"""How a run shows itself: one line, a notebook's table and curve, flat rows for pandas, loggers by `on_round`."""
+"""Display of a run: one line, a notebook's table and curve, flat rows for pandas, loggers with `on_round`."""
 
 from __future__ import annotations
 

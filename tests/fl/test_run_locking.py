@@ -1,4 +1,4 @@
-"""A run's folder, its ledger and a study belong to one process while it works; a history is of one run."""
+"""Locks of run folders, ledgers and studies, and refusal of a history that two processes wrote."""
 
 from __future__ import annotations
 

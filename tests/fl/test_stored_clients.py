@@ -131,9 +131,9 @@ def test_a_process_forgets_what_it_can_read_again(
     sent: list[str] = []
     send = ProcessTransport._send
 
-    def noted(cohort: ProcessTransport, index: int, *frames: Any) -> None:
+    def noted(transport: ProcessTransport, index: int, *frames: Any) -> None:
         sent.extend(frame[0] for frame in frames if frame[0] in ("data", "job", "forget"))
-        send(cohort, index, *frames)
+        send(transport, index, *frames)
 
     monkeypatch.setattr(ProcessTransport, "_send", noted)
     held, _ = stored(source, tmp_path)

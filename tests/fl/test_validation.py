@@ -1,4 +1,4 @@
-"""The door of `simulate` and of the methods: what cannot run is refused before round 1, with the argument's name."""
+"""Validation before round 1: every option that cannot work is refused, and the message names it."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def _pickle(value: Any) -> bytes:
 
 
 def pickle_config(config: WorkerConfig) -> bytes:
-    """What a run is begun with, the `config`, as bytes.
+    """Pickle a run's `config`.
 
     Raises:
         TypeError: naming what cannot travel, such as a lambda, and what to write instead.

@@ -1,4 +1,4 @@
-"""What a round costs the server: nothing grows with the clients drawn but unions, nothing with those not drawn."""
+"""Server memory and time of a round, clients' memories, and the checkpoint's records of clients."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_a_pending_memory_is_read_by_name_in_its_round_and_gone_when_the_round_f
     memories.stage(4, "1-a", memory(1.0))
     memories.commit({4: "1-a"})
     memories.stage(4, "2-a", memory(2.0))
-    assert memories.load(4, "1-a")[FedAvg.samples] == 1.0  # another letter, which does not know of the pending one
+    assert memories.load(4, "1-a")[FedAvg.samples] == 1.0  # another request, which does not know of the pending one
     memories.stage(4, "2-b", memory(2.0))
     assert held(memories, 4, "1-a", "2-a", "2-b") == ["1-a", "2-b"]
     memories.rollback()
@@ -205,7 +205,7 @@ def test_a_later_exchange_of_a_round_reads_what_an_earlier_one_wrote(memories: M
 def test_a_lost_settle_does_no_harm(memories: MemoryStore) -> None:
     memories.stage(4, "1-a", memory(1.0))
     memories.stage(4, "2-a", memory(2.0))
-    assert memories.load(4, "2-a")[FedAvg.samples] == 2.0  # the letter of round 3 names it
+    assert memories.load(4, "2-a")[FedAvg.samples] == 2.0  # the request of round 3 names it
     assert held(memories, 4, "1-a", "2-a") == ["2-a"]
 
 
@@ -241,28 +241,28 @@ def test_a_lost_memory_does_not_look_like_a_client_that_remembers_nothing(memori
 # What the server knows of clients: in the checkpoint, a line a round.
 
 
-def letter(**digests: str) -> ClientRequest:
+def request(**digests: str) -> ClientRequest:
     return ClientRequest(Message(), digests=digests)
 
 
 def test_what_the_server_knows_changes_with_the_round_or_not_at_all() -> None:
-    known = ClientCacheIndex()
-    known.update(4, letter(poster="x"), "1-a")
-    assert known.of(4) == ClientRecord("1-a", {"poster": "x"})  # in the same round already
-    known.rollback()
-    assert known.of(4) == ClientRecord()
-    known.update(4, letter(poster="x"), "1-b")
-    assert known.commit() == {4: "1-b"}
-    known.update(4, letter(poster="y"))
-    changes = known.changes()
+    index = ClientCacheIndex()
+    index.update(4, request(poster="x"), "1-a")
+    assert index.of(4) == ClientRecord("1-a", {"poster": "x"})  # in the same round already
+    index.rollback()
+    assert index.of(4) == ClientRecord()
+    index.update(4, request(poster="x"), "1-b")
+    assert index.commit() == {4: "1-b"}
+    index.update(4, request(poster="y"))
+    changes = index.changes()
     assert changes == {"4": {"memory": "1-b", "bodies": {"poster": "y"}}}
-    assert known.commit() == {4: "1-b"}
-    known.update(4, letter(poster="y"))
-    assert known.changes() == {}
+    assert index.commit() == {4: "1-b"}
+    index.update(4, request(poster="y"))
+    assert index.changes() == {}
     again = ClientCacheIndex()
     again.restore(changes)
-    assert again.versions() == known.versions() == {4: "1-b"}
-    assert again.of(4) == known.of(4)
+    assert again.versions() == index.versions() == {4: "1-b"}
+    assert again.of(4) == index.of(4)
 
 
 def test_records_of_rounds_that_were_not_committed_are_cut_off(tmp_path: Path) -> None:
@@ -314,10 +314,10 @@ def test_a_folder_of_the_first_format_is_taken_over(tmp_path: Path) -> None:
         found = Store(tmp_path).restore("run")
         assert found is not None
         assert found.changes == [{"4": {"memory": "10"}}]
-    known = ClientCacheIndex()
-    known.restore(found.changes[0])
-    first.restore(known.versions())
-    assert first.load(4, known.of(4).memory)[FedAvg.samples] == 10.0
+    index = ClientCacheIndex()
+    index.restore(found.changes[0])
+    first.restore(index.versions())
+    assert first.load(4, index.of(4).memory)[FedAvg.samples] == 10.0
     assert held(first, 4, "9", "10", "11") == ["10"]
     assert held(first, 5, "11") == []
 
@@ -326,11 +326,11 @@ def test_a_long_history_holds_each_name_and_equal_numbers_once() -> None:
     """With thousands of clients a round, what they sent is most of what a run's rows take."""
     rows = []
     for _ in range(2):
-        tally = RoundStats()
+        stats = RoundStats()
         for client in (1000, 1001, 1002):
-            tally.count(client, {"a": 70_000}, {"b": 80_000})
-            tally.count(client, {"a": 70_000}, {"b": 80_000})
-        rows.append(tally.row([])["bytes_by_client"])
+            stats.count(client, {"a": 70_000}, {"b": 80_000})
+            stats.count(client, {"a": 70_000}, {"b": 80_000})
+        rows.append(stats.row([])["bytes_by_client"])
     assert rows[0] == rows[1] == {name: [140_000, 160_000] for name in ("1000", "1001", "1002")}
     assert all(one is other for one, other in zip(*rows, strict=True))
     assert len({id(number) for both in rows[0].values() for number in both}) == 2
