@@ -10,7 +10,7 @@ import pytest
 
 from attacks.statistics import clopper_pearson
 from distillkit.study import Record, Records, equal_search_sizes, read_records, write_records
-from tests.distillkit.study.written import record, write
+from tests.distillkit.study.sample_records import record, write
 from tests.scripts import load_script
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"

@@ -15,7 +15,7 @@ from distillkit import LabeledImages
 from distillkit.study import Record, Records, summary_table
 from fl import FedAvg, FedDM, simulate
 from fl.study import Federated
-from tests.distillkit.study.written import record
+from tests.distillkit.study.sample_records import record
 from tests.scripts import load_script
 
 

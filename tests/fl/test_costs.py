@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from distillkit.study import Record
 from fl.study import at_equal, to_target, worst_clients
 from fl.study.costs import BY, spent
-from tests.distillkit.study.written import record, row, write
+from tests.distillkit.study.sample_records import record, row, write
 
 curve = st.lists(st.one_of(st.none(), st.floats(0, 1)), min_size=1, max_size=6)
 costs = st.lists(st.integers(1, 10**6), min_size=6, max_size=6)

@@ -25,13 +25,13 @@ from distillkit.study import (
     tuning_table,
 )
 from fl.study import at_equal, to_target, worst_clients
+from tests.distillkit.study.sample_records import record
 from tests.distillkit.study.test_tuning import AVG, write
-from tests.distillkit.study.written import record
 from tests.odd_calls import Call, Listed, Outcome, odd_calls, stale, tried, unlisted
 
 
 def runs() -> list[Record]:
-    return [record([0.1, 0.5], way, seed) for way in ("FedAvg", "FedProx") for seed in (0, 1)]
+    return [record([0.1, 0.5], candidate, seed) for candidate in ("FedAvg", "FedProx") for seed in (0, 1)]
 
 
 @cache

@@ -14,7 +14,7 @@ from distillkit.serialization import to_config
 from distillkit.study import Record, RecordError, Records, read_choice, read_records, summary_table, write_records
 from distillkit.study._groups import group_records
 from distillkit.study._record_files import as_records
-from tests.distillkit.study.written import record, write
+from tests.distillkit.study.sample_records import record, write
 
 THREE = [record([0.1, 0.2], seed=seed) for seed in (1, 0)] + [record(0.5, "DM"), record([None, None], "Local")]
 
@@ -45,7 +45,7 @@ def test_the_order_is_the_studys_and_what_is_missing_is_known(tmp_path: Path) ->
     assert ("digits", "DM", 1) in found.missing
     assert {(g.task, g.method): g.seeds for g in group_records(tmp_path)} == {
         ("digits", "Local"): "1 of 2", ("digits", "FedAvg"): "2", ("digits", "DM"): "1 of 2",
-        **{("other", way): "0 of 2" for way in PLAN["ways"]},
+        **{("other", candidate): "0 of 2" for candidate in PLAN["ways"]},
     }  # fmt: skip
 
 
@@ -196,8 +196,13 @@ def test_a_file_of_records_gives_the_same_tables_as_the_folder(tmp_path: Path) -
 def test_a_file_of_records_knows_what_its_studies_chose(tmp_path: Path) -> None:
     studies = [write(tmp_path / name, [record([0.5], task=name)]) for name in ("a", "b")]
     for study in studies:
-        way = {"tries": [{"settings": {"lr": 0.1}, "score": 0.5}], "chosen": 0, "like": None}
-        choice = {"format": "distillkit.choice/1", "rule": "last", "seeds": [9], "tasks": {study.name: {"A": way}}}
+        result = {"tries": [{"settings": {"lr": 0.1}, "score": 0.5}], "chosen": 0, "like": None}
+        choice = {
+            "format": "distillkit.choice/1",
+            "rule": "last",
+            "seeds": [9],
+            "tasks": {study.name: {"A": result}},
+        }
         (study / "choice.json").write_text(json.dumps(choice, indent=1))
     first = write_records(studies[0], tmp_path / "a.jsonl")
     path = write_records(read_records(first) + read_records(studies[1]), tmp_path / "both.jsonl")

@@ -26,12 +26,12 @@ def fresh() -> None:
 
 
 def study(folder: Path) -> Study:
-    ways = {
+    candidates = {
         "Low": known(search=[{"value": 10.0}, {"value": 30.0}, {"value": -1.0}]),
         "High": known(search=[{"value": 70.0}, {"value": 90.0}, {"value": 80.0}]),
         "As low": known(like="Low"),
     }
-    return Study(folder, [task("a"), task("b")], ways, seeds=(1, 0), tune_seeds=(100,))
+    return Study(folder, [task("a"), task("b")], candidates, seeds=(1, 0), tune_seeds=(100,))
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_a_study_that_was_stopped_says_what_is_missing_and_goes_on_to_the_same_t
     assert {row["verdict"] for row in compare_studies(whole.out, half.out).rows} == {"the same"}
 
 
-def test_tries_and_differences_are_read_from_the_folder_and_from_one_file(whole: Study, tmp_path: Path) -> None:
+def test_configurations_and_differences_are_read_from_folder_and_file(whole: Study, tmp_path: Path) -> None:
     assert equal_search_sizes(whole.out) == {"a": 3, "b": 3}
     assert [line[1:4] for line in tuning_table(whole.out, task="a").cells] == [
         ("Low", "value=30.0", "3 (1 failed)"), ("High", "value=90.0", "3"), ("As low", "as Low", "–"),

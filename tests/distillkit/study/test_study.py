@@ -39,7 +39,7 @@ def task(name: str = "made", **options: Any) -> Task:
 
 @dataclass(frozen=True)
 class Number:
-    """What a `Known` way runs: it comes to `value` and how many classes a network would have."""
+    """What a `Known` candidate runs: it comes to `value` and how many classes a network would have."""
 
     value: float
     classes: int = 2
@@ -47,7 +47,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Known(Candidate):
-    """A way whose accuracy is known beforehand, and which counts its runs."""
+    """A candidate whose accuracy is known beforehand, and which counts its runs."""
 
     ran: ClassVar[list[str]] = []
     stop_at: ClassVar[str] = ""
@@ -84,9 +84,9 @@ def ran(study: Study) -> list[str]:
     return list(Known.ran)
 
 
-def test_every_way_tries_as_often_and_the_best_try_runs_once_a_seed(tmp_path: Path) -> None:
-    ways = {"Low": known(search=grid(value=[10, 30, 20])), "High": known(search=grid(value=[90, 70, 90]))}
-    study = Study(tmp_path, task(), ways, seeds=(0, 1), tune_seeds=(100, 101))
+def test_all_compare_equally_many_configurations_and_run_the_best_once_a_seed(tmp_path: Path) -> None:
+    candidates = {"Low": known(search=grid(value=[10, 30, 20])), "High": known(search=grid(value=[90, 70, 90]))}
+    study = Study(tmp_path, task(), candidates, seeds=(0, 1), tune_seeds=(100, 101))
     done = ran(study)
     tried = [name for name in done if name.endswith(("-100", "-101"))]
     assert len(done) == len(set(done)) == 2 * 3 * 2 + 2 * 2
@@ -98,15 +98,18 @@ def test_every_way_tries_as_often_and_the_best_try_runs_once_a_seed(tmp_path: Pa
     said = json.loads((tmp_path / "choice.json").read_text())
     assert (said["rule"], said["seeds"]) == ("last", [100, 101])
     ways_said = said["tasks"]["made"]
-    assert {name: way["chosen"] for name, way in ways_said.items()} == {"Low": 1, "High": 0}  # of equals the first
-    assert {len(way["tries"]) for way in ways_said.values()} == {3}
+    assert {name: candidate["chosen"] for name, candidate in ways_said.items()} == {
+        "Low": 1,
+        "High": 0,
+    }  # of equals the first
+    assert {len(candidate["tries"]) for candidate in ways_said.values()} == {3}
     assert ways_said["Low"]["tries"][1]["score"] == pytest.approx(0.3 + 100.5 / 1e4)
 
 
 def test_a_study_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     def study(folder: str) -> Study:
-        ways = {"A": known(search=grid(value=[1, 2])), "B": known(search=grid(value=[3, 4]))}
-        return Study(tmp_path / folder, task(), ways, seeds=(0, 1))
+        candidates = {"A": known(search=grid(value=[1, 2])), "B": known(search=grid(value=[3, 4]))}
+        return Study(tmp_path / folder, task(), candidates, seeds=(0, 1))
 
     whole = ran(study("whole"))
     for place in whole:
@@ -135,27 +138,27 @@ def test_each_run_of_the_tables_is_told_as_it_ends_and_never_twice(tmp_path: Pat
         Study(tmp_path, task(), {"A": known()}).run(on_run=3)  # type: ignore[arg-type]
 
 
-def test_more_seeds_ways_and_tasks_may_come_and_what_changed_is_refused(tmp_path: Path) -> None:
-    ways = {"A": known(search=grid(value=[1, 2]))}
-    ran(Study(tmp_path, task(), ways, seeds=(0,)))
+def test_more_seeds_candidates_and_tasks_may_come_and_what_changed_is_refused(tmp_path: Path) -> None:
+    candidates = {"A": known(search=grid(value=[1, 2]))}
+    ran(Study(tmp_path, task(), candidates, seeds=(0,)))
     Known.ran.clear()
-    more = Study(tmp_path, [task(), task("other")], {**ways, "B": known(search=grid(value=[3, 4]))}, seeds=(0, 1))
+    more = Study(tmp_path, [task(), task("other")], {**candidates, "B": known(search=grid(value=[3, 4]))}, seeds=(0, 1))
     assert set(ran(more)) == {
         "made-b-0-100", "made-b-1-100", "other-a-0-100", "other-a-1-100", "other-b-0-100", "other-b-1-100",
         "made-b-0", "made-a-1", "made-b-1", "other-a-0", "other-b-0", "other-a-1", "other-b-1",
     }  # fmt: skip
     said = (tmp_path / "choice.json").read_text()
-    ran(Study(tmp_path, task(), ways, seeds=(0,)))
+    ran(Study(tmp_path, task(), candidates, seeds=(0,)))
     assert (tmp_path / "choice.json").read_text() == said  # what is not asked for again stays
     with pytest.raises(ValueError, match="different candidates with the names A"):
         ran(Study(tmp_path, task(), {"A": known(search=grid(value=[1, 5]))}))
     with pytest.raises(ValueError, match="different tasks with the names made"):
-        ran(Study(tmp_path, task(rounds=3), ways))
+        ran(Study(tmp_path, task(rounds=3), candidates))
     with pytest.raises(ValueError, match="study.json has rule=last, got own"):
-        ran(Study(tmp_path, task(), ways, rule="own"))
+        ran(Study(tmp_path, task(), candidates, rule="own"))
 
 
-def test_a_try_that_fails_is_never_chosen_and_says_why(tmp_path: Path) -> None:
+def test_a_configuration_that_fails_is_never_chosen_and_says_why(tmp_path: Path) -> None:
     ran(Study(tmp_path / "a", task(), {"A": known(search=grid(value=[-1, 0]))}, seeds=(0,)))
     tries = json.loads((tmp_path / "a" / "choice.json").read_text())["tasks"]["made"]["A"]["tries"]
     assert (tries[0]["score"], tries[0]["errors"]) == (None, ["FloatingPointError: it diverged"])
@@ -173,14 +176,14 @@ def test_the_rule_may_look_at_the_clients_own_tests(tmp_path: Path) -> None:
     assert study.records()[0].line["settings"] == {"value": 10}
 
 
-def test_a_way_may_have_a_rule_of_its_own_and_the_choice_says_which(tmp_path: Path) -> None:
+def test_a_candidate_may_have_a_rule_of_its_own_and_the_choice_says_which(tmp_path: Path) -> None:
     tries = grid(value=[10, 30])
-    ways = {
+    candidates = {
         "Global": known(search=tries),
         "Personal": known(search=tries, rule="own"),
         "Control": known(like="Personal"),
     }
-    study = Study(tmp_path, task(), ways, seeds=(0,))
+    study = Study(tmp_path, task(), candidates, seeds=(0,))
     ran(study)
     assert [r.line["settings"] for r in study.records()] == [{"value": value} for value in (30, 10, 10)]
     tuned, facts = read_choice(tmp_path)
@@ -195,32 +198,32 @@ def test_a_way_may_have_a_rule_of_its_own_and_the_choice_says_which(tmp_path: Pa
         known(like="A", rule="own")
 
 
-def test_tries_may_be_made_on_another_task(tmp_path: Path) -> None:
+def test_configurations_may_be_made_on_another_task(tmp_path: Path) -> None:
     study = Study(tmp_path, task(), {"A": known(search=grid(value=[10, 30]))}, seeds=(0,), tune_on=task("public"))
     assert ran(study) == ["public-a-0-100", "public-a-1-100", "made-a-0"]
     assert study.records()[0].line["settings"] == {"value": 30}
 
 
 def test_a_control_takes_anothers_settings_and_its_own_beside_them(tmp_path: Path) -> None:
-    ways = {
+    candidates = {
         "A": known(search=grid(value=[10, 30])),
         "Like A": Known(lambda factory, value, classes: Number(value, classes), settings={"classes": 3}, like="A"),
     }
-    study = Study(tmp_path, task(), ways, seeds=(0,))
+    study = Study(tmp_path, task(), candidates, seeds=(0,))
     assert ran(study) == ["made-a-0-100", "made-a-1-100", "made-a-0", "made-like-a-0"]
     assert study.records()[1].line["settings"] == {"value": 30, "classes": 3}
     assert json.loads((tmp_path / "choice.json").read_text())["tasks"]["made"]["Like A"]["like"] == "A"
 
 
 def test_an_ablation_runs_on_its_tasks_and_with_its_seeds_alone(tmp_path: Path) -> None:
-    ways = {
+    candidates = {
         "A": known(search=grid(value=[10, 30])),
         "B": known(search=grid(value=[10, 20]), tasks=["two"]),
         "C": known(like="A", settings={"value": 50.0}, tasks=["two"], seeds=[1]),
     }
 
     def study() -> Study:
-        return Study(tmp_path, [task("one"), task("two")], ways, seeds=(0, 1))
+        return Study(tmp_path, [task("one"), task("two")], candidates, seeds=(0, 1))
 
     everything = ["one-a-0", "two-a-0", "two-b-0", "one-a-1", "two-a-1", "two-b-1", "two-c-1"]
     tries = ["one-a-0-100", "one-a-1-100", "two-a-0-100", "two-a-1-100", "two-b-0-100", "two-b-1-100"]
@@ -232,13 +235,13 @@ def test_an_ablation_runs_on_its_tasks_and_with_its_seeds_alone(tmp_path: Path) 
     (tmp_path / "two-c-1" / "summary.json").unlink()
     assert study().records().missing == (("two", "C", 1),)
     Known.ran.clear()
-    assert ran(Study(tmp_path, [task("one"), task("two")], {"A": ways["A"]}, seeds=(0, 1))) == []
+    assert ran(Study(tmp_path, [task("one"), task("two")], {"A": candidates["A"]}, seeds=(0, 1))) == []
     assert study().records().missing == (("two", "C", 1),)  # what the folder has asked for stays asked for
-    ways["C"] = replace(ways["C"], seeds=[0, 1])
+    candidates["C"] = replace(candidates["C"], seeds=[0, 1])
     assert ran(study()) == ["two-c-0", "two-c-1"]
 
 
-def test_one_try_each_means_that_nothing_is_tuned(tmp_path: Path) -> None:
+def test_one_configuration_each_means_that_nothing_is_tuned(tmp_path: Path) -> None:
     assert ran(Study(tmp_path, task(), {"A": known(), "B": known()}, seeds=(0,))) == ["made-a-0", "made-b-0"]
 
 
@@ -283,7 +286,7 @@ def test_wrong_arguments_are_named(tmp_path: Path, options: dict[str, Any], erro
         Study(tmp_path, **{"tasks": task(), "candidates": {"A": known()}, **options})
 
 
-def test_a_way_says_what_is_wrong_with_it() -> None:
+def test_a_candidate_says_what_is_wrong_with_it() -> None:
     with pytest.raises(ValueError, match="tasks must hold at least one"):
         known(tasks=[])
     with pytest.raises(TypeError, match="tasks"):
@@ -320,14 +323,14 @@ def whole(real: LabeledImages, *, callback: Any = None) -> LabeledImages:
 
 
 def test_sets_are_made_judged_and_kept_the_same_in_processes(tmp_path: Path) -> None:
-    ways = {
+    candidates = {
         "DM": Condense(few(3), search=grid(lr=[0.1, 1.0]), num_networks=2, protocol=Protocol(epochs=2, batch=4)),
         "random": Condense(
             lambda factory, ipc: partial(random_subset, ipc=ipc), search=grid(ipc=[1, 2]), num_networks=2,
             protocol=Protocol(epochs=2, batch=4),
         ),
     }  # fmt: skip
-    studies = [Study(tmp_path / str(n), task(), ways, seeds=(0,)) for n in (1, 2)]
+    studies = [Study(tmp_path / str(n), task(), candidates, seeds=(0,)) for n in (1, 2)]
     for number, study in enumerate(studies, 1):
         study.run(processes=number, trial=number == 2, progress=False)
     first, second = (
@@ -356,11 +359,11 @@ def test_an_estimate_counts_every_epoch_of_a_training_and_its_test_once(
         takes(7.0)()
         return random_subset(real, ipc=1, generator=generator)
 
-    way = Condense(lambda factory: made, num_networks=3, protocol=Protocol(epochs=50))
+    candidate = Condense(lambda factory: made, num_networks=3, protocol=Protocol(epochs=50))
     monkeypatch.setattr("distillkit.study.condense.time.perf_counter", lambda: clock[0])
     monkeypatch.setattr("distillkit.study.condense.train", trained)
     monkeypatch.setattr("distillkit.study.condense.accuracy", takes(11.0))
-    assert Study(tmp_path, task(), {"A": way}, seeds=(0,)).estimate().seconds == 7 + 3 * (51 * 2 + 11)
+    assert Study(tmp_path, task(), {"A": candidate}, seeds=(0,)).estimate().seconds == 7 + 3 * (51 * 2 + 11)
 
 
 @pytest.mark.parametrize(
@@ -377,8 +380,8 @@ def test_a_private_condenser_is_given_a_ledger_and_its_epsilon_is_the_ledgers(tm
         ledger.spend(Event("a test", sigma=2.0, rate=1.0, count=1))
         return random_subset(real, ipc=1, generator=generator)
 
-    way = Condense(lambda factory: charged, num_networks=1, protocol=Protocol(epochs=1), delta=1e-6)
-    [record] = Study(tmp_path, task(), {"A": way}, seeds=(0,)).run(trial=False, progress=False)
+    candidate = Condense(lambda factory: charged, num_networks=1, protocol=Protocol(epochs=1), delta=1e-6)
+    [record] = Study(tmp_path, task(), {"A": candidate}, seeds=(0,)).run(trial=False, progress=False)
     assert record.line["epsilon"] == Ledger(tmp_path / "made-a-0" / "ledger.jsonl", delta=1e-6).epsilon()
     said = {name: record.line[name] for name in ("delta", "relation", "noise")}
     assert said == {"delta": 1e-6, "relation": "add or remove one record", "noise": "operating system"}
@@ -406,12 +409,12 @@ def test_a_set_that_lies_there_is_not_made_again_and_its_seconds_are_not_known(t
         made.append(1)
         return random_subset(real, ipc=1, generator=generator)
 
-    ways = {"A": Condense(lambda factory: make, num_networks=1, protocol=Protocol(epochs=1))}
-    [first] = Study(tmp_path / "one", task(), ways, seeds=(0,)).run(trial=False, progress=False)
+    candidates = {"A": Condense(lambda factory: make, num_networks=1, protocol=Protocol(epochs=1))}
+    [first] = Study(tmp_path / "one", task(), candidates, seeds=(0,)).run(trial=False, progress=False)
     again = tmp_path / "two" / "made-a-0"
     again.mkdir(parents=True)
     (again / "set.safetensors").write_bytes((tmp_path / "one" / "made-a-0" / "set.safetensors").read_bytes())
-    [second] = Study(tmp_path / "two", task(), ways, seeds=(0,)).run(trial=False, progress=False)
+    [second] = Study(tmp_path / "two", task(), candidates, seeds=(0,)).run(trial=False, progress=False)
     assert len(made) == 1
     assert second.line["hash"] == first.line["hash"]
     assert (second.line["seconds_condense"], second.line["cpu_seconds_condense"]) == (None, None)
@@ -422,8 +425,8 @@ def test_a_make_that_is_stopped_goes_on_from_its_last_saved_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("distillkit.study.condense._SAVE_INTERVAL", 0.0)
-    ways = {"A": Condense(few(3), settings={"lr": 1.0}, num_networks=1, protocol=Protocol(epochs=1))}
-    [whole] = Study(tmp_path / "whole", task(), ways, seeds=(0,)).run(trial=False, progress=False)
+    candidates = {"A": Condense(few(3), settings={"lr": 1.0}, num_networks=1, protocol=Protocol(epochs=1))}
+    [whole] = Study(tmp_path / "whole", task(), candidates, seeds=(0,)).run(trial=False, progress=False)
     state = tmp_path / "stopped" / "made-a-0" / "state.safetensors"
 
     def stops(path: Path, found: Any) -> None:
@@ -431,7 +434,7 @@ def test_a_make_that_is_stopped_goes_on_from_its_last_saved_step(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("distillkit.study.condense.save_state", stops)
-    study = Study(tmp_path / "stopped", task(), ways, seeds=(0,))
+    study = Study(tmp_path / "stopped", task(), candidates, seeds=(0,))
     with pytest.raises(KeyboardInterrupt):
         study.run(trial=False, progress=False)
     assert state.exists()
@@ -443,9 +446,9 @@ def test_a_make_that_is_stopped_goes_on_from_its_last_saved_step(
 
 
 def test_what_makes_no_set_is_refused_by_its_type(tmp_path: Path) -> None:
-    way = Condense(lambda factory: lambda real: real.images, num_networks=1, protocol=Protocol(epochs=1))
+    candidate = Condense(lambda factory: lambda real: real.images, num_networks=1, protocol=Protocol(epochs=1))
     with pytest.raises(TypeError, match="the condenser that make returned must return a LabeledImages, got Tensor"):
-        Study(tmp_path, task(), {"A": way}, seeds=(0,)).estimate()
+        Study(tmp_path, task(), {"A": candidate}, seeds=(0,)).estimate()
 
 
 def test_a_make_may_ask_for_the_task(tmp_path: Path) -> None:
@@ -459,7 +462,7 @@ def test_a_make_may_ask_for_the_task(tmp_path: Path) -> None:
     assert asked == ["one", "two"]
 
 
-def test_a_wrong_setting_names_its_way_and_a_worker_its_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_a_wrong_setting_and_a_script_without_main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = Study(tmp_path, task(), {"A": known(settings={"learning": 1})}, seeds=(0,))
     with pytest.raises(TypeError, match="candidates\\['A'\\] cannot be built with {'learning': 1}"):
         ran(study)
@@ -469,8 +472,8 @@ def test_a_wrong_setting_names_its_way_and_a_worker_its_script(tmp_path: Path, m
 
 
 def test_what_a_study_will_take_is_measured_and_counts_what_is_left(tmp_path: Path) -> None:
-    ways = {"A": known(search=grid(value=[1, 2])), "B": known(search=grid(value=[3, 4]))}
-    study = Study(tmp_path, task(), ways, seeds=(0, 1))
+    candidates = {"A": known(search=grid(value=[1, 2])), "B": known(search=grid(value=[3, 4]))}
+    study = Study(tmp_path, task(), candidates, seeds=(0, 1))
     assert {(row.method, row.runs) for row in study.estimate().rows} == {("A", 4), ("B", 4)}
     assert study.estimate().seconds == 8.0
     assert "8 runs, about 8 seconds" in str(study.estimate())
@@ -484,7 +487,7 @@ def test_what_a_study_will_take_is_measured_and_counts_what_is_left(tmp_path: Pa
 
 @dataclass(frozen=True)
 class Slow(Known):
-    """A way whose trial takes two seconds of a clock, and every run of it twenty."""
+    """A candidate whose trial takes two seconds of a clock, and every run of it twenty."""
 
     tried: ClassVar[list[str]] = []
     clock: ClassVar[list[float]] = [0.0]
@@ -509,12 +512,12 @@ def test_a_control_is_not_tried_where_that_is_no_small_part_of_its_runs(
     monkeypatch.setattr("distillkit.study._cost_estimate.time.perf_counter", lambda: Slow.clock[0])
     Slow.tried.clear()
     one: dict[str, Any] = {"like": "a", "seeds": (0,)}
-    ways = {
+    candidates = {
         "few": Slow(make, settings={"value": 2.0}, **one), "a": Slow(make),
         "many": Slow(make, settings={"value": 2.0}, like="a"), "longer": Slow(make, settings={"rounds": 9}, **one),
         "other": Slow(lambda factory: Number(1.0), **one),
     }  # fmt: skip
-    found = Study(tmp_path, task(), ways, seeds=(0, 1, 2, 3)).estimate()
+    found = Study(tmp_path, task(), candidates, seeds=(0, 1, 2, 3)).estimate()
     assert Slow.tried == ["a", "many", "longer", "other"]
     assert [(row.method, row.runs, row.like) for row in found.rows] == [
         ("few", 1, "a"), ("a", 4, None), ("many", 4, None), ("longer", 1, None), ("other", 1, None)
@@ -536,15 +539,15 @@ def test_networks_are_made_where_the_run_computes_and_others_may_be_tested(tmp_p
         seen.append(("tested", outputs))
         return ConvNet((1, 8, 8), outputs, width=2, depth=1)
 
-    way = Condense(lambda factory: partial(seeing, factory=factory), num_networks=1, protocol=Protocol(epochs=1))
+    candidate = Condense(lambda factory: partial(seeing, factory=factory), num_networks=1, protocol=Protocol(epochs=1))
     where = Job("run", tmp_path, task(), task().load(), 0)
     split = where.split
     with run_device("meta"):
-        seeing(split.train, factory=way.factory(where.task, split))
+        seeing(split.train, factory=candidate.factory(where.task, split))
     count = sum(p.numel() for p in where.task.network(split)(2).parameters())
     assert seen == [("meta", count)]
     with pytest.raises(TypeError, match="tested"):
-        replace(way, tested=3)
-    other = replace(way, tested=tested)
+        replace(candidate, tested=3)
+    other = replace(candidate, tested=tested)
     other.run(other.build(where.task, split, {}), where)
     assert seen[1:] == [("cpu", count), ("tested", 2)]

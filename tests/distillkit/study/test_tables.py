@@ -15,7 +15,7 @@ from scipy.stats import binom
 from distillkit.study import Records, compare_studies, paired_differences, summary_table
 from distillkit.study._tables import CHOSEN_ON_TEST
 from distillkit.study.comparisons import interval
-from tests.distillkit.study.written import record, write
+from tests.distillkit.study.sample_records import record, write
 
 RUNS = [
     *(record([0.1, last + 0.1, last], "FedAvg", seed) for seed, last in enumerate((0.5, 0.6, 0.7))),
@@ -97,7 +97,7 @@ def test_an_epsilon_says_what_it_is_of_and_a_lacking_one_why() -> None:
     assert "of one run" not in str(summary_table([record(0.5)]))
 
 
-def test_ways_without_a_finished_run_have_a_row() -> None:
+def test_candidates_without_a_finished_run_have_a_row() -> None:
     table = summary_table(Records([record([0.5])], [("digits", "FedDM", 0)]))
     assert table.cells[1] == ("digits", "FedDM", "0 of 1", "–", "–", "–")
     assert table.rows[1]["accuracy_last"] is None
@@ -148,8 +148,8 @@ accuracy = st.floats(0.2, 0.8)
 
 
 def runs_of(a: list[float], b: list[float]) -> list[Any]:
-    ways = (("A", a), ("B", b))
-    return [record(value, way, seed) for way, values in ways for seed, value in enumerate(values)]
+    candidates = (("A", a), ("B", b))
+    return [record(value, candidate, seed) for candidate, values in candidates for seed, value in enumerate(values)]
 
 
 @given(seeds.flatmap(lambda n: st.tuples(*[st.lists(accuracy, min_size=n, max_size=n)] * 2)))
@@ -220,7 +220,7 @@ def test_bases_and_confidences_that_cannot_be_are_refused() -> None:
 
 
 def test_other_columns_keep_their_units() -> None:
-    runs = [record([0.5], way, seed, seconds=s) for way, s in (("A", 2.0), ("B", 4.0)) for seed in (0, 1)]
+    runs = [record([0.5], candidate, seed, seconds=s) for candidate, s in (("A", 2.0), ("B", 4.0)) for seed in (0, 1)]
     table = paired_differences(runs, "A", column="client_seconds")
     assert table.header[3] == "client seconds minus A's (s)"
     assert table.cells[0][3] == "+2.0"

@@ -76,7 +76,7 @@ def test_a_record_stays_with_its_owner_in_a_subset(seed: int, keep: set[int], ow
 
 @settings(deadline=None, max_examples=15)
 @given(seed=st.integers(0, 99), own=st.sampled_from([0.0, 0.3]), validation=st.booleans())
-def test_a_way_without_clients_trains_on_what_clients_train_on(seed: int, own: float, validation: bool) -> None:
+def test_a_candidate_without_clients_trains_on_what_clients_train_on(seed: int, own: float, validation: bool) -> None:
     one = task(own_tests=own, server_share=0.2)
     split = one.load()
     dealt, (pooled, test) = one.assign(split, seed, validation=validation), one.pooled(split, validation=validation)
@@ -84,7 +84,7 @@ def test_a_way_without_clients_trains_on_what_clients_train_on(seed: int, own: f
     assert numbers(test) == numbers(dealt.test)
 
 
-def test_tries_are_judged_on_what_nobody_trains_on_and_never_on_the_test_set() -> None:
+def test_configurations_are_judged_on_what_nobody_trains_on_and_never_on_the_test_set() -> None:
     one = task()
     split = one.load()
     dealt, whole = one.assign(split, 3, validation=True), one.assign(split, 3)
@@ -119,7 +119,7 @@ def test_pictures_that_belong_together_are_on_one_side_of_every_cut(seed: int, o
 
 @settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 99), tried=st.integers(100, 199), share=st.sampled_from([0.0, 0.2]))
-def test_no_try_sees_an_image_that_clients_are_tested_on(seed: int, tried: int, share: float) -> None:
+def test_no_configuration_sees_an_image_that_clients_are_tested_on(seed: int, tried: int, share: float) -> None:
     one = task(own_tests=0.3, server_share=share)
     split = one.load()
     tries, dealt = one.assign(split, tried, validation=True), one.assign(split, seed)

@@ -1,4 +1,4 @@
-"""What was tried and chosen is read back, and a study that tried one way more than another is refused."""
+"""What was tried and chosen is read back, and a study that tried one candidate more than another is refused."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ PROX = tried(0.4, 0.5, 0.6, lr=[0.1, 0.3, 1.0], mu=[0.1, 0.1, 0.1])
 LIKE = {"tries": [], "chosen": None, "like": "FedAvg"}
 
 
-def write(folder: Path, ways: dict[str, Any], **others: Any) -> Path:
-    tasks = {"digits": ways, "other": ways}
+def write(folder: Path, candidates: dict[str, Any], **others: Any) -> Path:
+    tasks = {"digits": candidates, "other": candidates}
     found = {"format": "distillkit.choice/1", "rule": "last", "seeds": [100], "tasks": tasks, **others}
     (folder / "choice.json").write_text(json.dumps(found))
     return folder
 
 
-def test_tries_are_counted_and_ways_that_take_anothers_have_its(tmp_path: Path) -> None:
+def test_configurations_are_counted_and_candidates_that_take_anothers_have_its(tmp_path: Path) -> None:
     write(tmp_path, {"FedAvg": AVG, "FedProx": PROX, "Local": LIKE})
     assert (
         equal_search_sizes(tmp_path) == equal_search_sizes(str(tmp_path / "choice.json")) == {"digits": 3, "other": 3}

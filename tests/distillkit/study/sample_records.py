@@ -28,7 +28,7 @@ def record(
     seconds: float = 2.0,
     **facts: Any,
 ) -> Record:
-    """A federated run of these accuracies by round; one number: a way that makes a set."""
+    """A federated run of these accuracies by round; one number: a candidate that makes a set."""
     if accuracies is None or isinstance(accuracies, float | int):
         rows: list[dict[str, Any]] = []
         last = best = accuracies

@@ -1,4 +1,4 @@
-"""Pictures of a study show every way of its records, and say what is not there."""
+"""Pictures of a study show every candidate of its records, and say what is not there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from distillkit import LabeledImages
 from distillkit.study import Record, Records, curves, pictures
-from tests.distillkit.study.written import record, write
+from tests.distillkit.study.sample_records import record, write
 
 RUNS = [
     *(record([0.1, 0.2 + 0.1 * seed], "FedAvg", seed) for seed in (0, 1)),
@@ -25,7 +25,7 @@ def legend(figure: Figure, panel: int = 0) -> list[str]:
     return [t.get_text() for t in figure.axes[panel].get_legend().get_texts()]
 
 
-def test_every_way_is_drawn_or_named() -> None:
+def test_every_candidate_is_drawn_or_named() -> None:
     figure = curves(RUNS)
     axes = figure.axes[0]
     assert legend(figure) == ["FedAvg", "FedProx (1 of 2 seeds)", "DM"]
@@ -36,7 +36,7 @@ def test_every_way_is_drawn_or_named() -> None:
     assert axes.get_legend().get_title().get_text() == "mean ± std of 1 to 2 runs"
 
 
-def test_a_way_that_never_ran_is_named() -> None:
+def test_a_candidate_that_never_ran_is_named() -> None:
     figure = curves(Records([record([0.5])], [("digits", "FedDM", 0)]))
     assert figure.axes[0].get_title() == "digits\nwithout a number: FedDM (0 of 1 seeds)"
 
@@ -67,7 +67,7 @@ def made(folder: Path, runs: list[Record], classes: int = 3) -> Path:
     return folder
 
 
-def test_pictures_are_of_the_first_seeds_set_a_panel_a_way(tmp_path: Path) -> None:
+def test_pictures_are_of_the_first_seeds_set_a_panel_a_candidate(tmp_path: Path) -> None:
     figure = pictures(made(tmp_path, RUNS))
     assert [ax.get_title() for ax in figure.axes] == ["DM"]
     assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["0", "1", "2"]
