@@ -115,7 +115,7 @@ def test_a_failing_client_names_the_line_that_failed(work: Callable[[], object])
     row = play(FedAvg(Oops(), factory=Tiny)).rows[0]
     assert row["failed"].keys() == {"1"}
     line = inspect.getsourcelines(work)[1]
-    assert re.match(rf"raised \w+: .* \(line {line} of test_error_messages.py, in <lambda>\)", row["failed"]["1"])
+    assert re.match(rf"raised \w+: .* \(line {line} of test_extension_errors.py, in <lambda>\)", row["failed"]["1"])
 
 
 def test_a_send_that_fails_is_not_the_clients_fault() -> None:
