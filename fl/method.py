@@ -185,7 +185,7 @@ class Method(KeyedObject, ABC):
 
     @abstractmethod
     def send(self, server: Server, client: int) -> Message:
-        """Return the message to the client of this number, before `answer`, `local` and `evaluate` alike.
+        """Return the message of the `server` to this `client`, before `answer`, `local` and `evaluate` alike.
 
         Pure: it may be called any number of times, for any client, and changes nothing.
         """
@@ -214,7 +214,7 @@ class Method(KeyedObject, ABC):
         return {}
 
     def receive_answers(self, server: Server, replies: AggregatedReplies) -> None:
-        """Put what later rounds need of the answers, aggregated by their entries' rules, into `server.state`."""
+        """Put what later rounds need of the answers, the aggregated `replies`, into `server.state`."""
 
     @abstractmethod
     def local(self, client: Client, message: Message) -> Message:

@@ -134,7 +134,7 @@ class AddOn(Component):
         """
 
     def receive_answers(self, server: AveragingServer, replies: AggregatedReplies) -> None:
-        """Store what it needs of the clients' aggregated answers in `server.state`. Called once."""
+        """Store what it needs of the clients' aggregated answers, `replies`, in `server.state`. Called once."""
 
     # A round, in this order: the server sends,
 

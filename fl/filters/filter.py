@@ -91,9 +91,7 @@ class Filter(Component):
         return Message()
 
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
-        """Return the schema of the reply in one of the filter's own exchanges, called `verb`. Called on the
-        `server`.
-        """
+        """Return the schema of the `client`'s reply in the filter's own exchange `verb`. Called on the `server`."""
         return {}
 
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:

@@ -158,7 +158,9 @@ class FedDM(Method):
         return torch.tensor([float(len(client.data))])
 
     def blank(self, server: Server) -> LabeledImages:
-        """Return a set without images in the clients' space, with their shape, classes and normalisation."""
+        """Return a set without images in the clients' space, as the `server` knows it: shape, classes,
+        normalisation.
+        """
         return empty_set(server)
 
     def expect(self, server: Server, client: int) -> Schema:

@@ -285,5 +285,5 @@ def test_repr_of_an_addon_with_a_function_has_no_address() -> None:
     """The repr identifies a run; a memory address in it would prevent resuming the run."""
     said = [repr(FedAvg(Condensed(augment=lambda x, g: x), factory=OneWeight)) for _ in range(2)]
     assert said[0] == said[1]
-    assert "test_averaging.test_an_addon_that_holds" in said[0]
+    assert "test_averaging.test_repr_of_an_addon_with" in said[0]
     assert " at 0x" not in said[0]

@@ -65,7 +65,7 @@ def test_an_entry_is_named_after_its_class_and_inherited_ones_are_declared() -> 
     ],
 )  # fmt: skip
 def test_contradictory_rules_are_refused(options: dict) -> None:
-    with pytest.raises(ValueError, match="reduce|by|over|bound"):
+    with pytest.raises(ValueError, match="rule|by|over|bound"):
         Entry(**options)
 
 
