@@ -158,9 +158,7 @@ class FedDM(Method):
         return torch.tensor([float(len(client.data))])
 
     def blank(self, server: Server) -> LabeledImages:
-        """Return a set without images in the clients' space, as the `server` knows it: shape, classes,
-        normalisation.
-        """
+        """Return a set without images in the clients' space, from what the `server` knows of it."""
         return empty_set(server)
 
     def expect(self, server: Server, client: int) -> Schema:
