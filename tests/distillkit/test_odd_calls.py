@@ -858,11 +858,11 @@ def outcomes(name: str) -> list[Outcome]:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_odd_calls_are_refused_warned_of_or_right(name: str) -> None:
+def test_odd_calls_are_refused_warned_of_or_accepted(name: str) -> None:
     valid = tried(name, CALLS[name], None, "", None)
     assert valid.kind in ("accepted", "warned"), valid
     assert not (found := unlisted(outcomes(name), ACCEPTED, OTHERWISE)), "\n".join(found)
 
 
-def test_the_lists_have_no_idle_line() -> None:
+def test_lists_have_no_unused_line() -> None:
     assert not stale([o for name in CALLS for o in outcomes(name)], ACCEPTED, OTHERWISE)

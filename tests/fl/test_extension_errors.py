@@ -1,4 +1,4 @@
-"""Error messages for mistakes in add-ons and methods: the add-on or client, and the line of the mistake."""
+"""Errors in user-written add-ons and methods are reported by name."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def play(method: Method, **options: Any) -> Any:
     ],
 )
 @pytest.mark.parametrize("slot", ["aggregate", "server_step"])
-def test_a_slot_returns_a_tensor_for_every_name(slot: str, got: Any, reason: str) -> None:
+def test_server_step_must_return_a_tensor_for_every_name(slot: str, got: Any, reason: str) -> None:
     wrong = type("Wrong", (AddOn,), {slot: lambda *_: got})
     said = f"Wrong.{slot} must return a tensor for every name of `mean`"
     with pytest.raises((TypeError, ValueError), match=f"{re.escape(said)}.*{re.escape(reason)}$"):
         play(FedAvg(wrong(), factory=Tiny))
 
 
-def test_a_slot_keeps_the_shapes() -> None:
+def test_server_step_must_keep_the_shapes() -> None:
     class Flat(AddOn):
         def server_step(self, server: Any, mean: Any) -> Any:
             return {n: t.flatten() for n, t in mean.items()}
@@ -49,10 +49,10 @@ def test_a_slot_keeps_the_shapes() -> None:
         play(FedAvg(Flat(), factory=Tiny))
 
 
-def test_a_misspelt_hook_is_warned_of_and_a_function_of_ones_own_is_not(recwarn: pytest.WarningsRecorder) -> None:
+def test_misspelt_hook_is_warned_of_and_a_helper_is_not(recwarn: pytest.WarningsRecorder) -> None:
     class Own(AddOn):
         def helper(self) -> None:
-            """Not a hook."""
+            """A helper, not a hook."""
 
     FedAvg(Own(), factory=Tiny)
     assert not recwarn.list
@@ -61,7 +61,7 @@ def test_a_misspelt_hook_is_warned_of_and_a_function_of_ones_own_is_not(recwarn:
         FedAvg(misspelt(), factory=Tiny)
 
 
-def test_a_run_that_could_not_be_resumed_says_so_when_it_begins(tmp_path: Path) -> None:
+def test_run_that_cannot_be_resumed_warns_at_its_start(tmp_path: Path) -> None:
     class Quiet(FedAvg):
         def arguments(self) -> Any:
             return None
@@ -72,7 +72,7 @@ def test_a_run_that_could_not_be_resumed_says_so_when_it_begins(tmp_path: Path) 
 
 @pytest.mark.parametrize("kind", [FedAvg, FedProto])
 @pytest.mark.parametrize("function", [False, True])
-def test_another_assignment_is_another_run(kind: Any, function: bool, tmp_path: Path) -> None:
+def test_other_architecture_assignment_is_another_run(kind: Any, function: bool, tmp_path: Path) -> None:
     def method(names: str) -> Method:
         given = dict(enumerate(names))
         return kind(factory={"a": Tiny, "b": Tiny}, assign=given.__getitem__ if function else given)
@@ -83,7 +83,7 @@ def test_another_assignment_is_another_run(kind: Any, function: bool, tmp_path: 
         play(method("aba"), out=tmp_path / "run", rounds=3, resume=True)
 
 
-def test_of_long_settings_only_what_differs_is_shown(tmp_path: Path) -> None:
+def test_error_shows_only_the_differing_settings(tmp_path: Path) -> None:
     play(FedAvg(factory=Tiny, lr=0.1), out=tmp_path / "run")
     with pytest.raises(CheckpointError) as refusal:
         play(FedAvg(factory=Tiny, lr=0.25), out=tmp_path / "run", resume=True)
@@ -92,7 +92,7 @@ def test_of_long_settings_only_what_differs_is_shown(tmp_path: Path) -> None:
     assert "predict" not in str(refusal.value)
 
 
-def test_an_entry_without_a_line_says_who_writes_it() -> None:
+def test_undeclared_entry_is_reported_with_its_writer() -> None:
     class Sends(AddOn):
         def after_training(self, local: Any, update: Any, reply: Message) -> None:
             reply[FedAvg.last] = {"a": update["body.0.bias"]}
@@ -104,8 +104,8 @@ def test_an_entry_without_a_line_says_who_writes_it() -> None:
 @pytest.mark.parametrize(
     "work", [lambda: torch.zeros(2) @ torch.zeros(3), lambda: json.loads("{")], ids=["torch", "standard library"]
 )
-def test_a_failing_client_names_the_line_that_failed(work: Callable[[], object]) -> None:
-    """The author's own, and not that of the library in which it came up."""
+def test_failing_client_names_the_line_that_failed(work: Callable[[], object]) -> None:
+    """The user's line, not the one of the library in which the error occurred."""
 
     class Oops(AddOn):
         def after_training(self, local: Any, update: Any, reply: Message) -> None:
@@ -118,7 +118,7 @@ def test_a_failing_client_names_the_line_that_failed(work: Callable[[], object])
     assert re.match(rf"raised \w+: .* \(line {line} of test_extension_errors.py, in <lambda>\)", row["failed"]["1"])
 
 
-def test_a_send_that_fails_is_not_the_clients_fault() -> None:
+def test_failing_send_is_no_client_failure() -> None:
     class Lists(AddOn):
         def send(self, server: Any, client: int, message: Message) -> None:
             message[FedAvg.last] = [1, 2]
@@ -129,13 +129,13 @@ def test_a_send_that_fails_is_not_the_clients_fault() -> None:
 
 
 class Ends(AddOn):
-    """A send that charges what is not left; where another process finds it."""
+    """`send` charges more than the remaining budget; at module level for pickling."""
 
     def send(self, server: Any, client: int, message: Message) -> None:
         raise BudgetExhausted("nothing is left", remaining=0)
 
 
 @pytest.mark.parametrize("backend", ["threads", Loopback()])
-def test_a_budget_that_ends_in_send_ends_the_run(backend: Any) -> None:
+def test_budget_exceeded_in_send_ends_the_run(backend: Any) -> None:
     with pytest.raises(BudgetExhausted, match="nothing is left; round 1 was not finished"):
         play(FedAvg(Ends(), factory=Tiny), backend=backend)

@@ -21,7 +21,7 @@ from fl.averaging.addon import AddOn
 from fl.batches import Phase
 from tests.fl.federations import Tiny, federation
 from tests.fl.invariances import assert_invariant, assert_same
-from tests.fl.virtual_reference import Small, assert_close, averaged, beginning, toy, trained
+from tests.fl.virtual_reference import Small, assert_close, averaged, initial_network, toy, trained
 
 FEW: dict[str, Any] = {"start_round": 2, "images": 12, "steps": 3, "lr": 0.1}
 SKEWED = [[0, 0, 0, 1], [1, 1, 2, 1, 1, 1, 1]]
@@ -54,7 +54,7 @@ def test_rounds_follow_the_equations(multi: bool, weight: float | None) -> None:
     if multi:
         clients = [c.replace(labels=F.one_hot(c.labels, 3).float()) for c in clients]
         targets = [F.one_hot(t, 3).float() for t in targets]
-    start = beginning(3)
+    start = initial_network(3)
     task = MultiLabel(3) if multi else None
     cog = FedCOG(**FEW, weight=weight, disagreement=20.0, divergence="jensen_shannon", batch=11)
     method = FedAvg(cog, factory=Small, initial=start, lr=0.3, momentum=0.5, batch=20, steps=6)
@@ -127,7 +127,7 @@ def test_the_releases_variants_follow_the_release(multi: bool, options: dict[str
     if multi:
         clients = [c.replace(labels=F.one_hot(c.labels, 3).float()) for c in clients]
         targets = [F.one_hot(t, 3).float() for t in targets]
-    start, task = beginning(3), MultiLabel(3) if multi else None
+    start, task = initial_network(3), MultiLabel(3) if multi else None
     how: dict[str, Any] = {**FEW, "disagreement": 20.0, "divergence": "jensen_shannon", **options}
     method = FedAvg(FedCOG(**how, batch=12), factory=Small, initial=start, lr=0.3, batch=20, steps=7)
     run = simulate(method, clients, rounds=2, task=task, progress=False)
@@ -236,12 +236,12 @@ def test_last_local_model_is_kept_from_before_the_start_round() -> None:
 
 def test_new_client_generates_without_the_disagreement_term() -> None:
     """The history notes it."""
-    method = FedAvg(FedCOG(**{**FEW, "start_round": 1}), factory=Small, lr=0.1, batch=20, initial=beginning(3))
+    method = FedAvg(FedCOG(**{**FEW, "start_round": 1}), factory=Small, lr=0.1, batch=20, initial=initial_network(3))
     client = toy(4, 0, labels=SKEWED[0])
     run = simulate(method, [client], rounds=2, progress=False)
     assert [row.get("noted") for row in run.rows] == [{"FedCOG.first": 1}, None]
     net = Small(3)
-    net.load_state_dict(beginning(3))
+    net.load_state_dict(initial_network(3))
     targets, generator = torch.tensor([1] * 4 + [2] * 7), derive(0, 1, 0, "FedCOG", "generate")
     made = invert(net, targets, shape=(1, 2, 2), steps=3, lr=0.1, generator=generator)
 

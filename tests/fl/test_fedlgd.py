@@ -24,7 +24,7 @@ from fl.message import Entry
 from fl.methods import FedDM, FedLGD, FedProto
 from tests.fl.federations import Tiny, federation
 from tests.fl.invariances import assert_invariant, assert_same
-from tests.fl.virtual_reference import Small, assert_close, averaged, beginning, supcon, toy, trained
+from tests.fl.virtual_reference import Small, assert_close, averaged, initial_network, supcon, toy, trained
 
 FEW: dict[str, Any] = {"ipc": 2, "steps": 3, "refine_steps": 2, "selected": (1, 3)}
 
@@ -76,7 +76,7 @@ def released_mmd(source: Tensor, target: Tensor) -> Tensor:
 @pytest.mark.parametrize(("reduction", "weight"), [("mean", 0.3), ("sum", 0.02), ("mmd", 0.7)])
 def test_anchors_follow_algorithm_1(joined: Any, reduction: Any, weight: float) -> None:
     """Two clients, whole batches, a server with momentum, falling rates; rounds 1 and 3 are selected."""
-    clients, start = [toy(5, 1), toy(9, 2)], beginning(3)
+    clients, start = [toy(5, 1), toy(9, 2)], initial_network(3)
     mmd = reduction == "mmd"
     term: dict[str, Any] = {"regulariser": "mmd"} if mmd else {"temperature": 0.2, "reduction": reduction}
     anchors = Anchors(ipc=2, weight=weight, selected=(1, 3), joined=joined, steps=3, lr=0.5, **term)

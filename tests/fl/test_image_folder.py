@@ -1,4 +1,4 @@
-"""FedDM on a folder of PNG files with three clients: the code that a user writes."""
+"""FedDM with three clients on a folder of PNGs, as a user would write it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def users_code(folder: Path) -> tuple[object, float | None]:
     return run.models[""], run.accuracy_last
 
 
-def test_a_folder_of_pngs_runs_through_feddm_in_under_thirty_lines(tmp_path: Path) -> None:
+def test_folder_of_pngs_runs_through_feddm_in_under_thirty_lines(tmp_path: Path) -> None:
     from PIL import Image
 
     generator = torch.Generator().manual_seed(0)

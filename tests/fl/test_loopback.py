@@ -1,4 +1,4 @@
-"""Clients in other processes, reached by bytes alone: the same bits as threads, whatever goes astray on the way."""
+"""Clients in other processes, reached by bytes only: bitwise equal to threads, also under injected faults."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, Summ
 from fl.study import outcome_hash
 from tests.fl.invariances import assert_same
 from tests.fl.test_addon_combinations import NAMES, PICTURE, SHARED, Net, addon, digits, federation, normed, plain
-from tests.fl.test_private_runs import SIGMA, NoisySum, holders
+from tests.fl.test_private_runs import SIGMA, NoisySum, client_data
 
 DM: dict[str, Any] = {"factory": Net, "ipc": 1, "steps": 2, "server_epochs": 1, "server_batch": 4}
 DP: dict[str, Any] = {"sigma": 2.0, "public_statistics": True, **DM}
@@ -107,12 +107,12 @@ def assert_equal(one: Run, other: Run) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_addon_gives_the_same_bits_as_with_threads(name: str) -> None:
+def test_addon_is_bitwise_equal_to_threads(name: str) -> None:
     assert_equal(play(plain(addon(name)), backend=Loopback()), play(plain(addon(name))))
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_gives_the_same_bits_as_with_threads(name: str) -> None:
+def test_method_is_bitwise_equal_to_threads(name: str) -> None:
     assert_equal(play(METHODS[name](), backend=Loopback()), play(METHODS[name]()))
 
 
@@ -132,7 +132,7 @@ RESENT = {"SCAFFOLD": [], "FedLGD": [4], "Ditto and MOON": [4, 5]}
 
 
 class Struck(Filtered):
-    """A method whose clients work, and then fail where the loopback loses the answer, or holds it back."""
+    """Method whose clients train and then fail, like a loopback that loses or delays the reply."""
 
     def __init__(self, method: Method, loopback: Loopback) -> None:
         super().__init__(method, Filter())
@@ -163,7 +163,7 @@ def without_reasons(run: Run) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def dropped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the number of results that each transport dropped because they came twice or too late."""
+    """Return how many repeated or late replies each transport has dropped."""
     found: list[int] = []
     leave = ProcessTransport._release_all
 
@@ -176,10 +176,8 @@ def dropped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("name", REMEMBER)
-def test_lost_repeated_and_late_answers_and_restarts_of_either_side(
-    name: str, tmp_path: Path, dropped: list[int]
-) -> None:
-    """A lost or late answer is a failure of its client and nothing else; the rest is as if nothing had happened.
+def test_lost_repeated_late_replies_and_restarts_of_either_side(name: str, tmp_path: Path, dropped: list[int]) -> None:
+    """A lost or late reply is only a failure of its client; everything else is unchanged.
 
     The run is interrupted after round 3 and goes on; the process of the clients is killed after round 4.
     """
@@ -208,7 +206,7 @@ def process_of_the_loopback() -> BaseProcess:
     return child
 
 
-def test_threads_and_loopback_go_on_with_each_others_folders(tmp_path: Path) -> None:
+def test_threads_and_loopback_resume_each_others_folders(tmp_path: Path) -> None:
     method = REMEMBER["Ditto and MOON"]
     for rounds, backend in ((2, "threads"), (4, Loopback()), (6, "threads")):
         run = play(method(), rounds=rounds, backend=backend, out=tmp_path, resume=True)
@@ -218,7 +216,7 @@ def test_threads_and_loopback_go_on_with_each_others_folders(tmp_path: Path) -> 
         play(method(), rounds=8, backend=FAULTS, out=tmp_path, resume=True)
 
 
-def test_faults_are_drawn_from_their_seed_in_the_shares_that_were_asked_for() -> None:
+def test_faults_are_drawn_from_their_seed_at_the_requested_rates() -> None:
     fates = Counter(FAULTS.fate("local", r, c) for r in range(50) for c in range(50))
     assert fates.keys() == {"arrives", "lost", "twice", "late"}
     assert all(abs(fates[kind] - 500) < 80 for kind in ("lost", "twice", "late"))
@@ -241,17 +239,17 @@ def test_faults_are_drawn_from_their_seed_in_the_shares_that_were_asked_for() ->
 
 
 @pytest.mark.parametrize("backend", [Loopback(), Loopback(lose=0.3, repeat=0.2, delay=0.2)])
-def test_whatever_becomes_of_an_answer_its_client_has_paid(backend: Any) -> None:
+def test_clients_are_charged_for_lost_and_late_replies(backend: Any) -> None:
     books = [Ledger(delta=1e-5) for _ in range(2)]
     for book, how in zip(books, (backend, "threads")):
-        simulate(NoisySum(), holders(), rounds=3, backend=how, ledger=book, secret=1, progress=False)
+        simulate(NoisySum(), client_data(), rounds=3, backend=how, ledger=book, secret=1, progress=False)
     charged = [sorted((e.client, e.round, e.mechanism, e.sigma, e.seeded) for e in book.events) for book in books]
     assert len(charged[0]) == 9
     assert charged[0] == charged[1]
 
 
-def test_the_budget_ends_a_run_of_the_loopback_as_it_ends_one_of_threads(tmp_path: Path) -> None:
-    """Client 1 has spent before; in round 3 it may not release, and its process is told what it had spent."""
+def test_budget_ends_a_loopback_run_like_one_in_threads(tmp_path: Path) -> None:
+    """Client 1 has earlier charges; in round 3 it may not release, and its process receives these charges."""
     said, states = [], []
     for name, backend in {"threads": "threads", "loopback": Loopback()}.items():
         book = Ledger(tmp_path / name / "ledger.jsonl", delta=1e-5, budget=compose([(SIGMA, 1.0, 4)], 1e-5).epsilon)
@@ -259,7 +257,7 @@ def test_the_budget_ends_a_run_of_the_loopback_as_it_ends_one_of_threads(tmp_pat
         rows: list[Any] = []
         with pytest.raises(BudgetExhausted) as caught:
             simulate(
-                NoisySum(), holders(), rounds=9, backend=backend, ledger=book, secret=1, out=tmp_path / name,
+                NoisySum(), client_data(), rounds=9, backend=backend, ledger=book, secret=1, out=tmp_path / name,
                 on_round=rows.append, progress=False,
             )  # fmt: skip
         said.append((str(caught.value), caught.value.remaining, [row["round"] for row in rows]))
@@ -270,7 +268,7 @@ def test_the_budget_ends_a_run_of_the_loopback_as_it_ends_one_of_threads(tmp_pat
     assert torch.equal(*states)
 
 
-def test_a_branch_of_a_ledger_refuses_what_the_ledger_would_and_lists_what_it_was_charged(tmp_path: Path) -> None:
+def test_child_ledger_refuses_like_the_ledger_and_lists_its_charges(tmp_path: Path) -> None:
     event = Event("x", 2.0, client=1)
     trunk = Ledger(tmp_path / "l.jsonl", delta=1e-5, budget=compose([(2.0, 1.0, 3)], 1e-5).epsilon)
     trunk.spend(event, Event("x", 2.0, client=2), event)
@@ -300,7 +298,7 @@ def test_a_branch_of_a_ledger_refuses_what_the_ledger_would_and_lists_what_it_wa
 
 
 class Mortal(FedAvg):
-    """In round 2 the process of client 1 dies."""
+    """The process of client 1 dies in round 2."""
 
     def local(self, client: Client, message: Message) -> Message:
         if (client.round, client.id) == (2, 1):
@@ -308,14 +306,14 @@ class Mortal(FedAvg):
         return super().local(client, message)
 
 
-def test_a_process_that_dies_is_an_error_of_the_clients_that_it_ran_by_name() -> None:
+def test_dead_process_is_an_error_of_its_clients() -> None:
     run = play(Mortal(factory=Net), rounds=3, backend=Loopback(), evaluate="none")
     assert [sorted(row["failed"]) for row in run.rows] == [[], ["1", "2"], []]
     assert set(run.rows[1]["failed"].values()) == {"lost: the process in which it ran died (exit code 3)"}
 
 
 class Slow(FedAvg):
-    """A client that works for ever, and looks now and then whether it should stop."""
+    """Method whose clients never finish and check for a stop request."""
 
     def local(self, client: Client, message: Message) -> Message:
         while client.round == 2:
@@ -324,7 +322,7 @@ class Slow(FedAvg):
         return super().local(client, message)
 
 
-def test_an_interrupt_stops_the_process_too_and_it_serves_the_next_run(tmp_path: Path) -> None:
+def test_interrupt_stops_the_process_and_the_next_run_uses_it(tmp_path: Path) -> None:
     def interrupt(row: dict[str, Any]) -> None:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
 
@@ -349,13 +347,13 @@ def test_an_interrupt_stops_the_process_too_and_it_serves_the_next_run(tmp_path:
         (lambda: FedDM(**{**DM, "factory": partial(lambda k, width: Net(k, width), width=4)}), "holds it as FedDM"),
     ],
 )
-def test_what_cannot_travel_is_named_with_the_remedy(make: Callable[[], Method], why: str) -> None:
+def test_objects_that_cannot_be_pickled_are_named_with_the_remedy(make: Callable[[], Method], why: str) -> None:
     with pytest.raises(TypeError, match=rf"{why}(.|\n)*at the top level of a file, with functools\.partial"):
         play(make(), backend=Loopback())
 
 
 class Shy:
-    """Can be sent, and not be built where it arrives."""
+    """Can be pickled but not unpickled."""
 
     def __reduce__(self) -> Any:
         return (fail, ())
@@ -366,7 +364,7 @@ def fail() -> None:
         raise ValueError("not here")
 
 
-def test_a_method_that_cannot_be_built_on_the_other_side_is_refused_before_the_first_round() -> None:
+def test_method_that_cannot_be_unpickled_is_refused_before_round_1() -> None:
     class_ = plain()
     class_.shy = Shy()  # type: ignore[attr-defined]
     with pytest.raises(TypeError, match=r"cannot be built in another process \(ValueError: not here\)"):
@@ -374,7 +372,7 @@ def test_a_method_that_cannot_be_built_on_the_other_side_is_refused_before_the_f
     assert_equal(play(plain(), backend=Loopback()), play(plain()))
 
 
-def test_a_process_watches_its_parent_before_it_does_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_watches_its_parent_from_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
     class Watching(Exception):
         pass
 
@@ -389,8 +387,8 @@ def test_a_process_watches_its_parent_before_it_does_anything(monkeypatch: pytes
 # The transport interface.
 
 
-def test_the_servers_side_never_touches_a_client() -> None:
-    """No module between validation and transport imports a part of a client."""
+def test_server_side_never_accesses_a_client() -> None:
+    """The modules between validation and transport do not import the client's classes."""
     folder = Path(_transport.__file__).parent
     for name in ("_rounds", "_dispatch", "_evaluation", "_replies", "_transport"):
         tree = ast.parse((folder / f"{name}.py").read_text())
@@ -410,7 +408,7 @@ def test_the_servers_side_never_touches_a_client() -> None:
 
 
 class Dealing(FedAvg):
-    """Has a verb of its own: counts in its memory how often it was asked, and says so."""
+    """Has an exchange of its own: counts in memory how often it was requested, and replies with the count."""
 
     times = Entry[float]("first")
     exchanges = ("deal", "local")
@@ -421,8 +419,8 @@ class Dealing(FedAvg):
 
 
 @pytest.mark.parametrize("backend", [Threads(), Loopback()])
-def test_a_round_may_have_several_exchanges_and_a_later_one_reads_what_counted_of_an_earlier(backend: Backend) -> None:
-    """Client 1's first answer does not count; what a failed round has written is never read when it is run again."""
+def test_later_exchange_of_a_round_reads_accepted_memory_of_an_earlier(backend: Backend) -> None:
+    """Client 1's first reply is rejected; memory of a failed round is never read when the round is repeated."""
     method, clients = Dealing(factory=Net), ClientRegistry(list(federation()))
     server = Server(Classification(3), clients.first.shape, clients.first.normalization, len(clients), seed=3, round=1)
     context = RunContext(server.task, torch.device("cpu"), None, threading.Event(), None)
@@ -464,7 +462,7 @@ class Data:
     number = Entry[float]()
 
 
-def test_a_job_arrives_as_it_was_and_of_what_is_held_only_the_digest_travels() -> None:
+def test_request_round_trips_and_cached_payloads_travel_as_digests() -> None:
     header = RequestHeader("local", 3, "a-1", seed=5, secret=None)
     request = ClientRequest(wide(), "2-a-0", {Data.kept.key: "d"})
     cache = PayloadCache()
@@ -493,7 +491,7 @@ def test_a_job_arrives_as_it_was_and_of_what_is_held_only_the_digest_travels() -
     ],
     ids=["seconds", "client", "absent", "charged"],
 )  # fmt: skip
-def test_what_is_no_answer_is_refused_by_its_field(change: dict[str, Any], said: str) -> None:
+def test_malformed_replies_are_refused_by_field(change: dict[str, Any], said: str) -> None:
     reply, facts = from_parts(*result_parts("3-a", ClientResult(4, Message.unchecked({"x": 1.0}), seconds=1.0)))
     assert read_result(reply, facts)[1].client == 4
     other = json.dumps({**json.loads(facts["answer"]), **change})
@@ -502,7 +500,7 @@ def test_what_is_no_answer_is_refused_by_its_field(change: dict[str, Any], said:
 
 
 @pytest.mark.parametrize("reply", [[1], Message.unchecked({"x": float("nan")}), Message.unchecked({"x": None})])
-def test_an_answer_that_cannot_travel_is_an_error_of_its_client(reply: Any) -> None:
+def test_reply_that_cannot_be_pickled_is_an_error_of_its_client(reply: Any) -> None:
     version, answer, charged = unpack_result(
         pack_result("3-a", ClientResult(4, reply, remembers=True), [{"void": "x"}])
     )

@@ -50,7 +50,7 @@ def full(seed: int = 0) -> Message:
     )
 
 
-def test_an_entry_is_named_after_its_class_and_inherited_ones_are_declared() -> None:
+def test_entry_is_named_after_its_class_and_inherited_ones_declared() -> None:
     assert Parts.number.key == "Parts.number"
     assert [e.key for e in declared_entries(MoreParts())] == [
         "Parts.weights", "Parts.pictures", "Parts.number", "Parts.text", "Parts.vector", "MoreParts.extra",
@@ -64,12 +64,12 @@ def test_an_entry_is_named_after_its_class_and_inherited_ones_are_declared() -> 
         {"by": Parts.number, "over": 2.0}, {"over": 0.0}, {"bound": -1.0},
     ],
 )  # fmt: skip
-def test_contradictory_rules_are_refused(options: dict) -> None:
+def test_contradictory_options_of_entries_are_refused(options: dict) -> None:
     with pytest.raises(ValueError, match="rule|by|over|bound"):
         Entry(**options)
 
 
-def test_encode_then_decode_gives_every_bit_back() -> None:
+def test_message_round_trips_bitwise() -> None:
     message, facts = decode(encode(full(), {"round": "3"}))
     want = full()
     assert facts == {"round": "3"}
@@ -88,7 +88,7 @@ def test_encode_then_decode_gives_every_bit_back() -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(0, 255))
-def test_one_changed_or_missing_byte_is_noticed(place: int, value: int) -> None:
+def test_one_changed_or_missing_byte_is_detected(place: int, value: int) -> None:
     data = encode(full())
     place %= len(data)
     if data[place] != value:
@@ -110,7 +110,7 @@ def test_sizes_count_payload_by_entry() -> None:
     }
 
 
-def test_a_digest_changes_with_content_and_only_then() -> None:
+def test_digest_changes_only_with_the_content() -> None:
     pictures = full()[Parts.pictures]
     again = full()[Parts.pictures]
     assert digest("k", pictures) == digest("k", again)
@@ -133,7 +133,7 @@ def test_wrong_values_and_unknown_entries_are_refused_by_name() -> None:
     assert message.get(Parts.number, 4.0) == 4.0
 
 
-def test_a_copy_can_be_changed_alone() -> None:
+def test_changing_a_copy_leaves_the_original_unchanged() -> None:
     message = full()
     twin = message.copy()
     del twin[Parts.text]
@@ -145,7 +145,7 @@ def test_a_copy_can_be_changed_alone() -> None:
 
 
 def written(forms: Any, tensors: dict[str, torch.Tensor] | None = None, **meta: str) -> bytes:
-    """A file whose checksum is right, whatever its forms say."""
+    """Write a file with a valid checksum and any header."""
     tensors = tensors or {}
     text = forms if isinstance(forms, str) else json.dumps(forms)
     meta = {"format": "distillkit.Message/1", "forms": text, **meta}
@@ -153,7 +153,7 @@ def written(forms: Any, tensors: dict[str, torch.Tensor] | None = None, **meta: 
 
 
 def parts_of(message: Message) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """The forms and the tensors that a message is written as."""
+    """Return the header and the tensors of an encoded message."""
     data = encode(message)
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return json.loads(header["__metadata__"]["forms"]), load(data)
@@ -226,12 +226,12 @@ def changed(**fields: Any) -> dict[str, Any]:
           for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64, torch.uint16, torch.uint64)),
     ],
 )  # fmt: skip
-def test_what_no_message_holds_is_refused_as_a_value_error(forms: Any, tensors: dict[str, torch.Tensor]) -> None:
+def test_invalid_content_raises_value_error(forms: Any, tensors: dict[str, torch.Tensor]) -> None:
     with pytest.raises(ValueError, match=r"."):
         decode(written(forms, tensors))
 
 
-def test_bytes_without_forms_and_other_files_are_refused() -> None:
+def test_bytes_without_a_header_and_other_files_are_refused() -> None:
     forms, tensors = parts_of(full())
     decode(written(forms, tensors))
     meta = {"format": "distillkit.Message/1"}
@@ -249,8 +249,8 @@ anything = st.recursive(
 
 
 @given(st.randoms(use_true_random=False), anything, st.sampled_from(["field", "form", "drop", "tensor", "add"]))
-def test_whatever_stands_in_the_forms_it_is_a_message_or_a_value_error(random: Any, value: Any, what: str) -> None:
-    """And what is taken for a message can be written again."""
+def test_any_header_gives_a_message_or_a_value_error(random: Any, value: Any, what: str) -> None:
+    """An accepted message can be encoded again."""
     forms, tensors = parts_of(full())
     key = random.choice(sorted(forms))
     field = random.choice(sorted(forms[key]))
@@ -272,7 +272,7 @@ def test_whatever_stands_in_the_forms_it_is_a_message_or_a_value_error(random: A
     assert payload_bytes(again) == payload_bytes(message)
 
 
-def test_what_does_not_travel_is_refused_when_it_is_written() -> None:
+def test_unsupported_values_are_refused_when_encoded() -> None:
     for value in (math.nan, math.inf, None, True, 10**400, [1], torch.zeros(2, dtype=torch.complex64), "\ud800"):
         with pytest.raises((TypeError, ValueError), match=r"Parts\.number"):
             encode(Message.unchecked({Parts.number.key: value}))  # type: ignore[dict-item]

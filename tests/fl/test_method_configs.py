@@ -1,4 +1,4 @@
-"""Every method, add-on and filter is built again from what a run's config.json says of it."""
+"""Every method, add-on and filter is rebuilt from its config.json."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAMBDAS = ("two architectures",)
 """Bases of the grid whose networks are lambdas, which have no name."""
 
 
-def assert_built_again(value: Any, store: Path) -> Any:
+def assert_rebuilt(value: Any, store: Path) -> Any:
     said = json.loads(json.dumps(to_config(value, store=store)))
     again = from_config(said, store=store, trust=TRUST)
     assert identity(again) == identity(value)
@@ -38,56 +38,56 @@ def assert_built_again(value: Any, store: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_addon_is_built_again(name: str, tmp_path: Path) -> None:
+def test_every_addon_is_rebuilt(name: str, tmp_path: Path) -> None:
     addon = getattr(fl.addons, name)(**OPTIONS[name])
-    again = assert_built_again(addon, tmp_path)
+    again = assert_rebuilt(addon, tmp_path)
     for option, value in OPTIONS[name].items():
         assert not isinstance(value, Tensor) or torch.equal(getattr(again, option), getattr(addon, option))
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_every_method_is_built_again(name: str, tmp_path: Path) -> None:
-    assert_built_again(MADE[name](), tmp_path)
+def test_every_method_is_rebuilt(name: str, tmp_path: Path) -> None:
+    assert_rebuilt(MADE[name](), tmp_path)
 
 
 @pytest.mark.parametrize("base", [b for b in BASES if b not in LAMBDAS])
-def test_every_base_is_built_again_with_an_addon(base: str, tmp_path: Path) -> None:
+def test_every_base_is_rebuilt_with_an_addon(base: str, tmp_path: Path) -> None:
     make, refused = BASES[base]
     name = next(n for n in ("MOON", "FedProx", "LocalAccuracy") if n not in refused)
-    assert_built_again(make(getattr(fl.addons, name)(**OPTIONS[name])), tmp_path)
+    assert_rebuilt(make(getattr(fl.addons, name)(**OPTIONS[name])), tmp_path)
 
 
 @pytest.mark.parametrize("base", LAMBDAS)
-def test_a_network_that_is_a_lambda_is_refused_by_its_place(base: str) -> None:
+def test_network_as_lambda_is_refused_with_its_location(base: str) -> None:
     with pytest.raises(serialization.SerializationError, match=r"^value.factory\['wide'\] is a lambda"):
         to_config(BASES[base][0]())
 
 
-def test_all_classes_were_built_again() -> None:
+def test_all_classes_were_rebuilt() -> None:
     known = {type(m).__name__ for make in MADE.values() for m in [make()]} | set(NAMES)
     known |= {"ClientDP", "SecureSums", "FedAvg"}
     public = {k.__name__ for k in built_in() if not k.__name__.startswith("_")}
     assert public - known == {"Shared", "ServerAdaptive", "Nova"} & public
 
 
-def test_a_clip_for_every_entry_comes_back_with_the_entries(tmp_path: Path) -> None:
+def test_clips_by_entry_are_rebuilt_with_their_entries(tmp_path: Path) -> None:
     clip = {FedAvg.update: 1.0, FedAvg.buffers: 0.5}
     filtered = Filtered(plain(weights="uniform"), ClientDP(sigma=1.0, rate=0.5, clip=clip, adaptive=Adaptive()))
-    again = assert_built_again(filtered, tmp_path)
+    again = assert_rebuilt(filtered, tmp_path)
     assert again.filters[0].clip == clip
     assert all(one is other for one, other in zip(again.filters[0].clip, clip, strict=True))
 
 
-def test_first_weights_and_phases_come_back(tmp_path: Path) -> None:
+def test_initial_weights_and_phases_are_rebuilt(tmp_path: Path) -> None:
     initial = Net(3).state_dict()
     phases = [Phase(1, train="classifier.*"), Phase(2)]
-    again = assert_built_again(FedAvg(factory=Net, initial=initial, phases=phases), tmp_path)
+    again = assert_rebuilt(FedAvg(factory=Net, initial=initial, phases=phases), tmp_path)
     assert all(torch.equal(again.networks.initial[n], t) for n, t in initial.items())
     assert len(list(tmp_path.iterdir())) == 1
 
 
 class Damped(AddOn):
-    """A user's add-on that says nothing of its arguments: it need not."""
+    """A user's add-on without `arguments`, which is allowed."""
 
     def __init__(self, by: float = 0.5) -> None:
         self.by = by
@@ -106,7 +106,7 @@ def config(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "config.json").read_text())
 
 
-def test_a_runs_config_says_its_method_and_what_labels_mean(tmp_path: Path) -> None:
+def test_config_of_a_run_describes_its_method_and_task(tmp_path: Path) -> None:
     method = FedAvg(Damped(0.25), factory=Tiny, initial=Tiny(3).state_dict(), steps=2)
     run = simulate(method, federation(), out=tmp_path, seed=4, **HOW)
     said = config(tmp_path)
@@ -117,7 +117,7 @@ def test_a_runs_config_says_its_method_and_what_labels_mean(tmp_path: Path) -> N
     assert_same(simulate(again, federation(), seed=said["seed"], **HOW), run)
 
 
-def test_what_else_a_repetition_needs_stands_there(tmp_path: Path) -> None:
+def test_config_contains_everything_a_repetition_needs(tmp_path: Path) -> None:
     held = [s.replace(labels=torch.nn.functional.one_hot(s.labels, 3).float()) for s in federation()]
     method = Filtered(FedAvg(factory=Tiny, weights="uniform"), ClientDP(sigma=1.0, rate=0.5, clip=1.0))
     simulate(FedAvg(factory=Tiny), held, rounds=1, task=MultiLabel(3), out=tmp_path / "rows", participation=3,
@@ -133,7 +133,7 @@ def test_what_else_a_repetition_needs_stands_there(tmp_path: Path) -> None:
     assert (said["threads"]["server"], said["rounds"], said["evaluate"]) == (2, 1, "none")
 
 
-def test_a_run_whose_method_has_no_name_says_why(tmp_path: Path) -> None:
+def test_config_explains_why_a_method_cannot_be_rebuilt(tmp_path: Path) -> None:
     simulate(FedAvg(factory=lambda outputs: Tiny(outputs)), federation(), out=tmp_path, **HOW)
     said = config(tmp_path)
     assert said["recipe"] is None
@@ -142,7 +142,7 @@ def test_a_run_whose_method_has_no_name_says_why(tmp_path: Path) -> None:
 
 
 class Forgets(AddOn):
-    """Copies lose its option, so that its recipe would build another one."""
+    """Copies lose its option, so its config would build another method."""
 
     def __init__(self, by: float = 0.5) -> None:
         self.by = by
@@ -154,13 +154,13 @@ class Forgets(AddOn):
         return (self.by,), {}
 
 
-def test_a_recipe_that_builds_another_method_is_none(tmp_path: Path) -> None:
+def test_config_that_builds_another_method_is_rejected(tmp_path: Path) -> None:
     simulate(FedAvg(Forgets(0.25), factory=Tiny), federation(), out=tmp_path, **HOW)
     assert config(tmp_path)["recipe"] is None
     assert re.search(r"builds another one, FedAvg\(Forgets\(0.5\)", config(tmp_path)["recipe_missing"])
 
 
-def test_a_folder_of_the_first_format_goes_on_and_one_of_a_later_does_not(tmp_path: Path) -> None:
+def test_folders_of_the_first_format_resume_and_of_later_ones_do_not(tmp_path: Path) -> None:
     method = FedAvg(factory=Tiny, steps=1)
     whole = simulate(method, federation(), **{**HOW, "rounds": 2})
     simulate(method, federation(), out=tmp_path, **HOW)

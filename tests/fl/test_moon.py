@@ -1,4 +1,4 @@
-"""MOON against its loss written in NumPy, over rounds in which clients are and are not drawn."""
+"""MOON against its loss in NumPy, with rounds in which clients are and are not drawn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.fl.invariances import assert_invariant, assert_same
 
 
 def contrast(client: int, w: Any, start: Any, previous: Any, temperature: float) -> float:
-    """Eq. 3, mean over the client's images."""
+    """Return Eq. 3, the mean over the client's images."""
     z, glob, prev = (linear.XS[client] @ v for v in (w, start, previous))
 
     def cos(a: Any, b: Any) -> Any:
@@ -54,7 +54,7 @@ def test_rounds_follow_equation_3(momentum: float, participation: float | int) -
     assert np.abs(linear.weights(base) - w).max() > 1e-3
 
 
-def test_the_first_round_and_a_vanishing_weight_are_the_base() -> None:
+def test_first_round_and_weight_zero_equal_the_base() -> None:
     clients = federation()
     options: dict[str, Any] = {"factory": lambda k: Tiny(k, norm=True), "lr": 0.1, "batch": 6}
 
@@ -80,8 +80,8 @@ def test_sends_nothing_more_than_fedavg() -> None:
         assert (one["up"], one["down"]) == (other["up"], other["down"])
 
 
-def test_frozen_twins_do_not_move_batch_statistics() -> None:
-    """The twins read in eval mode: the counters count the steps of one network."""
+def test_frozen_models_do_not_update_batch_statistics() -> None:
+    """Both frozen models run in eval mode: counters count the steps of one network."""
     clients = federation()
     run = simulate(FedAvg(MOON(), factory=lambda k: Tiny(k, norm=True), batch=6), clients, rounds=2, progress=False)
     steps = max(-(-len(c) // 6) for c in clients)

@@ -1,4 +1,4 @@
-"""Odd calls of everything public in `fl`: refused by name, warned of, or right for a reason that is written here."""
+"""Unusual calls of all public names of `fl`: refused by name, warned of, or accepted for a reason given here."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ PICTURE = torch.arange(3 * 64).reshape(3, 8, 8)[:1].to(torch.uint8)
 POOL = torch.arange(6 * 16).reshape(6, 1, 4, 4).to(torch.uint8)
 
 
-def played(method: Any, held: Any = None, **options: Any) -> str | None:
-    """Two rounds of a method; what is wrong with them. A reply that failed counts, for its reason is no refusal."""
+def outcome_of_run(method: Any, held: Any = None, **options: Any) -> str | None:
+    """Run two rounds and return the error, if any. A failed reply counts, because its reason is no refusal."""
     how: dict[str, Any] = {"rounds": 2, "test": data(), "progress": False, **options}
     sets = {"proxy": data(), "validation": data(), "test": data()}
     return finished(simulate(method, list(held or clients()), server_data=sets, **how))
@@ -80,7 +80,7 @@ def finished(run: Any) -> str | None:
 
 def with_addon(addon: Any) -> str | None:
     private = {"weights": "uniform"} if addon.private or isinstance(addon, RobustMean) else {}
-    return played(FedAvg(addon, factory=Tiny, lr=0.05, steps=2, batch=4, **private))
+    return outcome_of_run(FedAvg(addon, factory=Tiny, lr=0.05, steps=2, batch=4, **private))
 
 
 FAST: dict[str, Any] = {"factory": Tiny, "ipc": 1, "steps": 2, "server_epochs": 1, "server_batch": 8, "batch_real": 4}
@@ -140,15 +140,15 @@ def private(**options: Any) -> Filtered:
 
 
 @cache
-def ring() -> tuple[Keyring, tempfile.TemporaryDirectory[str]]:
-    """A keyring of all clients, in a folder that lasts as long as this process."""
+def keyring() -> tuple[Keyring, tempfile.TemporaryDirectory[str]]:
+    """Return a keyring of all clients in a folder that exists as long as this process."""
     folder = tempfile.TemporaryDirectory()
     return Keyring(folder.name), folder
 
 
-def secured(sums: SecureSums) -> str | None:
-    """A run of the one that says where the clients' keys are: a server's own has no keyring."""
-    return played(Filtered(plain(max_samples=100), sums)) if sums.keyring is not None else None
+def run_secure(sums: SecureSums) -> str | None:
+    """Run with a method that has the clients' keys; a server's own method has no keyring."""
+    return outcome_of_run(Filtered(plain(max_samples=100), sums)) if sums.keyring is not None else None
 
 
 CALLS: dict[str, Call] = {
@@ -229,24 +229,28 @@ CALLS: dict[str, Call] = {
             "max_samples": 1e6,
             "initial": {"classifier.bias": torch.zeros(3)},
         },
-        played,
+        outcome_of_run,
     ),
     "ClientOptimizer": Call(
         fl.ClientOptimizer,
         lambda: {"name": "sgd", "weight_decay": 0.1, "lr_decay": 0.9, "state": "round"},
-        lambda optimizer: played(plain(optimizer=optimizer)),
+        lambda optimizer: outcome_of_run(plain(optimizer=optimizer)),
     ),
-    "FedAvg in phases": Call(plain, lambda: {"phases": (Phase(steps=1),), "assign": None}, played),
-    "FedAvg steps": Call(plain, lambda: {"steps": 1}, played),
+    "FedAvg in phases": Call(plain, lambda: {"phases": (Phase(steps=1),), "assign": None}, outcome_of_run),
+    "FedAvg steps": Call(plain, lambda: {"steps": 1}, outcome_of_run),
     "FedAvg several": Call(
-        plain, lambda: {"factory": {"a": Tiny, "b": Tiny}, "assign": {0: "a", 1: "b", 2: "a"}}, played
+        plain, lambda: {"factory": {"a": Tiny, "b": Tiny}, "assign": {0: "a", 1: "b", 2: "a"}}, outcome_of_run
     ),
-    "FedAvg addons": Call(lambda addon: FedAvg(addon, factory=Tiny), lambda: {"addon": fl.addons.FedProx(0.1)}, played),
-    "Phase": Call(Phase, lambda: {"epochs": 1, "train": "*"}, lambda p: played(plain(phases=[p]))),
-    "Phase steps": Call(Phase, lambda: {"steps": 1}, lambda p: played(plain(phases=[p])), skip=("epochs", "train")),
-    "FedDM": Call(FedDM, lambda: {**FAST, "augment": siamese}, played),
-    "Real": Call(Real, lambda: dict(FAST), played),
-    "FedProto": Call(FedProto, lambda: {"factory": Tiny, "batch": 4}, played),
+    "FedAvg addons": Call(
+        lambda addon: FedAvg(addon, factory=Tiny), lambda: {"addon": fl.addons.FedProx(0.1)}, outcome_of_run
+    ),
+    "Phase": Call(Phase, lambda: {"epochs": 1, "train": "*"}, lambda p: outcome_of_run(plain(phases=[p]))),
+    "Phase steps": Call(
+        Phase, lambda: {"steps": 1}, lambda p: outcome_of_run(plain(phases=[p])), skip=("epochs", "train")
+    ),
+    "FedDM": Call(FedDM, lambda: {**FAST, "augment": siamese}, outcome_of_run),
+    "Real": Call(Real, lambda: dict(FAST), outcome_of_run),
+    "FedProto": Call(FedProto, lambda: {"factory": Tiny, "batch": 4}, outcome_of_run),
     "PrivateFedDM": Call(
         PrivateFedDM,
         lambda: {
@@ -261,7 +265,7 @@ CALLS: dict[str, Call] = {
             "lr": 1.0,
             "public_statistics": True,
         },
-        played,
+        outcome_of_run,
     ),
     "SummedFedDM": Call(
         SummedFedDM,
@@ -273,7 +277,7 @@ CALLS: dict[str, Call] = {
             "least": 0.0,
             "noise": "full",
         },
-        played,
+        outcome_of_run,
     ),
     "FedLGD": Call(
         FedLGD,
@@ -294,12 +298,12 @@ CALLS: dict[str, Call] = {
             "batch": 4,
             "regulariser": "contrastive",
         },
-        played,
+        outcome_of_run,
     ),
     "FedRep": Call(
         FedRep,
         lambda: {"factory": Tiny, "head": "classifier.*", "head_epochs": 1, "body_epochs": 1, "weights": "uniform"},
-        played,
+        outcome_of_run,
     ),
     "SingleImage": Call(
         SingleImage,
@@ -310,30 +314,36 @@ CALLS: dict[str, Call] = {
             "epochs": 1,
             "batch": 4,
         },
-        played,
+        outcome_of_run,
     ),
-    "ClippedCrossEntropy": Call(fl.methods.ClippedCrossEntropy, dict, lambda loss: played(plain(objective=loss))),
-    "ClientDP": Call(private, lambda: {"sigma": 1.0, "rate": 1.0, "clip": 1.0}, played),
-    "ClientDP clips": Call(private, lambda: {"clip": {FedAvg.update: 1.0}, "adaptive": Adaptive(sigma=2.0)}, played),
+    "ClippedCrossEntropy": Call(
+        fl.methods.ClippedCrossEntropy, dict, lambda loss: outcome_of_run(plain(objective=loss))
+    ),
+    "ClientDP": Call(private, lambda: {"sigma": 1.0, "rate": 1.0, "clip": 1.0}, outcome_of_run),
+    "ClientDP clips": Call(
+        private, lambda: {"clip": {FedAvg.update: 1.0}, "adaptive": Adaptive(sigma=2.0)}, outcome_of_run
+    ),
     "SecureSums": Call(
         SecureSums,
         lambda: {
-            "registry": ring()[0].registry(3),
-            "keyring": ring()[0],
+            "registry": keyring()[0].registry(3),
+            "keyring": keyring()[0],
             "threshold": 2,
             "bounds": {FedAvg.update: 8.0},
             "bits": 40,
         },
-        secured,
+        run_secure,
     ),
     "Registry": Call(Registry, lambda: {"keys": {k: f"{k:064x}" for k in range(3)}}),
     "Keyring": Call(Keyring, lambda: {"folder": Path("keys")}),
-    "Adaptive": Call(Adaptive, lambda: {"sigma": 2.0}, lambda adaptive: played(private(adaptive=adaptive))),
-    "Filtered": Call(filtered, lambda: {"method": plain(weights="uniform"), "one": ClientDP(1.0, 1.0, 1.0)}, played),
-    "ClientData": Call(
-        ClientData, lambda: {"train": clients()[0], "test": data()}, lambda h: played(plain(), [*clients(), h])
+    "Adaptive": Call(Adaptive, lambda: {"sigma": 2.0}, lambda adaptive: outcome_of_run(private(adaptive=adaptive))),
+    "Filtered": Call(
+        filtered, lambda: {"method": plain(weights="uniform"), "one": ClientDP(1.0, 1.0, 1.0)}, outcome_of_run
     ),
-    "Classification": Call(Classification, lambda: {"num_classes": 3}, lambda task: played(plain(), task=task)),
+    "ClientData": Call(
+        ClientData, lambda: {"train": clients()[0], "test": data()}, lambda h: outcome_of_run(plain(), [*clients(), h])
+    ),
+    "Classification": Call(Classification, lambda: {"num_classes": 3}, lambda task: outcome_of_run(plain(), task=task)),
     "MultiLabel": Call(
         MultiLabel,
         lambda: {"num_classes": 3},
@@ -470,11 +480,11 @@ def outcomes(name: str) -> list[Outcome]:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_odd_calls_are_refused_warned_of_or_right(name: str) -> None:
+def test_odd_calls_are_refused_warned_of_or_accepted(name: str) -> None:
     valid = tried(name, CALLS[name], None, "", None)
     assert valid.kind in ("accepted", "warned"), valid
     assert not (found := unlisted(outcomes(name), ACCEPTED, OTHERWISE)), "\n".join(found)
 
 
-def test_the_lists_have_no_idle_line() -> None:
+def test_lists_have_no_unused_line() -> None:
     assert not stale([o for name in CALLS for o in outcomes(name)], ACCEPTED, OTHERWISE)

@@ -1,4 +1,4 @@
-"""A study written by the commit before the renaming of candidates is read, continued and repeated.
+"""A study written before the renaming of candidates is read, continued and repeated.
 
 `old_study/` was written at 3cb0f02, where candidates were ways and configurations were tries.
 """
@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(OLD, tmp_path / "study"))
 
 
-def test_its_records_and_choice_are_read() -> None:
+def test_records_and_choice_are_read() -> None:
     assert [(r.method, r.last("settings.lr")) for r in read_records(OLD)] == [
         ("DM", 0.1),
         ("Random", 0.1),
@@ -61,7 +61,7 @@ def test_its_records_and_choice_are_read() -> None:
     assert {t.method: len(t.configurations) for t in read_choice(OLD)[0]} == {"DM": 2, "Random": 0, "FedAvg": 2}
 
 
-def test_it_is_continued_without_repeating_a_run(folder: Path) -> None:
+def test_study_continues_without_repeating_a_run(folder: Path) -> None:
     before = {path: path.read_text() for path in folder.rglob("summary.json") if path.parent != folder}
     ran: list[str] = []
     study(folder, seeds=(0, 1)).run(trial=False, progress=False, on_run=lambda line: ran.append(line["run"]))
@@ -71,7 +71,7 @@ def test_it_is_continued_without_repeating_a_run(folder: Path) -> None:
     assert plans[0]["ways"] == plans[1]["ways"]
 
 
-def test_its_federated_run_is_loaded_and_repeated(folder: Path) -> None:
+def test_federated_run_is_loaded_and_repeated(folder: Path) -> None:
     known = load(folder / "digits-fedavg-0")
     assert isinstance(known.candidate, Federated)
     assert (known.candidate.search, known.settings) == (({},), {"lr": 0.1})

@@ -1,4 +1,4 @@
-"""Momentum that outlives a round: each client's own, from one participation to the next."""
+"""Momentum kept across rounds: one state for each client, from one participation to the next."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ from tests.fl.invariances import assert_invariant, assert_same
 
 
 @pytest.mark.parametrize("participation", [1.0, 2])
-def test_momentum_goes_on_where_the_clients_last_round_left_it(participation: float | int) -> None:
-    """VHL's release never clears a client's optimiser when all are instantiated (lines 133-138 of
-    algorithms_standalone/basePS/client.py): v = .9 v + g over rounds, whatever the weights were set to meanwhile."""
+def test_momentum_continues_from_the_clients_last_round(participation: float | int) -> None:
+    """Follow VHL's release, which never clears a client's optimiser when all are instantiated.
+
+    See lines 133-138 of algorithms_standalone/basePS/client.py: v = .9 v + g over rounds, whatever the weights were set
+    to meanwhile.
+    """
     how = {"participation": participation}
     result = linear.run(
         rounds=4, how=how, epochs=2, lr=0.1, momentum=0.9, optimizer=ClientOptimizer(lr_decay=0.8, state="client")
@@ -42,7 +45,7 @@ def test_momentum_goes_on_where_the_clients_last_round_left_it(participation: fl
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
-def test_one_client_trains_on_as_if_rounds_did_not_exist(kind: Any) -> None:
+def test_single_client_trains_as_if_without_rounds(kind: Any) -> None:
     data = federation()[0]
     start = {n: t.clone() for n, t in Tiny(3).state_dict().items()}
     options: dict[str, Any] = {"factory": Tiny, "initial": start, "lr": 0.01, "batch": len(data)}
@@ -60,8 +63,8 @@ def test_one_client_trains_on_as_if_rounds_did_not_exist(kind: Any) -> None:
         assert torch.allclose(run.server.state[FedAvg.model][name], value, atol=1e-5), name
 
 
-def test_every_phase_has_its_own() -> None:
-    """Head first, then all: the head's momentum of the first phase is not the second's."""
+def test_every_phase_has_its_own_state() -> None:
+    """The first phase trains the head, the second everything; each keeps its own momentum."""
     phases = [Phase(steps=2, train="classifier.*"), Phase(steps=1)]
     data = federation()[0]
     start = {n: t.clone() for n, t in Tiny(3).state_dict().items()}

@@ -1,4 +1,4 @@
-"""The engine, its messages and the order of a local step leave plain FedAvg what it is, to the last bit."""
+"""FedAvg of the engine is bitwise equal to plain FedAvg."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.fl.federations import Tiny, images
 SIZES = [40, 7, 12, 25, 33, 2]
 
 
-def both(sizes: list[int], m: int, workers: int = 1, **options: Any) -> list[dict[str, torch.Tensor]]:
-    """The weights after plain loops and after a run, from the same first weights; batch norm and its buffers."""
+def both_weights(sizes: list[int], m: int, workers: int = 1, **options: Any) -> list[dict[str, torch.Tensor]]:
+    """Return the weights after plain loops and after a run from the same initial weights, with batch-norm buffers."""
     net = build(lambda: Tiny(3, norm=True), 5)
     sets = [images(count, seed=k) if count else images(1, seed=k)[:0] for k, count in enumerate(sizes)]
     rounds, seed = options.pop("rounds", 3), options.pop("seed", 11)
@@ -46,8 +46,8 @@ def both(sizes: list[int], m: int, workers: int = 1, **options: Any) -> list[dic
     ],
     ids=["all take part", "some, momentum and decay", "two workers", "an empty client", "one image"],
 )
-def test_fedavg_is_the_paper_s_algorithm_bit_by_bit(sizes: list[int], m: int, options: dict[str, Any]) -> None:
-    plain, run = both(sizes, m, **options)
+def test_fedavg_equals_the_papers_algorithm_bitwise(sizes: list[int], m: int, options: dict[str, Any]) -> None:
+    plain, run = both_weights(sizes, m, **options)
     assert plain.keys() == run.keys()
     assert {"body.1.running_mean", "body.1.num_batches_tracked"} <= plain.keys()
     assert [name for name in plain if not torch.equal(plain[name], run[name])] == []
@@ -56,13 +56,13 @@ def test_fedavg_is_the_paper_s_algorithm_bit_by_bit(sizes: list[int], m: int, op
 @pytest.mark.parametrize(
     "other", [{"momentum": 0.1}, {"lr_decay": 0.99}, {"epochs": 2}, {"batch": 9}, {"seed": 12}, {"m": 2}, {"lr": 0.11}]
 )
-def test_every_option_of_the_plain_one_counts(other: dict[str, Any]) -> None:
+def test_every_option_of_plain_fedavg_has_an_effect(other: dict[str, Any]) -> None:
     one = {"m": 3, "lr": 0.1, "batch": 8}
-    (plain, _), (different, _) = both(SIZES, **one), both(SIZES, **(one | other))
+    (plain, _), (different, _) = both_weights(SIZES, **one), both_weights(SIZES, **(one | other))
     assert not torch.equal(plain["classifier.weight"], different["classifier.weight"])
 
 
-def test_the_plain_one_fits_on_a_page_and_takes_nothing_but_its_draws() -> None:
+def test_plain_fedavg_is_short_and_uses_only_the_engines_random_draws() -> None:
     source = Path(plain_fedavg.__file__).read_text()
     imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
     names = {getattr(node, "module", None) or node.names[0].name for node in imports}

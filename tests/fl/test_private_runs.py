@@ -1,4 +1,4 @@
-"""What every private run owes its ledger, with a method of three lines: noised pixel sums."""
+"""Ledger of private runs, tested with a method of three lines: noised pixel sums."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ DELTA = 1e-5
 
 
 class NoisySum(Method):
-    """The sum of every client's images, noised on the client; `fatal` = (round, client) dies after it has paid."""
+    """The sum of every client's images, noised on the client; `fatal` = (round, client) dies after its charge."""
 
     total = Entry[Tensor]("sum")
     private = True
@@ -76,33 +76,33 @@ class NoisySum(Method):
         server.state[self.total] = replies[self.total]
 
 
-def nobody() -> LabeledImages:
+def empty_client() -> LabeledImages:
     return images(1, seed=9)[torch.zeros(0, dtype=torch.int64)]
 
 
-def holders() -> list[LabeledImages]:
-    return [images(4, seed=1), images(6, seed=2), nobody()]
+def client_data() -> list[LabeledImages]:
+    return [images(4, seed=1), images(6, seed=2), empty_client()]
 
 
 def play(rounds: int = 3, method: Method | None = None, **how: Any) -> Run:
-    return simulate(method or NoisySum(), holders(), rounds=rounds, progress=False, **how)
+    return simulate(method or NoisySum(), client_data(), rounds=rounds, progress=False, **how)
 
 
-def book(folder: Path, **how: Any) -> Ledger:
-    """The ledger of a run in this folder."""
+def ledger_of(folder: Path, **how: Any) -> Ledger:
+    """Return the ledger of the run in this folder."""
     return Ledger(folder / "ledger.jsonl", delta=DELTA, **how)
 
 
-def paid(ledger: Ledger) -> dict[Any, list[int]]:
-    """Client -> the rounds it was charged for."""
+def charged_rounds(ledger: Ledger) -> dict[Any, list[int]]:
+    """Return the charged rounds of each client."""
     found: dict[Any, list[int]] = {}
     for event in ledger.events:
         found.setdefault(int(event.client), []).append(event.round)
     return {k: sorted(found[k]) for k in sorted(found)}
 
 
-def test_epsilon_stands_in_every_row_and_is_the_largest_of_any_client(tmp_path: Path) -> None:
-    ledger = book(tmp_path)
+def test_epsilon_is_in_every_row_and_is_the_maximum_over_clients(tmp_path: Path) -> None:
+    ledger = ledger_of(tmp_path)
     ledger.spend(Event("earlier", SIGMA, count=2, client=1))
     run = play(ledger=ledger, out=tmp_path)
     exact = [compose([(SIGMA, 1.0, n + 2)], DELTA).epsilon for n in (1, 2, 3)]
@@ -112,26 +112,26 @@ def test_epsilon_stands_in_every_row_and_is_the_largest_of_any_client(tmp_path: 
     assert rows[-1]["privacy"]["accountant"] == "exact"
 
 
-def test_the_ledger_of_a_run_lies_in_its_folder(tmp_path: Path) -> None:
+def test_ledger_of_a_run_is_in_its_folder(tmp_path: Path) -> None:
     play(out=tmp_path)
-    assert paid(Ledger(tmp_path / "ledger.jsonl")) == {0: [1, 2, 3], 1: [1, 2, 3], 2: [1, 2, 3]}
+    assert charged_rounds(Ledger(tmp_path / "ledger.jsonl")) == {0: [1, 2, 3], 1: [1, 2, 3], 2: [1, 2, 3]}
 
 
-def test_a_run_without_privacy_has_no_ledger(tmp_path: Path) -> None:
-    run = simulate(FedAvg(factory=Tiny), holders(), rounds=1, out=tmp_path, progress=False)
+def test_run_without_privacy_has_no_ledger(tmp_path: Path) -> None:
+    run = simulate(FedAvg(factory=Tiny), client_data(), rounds=1, out=tmp_path, progress=False)
     assert run.rows[0]["epsilon"] is None
     assert "privacy" not in run.rows[0]
     assert not list(tmp_path.glob("ledger*"))
     assert run.server.ledger is None
 
 
-def test_a_client_without_records_answers_like_all_others() -> None:
+def test_client_without_records_replies_like_all_others() -> None:
     run = play(rounds=1)
     assert run.rows[0]["empty"] == []
     assert run.rows[0]["bytes_by_client"].keys() == {"0", "1", "2"}
 
 
-def test_private_clients_are_not_measured_unless_asked() -> None:
+def test_private_clients_are_evaluated_only_on_request() -> None:
     class Tested(NoisySum):
         def evaluate(self, client: Client, message: Message) -> Message:
             return Message({self.tested: {"global": torch.tensor([1.0, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]).double()}})
@@ -141,25 +141,25 @@ def test_private_clients_are_not_measured_unless_asked() -> None:
 
         tested = Entry[Any]("sum")
 
-    held = [ClientData(h, images(3, seed=7)) for h in holders()]
+    held = [ClientData(h, images(3, seed=7)) for h in client_data()]
     rows = [simulate(Tested(), held, rounds=1, progress=False, evaluate=who).rows[0] for who in (None, "drawn", [1])]
     assert ["accuracy_clients" in row for row in rows] == [False, True, True]
     assert [EXACT_TESTS in row["privacy"].get("remarks", ()) for row in rows] == [False, True, True]
 
 
-def test_the_budget_stops_the_run_before_the_round_that_would_exceed_it(tmp_path: Path) -> None:
+def test_budget_stops_the_run_before_the_round_that_exceeds_it(tmp_path: Path) -> None:
     budget = compose([(SIGMA, 1.0, 2)], DELTA).epsilon
     rows: list[Any] = []
     with pytest.raises(BudgetExhausted, match="round 3 was not finished; the state after round 2 is kept") as caught:
-        play(rounds=9, ledger=book(tmp_path, budget=budget), out=tmp_path, on_round=rows.append)
+        play(rounds=9, ledger=ledger_of(tmp_path, budget=budget), out=tmp_path, on_round=rows.append)
     assert caught.value.remaining == 0
     assert [row["round"] for row in rows] == [1, 2]
     assert rows[-1]["epsilon"] == pytest.approx(budget)
-    more = play(rounds=3, ledger=book(tmp_path), out=tmp_path, resume=True)
+    more = play(rounds=3, ledger=ledger_of(tmp_path), out=tmp_path, resume=True)
     assert [row["round"] for row in more.rows] == [1, 2, 3]
 
 
-def test_a_run_does_not_go_on_with_a_ledger_that_forgot(tmp_path: Path) -> None:
+def test_run_with_an_incomplete_ledger_is_not_resumed(tmp_path: Path) -> None:
     play(rounds=2, out=tmp_path)
     (tmp_path / "ledger.jsonl").unlink()
     with pytest.raises(CheckpointError, match="has epsilon 0, but the run had spent 2.943"):
@@ -185,19 +185,19 @@ play(rounds=4, method=NoisySum(fatal=(3, 1)), out={out!r})
 """
 
 
-def test_a_killed_round_is_charged_again_and_nothing_is_forgotten(tmp_path: Path) -> None:
+def test_killed_round_is_charged_again_and_no_charge_is_lost(tmp_path: Path) -> None:
     code = CHILD.format(root=str(Path(__file__).parents[2]), out=str(tmp_path))
     child = subprocess.run([sys.executable, "-c", code], capture_output=True)
     assert child.returncode == -signal.SIGKILL
-    before = paid(Ledger(tmp_path / "ledger.jsonl"))
+    before = charged_rounds(Ledger(tmp_path / "ledger.jsonl"))
     assert before[0] == before[1] == [1, 2, 3]
     run = play(rounds=4, out=tmp_path, resume=True)
-    after = paid(Ledger(tmp_path / "ledger.jsonl"))
+    after = charged_rounds(Ledger(tmp_path / "ledger.jsonl"))
     assert after[0] == after[1] == [1, 2, 3, 3, 4]
     assert run.rows[-1]["epsilon"] == pytest.approx(compose([(SIGMA, 1.0, 5)], DELTA).epsilon)
 
 
-def test_a_failed_reply_has_paid_all_the_same() -> None:
+def test_failed_reply_is_charged() -> None:
     class Lost(NoisySum):
         def local(self, client: Client, message: Message) -> Message:
             reply = super().local(client, message)
@@ -208,10 +208,10 @@ def test_a_failed_reply_has_paid_all_the_same() -> None:
     ledger = Ledger(delta=DELTA)
     run = play(rounds=2, method=Lost(), ledger=ledger)
     assert [list(row["failed"]) for row in run.rows] == [["1"], ["1"]]
-    assert paid(ledger)[1] == [1, 2]
+    assert charged_rounds(ledger)[1] == [1, 2]
 
 
-def test_the_noise_is_the_systems_unless_seeded_and_a_seeded_run_has_no_guarantee(tmp_path: Path) -> None:
+def test_noise_is_from_the_system_unless_seeded_without_guarantee(tmp_path: Path) -> None:
     first, second = (play(rounds=1).server.state[NoisySum.total] for _ in range(2))
     assert not torch.equal(first, second)
     runs = [play(rounds=2, secret=5, workers=w) for w in (1, 3)]
@@ -239,7 +239,7 @@ def test_seeded_noise_differs_between_clients_and_rounds() -> None:
     assert len(rows.unique(dim=0)) == 9
 
 
-def test_a_run_is_not_resumed_with_another_source_of_noise_or_delta(tmp_path: Path) -> None:
+def test_run_is_not_resumed_with_another_source_of_noise_or_delta(tmp_path: Path) -> None:
     play(rounds=1, out=tmp_path, secret=1)
     with pytest.raises(CheckpointError, match="privacy"):
         play(rounds=2, out=tmp_path, resume=True)
@@ -247,19 +247,19 @@ def test_a_run_is_not_resumed_with_another_source_of_noise_or_delta(tmp_path: Pa
         play(rounds=2, out=tmp_path, resume=True, secret=1, ledger=Ledger(tmp_path / "other.jsonl", delta=1e-6))
 
 
-def test_who_does_not_say_that_it_is_private_cannot_spend() -> None:
+def test_method_not_declared_private_cannot_charge() -> None:
     class Silent(NoisySum):
         private = False
 
     with pytest.raises(NoUsableReply, match="the method must say `private = True`"):
-        simulate(Silent(), holders()[:2], rounds=1, progress=False)
-    client = Client(0, nobody(), None, None, 1, 0)  # type: ignore[arg-type]
+        simulate(Silent(), client_data()[:2], rounds=1, progress=False)
+    client = Client(0, empty_client(), None, None, 1, 0)  # type: ignore[arg-type]
     with pytest.raises(PrivacyError, match="there is no ledger"):
         client.spend("x", 1.0)
 
 
 class Chosen(NoisySum):
-    """Draws its clients itself: nobody in round 2."""
+    """Draws its own clients, and none in round 2."""
 
     def draw(self, server: Server) -> list[int]:
         return [] if server.round == 2 else [0, 2]
@@ -268,14 +268,14 @@ class Chosen(NoisySum):
         server.notes["replies"] = len(replies.clients)
 
 
-def test_a_secret_draw_stays_out_of_the_history_and_may_be_empty() -> None:
+def test_secret_draw_is_not_in_the_history_and_may_be_empty() -> None:
     run = play(method=Chosen())
     assert [row["replies"] for row in run.rows] == [2, 0, 2]
     assert [(row["drawn"], row["bytes_by_client"]) for row in run.rows] == [(None, None)] * 3
 
 
 class Lazy:
-    """Clients that are made when they are asked for."""
+    """Clients created on access."""
 
     def __init__(self, held: list[LabeledImages]) -> None:
         self.held = held
@@ -289,8 +289,8 @@ class Lazy:
         return self.held[number]
 
 
-def test_a_class_count_that_was_read_off_the_labels_is_refused_before_anything_is_charged() -> None:
-    told = holders()
+def test_class_count_measured_on_labels_is_refused_before_any_charge() -> None:
+    told = client_data()
     derived = LabeledImages(told[1].images, told[1].labels)
     ledger = Ledger(delta=DELTA)
     for held in ([derived, derived[:5]], (ClientData(derived),), Lazy([derived, told[0]])):
@@ -305,7 +305,7 @@ WHOLE = Filtered(FedAvg(factory=Tiny, weights="uniform"), ClientDP(1.0, 0.5, cli
 
 
 @pytest.mark.parametrize("method", [RECORDS, WHOLE], ids=["DPSGD", "ClientDP"])
-def test_measured_statistics_are_refused_before_round_one(method: Method) -> None:
+def test_measured_statistics_are_refused_before_round_1(method: Method) -> None:
     pixels = torch.rand(6, 1, 4, 4, generator=derive(3))
     ledger = Ledger(delta=DELTA)
     for public in (False, True):
@@ -319,19 +319,19 @@ def test_measured_statistics_are_refused_before_round_one(method: Method) -> Non
             assert ledger.events == ()
 
 
-def test_the_same_images_with_two_clients_are_warned_of() -> None:
-    told = holders()
+def test_shared_images_of_two_clients_are_warned_of() -> None:
+    told = client_data()
     twice = [*told, told[1].replace(images=told[1].images.clone())]
     with pytest.warns(UserWarning, match="clients 1 and 3 have the same images.*disjoint=False"):
         simulate(NoisySum(), twice, rounds=1, progress=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         overlapping = simulate(NoisySum(), twice, rounds=1, progress=False, ledger=Ledger(disjoint=False))
-        simulate(NoisySum(), [*told, nobody()], rounds=1, progress=False)
+        simulate(NoisySum(), [*told, empty_client()], rounds=1, progress=False)
     assert overlapping.rows[0]["epsilon"] == pytest.approx(compose([(SIGMA, 1.0, 4)], DELTA).epsilon)
 
 
-def test_a_run_with_a_ledger_of_its_own_says_so(tmp_path: Path) -> None:
+def test_run_with_a_given_ledger_records_it(tmp_path: Path) -> None:
     for run in (play(rounds=1), play(rounds=1, out=tmp_path), play(rounds=2, out=tmp_path, resume=True)):
         assert run.rows[-1]["privacy"]["remarks"] == [NEW_LEDGER_REMARK]
     assert "remarks" not in play(rounds=1, ledger=Ledger(delta=DELTA)).rows[0]["privacy"]

@@ -1,4 +1,4 @@
-"""The loopback's pool of processes: acquiring, releasing, and processes that do not start or stop."""
+"""The loopback's pool of processes: acquiring, releasing, and processes that fail to start or stop."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fl.deploy.loopback import _processes
 from fl.deploy.loopback._processes import Process, ProcessEnded, acquire, pickle_config, release
 
 
-class Played:
-    """Stands in for a process: says what it is given to say, and remembers what it was sent."""
+class FakeProcess:
+    """Fake process: returns given replies and records what it was sent."""
 
     def __init__(self, *says: Any, parent: int | None = None) -> None:
         self.says, self.sent, self.ended = list(says), list[Any](), False
@@ -42,34 +42,38 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return kept
 
 
-def test_the_dead_and_the_parents_are_passed_over(idle: list[Any]) -> None:
-    living, dead, others = Played(("open",)), Played(ProcessEnded("dead")), Played(("open",), parent=os.getpid() + 1)
+def test_dead_processes_and_those_of_the_parent_are_skipped(idle: list[Any]) -> None:
+    living, dead, others = (
+        FakeProcess(("open",)),
+        FakeProcess(ProcessEnded("dead")),
+        FakeProcess(("open",), parent=os.getpid() + 1),
+    )
     idle.extend([living, dead, others])
     assert acquire(b"") is living
     assert (living.sent, dead.sent, others.sent, idle) == (["open"], ["open"], [], [])
 
 
-def test_a_new_process_that_does_not_come_up_says_what_a_script_must_do(
+def test_process_that_fails_to_start_explains_what_a_script_must_do(
     idle: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[Played] = []
+    made: list[FakeProcess] = []
 
-    def failing() -> Played:
-        made.append(Played(ProcessEnded("the process in which it ran died (exit code 1)")))
+    def failing() -> FakeProcess:
+        made.append(FakeProcess(ProcessEnded("the process in which it ran died (exit code 1)")))
         return made[-1]
 
     monkeypatch.setattr(_processes, "Process", failing)
-    idle.append(Played(ProcessEnded("dead")))
+    idle.append(FakeProcess(ProcessEnded("dead")))
     with pytest.raises(RuntimeError, match=r"did not start: .*exit code 1.* under `if __name__ == '__main__':`"):
         acquire(b"")
     assert len(made) == 1  # it is not tried for ever
 
 
 @pytest.mark.parametrize("of", [acquire, release], ids=["taken", "given back"])
-def test_an_interrupt_ends_the_process_and_keeps_none(
+def test_interrupt_ends_the_process_and_keeps_none(
     of: Callable[..., Any], idle: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = Played(KeyboardInterrupt())
+    process = FakeProcess(KeyboardInterrupt())
     monkeypatch.setattr(_processes, "Process", lambda: process)
     with pytest.raises(KeyboardInterrupt):
         of(process if of is release else b"")
@@ -77,15 +81,15 @@ def test_an_interrupt_ends_the_process_and_keeps_none(
     assert idle == []
 
 
-def test_only_who_comes_to_rest_is_idle(idle: list[Any]) -> None:
-    release(dead := Played(ProcessEnded("dead")))  # type: ignore[arg-type]
+def test_only_processes_that_settle_are_idle(idle: list[Any]) -> None:
+    release(dead := FakeProcess(ProcessEnded("dead")))  # type: ignore[arg-type]
     assert (dead.sent, idle) == (["stop", "close"], [])
-    release(process := Played(("answer", 1), ("closed",)))  # type: ignore[arg-type]
+    release(process := FakeProcess(("answer", 1), ("closed",)))  # type: ignore[arg-type]
     assert idle == [process]
 
 
 @pytest.mark.parametrize("alive", [False, True])
-def test_silence_and_a_closed_pipe_end_it_and_say_how(alive: bool) -> None:
+def test_silence_and_a_closed_pipe_end_the_process_with_the_reason(alive: bool) -> None:
     class Child:
         exitcode = -9
 
@@ -115,7 +119,7 @@ def test_silence_and_a_closed_pipe_end_it_and_say_how(alive: bool) -> None:
             process.send("open")
 
 
-def test_what_cannot_travel_is_named_by_the_way_to_it() -> None:
+def test_object_that_cannot_be_pickled_is_named_by_its_path() -> None:
     def opening(held: Any) -> Any:
         return SimpleNamespace(method=SimpleNamespace(parts=held))
 

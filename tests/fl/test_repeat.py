@@ -1,4 +1,4 @@
-"""A run is read back from its folder, and comes to the same hash again; on a part of its records too."""
+"""Loading a run from its folder and repeating it to the same hash, also on a part of its records."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def pictures(seed: int = 0, count: int = COUNT) -> LabeledImages:
     return images(count, seed).replace(images=torch.randn(count, 1, 4, 4, generator=rng), labels=labels)
 
 
-def read(seed: int = 0) -> Split:
-    """What a user's own loader does."""
+def load_data(seed: int = 0) -> Split:
+    """A user's own loader."""
     return Split(pictures(seed), pictures(1, 12), ("a", "b", "c"))
 
 
 def task(**options: Any) -> Task:
     deal = partial(partition.dirichlet, clients=4, alpha=1.0)
-    return Task("made", read, **{"partition": deal, "factory": Tiny, "rounds": 2, "own_tests": 0.2, **options})
+    return Task("made", load_data, **{"partition": deal, "factory": Tiny, "rounds": 2, "own_tests": 0.2, **options})
 
 
 def scaffold(factory: Any, lr: float = 0.1) -> FedAvg:
@@ -53,7 +53,7 @@ def scaffold(factory: Any, lr: float = 0.1) -> FedAvg:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished run of a study."""
+    """Return the folder of a finished run of a study."""
     out = tmp_path_factory.mktemp("study")
     study = Study(out, task(participation=3), {"SCAFFOLD": Federated(scaffold, settings={"lr": 0.05})}, seeds=[3])
     study.run(progress=False, trial=False)
@@ -64,7 +64,7 @@ def again(folder: Path, **how: Any) -> Any:
     return repeat(folder, **{"trust": HERE, "progress": False, **how})
 
 
-def test_a_run_is_read_back(run: Path) -> None:
+def test_run_is_loaded(run: Path) -> None:
     found = load(run, trust=HERE)
     assert found.line["hash"] == found.hash
     assert len(found.rows) == 2
@@ -84,7 +84,7 @@ def test_a_run_is_read_back(run: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [{}, {"backend": Loopback()}, {"workers": 2}], ids=str)
-def test_a_run_comes_to_the_same_hash_from_its_config_alone(run: Path, how: dict[str, Any], tmp_path: Path) -> None:
+def test_run_repeats_to_the_same_hash_from_its_config_alone(run: Path, how: dict[str, Any], tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     for name in ("history.jsonl", "summary.json", "checkpoint"):  # nothing else of the folder is used
         path = tmp_path / "run" / name
@@ -95,7 +95,7 @@ def test_a_run_comes_to_the_same_hash_from_its_config_alone(run: Path, how: dict
     assert found.folder == tmp_path / "again"
 
 
-def test_all_records_kept_is_the_run_and_half_of_them_another_with_the_same_owners(run: Path, tmp_path: Path) -> None:
+def test_keeping_all_records_is_the_run_and_half_keeps_the_owners(run: Path, tmp_path: Path) -> None:
     known = load(run, trust=HERE)
     whole = again(run, keep=range(COUNT))
     assert whole.hash == known.hash
@@ -111,7 +111,7 @@ def test_all_records_kept_is_the_run_and_half_of_them_another_with_the_same_owne
     assert again(tmp_path / "half", keep=range(COUNT)).hash == known.hash
 
 
-def test_under_another_seed_each_record_is_with_the_client_that_had_it(run: Path, tmp_path: Path) -> None:
+def test_records_stay_with_their_clients_under_another_seed(run: Path, tmp_path: Path) -> None:
     known = load(run, trust=HERE)
     other = again(run, seed=8, out=tmp_path / "other")
     assert (other.seed, other.partition_seed, other.line["seed"]) == (8, 3, 8)
@@ -123,13 +123,13 @@ def test_under_another_seed_each_record_is_with_the_client_that_had_it(run: Path
     assert shadow.config["data"] == again(run, keep=range(0, COUNT, 2)).config["data"]
     assert again(tmp_path / "other", seed=3).hash == known.hash
     with pytest.raises(NotRepeatable, match="data: was"):
-        again(run, seed=8, data=partial(read, 5))
+        again(run, seed=8, data=partial(load_data, 5))
     with pytest.raises(ValueError, match="seed must be at least 0"):
         again(run, seed=-1)
 
 
-def test_what_clients_train_on_are_the_kept_records_alone(run: Path) -> None:
-    split = read()
+def test_clients_train_only_on_the_kept_records(run: Path) -> None:
+    split = load_data()
     known = load(run, trust=HERE)
     keep = torch.arange(0, COUNT, 2)
     dealt = known.assign(split, keep)
@@ -138,18 +138,18 @@ def test_what_clients_train_on_are_the_kept_records_alone(run: Path) -> None:
         assert set(rows.tolist()) <= set(keep.tolist())
 
 
-def test_images_that_moved_are_given_and_must_be_the_same(run: Path, tmp_path: Path) -> None:
+def test_moved_images_are_given_and_must_be_the_same(run: Path, tmp_path: Path) -> None:
     known = load(run, trust=HERE)
-    assert again(run, data=partial(read, 0)).hash == known.hash
-    assert again(run, data=read()).hash == known.hash
+    assert again(run, data=partial(load_data, 0)).hash == known.hash
+    assert again(run, data=load_data()).hash == known.hash
     for keep in (None, [1, 2, 3]):
         with pytest.raises(NotRepeatable, match=r"data: was|data was .* pass data="):
-            again(run, data=partial(read, 5), keep=keep)
+            again(run, data=partial(load_data, 5), keep=keep)
     with pytest.raises(NotRepeatable, match=r"cannot be read: .*nowhere.* pass data="):
         again(run, data=partial(load_npz, tmp_path / "nowhere.npz"))
 
 
-def test_a_repetition_that_was_interrupted_goes_on(run: Path, tmp_path: Path) -> None:
+def test_interrupted_repetition_continues(run: Path, tmp_path: Path) -> None:
     found = again(run, out=tmp_path)
     for name in ("summary.json",):
         (tmp_path / name).unlink()
@@ -158,7 +158,7 @@ def test_a_repetition_that_was_interrupted_goes_on(run: Path, tmp_path: Path) ->
         again(run, out=run)
 
 
-def test_another_hash_is_warned_of_with_both_versions(run: Path, tmp_path: Path) -> None:
+def test_other_hash_is_warned_of_with_both_versions(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     rows = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
     rows[-1]["loss"] += 1e-9
@@ -175,7 +175,7 @@ MODELS = ("FedAvg", "FedRep", "FedLGD", "FedDM", "SummedFedDM", "FedProto of two
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_methods_models_and_sets_are_read_back(name: str, tmp_path: Path) -> None:
+def test_models_and_sets_of_every_method_are_loaded(name: str, tmp_path: Path) -> None:
     method = METHODS[name]() if name in METHODS else plain(addon(name))
     ran = play(method, rounds=1, out=tmp_path)
     found = load(tmp_path, trust=HERE)
@@ -193,7 +193,7 @@ def test_every_methods_models_and_sets_are_read_back(name: str, tmp_path: Path) 
 HOW: dict[str, Any] = {"rounds": 2, "test": images(9, 7), "seed": 4, "participation": 2, "progress": False}
 
 
-def test_a_run_of_simulate_is_repeated_on_the_images_that_are_given(tmp_path: Path) -> None:
+def test_run_of_simulate_is_repeated_on_given_images(tmp_path: Path) -> None:
     ran = simulate(FedAvg(factory=Tiny, steps=2), federation(), out=tmp_path / "run", server_threads=2, **HOW)
     with pytest.raises(NotRepeatable, match=r"does not record its task, .* repeat\(folder, clients=..., test=...\)"):
         again(tmp_path / "run")
@@ -209,7 +209,7 @@ def test_a_run_of_simulate_is_repeated_on_the_images_that_are_given(tmp_path: Pa
         again(tmp_path / "run", clients=federation(), keep=[1])
 
 
-def test_a_seeded_private_run_comes_to_the_same_hash_too(tmp_path: Path) -> None:
+def test_seeded_private_run_repeats_to_the_same_hash(tmp_path: Path) -> None:
     method = Filtered(FedAvg(factory=Tiny, steps=1, weights="uniform"), ClientDP(sigma=1.0, rate=0.5, clip=1.0))
     ran = simulate(method, federation(), rounds=2, seed=4, secret=7, out=tmp_path / "run", progress=False)
     found = again(tmp_path / "run", clients=federation())
@@ -227,7 +227,7 @@ def test_faults_are_part_of_a_run(tmp_path: Path) -> None:
 # What a folder does not say.
 
 
-def test_a_method_without_a_recipe_is_given_or_read_by_its_factory(tmp_path: Path) -> None:
+def test_method_that_cannot_be_rebuilt_is_given_or_built_by_its_factory(tmp_path: Path) -> None:
     method = FedAvg(factory=lambda outputs: Tiny(outputs), steps=1)
     ran = simulate(method, federation(), out=tmp_path / "run", **HOW)
     with pytest.raises(NotRepeatable, match=r"method.factory is a lambda, .* Pass method=.* factory="):
@@ -246,7 +246,7 @@ def test_a_method_without_a_recipe_is_given_or_read_by_its_factory(tmp_path: Pat
         load(tmp_path / "run", method=FedAvg(factory=Tiny, steps=2))
 
 
-def test_folders_of_other_formats_say_what_is_missing(tmp_path: Path) -> None:
+def test_folders_of_other_formats_report_what_is_missing(tmp_path: Path) -> None:
     ran = simulate(FedAvg(factory=Tiny, steps=1), federation(), out=tmp_path, **HOW)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
@@ -264,15 +264,15 @@ def test_folders_of_other_formats_say_what_is_missing(tmp_path: Path) -> None:
         load(tmp_path / "nowhere")
 
 
-def test_a_users_functions_must_be_vouched_for(run: Path) -> None:
+def test_users_functions_require_trust(run: Path) -> None:
     with pytest.raises(NotRepeatable, match=r"names 'tests.fl.federations:Tiny', .*trust=\['tests.fl.federations'\]"):
         load(run)
     with pytest.raises(NotRepeatable, match=rf"task of the run .*trust=\['{__name__}'\]"):
         load(run, trust=["tests.fl.federations"]).task  # noqa: B018
 
 
-def test_images_in_memory_are_kept_once_in_a_study_and_read_from_its_runs(tmp_path: Path) -> None:
-    kept = replace(task(), data=read())
+def test_images_in_memory_are_stored_once_in_a_study(tmp_path: Path) -> None:
+    kept = replace(task(), data=load_data())
     Study(tmp_path, kept, {"a": Federated(scaffold)}, seeds=[0]).run(progress=False, trial=False)
     files = list((tmp_path / "data").glob("*.safetensors"))
     assert len(files) == 2
@@ -283,7 +283,7 @@ def test_images_in_memory_are_kept_once_in_a_study_and_read_from_its_runs(tmp_pa
     assert again(tmp_path / "alone").hash == load(tmp_path / "alone", trust=HERE).hash
 
 
-def test_a_way_that_makes_a_set_is_repeated_too(tmp_path: Path) -> None:
+def test_candidate_that_makes_a_set_is_repeated_too(tmp_path: Path) -> None:
     way = Condense(subset, num_networks=1, protocol=Protocol(epochs=1))
     Study(tmp_path, task(), {"random": way}, seeds=[1]).run(progress=False, trial=False)
     known = load(tmp_path / "made-random-1", trust=HERE)

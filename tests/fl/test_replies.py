@@ -1,4 +1,4 @@
-"""Invalid replies: none ends a run, none is accepted, and the result is that of a run without them."""
+"""Malformed replies: none ends a run, none is accepted, and other clients' results are as if it had been lost."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 
 
 class Hostile(Filtered):
-    """A method whose client 1 answers as `answer` makes it from the honest answer, and what is due."""
+    """Method whose client 1 replies with `answer(honest reply, schema)`."""
 
     def __init__(self, method: Method, answer: Callable[[str, Message, Any, Method], Any]) -> None:
         super().__init__(method, Filter())
@@ -89,7 +89,7 @@ def lost(*_: Any) -> None:
 
 
 def rows_of(run: Run) -> list[dict[str, Any]]:
-    """The history without seconds and without the reasons of failures."""
+    """Return the history without seconds and reasons of failures."""
     rows = [{k: v for k, v in row.items() if "seconds" not in k} for row in run.rows]
     for row in rows:
         for part in (row, row.get("setup", {})):
@@ -98,7 +98,7 @@ def rows_of(run: Run) -> list[dict[str, Any]]:
 
 
 def all_mutants(name: str) -> dict[str, tuple[Message, Any, list[Mutant]]]:
-    """For each thing that client 1 is asked in two rounds: its honest answer, what is due, and every mutant."""
+    """Return for each request to client 1 in two rounds the honest reply, its schema and every mutant."""
     found: dict[str, Any] = {}
 
     def keep(verb: str, honest: Message, due: Any, method: Method) -> Message:
@@ -112,7 +112,7 @@ def all_mutants(name: str) -> dict[str, tuple[Message, Any, list[Mutant]]]:
 
 
 def accepted(reply: Any, entries: Any, due: Any, wire: bool) -> bool:
-    """Whether a reply passes its check, as it is and, with `wire`, as bytes; any other error than a refusal goes on."""
+    """Return whether a reply passes validation, directly or encoded (`wire`). Only refusals are caught."""
     try:
         check_reply(reply, entries, due)
         return True
@@ -125,7 +125,7 @@ def accepted(reply: Any, entries: Any, due: Any, wire: bool) -> bool:
 
 
 def test_three_thousand_mutants_of_valid_replies_are_refused() -> None:
-    """Each by name, before and after a wire; and the honest reply passes both."""
+    """Each is refused by name, before and after encoding; the honest reply passes both."""
     count: Counter[str] = Counter()
     for name in METHODS:
         for verb, (honest, due, entries, wrong) in all_mutants(name).items():
@@ -139,8 +139,8 @@ def test_three_thousand_mutants_of_valid_replies_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_runs_with_malformed_replies_are_as_if_these_were_lost(name: str) -> None:
-    """Every round, every test and the setup of client 1 is another mutant."""
+def test_malformed_replies_equal_lost_ones(name: str) -> None:
+    """Every round, evaluation and setup of client 1 returns another mutant."""
     rounds, turn = 8, itertools.count()
 
     def wrong(verb: str, honest: Message, due: Any, method: Method) -> Any:
@@ -210,7 +210,7 @@ FOUND: list[tuple[str, str, Callable[[Message], Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "change", "why"), [f[1:] for f in FOUND], ids=[f[0] for f in FOUND])
-def test_what_was_found(name: str, change: Any, why: str) -> None:
+def test_known_malformed_replies_are_refused(name: str, change: Any, why: str) -> None:
     hostile, absent = play(Hostile(METHODS[name](), one(change)), 2), play(Hostile(METHODS[name](), one(lost)), 2)
     assert_same(hostile, absent)
     for row in hostile.rows:
@@ -220,8 +220,8 @@ def test_what_was_found(name: str, change: Any, why: str) -> None:
 
 
 @pytest.mark.parametrize("other", [torch.tensor(1.0), torch.ones(3), 2.0, "two"], ids=["scalar", "3", "number", "text"])
-def test_rows_along_what_has_other_rows_or_none_are_refused_by_name(other: Any) -> None:
-    """Whichever of the two stands first in the schema."""
+def test_mismatched_or_missing_rows_are_refused_by_name(other: Any) -> None:
+    """In either order in the schema."""
 
     class Both:
         values, weights = Entry[Any]("first"), Entry[torch.Tensor]("first")
@@ -235,8 +235,8 @@ def test_rows_along_what_has_other_rows_or_none_are_refused_by_name(other: Any) 
 
 
 @pytest.mark.parametrize("place", [0, 1, 3, 9])
-def test_a_test_that_cannot_be_is_not_counted(place: int) -> None:
-    """One more image, right answer, true positive or missed image than there are."""
+def test_impossible_evaluation_is_not_counted(place: int) -> None:
+    """One more image, correct answer, true positive or missed image than possible."""
 
     def answer(change: Callable[[Message], Any]) -> Callable[..., Any]:
         return lambda verb, honest, due, method: change(honest) if verb == "evaluate" else honest
@@ -253,7 +253,7 @@ def test_a_test_that_cannot_be_is_not_counted(place: int) -> None:
 
 
 class Fragile(FedAvg):
-    """The server's own code fails on some replies."""
+    """Method whose server code fails on some replies."""
 
     def read_reply(self, server: Server, reply: Message) -> Message:
         if float(reply[FedAvg.update]["classifier.bias"].abs().max()) > 100:
@@ -261,7 +261,7 @@ class Fragile(FedAvg):
         return super().read_reply(server, reply)
 
 
-def test_a_reply_on_which_digest_fails_is_left_out_by_name() -> None:
+def test_reply_on_which_read_reply_fails_is_left_out_by_name() -> None:
     def far(honest: Message) -> Message:
         return with_values(FedAvg__update={n: t + 1000 for n, t in honest[FedAvg.update].items()})(honest)
 
@@ -270,8 +270,8 @@ def test_a_reply_on_which_digest_fails_is_left_out_by_name() -> None:
     assert hostile.rows[0]["failed"] == {"1": "cannot be used: ZeroDivisionError: too far"}
 
 
-def test_what_the_server_derives_from_a_reply_is_checked_with_it() -> None:
-    """Finite weights so large that the client's model gives NaN on the proxy images."""
+def test_values_derived_from_a_reply_are_checked_with_it() -> None:
+    """Finite weights so large that the client's model returns NaN on the proxy images."""
 
     def far(honest: Message) -> Message:
         return with_values(FedAvg__update={n: t + 3e38 for n, t in honest[FedAvg.update].items()})(honest)
@@ -292,7 +292,7 @@ class Loose(FedAvg):
         return schema
 
 
-def test_a_reply_that_does_not_fit_those_before_it_is_left_out_by_name() -> None:
+def test_reply_inconsistent_with_earlier_ones_is_left_out_by_name() -> None:
     def wide(honest: Message) -> Message:
         return with_values(FedAvg__update={n: t.double() for n, t in honest[FedAvg.update].items()})(honest)
 
@@ -301,7 +301,7 @@ def test_a_reply_that_does_not_fit_those_before_it_is_left_out_by_name() -> None
     assert "has another form than in other replies" in hostile.rows[0]["failed"]["1"]
 
 
-def test_a_note_that_is_no_number_costs_the_reply() -> None:
+def test_non_numeric_note_rejects_the_reply() -> None:
     class Noting(AddOn):
         def after_training(self, local: Any, update: Any, reply: Any) -> None:
             if local.client.id == 1:
@@ -311,7 +311,7 @@ def test_a_note_that_is_no_number_costs_the_reply() -> None:
     assert row["failed"] == {"1": "its note 'kept' is no finite number"}
 
 
-def test_what_a_client_may_claim_is_the_users_to_set() -> None:
+def test_limit_of_client_claims_is_an_option() -> None:
     options: dict[str, Any] = {"factory": Tiny, "max_samples": 15, **SMALL}
     row = play(FedAvg(**options), 1).rows[0]
     why = "FedAvg.samples must lie in [0, 15], got 18; the largest weight is the method's to say (max_samples)"
@@ -322,7 +322,7 @@ def test_what_a_client_may_claim_is_the_users_to_set() -> None:
         FedAvg(factory=Tiny, max_samples=0)
 
 
-def test_a_client_moves_the_mean_by_no_more_than_its_declared_weight() -> None:
+def test_client_moves_the_mean_by_no_more_than_its_declared_weight() -> None:
     """The largest well-formed claim against two clients of 12 and 18 images, by hand."""
 
     def claim(honest: Message) -> Message:
@@ -341,7 +341,7 @@ def test_a_client_moves_the_mean_by_no_more_than_its_declared_weight() -> None:
         assert torch.allclose(value.double(), want.double(), atol=1e-6)
 
 
-def test_what_answers_must_say_what_the_answer_looks_like() -> None:
+def test_replies_need_a_schema() -> None:
     class Asks(AddOn):
         def answer(self, local: Any, reply: Any) -> None:
             """Asks."""
@@ -356,8 +356,8 @@ def test_what_answers_must_say_what_the_answer_looks_like() -> None:
         play(Tests(factory=Tiny, **DM), 1)
 
 
-def test_replies_that_do_not_fit_each_other_do_not_count_in_part() -> None:
-    """Where a method expects other shapes of each client, the first reply decides, and no other is folded by half."""
+def test_inconsistent_replies_do_not_count_in_part() -> None:
+    """With different shapes for each client, the first reply decides, and no other is partly accumulated."""
 
     class E:
         a = Entry[torch.Tensor]("sum")
@@ -383,8 +383,8 @@ def test_replies_that_do_not_fit_each_other_do_not_count_in_part() -> None:
     assert reducer.result()[E.b].shape == (1, 3)
 
 
-def test_sets_say_nothing_of_a_client_but_pixels_and_labels() -> None:
-    """A client that lacks a class says so in what a condensation notes; its raw images have columns of their own."""
+def test_sets_reveal_only_pixels_and_labels() -> None:
+    """Conditions such as an absent class would show in the notes of a condensation or in extra columns."""
     seen: list[Message] = []
 
     def watch(verb: str, honest: Message, due: Any, method: Method) -> Message:

@@ -1,4 +1,4 @@
-"""RobustMean against its papers' formulas in NumPy, and what false replies can and cannot do to it."""
+"""RobustMean against its papers' formulas in NumPy, and limits on the effect of malicious replies."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def scores(vectors: Any, f: int) -> list[float]:
 
 
 def krum(vectors: Any, f: int, keep: int = 1) -> list[int]:
-    """The `keep` with the smallest scores, ascending by number."""
+    """Return the `keep` vectors with the smallest scores, sorted by number."""
     score = scores(vectors, f)
     return sorted(sorted(range(len(vectors)), key=lambda i: (score[i], i))[:keep])
 
 
 def combined(vectors: Any, rule: str) -> Any:
-    """What each rule makes of the rows of `vectors`, with f = 1, in NumPy."""
+    """Return the result of each rule for the rows of `vectors` with f = 1, in NumPy."""
     if rule == "median":
         return np.median(vectors, axis=0)
     if rule == "trimmed":
@@ -52,7 +52,7 @@ def combined(vectors: Any, rule: str) -> Any:
 
 
 class Poison(AddOn):
-    """The named clients send `times` their change, and of the other sign."""
+    """The named clients send their change times `-times`."""
 
     key = "Poison"
 
@@ -65,7 +65,7 @@ class Poison(AddOn):
 
 
 class Witness(AddOn):
-    """Keeps every change as the server gets it."""
+    """Keeps every change that the server receives."""
 
     key = "Witness"
 
@@ -103,7 +103,7 @@ def moved(run: Run) -> Any:
 @pytest.mark.parametrize("poisoned", [(), (2,)])
 @pytest.mark.parametrize("clients", [5, 6])
 @pytest.mark.parametrize("rule", RULES)
-def test_a_round_follows_the_formula(rule: str, clients: int, poisoned: tuple[int, ...]) -> None:
+def test_round_follows_the_formula(rule: str, clients: int, poisoned: tuple[int, ...]) -> None:
     witness = Witness()
     held = [images(12 + 3 * k, seed=k) for k in range(clients)]
     run = play(RULES[rule], witness, Poison(*poisoned, times=-3.0), clients=held, initial=INITIAL)
@@ -116,7 +116,7 @@ def test_a_round_follows_the_formula(rule: str, clients: int, poisoned: tuple[in
 
 @pytest.mark.parametrize("rule", ["median", "trimmed"])
 def test_rounds_of_two_weights_follow_the_formula(rule: str) -> None:
-    """Local training and the rule together, in NumPy; with three clients and f = 1 both leave the middle value."""
+    """Local training and the rule together in NumPy; with three clients and f = 1 both rules give the median."""
     run = quadratic.run(RULES[rule], rounds=8, batch=1, weights="uniform")
     w = quadratic.START
     for _ in range(8):
@@ -132,7 +132,7 @@ NUMBERS = st.floats(-(2.0**100), 2.0**100, width=32)
 
 @st.composite
 def poisoned(draw: Any, least: int) -> tuple[Any, list[int], int]:
-    """(rows [n, 3], the numbers of the honest ones, f): n is at least 2 f + `least`; honest values are small."""
+    """(rows [n, 3], numbers of the honest ones, f): n is at least 2 f + `least`; honest values are small."""
     f = draw(st.integers(1, 3))
     n = 2 * f + least + draw(st.integers(0, 3))
     false = draw(st.sets(st.integers(0, n - 1), max_size=f))
@@ -153,8 +153,8 @@ def test_no_coordinate_leaves_the_hull_of_the_honest(case: tuple[Any, list[int],
 
 @settings(max_examples=60, deadline=None)
 @given(poisoned(least=3), st.floats(1.01, 1e6))
-def test_krum_takes_an_honest_vector_where_the_false_are_far(case: tuple[Any, list[int], int], further: float) -> None:
-    """s of an honest vector is at most (n - f - 2) d^2, of a false one that is D away at least (n - 2 f - 1) D^2."""
+def test_krum_selects_an_honest_vector_if_attackers_are_far(case: tuple[Any, list[int], int], further: float) -> None:
+    """s of an honest vector is at most (n - f - 2) d^2; of an attacker at distance D at least (n - 2 f - 1) D^2."""
     rows, honest, f = case
     rows = rows.double()
     n, d = len(rows), 2 * 3**0.5
@@ -166,7 +166,7 @@ def test_krum_takes_an_honest_vector_where_the_false_are_far(case: tuple[Any, li
 
 @settings(max_examples=60, deadline=None)
 @given(poisoned(least=3), st.randoms(use_true_random=False))
-def test_the_order_of_the_clients_changes_nothing(case: tuple[Any, list[int], int], random: Any) -> None:
+def test_order_of_the_clients_changes_nothing(case: tuple[Any, list[int], int], random: Any) -> None:
     rows, _, f = case
     order = random.sample(range(len(rows)), len(rows))
     for trim in (0, f, (len(rows) - 1) // 2):
@@ -176,11 +176,11 @@ def test_the_order_of_the_clients_changes_nothing(case: tuple[Any, list[int], in
         assert score[chosen] == pytest.approx(min(score), rel=1e-9)
 
 
-def test_the_smaller_number_wins_a_tie() -> None:
+def test_smaller_client_number_wins_a_tie() -> None:
     assert krum_choice({"": torch.ones(5, 4)}, 1, 2) == [0, 1]
 
 
-def test_the_median_of_an_even_number_is_the_middle_of_two() -> None:
+def test_median_of_an_even_number_is_the_middle_of_two() -> None:
     assert trimmed_mean(torch.tensor([[1.0], [9.0], [2.0], [4.0]]), 1).tolist() == [3.0]
 
 
@@ -188,7 +188,7 @@ def test_the_median_of_an_even_number_is_the_middle_of_two() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_poison_that_ruins_the_mean_does_little(rule: str) -> None:
+def test_poison_that_ruins_the_mean_has_little_effect(rule: str) -> None:
     test = images(90, seed=9)
     ruined = play(Poison(3), rounds=2, test=test)
     held = play(RULES[rule], Poison(3), rounds=6, test=test)
@@ -199,12 +199,12 @@ def test_poison_that_ruins_the_mean_does_little(rule: str) -> None:
         assert all(3 not in row["krum_clients"] for row in held.rows)
 
 
-def test_trimming_by_nothing_is_the_plain_mean() -> None:
+def test_trimming_nothing_equals_the_plain_mean() -> None:
     assert_same(play(RobustMean(0, "trimmed"), rounds=2), play(rounds=2))
 
 
-def test_clients_that_agree_are_averaged_as_ever() -> None:
-    """Five copies of one client on whole batches: every rule gives the mean, to rounding."""
+def test_identical_updates_give_the_mean() -> None:
+    """Five copies of one client on full batches: every rule gives the mean, up to rounding."""
     same = [images(12, seed=1)] * 5
     plain = play(clients=same, batch=12, initial=INITIAL)
     for rule in RULES.values():
@@ -223,7 +223,7 @@ def test_laws(rule: str, tmp_path: Path, global_rng_untouched: None) -> None:
     assert_invariant(lambda: [robust, FedProx(0.1), FedAvgM()], tmp_path, factory=Tiny, weights="uniform")
 
 
-def test_local_accuracy_may_look_at_the_clients() -> None:
+def test_local_accuracy_can_be_combined_with_it() -> None:
     method = FedAvg(RobustMean(1), LocalAccuracy(), factory=Tiny, weights="uniform")
     run = simulate(method, federation(), rounds=1, server_data={"test": images(20, 3)}, progress=False)
     assert 0 <= run.rows[0]["accuracy_locals"]["mean"] <= 1
@@ -265,7 +265,7 @@ class Summed(AddOn):
         ),
     ],
 )
-def test_what_it_cannot_guard_is_refused(make: Any, error: str) -> None:
+def test_entries_it_cannot_guard_are_refused(make: Any, error: str) -> None:
     with pytest.raises(ValueError, match=error):
         make()
 
@@ -279,16 +279,16 @@ def test_what_it_cannot_guard_is_refused(make: Any, error: str) -> None:
         (RobustMean(1, "krum", best=6), 7),
     ],
 )
-def test_too_few_clients_for_so_many_attackers_are_refused_before_round_1(rule: RobustMean, needed: int) -> None:
+def test_too_few_clients_for_f_are_refused_before_round_1(rule: RobustMean, needed: int) -> None:
     with pytest.raises(ValueError, match=rf"RobustMean\(attackers=.*needs {needed} replies a round; the run has 5"):
         play(rule)
     assert rule.needed == needed
 
 
-def test_a_round_with_too_few_replies_ends_the_run_and_says_why() -> None:
+def test_round_with_too_few_replies_ends_the_run_with_the_reason() -> None:
     with pytest.raises(NoUsableReply, match="needs 5 replies a round, this one has 4: raise participation, or lower"):
         play(RobustMean(2), participation=4)
 
 
-def test_buffers_that_stay_on_the_server_need_no_guard() -> None:
+def test_buffers_kept_on_the_server_need_no_guard() -> None:
     assert not play(RobustMean(1), factory=network, buffers="drop").rows[0]["failed"]

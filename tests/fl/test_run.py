@@ -1,4 +1,4 @@
-"""Display of a run: one line, a notebook's table and curve, flat rows for pandas, loggers with `on_round`."""
+"""Display of runs: one line, a notebook's table and curve, flat rows for pandas, loggers by `on_round`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def play(method: Any = None, **options: Any) -> Run:
 
 
 class Tags(HTMLParser):
-    """The tags and the text of a piece of HTML whose tags all close."""
+    """Parser that collects tags and text of HTML and checks that all tags are closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Tags(HTMLParser):
         self.text += data + " "
 
 
-def test_a_run_says_in_one_line_what_it_is() -> None:
+def test_repr_of_a_run_is_one_line() -> None:
     run = play()
     last, best = (f"{100 * a:.1f} %" for a in (run.accuracy_last, run.accuracy_best) if a is not None)
     assert repr(run) == f"Run(7 rounds of FedAvg(FedProx), 5 clients, accuracy {last} (best {best}))"
@@ -69,7 +69,7 @@ def test_a_run_says_in_one_line_what_it_is() -> None:
     assert "2 replies left out" in repr(failed)
 
 
-def test_a_run_that_was_never_tested_or_has_no_rounds_says_no_more_than_it_knows() -> None:
+def test_repr_without_evaluation_or_rounds_omits_unknown_values() -> None:
     run = play(rounds=2, test=None, evaluate="none")
     assert repr(run) == "Run(2 rounds of FedAvg(FedProx), 5 clients)"
     assert "<svg" not in run._repr_html_()
@@ -78,7 +78,7 @@ def test_a_run_that_was_never_tested_or_has_no_rounds_says_no_more_than_it_knows
     assert Tags(empty._repr_html_()).seen.count("table") == 0
 
 
-def test_a_servers_long_loop_stops_when_the_run_is_being_stopped() -> None:
+def test_long_server_loop_stops_with_the_run() -> None:
     server = play(rounds=1).server
     server.stop.clear()
     server.check_running()
@@ -87,7 +87,7 @@ def test_a_servers_long_loop_stops_when_the_run_is_being_stopped() -> None:
         server.check_running()
 
 
-def test_a_notebook_shows_curve_and_last_rows() -> None:
+def test_notebook_shows_curve_and_last_rows() -> None:
     run = play()
     found = Tags(run._repr_html_())
     assert found.seen.count("tr") == 6
@@ -102,12 +102,12 @@ def test_a_notebook_shows_curve_and_last_rows() -> None:
     assert "table" in single.seen
 
 
-def test_a_name_cannot_break_the_page() -> None:
+def test_names_are_escaped_in_html() -> None:
     run = replace(play(rounds=1), method="A<b>&c")
     assert "A&lt;b&gt;&amp;c" in run._repr_html_()
 
 
-def test_the_table_has_one_value_a_cell_and_every_column_in_every_row() -> None:
+def test_table_has_one_value_a_cell_and_every_column_in_every_row() -> None:
     run = play(rounds=3)
     rows = run.table()
     assert rows == history.table(run.rows)
@@ -124,7 +124,7 @@ def test_the_table_has_one_value_a_cell_and_every_column_in_every_row() -> None:
     assert len(file.getvalue().splitlines()) == 4
 
 
-def test_rows_of_a_table_may_lack_what_others_have() -> None:
+def test_rows_of_a_table_may_lack_columns_of_others() -> None:
     found = history.table([{"round": 1, "failed": {"3": "why"}}, {"round": 2, "new": {"a": {"b": 2}}}])
     assert found == [
         {"round": 1, "failed": 1, "new.a.b": None},
@@ -133,14 +133,14 @@ def test_rows_of_a_table_may_lack_what_others_have() -> None:
     assert history.table([]) == []
 
 
-def test_a_run_is_drawn_without_more() -> None:
+def test_run_is_plotted_without_options() -> None:
     run = play(rounds=3)
     (drawn,) = plot.curves(run).axes[0].lines
     assert [y / 100 for _, y in drawn.get_xydata()] == pytest.approx([row["accuracy"] for row in run.rows])
     assert len(plot.curves({"a": run, "b": [run, run]}).axes[0].lines) == 2
 
 
-def test_a_ledger_says_what_it_holds(tmp_path: Path) -> None:
+def test_repr_of_a_ledger_shows_its_content(tmp_path: Path) -> None:
     assert repr(Ledger()) == "Ledger(in memory, delta=1e-05: nothing spent)"
     ledger = Ledger(tmp_path / "l.jsonl", budget=2.0, disjoint=False)
     ledger.spend(Event("dp_sgd", 8.0, 0.1, 3, 0, 1), Event("dp_sgd", 8.0, 0.1, 3, 1, 1))
@@ -149,9 +149,7 @@ def test_a_ledger_says_what_it_holds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("private", [False, True])
-def test_a_bar_counts_the_rounds_and_the_clients_of_a_round(
-    private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_bar_counts_rounds_and_clients(private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
     class Bar:
@@ -180,7 +178,7 @@ def test_a_bar_counts_the_rounds_and_the_clients_of_a_round(
 
 
 class Writer:
-    """Stands for TensorBoard's `SummaryWriter`."""
+    """Fake of TensorBoard's `SummaryWriter`."""
 
     def __init__(self, folder: str) -> None:
         self.folder, self.closed = folder, False
@@ -194,7 +192,7 @@ class Writer:
 
 
 class Wandb:
-    """Stands for the module `wandb`."""
+    """Fake of the module `wandb`."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[dict[str, Any], int]] = []
@@ -210,8 +208,8 @@ class Wandb:
         self.seen.append(({}, -1))
 
 
-def pasted(library: str, **names: Any) -> dict[str, Any]:
-    """Run the page's lines for a logger, but for its imports; return the names that they leave."""
+def run_page_code(library: str, **names: Any) -> dict[str, Any]:
+    """Run the page's lines for a logger except imports, and return their names."""
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), flags=re.S)
     (code,) = [b for b in blocks if library in b]
     own = [line for line in code.splitlines() if line.strip() and not line.startswith(("import ", "from "))]
@@ -222,8 +220,8 @@ def pasted(library: str, **names: Any) -> dict[str, Any]:
     return place
 
 
-def test_the_pages_lines_for_tensorboard_write_every_round() -> None:
-    place = pasted("SummaryWriter", SummaryWriter=Writer)
+def test_page_code_for_tensorboard_writes_every_round() -> None:
+    place = run_page_code("SummaryWriter", SummaryWriter=Writer)
     writer, run = place["writer"], place["run"]
     assert writer.closed
     accuracy = [(value, step) for tag, value, step in writer.seen if tag == "accuracy"]
@@ -232,8 +230,8 @@ def test_the_pages_lines_for_tensorboard_write_every_round() -> None:
     assert all(isinstance(value, int | float) for _, value, _ in writer.seen)
 
 
-def test_the_pages_lines_for_wandb_log_every_round() -> None:
+def test_page_code_for_wandb_logs_every_round() -> None:
     wandb = Wandb()
-    rows = pasted("wandb", wandb=wandb)["run"].rows
+    rows = run_page_code("wandb", wandb=wandb)["run"].rows
     assert [step for _, step in wandb.seen] == [*(row["round"] for row in rows), -1]
     assert [values["accuracy"] for values, _ in wandb.seen[:-1]] == [row["accuracy"] for row in rows]

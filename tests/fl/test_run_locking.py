@@ -1,4 +1,4 @@
-"""Locks of run folders, ledgers and studies, and refusal of a history that two processes wrote."""
+"""Locks on a run's folder, its ledger and a study; a history belongs to one run."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from tests.fl.invariances import assert_same
 
 
 @contextmanager
-def held(lock: Path) -> Iterator[int]:
-    """Another process owns it; its number."""
+def locked_by_another_process(lock: Path) -> Iterator[int]:
+    """Lock the file in another process and return its process id."""
     with subprocess.Popen([sys.executable, "-c", HOLD, str(lock)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline()
@@ -39,8 +39,8 @@ def held(lock: Path) -> Iterator[int]:
             process.kill()
 
 
-def tried(lock: Path) -> str:
-    """What another process that asks for it hears."""
+def attempt_in_another_process(lock: Path) -> str:
+    """Return the output of another process that requests the lock."""
     return subprocess.run([sys.executable, "-c", TRY, str(lock)], capture_output=True, text=True).stdout
 
 
@@ -54,41 +54,46 @@ def private(**how: Any) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_lock_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locking, "_PATIENCE", 0.1)
 
 
-def test_a_second_process_on_a_run_is_refused_by_name_and_changes_nothing(tmp_path: Path) -> None:
+def test_second_process_on_a_run_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     out = tmp_path / "run"
     play(1, out=out)
     before = {p: p.read_bytes() for p in out.rglob("*") if p.is_file() and not p.name.startswith(".owner")}
-    with held(out / ".owner.lock") as pid, pytest.raises(InUse, match=f"the run in .*run is in use by process {pid}"):
+    with (
+        locked_by_another_process(out / ".owner.lock") as pid,
+        pytest.raises(InUse, match=f"the run in .*run is in use by process {pid}"),
+    ):
         play(out=out, resume=True)
     assert before == {p: p.read_bytes() for p in before}
     assert_same(play(out=out, resume=True), play())
 
 
-def test_a_run_owns_its_folder_and_its_ledger_from_the_first_round_to_the_last(tmp_path: Path) -> None:
+def test_run_locks_its_folder_and_ledger_from_first_to_last_round(tmp_path: Path) -> None:
     heard: list[str] = []
 
     def ask(row: dict[str, Any]) -> None:
-        heard.extend(tried(tmp_path / name) for name in (".owner.lock", "ledger.jsonl.owner.lock"))
+        heard.extend(attempt_in_another_process(tmp_path / name) for name in (".owner.lock", "ledger.jsonl.owner.lock"))
         with pytest.raises(InUse, match="already in use by this process"):
             play(out=tmp_path, resume=True)
 
     private(out=tmp_path, on_round=ask)
     assert len(heard) == 4
     assert all("is in use by process" in words for words in heard)
-    assert [tried(tmp_path / name) for name in (".owner.lock", "ledger.jsonl.owner.lock")] == ["got it\n"] * 2
+    assert [attempt_in_another_process(tmp_path / name) for name in (".owner.lock", "ledger.jsonl.owner.lock")] == [
+        "got it\n"
+    ] * 2
 
 
-def test_nobody_charges_a_ledger_that_another_process_runs_with_and_anybody_may_read_it(tmp_path: Path) -> None:
+def test_ledger_of_a_running_process_is_read_only_for_others(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     event = Event("test", 2.0)
     mine = Ledger(path)
     mine.spend(event)
     before, epsilon = path.read_bytes(), mine.epsilon()
-    with held(tmp_path / "ledger.jsonl.owner.lock") as pid:
+    with locked_by_another_process(tmp_path / "ledger.jsonl.owner.lock") as pid:
         for charge in (lambda: mine.spend(event), lambda: mine.void("x"), lambda: mine.add_remark("x")):
             with pytest.raises(InUse, match=rf"the ledger .*ledger\.jsonl is in use by process {pid}"):
                 charge()
@@ -100,17 +105,24 @@ def test_nobody_charges_a_ledger_that_another_process_runs_with_and_anybody_may_
     assert (mine.epsilon() or 0) > (epsilon or 0)
 
 
-def test_a_study_has_one_owner(tmp_path: Path) -> None:
+def test_study_has_one_owner(tmp_path: Path) -> None:
     task = named_task("digits", clients=2, factory_options={"width": 2, "depth": 1}, rounds=1)
     study = Study(tmp_path, task, {"FedAvg": Federated(FedAvg, settings={"lr": 0.1})}, seeds=(0,))
-    with held(tmp_path / ".owner.lock") as pid, pytest.raises(InUse, match=f"study in .* in use by process {pid}"):
+    with (
+        locked_by_another_process(tmp_path / ".owner.lock") as pid,
+        pytest.raises(InUse, match=f"study in .* in use by process {pid}"),
+    ):
         study.run(progress=False)
     seen: list[str] = []
-    study.run(trial=False, progress=False, on_run=lambda line: seen.append(tried(tmp_path / ".owner.lock")))
+    study.run(
+        trial=False,
+        progress=False,
+        on_run=lambda line: seen.append(attempt_in_another_process(tmp_path / ".owner.lock")),
+    )
     assert "is in use by process" in seen[0]
 
 
-def test_workers_of_the_pool_are_watched() -> None:
+def test_pool_workers_are_monitored() -> None:
     with worker_pool(1) as pool:
         assert pool._initializer is processes.exit_with_parent  # type: ignore[attr-defined]
         assert pool._mp_context.get_start_method() == "spawn"  # type: ignore[attr-defined]
@@ -128,8 +140,8 @@ def test_workers_of_the_pool_are_watched() -> None:
     ],
     ids=["twice", "swapped", "one too many", "cut", "torn inside", "no object"],
 )
-def test_a_history_whose_rounds_do_not_count_up_is_refused_as_damaged(change: Any, why: str, tmp_path: Path) -> None:
-    """Two processes on one folder left 15, 17 and 20 rows of 10 rounds, and nothing said so."""
+def test_history_with_unordered_rounds_is_refused_as_damaged(change: Any, why: str, tmp_path: Path) -> None:
+    """Two processes in one folder would otherwise write rows twice without any message."""
     play(3, out=tmp_path)
     path = tmp_path / "history.jsonl"
     path.write_text("\n".join(change(path.read_text().splitlines())) + "\n")
@@ -139,7 +151,7 @@ def test_a_history_whose_rounds_do_not_count_up_is_refused_as_damaged(change: An
         play(4, out=tmp_path, resume=True)
 
 
-def test_a_torn_or_uncommitted_last_line_is_cut_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_torn_or_uncommitted_last_line_is_cut_and_the_run_resumes(tmp_path: Path) -> None:
     play(2, out=tmp_path)
     path = tmp_path / "history.jsonl"
     rows = path.read_text()

@@ -20,14 +20,14 @@ from tests.fl.invariances import assert_invariant, network
 
 
 class Zapped(AddOn):
-    """The reply of one client in one round is lost, after everything else was done."""
+    """The reply of one client in one round is lost after training."""
 
     def after_training(self, local: Any, update: Any, reply: Any) -> None:
         if (local.round, local.client.id) == (2, 2):
             raise RuntimeError("lost")
 
 
-def variates(run: Run) -> Any:
+def control_variates_double_the_traffic_of_parameters(run: Run) -> Any:
     return run.server.state[SCAFFOLD.control]["w"].double().numpy()
 
 
@@ -40,7 +40,7 @@ def effective_lr(steps: int, lr: float, momentum: float) -> float:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("addons", [(), (Zapped(),)])
 def test_rounds_of_two_weights_follow_algorithm_1(momentum: float, addons: tuple[AddOn, ...]) -> None:
-    """Two of three clients a round, 3, 1 and 5 steps, weighted by samples, rates that fall, a reply that is lost."""
+    """Two of three clients a round, 3, 1 and 5 steps, weighted by samples, decaying rates, one lost reply."""
     run = quadratic.run(
         SCAFFOLD(), *addons, rounds=5, participation=2, batch=1, momentum=momentum,
         optimizer=ClientOptimizer(lr_decay=0.9),
@@ -62,13 +62,13 @@ def test_rounds_of_two_weights_follow_algorithm_1(momentum: float, addons: tuple
             total += n
         w, c = w + step / total, c + change / 3
     assert quadratic.weights(run) == pytest.approx(w, abs=1e-6)
-    assert variates(run) == pytest.approx(c, abs=1e-6)
+    assert control_variates_double_the_traffic_of_parameters(run) == pytest.approx(c, abs=1e-6)
     assert c == pytest.approx(own.mean(0))
     assert any(row["failed"] for row in run.rows) == bool(addons)
 
 
 @pytest.mark.parametrize(("momentum", "mu"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.5), (0.8, 0.3)])
-def test_the_variate_of_a_constant_gradient_is_that_gradient(momentum: float, mu: float) -> None:
+def test_control_variate_of_a_constant_gradient_is_that_gradient(momentum: float, mu: float) -> None:
     """20 steps of gradient (1, 1): dividing by K lr would give 6.05 instead of 1 at momentum 0.9."""
 
     class Constant(AddOn):
@@ -77,10 +77,10 @@ def test_the_variate_of_a_constant_gradient_is_that_gradient(momentum: float, mu
             grads["w"] = torch.ones(2) + pull.detach()
 
     run = quadratic.run(Constant(), FedProx(mu), SCAFFOLD(), rounds=1, steps=20, momentum=momentum)
-    assert variates(run) == pytest.approx([1.0, 1.0], abs=1e-5)
+    assert control_variates_double_the_traffic_of_parameters(run) == pytest.approx([1.0, 1.0], abs=1e-5)
 
 
-def test_it_reaches_the_optimum_where_averaging_does_not() -> None:
+def test_reaches_the_optimum_where_averaging_does_not() -> None:
     """With equal weights the minimum of the sum of the losses is sum x t / sum x^2."""
     want = sum(x * t for x, t in zip(quadratic.XS, quadratic.TS)) / sum(x * x for x in quadratic.XS)
     options: dict[str, Any] = {"rounds": 60, "steps": 8, "weights": "uniform"}
@@ -88,7 +88,7 @@ def test_it_reaches_the_optimum_where_averaging_does_not() -> None:
     assert abs(quadratic.weights(quadratic.run(**options)) - want).max() > 0.01
 
 
-def test_one_client_alone_is_plain_averaging() -> None:
+def test_one_client_equals_plain_averaging() -> None:
     runs = [
         simulate(FedAvg(*a, factory=Tiny, lr=0.1, momentum=0.9), federation()[:1], rounds=4, progress=False)
         for a in ((), (SCAFFOLD(),))
@@ -97,13 +97,15 @@ def test_one_client_alone_is_plain_averaging() -> None:
         assert torch.allclose(value, runs[1].server.state[FedAvg.model][name], atol=1e-6), name
 
 
-def test_the_servers_step_size_scales_its_step() -> None:
+def test_server_lr_scales_the_step() -> None:
     half, whole = (
         quadratic.run(SCAFFOLD(), FedAvgM(0.0, lr=lr), rounds=1, batch=1) for lr in (0.5, 1.0)
     )  # fmt: skip
     moved = quadratic.weights(whole) - quadratic.START
     assert quadratic.weights(half) - quadratic.START == pytest.approx(moved / 2, abs=1e-6)
-    assert variates(half) == pytest.approx(variates(whole))
+    assert control_variates_double_the_traffic_of_parameters(half) == pytest.approx(
+        control_variates_double_the_traffic_of_parameters(whole)
+    )
 
 
 def test_laws(tmp_path: Path, global_rng_untouched: None) -> None:
@@ -119,7 +121,7 @@ def test_variates_travel_for_parameters_and_double_the_traffic() -> None:
     assert run.rows[1]["up"]["FedAvg.update"] == 2 * size
 
 
-def test_personal_parameters_have_no_variate_and_untrained_ones_keep_theirs() -> None:
+def test_personal_parameters_have_no_variate_and_frozen_ones_keep_it() -> None:
     phases = [Phase(epochs=2, train="classifier.*"), Phase(epochs=1, train="body.*")]
     method = FedAvg(SCAFFOLD(), factory=Tiny, personal="classifier.*", phases=phases)
     run = simulate(method, federation(), rounds=2, progress=False)
@@ -130,9 +132,9 @@ def test_personal_parameters_have_no_variate_and_untrained_ones_keep_theirs() ->
     assert run.server.state[SCAFFOLD.control]["classifier.weight"].any()
 
 
-def test_a_client_that_takes_no_step_keeps_its_variate() -> None:
+def test_client_without_a_step_keeps_its_variate() -> None:
     class Lazy(AddOn):
-        """Client 0 trains in the first round alone."""
+        """Client 0 trains only in the first round."""
 
         def batches(self, local: Any, data: Any, phase: Any) -> Iterator[Batch]:
             if local.client.id or local.round == 1:
@@ -142,16 +144,18 @@ def test_a_client_that_takes_no_step_keeps_its_variate() -> None:
     first = [-quadratic.train(i, quadratic.START, 1, 0.1) / 0.1 for i in range(3)]
     w = quadratic.weights(quadratic.run(Lazy(), SCAFFOLD(), rounds=1))
     second = [quadratic.gradient(i, w) for i in (1, 2)]
-    assert variates(run) == pytest.approx((first[0] + sum(second)) / 3, abs=1e-5)
+    assert control_variates_double_the_traffic_of_parameters(run) == pytest.approx(
+        (first[0] + sum(second)) / 3, abs=1e-5
+    )
 
 
-def test_a_named_architecture_has_variates_too() -> None:
+def test_named_architecture_has_variates_too() -> None:
     alone = simulate(FedAvg(SCAFFOLD(), factory=Tiny), federation(), rounds=3, progress=False)
     named = simulate(FedAvg(SCAFFOLD(), factory={"tiny": Tiny}), federation(), rounds=3, progress=False)
     assert set(named.server.state[SCAFFOLD.control]) == {f"tiny/{n}" for n in alone.server.state[SCAFFOLD.control]}
 
 
-def test_a_reply_with_other_variates_is_refused() -> None:
+def test_reply_with_other_variates_is_refused() -> None:
     class Zshape(AddOn):
         def after_training(self, local: Any, update: Any, reply: Any) -> None:
             if local.client.id == 0:

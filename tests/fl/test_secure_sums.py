@@ -62,15 +62,15 @@ def sealed(method: Method, ring: Keyring, kind: type[SecureSums] = SecureSums, *
     return Filtered(method, kind(ring.registry(4), bounds=bounds, **{"threshold": 3, "keyring": ring, **options}))
 
 
-def held() -> list[ClientData]:
+def client_data() -> list[ClientData]:
     return [ClientData(data, images(6, seed=20 + k)) for k, data in enumerate(federation()[:4])]
 
 
 def play(method: Method, **how: Any) -> Run:
-    return simulate(method, held(), test=images(30, 99), progress=False, **{"rounds": 2, **how})
+    return simulate(method, client_data(), test=images(30, 99), progress=False, **{"rounds": 2, **how})
 
 
-def apart(one: Run, other: Run) -> float:
+def max_difference(one: Run, other: Run) -> float:
     """Return the largest difference of a weight."""
     first, second = (dict(r.models[""].state_dict()) for r in (one, other))
     return max(float((first[n] - second[n]).abs().max()) for n in first)
@@ -196,7 +196,7 @@ def test_ten_rounds_equal_plain_sums(name: str, ring: InMemoryKeyring) -> None:
     how: dict[str, Any] = {"rounds": 10, "evaluate": "none"} | ({"secret": 7} if name == "SummedFedDM" else {})
     plain, secure = play(make(), **how), play(sealed(make(), ring, bounds=bounds), **how)
     assert [row["accuracy"] for row in plain.rows] == [row["accuracy"] for row in secure.rows]
-    assert apart(plain, secure) < 2e-5
+    assert max_difference(plain, secure) < 2e-5
     assert secure.rows[-1]["secure_sum"] == {"clients": 4, "recovered": 0}
     assert secure.rows[-1]["epsilon"] == plain.rows[-1]["epsilon"]
 
@@ -206,7 +206,7 @@ def test_rounds_with_fewer_entries_are_summed(ring: InMemoryKeyring) -> None:
     how: dict[str, Any] = {"rounds": 2, "evaluate": "none"}
     method = FedAvg(shared, **FAST)
     plain, secure = play(method, **how), play(sealed(method, ring, bounds={SharedImage.logits: 1e3}), **how)
-    assert apart(plain, secure) < 1e-5
+    assert max_difference(plain, secure) < 1e-5
     assert ["FedAvg.update" in row["up"] for row in plain.rows] == [True, False]
     assert secure.rows[0]["up"]["SecureSums.masked"] > secure.rows[1]["up"]["SecureSums.masked"]
 
@@ -284,7 +284,7 @@ def test_dropout_in_any_step_leaves_the_sum_of_the_others(step: str, ring: InMem
     run = play(sealed(FedAvg(**FAST), ring, Dropping, step=step, lost=(3,)), rounds=3, evaluate="none")
     inside = step in ("assent", "disclose")
     plain = play((FedAvg if inside else Absent)(**FAST), rounds=3, evaluate="none")
-    assert apart(run, plain) < 1e-6
+    assert max_difference(run, plain) < 1e-6
     assert [row["accuracy"] for row in run.rows] == [row["accuracy"] for row in plain.rows]
     row = run.rows[1]
     assert list(row["failed"]) == ([] if inside else ["3"])
@@ -556,7 +556,7 @@ def test_secure_sums_must_be_the_last_filter(ring: InMemoryKeyring) -> None:
     for chain in ((ClientDP(1.0, 0.5, 1.0), secure), (secure, ClientDP(1.0, 0.5, 1.0))):
         with pytest.raises(PrivacyError, match="ClientDP|SecureSums"):
             Filtered(averaging, *chain)
-    assert apart(play(Filtered(FedAvg(**FAST), Doubling(), secure)), play(FedAvg(**FAST))) < 1e-6
+    assert max_difference(play(Filtered(FedAvg(**FAST), Doubling(), secure)), play(FedAvg(**FAST))) < 1e-6
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

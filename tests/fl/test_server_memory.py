@@ -1,4 +1,4 @@
-"""Server memory and time of a round, clients' memories, and the checkpoint's records of clients."""
+"""Memory use of the server: independent of the number of clients except for unions, and of clients not drawn."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.fl.federations import Tiny, images
 
 
 class Alive:
-    """Counts how many of the objects it was shown are still held by somebody."""
+    """Counts how many of the watched objects still exist."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
@@ -44,7 +44,7 @@ class Alive:
 
 
 class Lazy(Sequence[LabeledImages]):
-    """Clients made when asked for; notes who was."""
+    """Clients created on access; records their numbers."""
 
     def __init__(self, count: int, alive: Alive | None = None) -> None:
         self.count, self.asked, self.alive = count, [], alive
@@ -63,7 +63,7 @@ class Lazy(Sequence[LabeledImages]):
 
 
 class Watched(FedAvg):
-    """FedAvg whose replies and client memories are counted."""
+    """FedAvg that counts replies and client memories."""
 
     replies: Alive
     memories: Alive
@@ -82,8 +82,8 @@ class Remembers(AddOn):
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_replies_images_and_memories_do_not_pile_up(workers: int, tmp_path: Path) -> None:
-    """A window of twice the workers, and the one being folded, whatever the number of clients."""
+def test_replies_images_and_memories_do_not_accumulate(workers: int, tmp_path: Path) -> None:
+    """At most twice the number of workers plus the one being accumulated, for any number of clients."""
     for count in (6, 30):
         method, data = Watched(Remembers(), factory=Tiny), Alive()
         method.replies, method.memories = Alive(), Alive()
@@ -113,9 +113,9 @@ def test_only_unions_grow_with_the_replies() -> None:
             reply[entry] = value
         reducer.fold(client, reply)
     del reply, value
-    held = {name: a.now for name, a in alive.items()}
-    assert held["union"] == 50
-    assert all(held[name] <= 1 for name in ("mean", "sum", "max", "first"))
+    client_data = {name: a.now for name, a in alive.items()}
+    assert client_data["union"] == 50
+    assert all(client_data[name] <= 1 for name in ("mean", "sum", "max", "first"))
 
 
 def folder(path: Path) -> list[str]:
@@ -123,7 +123,7 @@ def folder(path: Path) -> list[str]:
 
 
 def test_clients_that_are_not_drawn_cost_nothing(tmp_path: Path) -> None:
-    """A thousand million clients: no list of them is made, nobody else is looked at, no file is written for them."""
+    """With 10^9 clients: no list of them is created, no other client is accessed, and no file is written for them."""
     looked = {}
     for count in (10, 10**9):
         clients, out = Lazy(count), tmp_path / str(count)
@@ -175,42 +175,42 @@ def memories(request: pytest.FixtureRequest, tmp_path: Path) -> MemoryStore:
     return MemoryStore(tmp_path if request.param == "disk" else None)
 
 
-def held(memories: MemoryStore, client: int, *versions: str) -> list[str]:
+def client_data(memories: MemoryStore, client: int, *versions: str) -> list[str]:
     return [v for v in versions if v in memories._versions(client)]
 
 
-def test_a_pending_memory_is_read_by_name_in_its_round_and_gone_when_the_round_fails(memories: MemoryStore) -> None:
+def test_pending_memory_is_readable_and_discarded_with_a_failed_round(memories: MemoryStore) -> None:
     memories.stage(4, "1-a", memory(1.0))
     memories.commit({4: "1-a"})
     memories.stage(4, "2-a", memory(2.0))
     assert memories.load(4, "1-a")[FedAvg.samples] == 1.0  # another request, which does not know of the pending one
     memories.stage(4, "2-b", memory(2.0))
-    assert held(memories, 4, "1-a", "2-a", "2-b") == ["1-a", "2-b"]
+    assert client_data(memories, 4, "1-a", "2-a", "2-b") == ["1-a", "2-b"]
     memories.rollback()
-    assert held(memories, 4, "1-a", "2-b") == ["1-a"]
+    assert client_data(memories, 4, "1-a", "2-b") == ["1-a"]
     assert memories.load(4, "1-a")[FedAvg.samples] == 1.0
 
 
-def test_a_later_exchange_of_a_round_reads_what_an_earlier_one_wrote(memories: MemoryStore) -> None:
+def test_later_exchange_of_a_round_reads_memory_of_an_earlier_one(memories: MemoryStore) -> None:
     memories.stage(4, "1-a-0", memory(1.0))
     memories.stage(5, "1-a-0", memory(7.0))
     assert memories.load(4, "1-a-0")[FedAvg.samples] == 1.0
     memories.stage(4, "1-a-1", memory(2.0))
     memories.commit({4: "1-a-1"})  # the reply of client 5 was not folded
-    assert held(memories, 4, "1-a-0", "1-a-1") == ["1-a-1"]
+    assert client_data(memories, 4, "1-a-0", "1-a-1") == ["1-a-1"]
     assert not len(memories.load(5, ""))
-    assert held(memories, 5, "1-a-0") == []
+    assert client_data(memories, 5, "1-a-0") == []
 
 
-def test_a_lost_settle_does_no_harm(memories: MemoryStore) -> None:
+def test_lost_settle_message_is_harmless(memories: MemoryStore) -> None:
     memories.stage(4, "1-a", memory(1.0))
     memories.stage(4, "2-a", memory(2.0))
     assert memories.load(4, "2-a")[FedAvg.samples] == 2.0  # the request of round 3 names it
-    assert held(memories, 4, "1-a", "2-a") == ["2-a"]
+    assert client_data(memories, 4, "1-a", "2-a") == ["2-a"]
 
 
-def test_what_a_killed_round_left_is_never_taken_for_the_rerun_rounds(memories: MemoryStore) -> None:
-    """Client 4 answered in the attempt of round 2 that was killed; in the one that was committed it did not."""
+def test_memory_of_a_killed_round_is_not_used_by_the_rerun(memories: MemoryStore) -> None:
+    """Client 4 replied in the killed attempt of round 2, but not in the committed one."""
     memories.stage(4, "1-a", memory(1.0))
     memories.commit({4: "1-a"})
     memories.stage(4, "2-a", memory(2.0))
@@ -221,15 +221,15 @@ def test_what_a_killed_round_left_is_never_taken_for_the_rerun_rounds(memories: 
     assert not len(memories.load(7, ""))
 
 
-def test_a_run_that_goes_on_keeps_what_counts_and_nothing_else(memories: MemoryStore) -> None:
+def test_resumed_run_keeps_only_committed_memories(memories: MemoryStore) -> None:
     for client, version in ((4, "1-a"), (4, "2-a"), (5, "2-a")):
         memories.stage(client, version, memory(1.0))
     memories.restore({4: "1-a"})
-    assert held(memories, 4, "1-a", "2-a") == ["1-a"]
-    assert held(memories, 5, "2-a") == []
+    assert client_data(memories, 4, "1-a", "2-a") == ["1-a"]
+    assert client_data(memories, 5, "2-a") == []
 
 
-def test_a_lost_memory_does_not_look_like_a_client_that_remembers_nothing(memories: MemoryStore) -> None:
+def test_lost_memory_differs_from_a_client_without_memory(memories: MemoryStore) -> None:
     with pytest.raises(CheckpointError, match="1-a"):
         memories.load(4, "1-a")
     memories.stage(4, "1-a", memory(1.0))
@@ -245,7 +245,7 @@ def request(**digests: str) -> ClientRequest:
     return ClientRequest(Message(), digests=digests)
 
 
-def test_what_the_server_knows_changes_with_the_round_or_not_at_all() -> None:
+def test_client_cache_index_changes_only_with_a_committed_round() -> None:
     index = ClientCacheIndex()
     index.update(4, request(poster="x"), "1-a")
     assert index.of(4) == ClientRecord("1-a", {"poster": "x"})  # in the same round already
@@ -265,7 +265,7 @@ def test_what_the_server_knows_changes_with_the_round_or_not_at_all() -> None:
     assert again.of(4) == index.of(4)
 
 
-def test_records_of_rounds_that_were_not_committed_are_cut_off(tmp_path: Path) -> None:
+def test_uncommitted_records_are_truncated(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.commit(1, "run", memory(0.0), {}, {"node": "n"}, {"4": {"memory": "1-a", "bodies": {}}})
     store.commit(2, "run", memory(0.0), {})
@@ -283,8 +283,8 @@ def test_records_of_rounds_that_were_not_committed_are_cut_off(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe{\x80", bytes(40), b"3", b"[]", b"null", b"{}"], ids=repr)
-def test_whatever_stands_in_a_file_of_a_run_it_is_refused_by_the_files_name(damage: bytes, tmp_path: Path) -> None:
-    """Text that is none, JSON that is no map, a map of something else: as after a crash of the machine."""
+def test_damaged_run_files_are_refused_by_file_name(damage: bytes, tmp_path: Path) -> None:
+    """Not UTF-8, JSON that is not a mapping, or a mapping of other keys: as after a crash of the machine."""
     store = Store(tmp_path)
     store.begin({"seed": 0})
     store.commit(1, "run", memory(0.0), {}, {}, {"4": {"memory": "1-a", "bodies": {}}})
@@ -303,8 +303,8 @@ def test_whatever_stands_in_a_file_of_a_run_it_is_refused_by_the_files_name(dama
         require_same(tmp_path, {"seed": 0})
 
 
-def test_a_folder_of_the_first_format_is_taken_over(tmp_path: Path) -> None:
-    """Memories' files were named by their rounds; those of rounds that were not committed stay out."""
+def test_folder_of_the_first_format_is_converted(tmp_path: Path) -> None:
+    """Memory files were named by round; those of uncommitted rounds are left out."""
     store = Store(tmp_path)
     first = MemoryStore(store.memories)
     for client, number in ((4, "9"), (4, "10"), (4, "11"), (5, "11")):
@@ -318,12 +318,12 @@ def test_a_folder_of_the_first_format_is_taken_over(tmp_path: Path) -> None:
     index.restore(found.changes[0])
     first.restore(index.versions())
     assert first.load(4, index.of(4).memory)[FedAvg.samples] == 10.0
-    assert held(first, 4, "9", "10", "11") == ["10"]
-    assert held(first, 5, "11") == []
+    assert client_data(first, 4, "9", "10", "11") == ["10"]
+    assert client_data(first, 5, "11") == []
 
 
-def test_a_long_history_holds_each_name_and_equal_numbers_once() -> None:
-    """With thousands of clients a round, what they sent is most of what a run's rows take."""
+def test_history_stores_each_name_and_equal_numbers_once() -> None:
+    """With thousands of clients a round, the bytes they sent are most of a run's rows."""
     rows = []
     for _ in range(2):
         stats = RoundStats()

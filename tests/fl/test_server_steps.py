@@ -20,8 +20,8 @@ from tests.fl.invariances import assert_invariant, assert_same, network, tensors
 Vector = Any
 
 
-def follow(addon: AddOn, step: Callable[[int, Vector], Vector]) -> None:
-    """Five rounds of two of three clients with momentum: the server's step must be `step(round, mean change)`."""
+def check_steps(addon: AddOn, step: Callable[[int, Vector], Vector]) -> None:
+    """Check that the server's step is `step(round, mean change)` in five rounds of two of three clients."""
     run = quadratic.run(addon, rounds=5, participation=2, batch=1, momentum=0.5)
     w = quadratic.START.copy()
     for t, row in enumerate(run.rows):
@@ -41,7 +41,7 @@ def test_momentum_follows_its_formula(rule: Any) -> None:
         v = 0.9 * v + delta
         return 0.7 * {"heavy-ball": v, "nesterov": delta + 0.9 * v, "fedcog": v if t == 0 else v / 1.9}[rule]
 
-    follow(FedAvgM(0.9, lr=0.7, rule=rule), step)
+    check_steps(FedAvgM(0.9, lr=0.7, rule=rule), step)
 
 
 def adaptive(second: Callable[[Vector, Vector], Vector], beta1: float, tau: float, initial: float) -> Any:
@@ -61,20 +61,20 @@ def adaptive(second: Callable[[Vector, Vector], Vector], beta1: float, tau: floa
 def test_adaptive_steps_follow_algorithm_2(initial: float | None) -> None:
     start = 0.02**2 if initial is None else initial
     options: dict[str, Any] = {"lr": 0.05, "tau": 0.02, "initial": initial}
-    follow(FedAdagrad(**options), adaptive(lambda v, d: v + d, 0.0, 0.02, start))
-    follow(FedAdam(beta1=0.8, beta2=0.7, **options), adaptive(lambda v, d: 0.7 * v + 0.3 * d, 0.8, 0.02, start))
-    follow(
+    check_steps(FedAdagrad(**options), adaptive(lambda v, d: v + d, 0.0, 0.02, start))
+    check_steps(FedAdam(beta1=0.8, beta2=0.7, **options), adaptive(lambda v, d: 0.7 * v + 0.3 * d, 0.8, 0.02, start))
+    check_steps(
         FedYogi(beta1=0.8, beta2=0.7, **options),
         adaptive(lambda v, d: v - 0.3 * d * np.sign(v - d), 0.8, 0.02, start),
     )  # fmt: skip
 
 
-def test_the_base_of_adaptive_steps_is_no_step_by_itself() -> None:
+def test_base_class_of_adaptive_steps_cannot_be_used() -> None:
     with pytest.raises(TypeError, match="abstract class ServerAdaptive .*second"):
         ServerAdaptive()  # type: ignore[abstract]
 
 
-def test_the_papers_decays_are_the_defaults() -> None:
+def test_defaults_are_the_papers_decays() -> None:
     assert (FedAdagrad().beta1, FedAdam().beta1, FedYogi().beta1) == (0.0, 0.9, 0.9)
     assert (FedAdam().beta2, FedYogi().beta2, FedAdam().tau, FedAvgM().momentum) == (
         0.99,
@@ -84,7 +84,7 @@ def test_the_papers_decays_are_the_defaults() -> None:
     )
 
 
-def test_momentum_that_is_off_leaves_every_bit_alone() -> None:
+def test_disabled_momentum_changes_no_bit() -> None:
     runs = [
         simulate(FedAvg(*a, factory=network), federation(), rounds=2, progress=False) for a in ((), (FedAvgM(0.0),))
     ]
@@ -92,8 +92,8 @@ def test_momentum_that_is_off_leaves_every_bit_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", [FedAdagrad, FedAdam, FedYogi])
-def test_with_no_adaptivity_the_step_is_the_mean_change(kind: Any) -> None:
-    """tau so large that v does not count: eta / tau = 1, without decay of m."""
+def test_large_tau_gives_the_mean_change(kind: Any) -> None:
+    """A large tau removes the effect of v: eta / tau = 1, without decay of m."""
     runs = [
         simulate(FedAvg(*a, factory=network, lr=0.1), federation(), rounds=3, progress=False)
         for a in ((), (kind(lr=1e4, tau=1e4, beta1=0.0, initial=0.0),))
@@ -107,7 +107,7 @@ def test_laws(addon: AddOn, tmp_path: Path, global_rng_untouched: None) -> None:
     assert_invariant(lambda: [addon, FedProx(0.1), FedNova()], tmp_path)
 
 
-def test_nothing_more_travels_and_buffers_take_their_mean() -> None:
+def test_nothing_more_is_sent_and_buffers_are_averaged() -> None:
     base, run = (
         simulate(FedAvg(*a, factory=network), federation(), rounds=1, progress=False)
         for a in ((), (FedAdam(),))
@@ -118,7 +118,7 @@ def test_nothing_more_travels_and_buffers_take_their_mean() -> None:
 
 
 @pytest.mark.parametrize("addon", [FedAvgM(), FedAdam()], ids=lambda a: a.name)
-def test_an_architecture_that_nobody_drawn_has_stays_where_it_is(addon: AddOn) -> None:
+def test_architecture_of_no_drawn_client_is_unchanged(addon: AddOn) -> None:
     method = FedAvg(addon, factory={"a": Tiny, "b": network}, assign=lambda k: "b" if k == 4 else "a")
 
     def play(rounds: int) -> Run:

@@ -1,4 +1,4 @@
-"""Selection over a public pool: the single image's algorithm with pictures in place of crops."""
+"""Selection over a public pool: the single image's algorithm with images in place of crops."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def play(addon: Any, rounds: int = 3, **options: Any) -> Run:
 @pytest.mark.golden("SharedPool", source="Soni, Saeed and Asano, 2024, Algorithm 1")
 @pytest.mark.parametrize("clip", [None, 2.5])
 @pytest.mark.parametrize("as_set", [False, True])
-def test_three_rounds_are_those_worked_out_by_hand(clip: float | None, as_set: bool) -> None:
-    """Algorithm 1 with a pool whose pictures are all alike; the set is given in another normalisation."""
+def test_three_rounds_equal_those_computed_by_hand(clip: float | None, as_set: bool) -> None:
+    """Algorithm 1 with a pool of identical images; the set has another normalization."""
     pool: Any = torch.full((5, 1, 4, 4), round(255 * LEVEL), dtype=torch.uint8)
     if as_set:
         space = Normalization((0.3,), (0.7,))
@@ -53,8 +53,8 @@ def test_three_rounds_are_those_worked_out_by_hand(clip: float | None, as_set: b
 
 
 @pytest.mark.parametrize("space", [Normalization((0.0,), (1.0,)), Normalization((0.4,), (0.3,))], ids=str)
-def test_the_global_model_selects_what_the_clients_then_say(space: Normalization) -> None:
-    """Indices are of the pool, its pictures in the clients' space; round 1 under the initial weights."""
+def test_global_model_selects_images_for_the_next_round(space: Normalization) -> None:
+    """Indices refer to the pool, in the clients' space; round 1 selects with the initial weights."""
     clients = [c.replace(normalization=space) for c in federation()]
     seen: list[torch.Tensor] = []
 
@@ -78,8 +78,8 @@ def test_the_global_model_selects_what_the_clients_then_say(space: Normalization
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.5])
-def test_without_selection_it_is_the_papers_feddf_with_logits_on_the_wire(rate: float) -> None:
-    """Row 1 of Table 6. Clients of one size, and batches of the whole pool, so that only the wire differs."""
+def test_without_selection_it_equals_feddf_with_logits_sent(rate: float) -> None:
+    """Row 1 of Table 6. Clients of one size and batches of the whole pool, so only the traffic differs."""
     clients = [images(12, seed) for seed in range(4)]
     proxy = LabeledImages.from_pixels(PICTURES, torch.zeros(14, dtype=torch.int64), num_classes=3)
     how: dict[str, Any] = {"steps": 3, "batch": 14, "rate": rate, "clip": 2.5, "lr": 0.02}
@@ -91,7 +91,7 @@ def test_without_selection_it_is_the_papers_feddf_with_logits_on_the_wire(rate: 
     assert ["FedAvg.update" in row["up"] for row in one.rows] == [True, True, rate == 1.0]
 
 
-def test_the_pool_travels_once_then_numbers_and_logits() -> None:
+def test_pool_is_sent_once_and_then_indices_and_logits() -> None:
     weights = 4 * (3 * 9 + 3 + 48 * 3 + 3)
     for number, row in enumerate(play(SharedPool(PICTURES, **SMALL, rate=0.5)).rows, start=1):
         up = {"FedAvg.samples": 5 * 8, "SharedPool.logits": 5 * 4 * 6 * 3}

@@ -1,4 +1,4 @@
-"""The engine: the same bits however it is run, honest counts, faults by name, checkpoints that can be trusted."""
+"""The engine: bitwise reproducibility, counts, named failures and checkpoints."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def play(name: str, out: Path | RunFolder, rounds: int = 3, **options: Any) -> A
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_any_number_of_workers_gives_the_same_bits(name: str, tmp_path: Path, global_rng_untouched: None) -> None:
+def test_any_number_of_workers_gives_equal_bits(name: str, tmp_path: Path, global_rng_untouched: None) -> None:
     for workers in (1, 2, 4):
         play(name, tmp_path / str(workers), workers=workers)
     for workers in ("2", "4"):
@@ -65,7 +65,7 @@ def test_any_number_of_workers_gives_the_same_bits(name: str, tmp_path: Path, gl
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_resuming_gives_the_same_bits_and_may_ask_for_more_rounds(name: str, tmp_path: Path) -> None:
+def test_resuming_gives_equal_bits_and_may_add_rounds(name: str, tmp_path: Path) -> None:
     play(name, tmp_path / "whole", rounds=4)
     play(name, tmp_path / "parts", rounds=2)
     again = play(name, tmp_path / "parts", rounds=4, resume=True, workers=2)
@@ -86,7 +86,7 @@ play({name!r}, Path({out!r}), rounds=12, resume=True, workers=2)
 
 
 @pytest.mark.parametrize(("name", "delay"), [("fedavg", 0.05), ("feddm", 0.3)])
-def test_a_killed_run_resumes_to_the_same_bits(name: str, delay: float, tmp_path: Path) -> None:
+def test_killed_run_resumes_bitwise_equal(name: str, delay: float, tmp_path: Path) -> None:
     root = str(Path(__file__).parents[2])
     play(name, tmp_path / "whole", rounds=12)
     out = tmp_path / "killed"
@@ -102,7 +102,7 @@ def test_a_killed_run_resumes_to_the_same_bits(name: str, delay: float, tmp_path
     assert model(out) == model(tmp_path / "whole")
 
 
-def test_a_keyboard_interrupt_stops_cleanly_and_leaves_the_last_round(tmp_path: Path) -> None:
+def test_keyboard_interrupt_stops_and_keeps_the_last_round(tmp_path: Path) -> None:
     def interrupt(row: dict[str, Any]) -> None:
         if row["round"] == 2:
             os.kill(os.getpid(), signal.SIGINT)
@@ -121,7 +121,7 @@ def test_a_keyboard_interrupt_stops_cleanly_and_leaves_the_last_round(tmp_path: 
 
 
 class Faulty(AddOn):
-    """Clients 0 to 4 fail, each in a way of its own; client 5 and later are well."""
+    """Clients 0 to 4 fail, each in its own way; the others succeed."""
 
     def after_training(self, local: Any, update: Any, reply: Any) -> None:
         k = local.client.id
@@ -170,7 +170,7 @@ def test_too_few_replies_end_the_run_and_keep_the_last_round(tmp_path: Path) -> 
     assert manifest["round"] == 2
 
 
-def test_clients_without_images_are_empty_not_failed() -> None:
+def test_clients_without_images_are_empty_and_not_failed() -> None:
     nobody = LabeledImages(torch.empty(0, 1, 4, 4), torch.empty(0, dtype=torch.long), num_classes=3)
     run = simulate(FedAvg(factory=Tiny), [images(9, 0), nobody], rounds=2, progress=False)
     assert run.rows[0]["empty"] == [1]
@@ -180,7 +180,7 @@ def test_clients_without_images_are_empty_not_failed() -> None:
 
 
 class Broadcast(AddOn):
-    """A kept set that changes after round 2."""
+    """Method with a cached set that changes after round 2."""
 
     poster = Entry[LabeledImages](cached=True)
 
@@ -199,7 +199,7 @@ class Broadcast(AddOn):
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_kept_entry_travels_once_until_it_changes(workers: int, tmp_path: Path) -> None:
+def test_cached_entry_is_sent_once_until_it_changes(workers: int, tmp_path: Path) -> None:
     method = FedAvg(Broadcast(), factory=Tiny)
     options: dict[str, Any] = {"workers": workers, "out": tmp_path, "progress": False}
     simulate(method, federation(), rounds=2, **options)
@@ -209,7 +209,7 @@ def test_a_kept_entry_travels_once_until_it_changes(workers: int, tmp_path: Path
     assert all(row["down"]["Broadcast.poster:digest"] == 5 * 16 for row in run.rows)
 
 
-def test_a_late_joiner_gets_the_body_when_it_is_first_drawn() -> None:
+def test_late_client_gets_cached_entries_when_first_drawn() -> None:
     run = simulate(FedAvg(Broadcast(), factory=Tiny), federation(), rounds=2, participation=2, seed=1, progress=False)
     first, second = (set(row["drawn"]) for row in run.rows)
     assert run.rows[1]["down"].get("Broadcast.poster", 0) == len(second - first) * 6 * 16 * 4
@@ -224,7 +224,7 @@ def test_bytes_are_counted_by_client_entry_and_round() -> None:
     assert row["bytes_by_client"] == {str(k): [8 + weights * 4, weights * 4] for k in row["drawn"]}
 
 
-def test_clients_are_evaluated_as_asked_and_rows_say_what_they_are(tmp_path: Path) -> None:
+def test_clients_are_evaluated_on_request_and_rows_say_on_what(tmp_path: Path) -> None:
     for who, count in (("drawn", 3), ("all", 5), ("none", None), ([4], 1)):
         run = play("fedavg", tmp_path / str(who), rounds=1, evaluate=who)
         row = run.rows[0]
@@ -236,7 +236,7 @@ def test_clients_are_evaluated_as_asked_and_rows_say_what_they_are(tmp_path: Pat
         assert 0 <= row["accuracy"] <= 1
 
 
-def test_the_saved_model_is_the_one_that_was_tested(tmp_path: Path) -> None:
+def test_saved_model_is_the_evaluated_one(tmp_path: Path) -> None:
     run = play("fedavg", tmp_path)
     saved = load_file(tmp_path / "checkpoint" / "model.safetensors")
     net = Tiny(3, norm=True).eval()
@@ -245,7 +245,7 @@ def test_the_saved_model_is_the_one_that_was_tested(tmp_path: Path) -> None:
     assert run.accuracy_last == pytest.approx(float((net(test.images).argmax(1) == test.labels).float().mean()))
 
 
-def test_a_transcript_holds_what_the_server_saw(tmp_path: Path) -> None:
+def test_transcript_contains_what_the_server_received(tmp_path: Path) -> None:
     from fl._codec import decode
 
     run = play("feddm", RunFolder(tmp_path, transcript=True), rounds=2)
@@ -259,7 +259,7 @@ def test_a_transcript_holds_what_the_server_saw(tmp_path: Path) -> None:
 
 
 class Diary(AddOn):
-    """A client that counts in how many rounds it was drawn."""
+    """Clients count in how many rounds they were drawn."""
 
     pages = Entry[float]("sum")
     own = Entry[float]("first")
@@ -276,7 +276,7 @@ class Diary(AddOn):
 
 
 @pytest.mark.parametrize("stop", [1, 3])
-def test_clients_remember_across_an_interruption(stop: int, tmp_path: Path) -> None:
+def test_client_memory_survives_an_interruption(stop: int, tmp_path: Path) -> None:
     method, clients = FedAvg(Diary(), factory=Tiny), federation()
     simulate(method, clients, rounds=stop, out=tmp_path, progress=False)
     run = simulate(method, clients, rounds=5, out=tmp_path, resume=True, progress=False)
@@ -286,7 +286,7 @@ def test_clients_remember_across_an_interruption(stop: int, tmp_path: Path) -> N
 # Checkpoints that cannot be used, and settings that differ.
 
 
-def test_a_folder_with_a_run_is_refused_without_resume(tmp_path: Path) -> None:
+def test_folder_with_a_run_is_refused_without_resume(tmp_path: Path) -> None:
     play("fedavg", tmp_path)
     with pytest.raises(ValueError, match="holds a run already: pass resume=True"):
         play("fedavg", tmp_path)
@@ -309,7 +309,7 @@ def flat(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return images * 0
 
 
-def test_another_objective_augmentation_or_start_is_another_run(tmp_path: Path) -> None:
+def test_other_loss_augmentation_or_initial_weights_are_another_run(tmp_path: Path) -> None:
     start = {"classifier.bias": torch.ones(3)}
     options: list[dict[str, Any]] = [
         {},
@@ -337,7 +337,7 @@ def test_another_objective_augmentation_or_start_is_another_run(tmp_path: Path) 
         ("manifest.json", lambda _: b'{"epoch": 3}', "is not a checkpoint of this library"),
     ],
 )
-def test_a_torn_or_foreign_checkpoint_is_refused_by_name(file: str, damage: Any, why: str, tmp_path: Path) -> None:
+def test_torn_or_foreign_checkpoint_is_refused_by_name(file: str, damage: Any, why: str, tmp_path: Path) -> None:
     play("fedavg", tmp_path)
     path = tmp_path / "checkpoint" / file
     if damage is None:
@@ -349,7 +349,7 @@ def test_a_torn_or_foreign_checkpoint_is_refused_by_name(file: str, damage: Any,
     assert file in str(caught.value)
 
 
-def test_a_history_that_lacks_a_round_is_refused(tmp_path: Path) -> None:
+def test_history_that_lacks_a_round_is_refused(tmp_path: Path) -> None:
     play("fedavg", tmp_path)
     path = tmp_path / "history.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
@@ -357,7 +357,9 @@ def test_a_history_that_lacks_a_round_is_refused(tmp_path: Path) -> None:
         play("fedavg", tmp_path, rounds=4, resume=True)
 
 
-def test_a_full_disk_names_the_file_and_keeps_the_last_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_error_names_the_file_and_keeps_the_last_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     play("fedavg", tmp_path / "whole", rounds=3)
     out = tmp_path / "full"
     play("fedavg", out, rounds=2)
@@ -380,7 +382,7 @@ def test_a_full_disk_names_the_file_and_keeps_the_last_round(tmp_path: Path, mon
     assert timeless(out) == timeless(tmp_path / "whole")
 
 
-def test_an_unusable_folder_is_named(tmp_path: Path) -> None:
+def test_unusable_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(CheckpointError, match="cannot write"):
         play("fedavg", tmp_path / "file" / "run")
@@ -397,7 +399,7 @@ def test_an_unusable_folder_is_named(tmp_path: Path) -> None:
         ({"resume": True}, "resume needs a folder"),
     ],
 )
-def test_bad_arguments_are_refused(options: dict[str, Any], error: str) -> None:
+def test_invalid_arguments_are_refused(options: dict[str, Any], error: str) -> None:
     with pytest.raises(ValueError, match=error):
         simulate(FedAvg(factory=Tiny), federation(), **{"rounds": 1, "progress": False, **options})
     with pytest.raises(ValueError, match="at least one set"):

@@ -1,4 +1,4 @@
-"""Single-image federated learning against its algorithm in NumPy; its traffic, its crops and its refusals."""
+"""Single-image federated learning against its algorithm in NumPy, its traffic, crops and refusals."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Scaled(nn.Module):
         return self.classifier(self.features(images))
 
 
-def slope(z: Any, target: Any, clip: float | None) -> Any:
-    """d/dz of the cross-entropy between `target` and softmax(clipped z)."""
+def kl_gradient(z: Any, target: Any, clip: float | None) -> Any:
+    """Return d/dz of the cross-entropy between `target` and softmax(clipped z)."""
     norm = np.linalg.norm(z)
     long = clip is not None and norm > 1 / clip
     c = clip * z / norm if long else z
@@ -67,7 +67,7 @@ def slope(z: Any, target: Any, clip: float | None) -> Any:
 def by_hand(
     rounds: int, warm: list[bool], clip: float | None, mu: float, steps: int, scales: dict[str, float], who: list[str]
 ) -> dict[str, Any]:
-    """Clients: two steps of SGD at 0.1 with momentum 0.9; server: Adam at 0.05."""
+    """Compute the clients' two steps of SGD at 0.1 with momentum 0.9, and the server's Adam at 0.05."""
     model = dict.fromkeys(scales, START)
     for number in range(rounds):
         trained, counts = [], [float(n) for _, _, n in CLIENTS]
@@ -75,7 +75,7 @@ def by_hand(
             w, buffer = model[name].copy(), np.zeros(2)
             for _ in range(2):
                 u = scales[name] * x
-                buffer = 0.9 * buffer + 2 * u * w * slope(u * w**2, np.eye(2)[y], clip) + mu * (w - model[name])
+                buffer = 0.9 * buffer + 2 * u * w * kl_gradient(u * w**2, np.eye(2)[y], clip) + mu * (w - model[name])
                 w = w - 0.1 * buffer
             trained.append(w)
         say = [scales[name] * LEVEL * w**2 for w, name in zip(trained, who)]
@@ -88,7 +88,7 @@ def by_hand(
                 w = np.average([trained[k] for k in mine], axis=0, weights=[counts[k] for k in mine])
             m, v = np.zeros(2), np.zeros(2)
             for t in range(1, steps + 1):
-                g = 2 * a * LEVEL * w * slope(a * LEVEL * w**2, teacher, clip)
+                g = 2 * a * LEVEL * w * kl_gradient(a * LEVEL * w**2, teacher, clip)
                 m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
                 w = w - 0.05 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
             model = {**model, name: w}
@@ -105,8 +105,8 @@ def constant(x: float, label: int, count: int) -> LabeledImages:
 @pytest.mark.parametrize("clip", [None, 2.5])
 @pytest.mark.parametrize("scales", [{"": 1.0}, {"a": 1.0, "b": 3.0}])
 @pytest.mark.parametrize("mu", [0.0, 0.7])
-def test_three_rounds_are_those_worked_out_by_hand(clip: float | None, scales: dict[str, float], mu: float) -> None:
-    """Round 1 and 2 start from the average (rate 1/2), round 3 from the server's own weights."""
+def test_three_rounds_equal_those_computed_by_hand(clip: float | None, scales: dict[str, float], mu: float) -> None:
+    """Rounds 1 and 2 start from the average (rate 1/2), round 3 from the server's own weights."""
     who = ["", "", ""] if "" in scales else ["a", "b", "a"]
     networks = {n: lambda k, a=a: Scaled(k, a) for n, a in scales.items()}
     method = SingleImage(
@@ -124,8 +124,8 @@ def test_three_rounds_are_those_worked_out_by_hand(clip: float | None, scales: d
     assert [row["initialised"] for row in run.rows] == [1, 1, 0]
 
 
-def test_a_student_that_agrees_with_its_teacher_stays() -> None:
-    """KL is stationary at equality: a model distilled into itself does not move."""
+def test_student_equal_to_its_teacher_does_not_change() -> None:
+    """KL is stationary at equality: distilling a model into itself changes nothing."""
     student = Tiny(3).double()
     x = torch.randn(10, 1, 4, 4, generator=derive(1), dtype=torch.float64)
     before = {n: p.detach().clone() for n, p in student.named_parameters()}
@@ -135,7 +135,7 @@ def test_a_student_that_agrees_with_its_teacher_stays() -> None:
     assert all(torch.allclose(p, before[n], atol=1e-6, rtol=0) for n, p in student.named_parameters())
 
 
-def test_the_best_weights_are_those_after_the_best_scored_step() -> None:
+def test_best_weights_are_those_after_the_best_scored_step() -> None:
     x, teacher = torch.randn(6, 1, 4, 4, generator=derive(1)), torch.randn(6, 3, generator=derive(2))
 
     def after(steps: int, **options: Any) -> torch.Tensor:
@@ -156,7 +156,7 @@ def view(shape: tuple[int, ...] = (1, 4, 4)) -> View:
     return View(shape, Normalization([0.5], [0.25]), torch.device("cpu"), torch.float32, lambda: None)
 
 
-def test_crops_are_those_of_patches_whoever_asks_first() -> None:
+def test_crops_equal_those_of_patches_for_any_first_caller() -> None:
     photo = (255 * PHOTO).round().to(torch.uint8)
     want = (Patches(photo, 3, size=4, count=40, flip=0.5).batch(list(range(40))) - 0.5) / 0.25
     crops = Crops(3, 40, None, {"flip": 0.5})
@@ -175,7 +175,7 @@ def test_crops_are_those_of_patches_whoever_asks_first() -> None:
     assert torch.equal(crops.images(photo.clone(), orders[0], view()), found[0])
 
 
-def test_rendering_stops_when_the_run_does() -> None:
+def test_rendering_stops_with_the_run() -> None:
     def stop() -> None:
         raise KeyboardInterrupt
 
@@ -194,7 +194,7 @@ def play(rounds: int = 3, shared: dict[str, Any] | None = None, **options: Any) 
     return simulate(method, clients, rounds=rounds, progress=False, **simulation)
 
 
-def test_the_global_model_of_now_selects_the_next_rounds_crops() -> None:
+def test_current_global_model_selects_the_next_rounds_crops() -> None:
     run = play(rounds=2)
     server = run.server
     crops = Patches((255 * PHOTO).round().to(torch.uint8), 0, size=4, count=14).batch(list(range(14)))
@@ -208,8 +208,8 @@ def test_the_global_model_of_now_selects_the_next_rounds_crops() -> None:
     assert server.state[SharedImage.index].dtype == torch.int32
 
 
-def test_by_default_the_crops_are_pruned_by_confidence_alone() -> None:
-    """Section 4.1 removes 90 % by entropy and keeps 5,000 of 50,000: nothing is left for k-means, as in the release."""
+def test_crops_are_selected_by_confidence_alone_by_default() -> None:
+    """Section 4.1 removes 90 % by entropy and keeps 5,000 of 50,000, which leaves none for k-means, as released."""
     shared = {name: value for name, value in SMALL.items() if name != "selection"}
     method = SingleImage(PHOTO, factory=Tiny, epochs=1, shared=shared)
     server = simulate(method, federation(), rounds=1, progress=False).server
@@ -221,7 +221,7 @@ def test_by_default_the_crops_are_pruned_by_confidence_alone() -> None:
     assert server.state[SharedImage.index].tolist() == prune_by_confidence(logits, keep=6).tolist()
 
 
-def test_selection_runs_once_a_round_whatever_the_number_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_selection_runs_once_a_round_for_any_number_of_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
     def counted(*args: Any, **options: Any) -> torch.Tensor:
@@ -233,7 +233,7 @@ def test_selection_runs_once_a_round_whatever_the_number_of_clients(monkeypatch:
     assert len(calls) == 3
 
 
-def test_the_best_architecture_on_the_validation_set_selects() -> None:
+def test_architecture_with_the_best_validation_accuracy_selects() -> None:
     networks = {"plain": Tiny, "norm": lambda k: Tiny(k, norm=True)}
     assign = lambda k: ["plain", "norm"][k % 2]  # noqa: E731
     data = {"validation": images(40, 9)}
@@ -250,7 +250,7 @@ def test_the_best_architecture_on_the_validation_set_selects() -> None:
     assert run.server.state[SharedImage.index].tolist() == want.tolist()
 
 
-def test_returning_the_best_is_never_worse_on_the_validation_set() -> None:
+def test_returned_best_model_is_never_worse_on_the_validation_set() -> None:
     data = {"validation": images(60, 9)}
     options: dict[str, Any] = {"simulation": {"server_data": data, "test": images(60, 9)}, "rounds": 1}
     best, last = (play(shared={"steps": 60, "lr": 0.1, "returns": r}, **options) for r in ("best", "last"))
@@ -262,7 +262,7 @@ def test_returning_the_best_is_never_worse_on_the_validation_set() -> None:
 WEIGHTS = 3 * 9 + 3 + 48 * 3 + 3
 
 
-def test_only_indices_and_logits_travel_between_initialisations() -> None:
+def test_only_indices_and_logits_are_sent_between_initialisations() -> None:
     """Up: 8 + 4 keep K a client, and the weights in rounds 1, 2 and 4; down: weights, 4 keep, the image once."""
     run = play(rounds=4, shared={"rate": 0.5})
     for number, row in enumerate(run.rows, start=1):
@@ -275,7 +275,7 @@ def test_only_indices_and_logits_travel_between_initialisations() -> None:
         assert (row["up"], row["down"], row["failed"]) == (up, down, {})
 
 
-def test_buffers_stay_at_home_with_the_weights() -> None:
+def test_buffers_are_sent_only_with_the_weights() -> None:
     run = play(rounds=2, shared={"rate": 0.0}, factory=lambda k: Tiny(k, norm=True))
     assert {"FedAvg.buffers", "FedAvg.counters"} <= set(run.rows[0]["up"])
     assert set(run.rows[1]["up"]) == {"FedAvg.samples", "SharedImage.logits"}
@@ -286,7 +286,7 @@ def test_initialisations_are_evenly_spaced() -> None:
     assert due_in == {0.0: [], 0.2: [5, 10], 0.3: [4, 7, 10], 0.5: [2, 4, 6, 8, 10, 12], 1.0: list(range(1, 13))}
 
 
-def test_the_schedule_of_table_4_is_the_releases() -> None:
+def test_schedule_of_table_4_equals_the_release() -> None:
     """Run in sunnysoni97/single_image_fl at d211367: `int(cosine_annealing_round(500, 250, 30, round, True, 5))`."""
     first = [500, 375, 286, 250, 500, 463, 375, 286, 250, 500, 463]
     assert [falling_steps(500, 250, 5, t) for t in range(1, 12)] == first
@@ -301,7 +301,7 @@ def test_the_schedule_of_table_4_is_the_releases() -> None:
 # The laws of every add-on, and what is refused.
 
 
-def test_the_same_bits_however_it_is_run(tmp_path: Path, global_rng_untouched: None) -> None:
+def test_results_are_bitwise_equal_with_workers_and_interruptions(tmp_path: Path, global_rng_untouched: None) -> None:
     assert_invariant(lambda: [SharedImage(PHOTO, **SMALL, rate=0.5), FedProx(0.1)], tmp_path)
 
 
@@ -321,13 +321,13 @@ class Stubborn(AddOn):
 
 
 class Weightless(AddOn):
-    """Says that it has no images."""
+    """Clients report that they have no images."""
 
     def after_training(self, local: Any, update: Any, reply: Any) -> None:
         reply[FedAvg.samples] = 0.0
 
 
-def test_weights_that_nobody_asked_for_are_refused_by_name() -> None:
+def test_unrequested_weights_are_refused_by_name() -> None:
     shared = {**SMALL, "rate": 0.0, "warm_rounds": 0}
     lost, stubborn = (
         simulate(SingleImage(PHOTO, a, factory=Tiny, shared=shared, epochs=1), federation(), rounds=2, progress=False)
@@ -338,13 +338,13 @@ def test_weights_that_nobody_asked_for_are_refused_by_name() -> None:
     assert "FedAvg.update is not due" in stubborn.rows[0]["failed"]["1"]
 
 
-def test_a_round_without_weight_is_no_round() -> None:
+def test_round_with_zero_total_weight_fails() -> None:
     method = SingleImage(PHOTO, Weightless(), factory=Tiny, shared={**SMALL, "warm_rounds": 0}, epochs=1)
     with pytest.raises(NoUsableReply, match="all weights"):
         simulate(method, federation(), rounds=1, progress=False)
 
 
-def test_the_papers_setting_is_the_default() -> None:
+def test_defaults_are_the_papers_setting() -> None:
     method = SingleImage(PHOTO, factory=Tiny)
     held = method.settings
     assert (held.optimizer.name, held.lr, held.batch, held.phases[0].epochs) == ("adam", 0.01, 512, 40)
@@ -378,7 +378,7 @@ def test_bad_options_are_refused(options: dict[str, Any], error: str) -> None:
         SharedImage(PHOTO, **{**SMALL, **options})
 
 
-def test_senseless_combinations_are_refused_when_built() -> None:
+def test_incompatible_parts_are_refused_when_built() -> None:
     shared = SharedImage(PHOTO, **SMALL)
     for other in (FedAvgM(0.9), SCAFFOLD()):
         with pytest.raises(ValueError, match=f"{other.name} needs weights from the clients in every round"):
@@ -392,7 +392,7 @@ def test_senseless_combinations_are_refused_when_built() -> None:
         ClippedCrossEntropy(0.0)
 
 
-def test_images_that_do_not_fit_the_run_are_refused() -> None:
+def test_images_of_another_space_are_refused() -> None:
     wide = LabeledImages(torch.zeros(6, 1, 4, 5), torch.arange(6) % 3, num_classes=3)
     rgb = LabeledImages(torch.zeros(6, 3, 4, 4), torch.arange(6) % 3, num_classes=3)
     for data, error in (

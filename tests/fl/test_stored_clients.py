@@ -1,4 +1,4 @@
-"""Clients and a test set whose pictures lie in a file: the run of the same pictures in memory, little of it read."""
+"""Clients and a test set stored in files: equal to a run in memory, with few reads."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stored(source: Path, tmp_path: Path) -> tuple[list[ClientData], StoredImages]:
-    """Four clients with tests of their own, and the test set."""
+    """Return four clients with own test sets, and the test set."""
     train, test = open_folder(source, cache=tmp_path / "cache", normalization=HALF)
     held = clients(train, partition.iid(train.labels, 4))
     return [ClientData(data[:8], data[8:]) for data in held], test
@@ -53,7 +53,7 @@ def in_memory(held: list[ClientData]) -> list[ClientData]:
     return [ClientData(*client.read()) for client in held]
 
 
-def told(run: Run) -> list[Any]:
+def messages(run: Run) -> list[Any]:
     kept = ("accuracy", "loss", "accuracy_clients", "bytes_up", "drawn", "failed", "empty")
     return [[row.get(name) for name in kept] for row in run.rows]
 
@@ -63,18 +63,18 @@ def weights(run: Run) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("backend", ["threads", Loopback()])
-def test_a_run_is_that_of_the_same_pictures_in_memory(source: Path, tmp_path: Path, backend: Any) -> None:
+def test_stored_run_equals_the_run_in_memory(source: Path, tmp_path: Path, backend: Any) -> None:
     held, test = stored(source, tmp_path)
     options: dict[str, Any] = {"rounds": 2, "participation": 0.5, "evaluate": "all", "progress": False}
     run = simulate(METHOD, held, test=test, backend=backend, workers=2 if backend == "threads" else 1, **options)
     other = simulate(METHOD, in_memory(held), test=test.read(), **options)
-    assert told(run) == told(other)
+    assert messages(run) == messages(other)
     assert run.rows[-1]["accuracy_clients"] is not None
     assert torch.equal(weights(run), weights(other))
 
 
 def data_access(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """The rows of every reading from now on."""
+    """Return the rows of every later read."""
     found: list[torch.Tensor] = []
     read = PixelFile.read
 
@@ -86,7 +86,7 @@ def data_access(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     return found
 
 
-def test_only_what_is_drawn_is_read_and_the_test_set_piece_by_piece(
+def test_only_drawn_clients_are_read_and_the_test_set_in_batches(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, test = stored(source, tmp_path)
@@ -106,13 +106,13 @@ def test_only_what_is_drawn_is_read_and_the_test_set_piece_by_piece(
     assert (len(again.rows), len(found) - sum(1 for rows in found if not len(rows))) == (2, 5)
 
 
-def test_a_test_of_large_images_keeps_few_of_them() -> None:
+def test_large_test_images_are_kept_only_in_small_numbers() -> None:
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     assert [evaluation_batch_size((3, s, s), cpu) for s in (8, 28, 32, 64, 224, 1024)] == [256, 256, 256, 64, 4, 1]
     assert [evaluation_batch_size((3, s, s), gpu) for s in (32, 128, 224)] == [256, 256, 64]
 
 
-def test_a_run_says_which_pictures_it_was_of(source: Path, tmp_path: Path) -> None:
+def test_config_of_a_run_identifies_its_images(source: Path, tmp_path: Path) -> None:
     def config(name: str, change: Callable[[list[ClientData]], Any]) -> dict[str, Any]:
         held, test = stored(source, tmp_path / name)  # each with a cache of its own
         simulate(METHOD, change(held), test=test, rounds=1, progress=False, out=tmp_path / name / "run")
@@ -125,7 +125,7 @@ def test_a_run_says_which_pictures_it_was_of(source: Path, tmp_path: Path) -> No
     assert other["test"] == whole["test"] == [12, whole["test"][1]]
 
 
-def test_a_process_forgets_what_it_can_read_again(
+def test_process_drops_data_that_it_can_read_again(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[str] = []
@@ -144,7 +144,7 @@ def test_a_process_forgets_what_it_can_read_again(
     assert sent == ["data", "job"] * 2 + ["job"] * 2
 
 
-def test_who_holds_the_same_pictures_is_told_without_reading(
+def test_clients_with_shared_images_are_found_without_reading(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, _ = stored(source, tmp_path)
@@ -156,7 +156,7 @@ def test_who_holds_the_same_pictures_is_told_without_reading(
     assert sum(len(rows) for rows in found) <= sum(map(len, parts))  # of the clients drawn
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_read(
+def test_invalid_clients_are_refused_before_anything_is_read(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held, test = stored(source, tmp_path)
@@ -177,7 +177,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_read(
     assert go(mixed).rows[0]["failed"] == {}
 
 
-def test_a_study_of_an_opened_folder_is_that_of_the_loaded_one(
+def test_study_of_a_stored_folder_equals_one_in_memory(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deal = partial(partition.iid, clients=4)

@@ -1,4 +1,4 @@
-"""The comparison of the docs: three folders of a user's own images, killed midway, resumed to the same numbers."""
+"""The comparison of the docs: three folders of a user's images, killed midway and resumed to equal numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHEAP = {
 
 
 def snippet() -> str:
-    """The first block of the page, as a user would paste it."""
+    """Return the first code block of the page."""
     page = (ROOT / "docs" / "components" / "study.md").read_text()
     found = re.search(r"```python\n(.*?)```", page, re.DOTALL)
     assert found is not None
@@ -43,7 +43,7 @@ def cheap(text: str) -> str:
 
 
 def hospitals(root: Path) -> None:
-    """Three folders of pictures of two classes: dark and light, each hospital with its own contrast."""
+    """Write three folders of images of two classes: dark and light, each hospital with its own contrast."""
     from PIL import Image
 
     rng = torch.Generator().manual_seed(0)
@@ -69,7 +69,7 @@ def finished(folder: Path) -> str:
 
 
 def outcome(folder: Path) -> tuple[Any, Any]:
-    """The choice and the runs' lines, seconds aside."""
+    """Return the choice and the runs' lines without seconds."""
     runs = folder / "runs" / "hospitals"
     lines = json.loads((runs / "summary.json").read_text())
     return json.loads((runs / "choice.json").read_text()), [
@@ -77,11 +77,11 @@ def outcome(folder: Path) -> tuple[Any, Any]:
     ]
 
 
-def test_the_comparison_is_at_most_thirty_lines() -> None:
+def test_comparison_has_at_most_thirty_lines() -> None:
     assert len(snippet().strip().splitlines()) <= 30
 
 
-def test_a_killed_comparison_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
+def test_killed_comparison_resumes_to_the_same_numbers(tmp_path: Path) -> None:
     for name in ("whole", "killed"):
         hospitals(tmp_path / name)
         (tmp_path / name / "compare.py").write_text(cheap(snippet()))

@@ -1,4 +1,4 @@
-"""What FedCOG asks of the tasks, and the counts that clients note."""
+"""Functions of tasks that FedCOG uses, and counts that clients note."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fl.averaging.addon import AddOn
 from tests.fl.federations import Tiny, federation
 
 
-def test_the_complement_of_a_histogram() -> None:
+def test_complement_of_a_histogram() -> None:
     counts = torch.tensor([5, 1, 3])
     assert Classification(3).complement(counts, 6).tolist() == [1, 1, 1, 1, 2, 2]
     rows = MultiLabel(3).complement(counts, 6)
@@ -24,8 +24,8 @@ def test_the_complement_of_a_histogram() -> None:
         assert len(task.complement(torch.tensor([4, 4, 4]), 6)) == 0
 
 
-def test_distillation_is_the_loss_towards_the_teacher_less_its_entropy() -> None:
-    """Its gradient is that of the task's loss with the teacher's answers as labels: the two are of one scale."""
+def test_distillation_is_the_loss_towards_the_teacher_minus_entropy() -> None:
+    """Its gradient equals that of the task's loss with the teacher's outputs as labels, so both have one scale."""
     generator = torch.Generator().manual_seed(0)
     student, teacher = (torch.randn(4, 3, generator=generator, dtype=torch.float64) for _ in range(2))
     student.requires_grad_()
@@ -41,7 +41,7 @@ def test_distillation_is_the_loss_towards_the_teacher_less_its_entropy() -> None
     assert torch.equal(MultiLabel(3).distill(wide, wide + 1), MultiLabel(3).distill(student, student + 1))
 
 
-def test_counts_that_clients_note_are_summed_in_the_history() -> None:
+def test_counts_noted_by_clients_are_summed_in_the_history() -> None:
     class Noting(AddOn):
         def after_training(self, local: Any, update: Any, reply: Any) -> None:
             if local.round == 2:
@@ -53,7 +53,7 @@ def test_counts_that_clients_note_are_summed_in_the_history() -> None:
 
 
 @given(st.integers(1, 12), st.integers(0, 10_000))
-def test_sums_of_any_test_set_pass_and_a_changed_count_does_not(n: int, seed: int) -> None:
+def test_sums_of_any_test_set_pass_and_a_changed_count_fails(n: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(n, 5, generator=generator)  # two virtual classes
     labels = torch.randint(3, (n,), generator=generator)

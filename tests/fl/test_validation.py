@@ -1,4 +1,4 @@
-"""Validation before round 1: every option that cannot work is refused, and the message names it."""
+"""Validation in `simulate` and methods: invalid arguments are refused by name before round 1."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def play(method: Any = None, clients: Any = None, **options: Any) -> Any:
         (lambda: Phase(train=3), "train must be a pattern"),  # type: ignore[arg-type]
     ],
 )
-def test_what_is_no_part_of_a_method_is_a_type_error_that_says_what_is_wanted(make: Any, error: str) -> None:
+def test_objects_that_are_no_add_on_raise_a_type_error_with_advice(make: Any, error: str) -> None:
     with pytest.raises(TypeError, match=error):
         make()
 
@@ -84,7 +84,7 @@ def test_epochs_and_steps_together_are_refused(make: Any) -> None:
     assert SingleImage(picture, factory=Tiny, shared=small, steps=3).settings.phases == (Phase(steps=3),)
 
 
-def test_a_rate_beyond_all_custom_is_warned_of() -> None:
+def test_extreme_learning_rate_is_warned_of() -> None:
     for make in (FedAvg, FedProto, lambda factory, lr: FedDM(factory=factory, server_lr=lr)):
         with pytest.warns(UserWarning, match=r"lr=1e\+09"):
             make(factory=Tiny, lr=1e9)
@@ -103,7 +103,7 @@ def test_a_rate_beyond_all_custom_is_warned_of() -> None:
         ),
     ],
 )
-def test_private_methods_without_noise_say_so(make: Any) -> None:
+def test_private_methods_without_noise_warn(make: Any) -> None:
     with pytest.warns(UserWarning, match=r"\(sigma=0\) adds no noise: nothing is guaranteed, .* epsilon is None"):
         method = make(0.0)
     assert play(method).rows[0]["epsilon"] is None
@@ -140,7 +140,7 @@ def test_private_methods_without_noise_say_so(make: Any) -> None:
         (Tiny(3), "method must be a federated method.*got Tiny"),
     ],
 )
-def test_what_is_no_method_is_refused_with_what_to_write(method: Any, error: str) -> None:
+def test_objects_that_are_no_method_are_refused_with_advice(method: Any, error: str) -> None:
     with pytest.raises(TypeError, match=error):
         play(method)
     with pytest.raises(TypeError, match=error):
@@ -165,7 +165,7 @@ MISFITS: dict[str, tuple[LabeledImages, str]] = {
 
 @pytest.mark.parametrize("kind", MISFITS)
 @pytest.mark.parametrize("method", [FedAvg(factory=Tiny), Real(factory=Tiny, ipc=1, server_epochs=1)])
-def test_every_set_must_be_in_the_first_clients_space(kind: str, method: Any) -> None:
+def test_every_set_must_have_the_first_clients_space(kind: str, method: Any) -> None:
     odd, error = MISFITS[kind]
     fine = federation()
     places: dict[str, dict[str, Any]] = {
@@ -182,7 +182,7 @@ def test_every_set_must_be_in_the_first_clients_space(kind: str, method: Any) ->
         assert str(caught.value).startswith(place), place
 
 
-def test_a_client_that_is_made_on_demand_is_checked_when_it_is_drawn() -> None:
+def test_lazy_client_is_checked_when_drawn() -> None:
     class Made:
         def __len__(self) -> int:
             return 3
@@ -223,7 +223,7 @@ def test_a_client_that_is_made_on_demand_is_checked_when_it_is_drawn() -> None:
         ({"server_threads": 1.0}, "server_threads must be an int"),
     ],
 )
-def test_arguments_of_another_kind_are_named(options: dict[str, Any], error: str) -> None:
+def test_arguments_of_wrong_types_are_named(options: dict[str, Any], error: str) -> None:
     with pytest.raises(TypeError, match=error):
         play(**options)
 
@@ -249,7 +249,7 @@ def test_arguments_of_another_kind_are_named(options: dict[str, Any], error: str
         ({"seed": -1}, "seed must be at least 0"),
     ],
 )
-def test_values_that_make_no_run_are_named(options: dict[str, Any], error: str) -> None:
+def test_invalid_values_are_named(options: dict[str, Any], error: str) -> None:
     with pytest.raises(ValueError, match=error):
         play(**options)
 
@@ -263,7 +263,7 @@ def test_label_rows_need_a_task() -> None:
     assert play(clients=rows, task=MultiLabel(3)).rows[0]["failed"] == {}
 
 
-def test_one_client_and_all_of_them_are_told_apart() -> None:
+def test_one_client_and_all_clients_are_distinguished() -> None:
     with pytest.warns(UserWarning, match=r"participation=1 is one client a round, of 5; all of them are .*=1\.0"):
         assert len(play(participation=1).rows[0]["drawn"]) == 1
     with warnings.catch_warnings():
@@ -277,7 +277,7 @@ def test_one_client_and_all_of_them_are_told_apart() -> None:
 
 
 class Wide(nn.Module):
-    """Whatever it is asked for, it gives `outputs` logits of images of `side` x `side`."""
+    """Network with `outputs` logits for images of `side` x `side` for any requested shape."""
 
     def __init__(self, outputs: int, side: int = 4, repeat: float = 1.0) -> None:
         super().__init__()
@@ -298,7 +298,7 @@ NETWORKS: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("network", "error"), NETWORKS)
-def test_a_network_is_tried_on_noise_before_round_one(network: Any, error: str, global_rng_untouched: None) -> None:
+def test_network_is_checked_on_noise_before_round_1(network: Any, error: str, global_rng_untouched: None) -> None:
     makes = [
         lambda: FedAvg(factory=network),
         lambda: FedDM(factory=network),
@@ -312,7 +312,7 @@ def test_a_network_is_tried_on_noise_before_round_one(network: Any, error: str, 
 
 
 class Free(nn.Module):
-    """A parameter that belongs to no layer, as in transformers."""
+    """Network with a parameter outside its layers, as in transformers."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
@@ -322,7 +322,7 @@ class Free(nn.Module):
         return self.head(x.flatten(1) * self.scale)
 
 
-def test_networks_with_parameters_of_their_own_and_pretrained_ones_run(global_rng_untouched: None) -> None:
+def test_networks_with_free_or_pretrained_parameters_run(global_rng_untouched: None) -> None:
     with pytest.raises(TypeError, match=r"has its own parameters; .* keep the constructor's weights with KeepInit"):
         play(FedAvg(factory=Free))
     for method in (FedAvg, FedProto, lambda factory: FedDM(factory=factory, ipc=1, steps=1, server_epochs=1)):
@@ -335,7 +335,7 @@ def test_networks_with_parameters_of_their_own_and_pretrained_ones_run(global_rn
     assert torch.allclose(kept["scale"], net.scale, atol=1e-6)
 
 
-def test_a_copy_of_a_network_shares_nothing_with_it_and_within_itself_what_the_network_shares() -> None:
+def test_copy_of_a_network_shares_nothing_with_the_original() -> None:
     template = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     found: dict[str, int] = {}
     for module in template:
@@ -355,7 +355,7 @@ def test_a_copy_of_a_network_shares_nothing_with_it_and_within_itself_what_the_n
     assert vars(twin[0].noted) == vars(template[0].noted) != {}
 
 
-def test_what_a_network_holds_outside_of_its_state_does_not_go_from_one_client_to_the_next() -> None:
+def test_state_outside_the_state_dict_does_not_leak_between_clients() -> None:
     steps: list[tuple[int, float, int]] = []
 
     class Counting(Tiny):
@@ -379,7 +379,7 @@ def test_what_a_network_holds_outside_of_its_state_does_not_go_from_one_client_t
 
 
 @pytest.mark.parametrize("buffers", ["mean", "local", "drop"])
-def test_buffers_that_are_no_part_of_the_state_neither_travel_nor_are_kept(buffers: Any) -> None:
+def test_non_persistent_buffers_are_not_sent_or_saved(buffers: Any) -> None:
     class Masked(Tiny):
         def __init__(self, outputs: int) -> None:
             super().__init__(outputs, norm=True)
@@ -428,7 +428,7 @@ def test_extra_outputs_of_add_ons_are_counted() -> None:
         (FedAvg(FineTune(train="classifer.*"), factory=Tiny), r"FineTune\(train=...\): the pattern 'classifer"),
     ],
 )
-def test_patterns_and_functions_are_tried_before_round_one(method: Any, error: str) -> None:
+def test_patterns_and_functions_are_checked_before_round_1(method: Any, error: str) -> None:
     with pytest.raises(ValueError, match=error):
         play(method)
 
@@ -437,7 +437,7 @@ def test_patterns_and_functions_are_tried_before_round_one(method: Any, error: s
     ("addon", "first"),
     [(FedCOG(), 51), (FedCOG(start_round=4), 4), (MOON(), 2), (SCAFFOLD(), 2), (Anchors(ipc=1, steps=1), 2)],
 )
-def test_an_add_on_that_never_acts_says_so_before_round_one(addon: Any, first: int) -> None:
+def test_add_on_that_never_acts_is_warned_of_before_round_1(addon: Any, first: int) -> None:
     name = type(addon).__name__
     seen: list[int] = []
     with pytest.warns(UserWarning, match=f"{name} changes nothing before round {first}, and the run has 1"):
@@ -451,7 +451,7 @@ def test_an_add_on_that_never_acts_says_so_before_round_one(addon: Any, first: i
     assert addon.first_round == first
 
 
-def test_add_ons_that_act_from_round_one_say_nothing() -> None:
+def test_add_ons_that_act_from_round_1_do_not_warn() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         play(FedAvg(FedProx(0.1), Condensed(ipc=1, steps=1), factory=Tiny))
@@ -462,7 +462,7 @@ def test_add_ons_that_act_from_round_one_say_nothing() -> None:
 
 
 class Lazily(torch.utils.data.Dataset[Any]):
-    """Pixels of 0..255 with their labels; counts how often each is read."""
+    """Dataset of pixels 0..255 and labels that counts reads of each item."""
 
     def __init__(self, count: int, seed: int) -> None:
         data = images(count, seed)
@@ -477,7 +477,7 @@ class Lazily(torch.utils.data.Dataset[Any]):
         return self.pixels[index], int(self.labels[index])
 
 
-def test_datasets_and_pairs_are_read_once_and_give_the_same_run() -> None:
+def test_datasets_and_pairs_are_read_once_and_give_equal_runs() -> None:
     held = [Lazily(9, k) for k in range(3)]
     clients = [LabeledImages(d.pixels.float() / 255, d.labels, num_classes=3) for d in held]
     test = Lazily(20, 8)
@@ -493,7 +493,7 @@ def test_datasets_and_pairs_are_read_once_and_give_the_same_run() -> None:
     assert test.read == [3] * 20
 
 
-def test_a_set_that_does_not_say_how_many_classes_there_are_has_as_many_as_the_others() -> None:
+def test_set_without_num_classes_gets_that_of_the_others() -> None:
     full = images(9, 3)
     few = LabeledImages(full.images[full.labels < 2], full.labels[full.labels < 2])
     assert few.num_classes == 2
@@ -505,7 +505,7 @@ def test_a_set_that_does_not_say_how_many_classes_there_are_has_as_many_as_the_o
     assert play(clients=[few], test=few, task=Classification(4)).server.task == Classification(4)
 
 
-def test_numpys_numbers_are_numbers() -> None:
+def test_numpy_numbers_are_accepted() -> None:
     import numpy as np
 
     plain = play(rounds=2, participation=2, seed=3, evaluate=[1, 2])
@@ -514,7 +514,7 @@ def test_numpys_numbers_are_numbers() -> None:
     assert len(play(participation=np.float32(0.4)).rows[0]["drawn"]) == 2
 
 
-def test_numpys_numbers_are_the_same_run(tmp_path: Any) -> None:
+def test_numpy_numbers_give_the_same_run(tmp_path: Any) -> None:
     import numpy as np
 
     play(participation=2, out=tmp_path)
@@ -522,7 +522,7 @@ def test_numpys_numbers_are_the_same_run(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("private", ["records", "clients"])
-def test_a_private_run_refuses_what_was_measured_on_the_clients(private: str) -> None:
+def test_private_run_refuses_values_measured_on_the_clients(private: str) -> None:
     if private == "records":
         method: Any = FedAvg(DPSGD(sigma=1.0, rate=0.5, size=20), factory=Tiny, weights="uniform")
     else:

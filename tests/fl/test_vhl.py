@@ -1,4 +1,4 @@
-"""VHL, naive VHL, VFA and VFTL against plain formulas; the virtual sets; the laws."""
+"""VHL, naive VHL, VFA and VFTL against plain formulas, their virtual sets and invariances."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fl.averaging.step import outputs
 from tests.fl.federations import Tiny, federation, images, with_label_rows
 from tests.fl.invariances import assert_invariant, assert_same
 from tests.fl.reference_problems import FixedBatches, assert_released, wave, waves
-from tests.fl.virtual_reference import Small, assert_close, averaged, beginning, supcon, toy, trained
+from tests.fl.virtual_reference import Small, assert_close, averaged, initial_network, supcon, toy, trained
 
 NOISE: dict[str, Any] = {"classes": 3, "per_class": 4, "options": {"width": 8}}
 VIRTUAL = toy(8, 50, labels=[0, 1, 2, 0, 1, 2, 0, 1])
@@ -34,7 +34,7 @@ def normed(outputs: int) -> Small:
     return Small(outputs, norm=True)
 
 
-def played(*addons: AddOn, rounds: int = 2, clients: list[LabeledImages] | None = None, **options: Any) -> Any:
+def run_method(*addons: AddOn, rounds: int = 2, clients: list[LabeledImages] | None = None, **options: Any) -> Any:
     method = FedAvg(*addons, **{"factory": Tiny, "lr": 0.05, "batch": 6, **options})
     return simulate(method, clients or federation(), rounds=rounds, progress=False)
 
@@ -60,8 +60,8 @@ def test_rounds_follow_the_objective(addon: VHL, weights: tuple[float, float, fl
     The contrastive terms see one layer's outputs, flattened (the release's resnet_v2.py, lines 108-137, and
     proxy_align_loss in losses.py, lines 256-330: both terms take the same features).
     """
-    clients, start = [toy(5, 1), toy(9, 2)], beginning(6, norm=True)
-    run = played(addon, clients=clients, factory=normed, initial=start, momentum=0.9, batch=9, steps=3)
+    clients, start = [toy(5, 1), toy(9, 2)], initial_network(6, norm=True)
+    run = run_method(addon, clients=clients, factory=normed, initial=start, momentum=0.9, batch=9, steps=3)
 
     xv, yv = VIRTUAL
     net = normed(6)
@@ -87,7 +87,7 @@ def test_rounds_follow_the_objective(addon: VHL, weights: tuple[float, float, fl
 
 
 @pytest.mark.parametrize(("batch", "sizes"), [(3, [3, 3, 2]), (None, [5, 3, 5]), (20, [8, 8, 8])])
-def test_so_many_virtual_images_a_step(batch: int | None, sizes: list[int]) -> None:
+def test_virtual_batches_have_the_given_size(batch: int | None, sizes: list[int]) -> None:
     """8 virtual images, the method's batch of 5; the last short batch of a pass is kept."""
     seen = []
 
@@ -95,11 +95,11 @@ def test_so_many_virtual_images_a_step(batch: int | None, sizes: list[int]) -> N
         def after_step(self, step: Any) -> None:
             seen.append(len(step.extra["VHL"].images))
 
-    played(VHL(VIRTUAL, 3, batch=batch), Peek(), clients=[toy(5, 1)], factory=Small, rounds=1, batch=5, steps=3)
+    run_method(VHL(VIRTUAL, 3, batch=batch), Peek(), clients=[toy(5, 1)], factory=Small, rounds=1, batch=5, steps=3)
     assert seen == sizes
 
 
-def test_virtual_classes_come_after_those_of_add_ons_before_it() -> None:
+def test_virtual_classes_follow_those_of_earlier_add_ons() -> None:
     seen = []
 
     class Before(AddOn):
@@ -109,21 +109,21 @@ def test_virtual_classes_come_after_those_of_add_ons_before_it() -> None:
         def after_training(self, local: Any, update: Any, reply: Any) -> None:
             seen.append((local.first_output(local.terms[1]), local.net.classifier.out_features))
 
-    played(Before(), VHL(VIRTUAL, 3), clients=[toy(5, 1)], factory=Small, rounds=1)
+    run_method(Before(), VHL(VIRTUAL, 3), clients=[toy(5, 1)], factory=Small, rounds=1)
     assert seen == [(5, 8)]
 
 
-def test_virtual_images_are_augmented_as_the_real_ones_are() -> None:
+def test_virtual_images_are_augmented_like_real_ones() -> None:
     def twice(data: LabeledImages) -> LabeledImages:
         return data.replace(images=2 * data.images)
 
     client = toy(9, 1)
-    want = played(VHL(twice(VIRTUAL), 3), clients=[twice(client)], factory=normed)
-    got = played(VHL(VIRTUAL, 3), clients=[client], factory=normed, augment=lambda images, generator: 2 * images)
+    want = run_method(VHL(twice(VIRTUAL), 3), clients=[twice(client)], factory=normed)
+    got = run_method(VHL(VIRTUAL, 3), clients=[client], factory=normed, augment=lambda images, generator: 2 * images)
     assert_close(got.server.state[FedAvg.model], want.server.state[FedAvg.model], atol=0.0)
 
 
-def test_virtual_images_may_have_an_augmentation_of_their_own_or_none() -> None:
+def test_virtual_images_may_have_another_augmentation_or_none() -> None:
     def times(factor: float) -> Any:
         return lambda images, generator: factor * images
 
@@ -136,12 +136,12 @@ def test_virtual_images_may_have_an_augmentation_of_their_own_or_none() -> None:
         (VHL(VIRTUAL, 3, augment=None), VHL(virtual(0.5), 3)),
     ]
     for pair in same:
-        states = [played(addon, **how).server.state[FedAvg.model] for addon in pair]
+        states = [run_method(addon, **how).server.state[FedAvg.model] for addon in pair]
         assert_close(*states, atol=0.0)
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_virtual_images_are_cropped_with_their_own_black(own: bool) -> None:
+def test_virtual_images_are_padded_with_black_in_their_own_space(own: bool) -> None:
     """The release pads pictures before it normalises them by .5 and .25: with -2 (generative/datasets.py, 44-54).
 
     A pad of 3 around 4x4 pixels leaves about four tenths of them."""
@@ -156,15 +156,15 @@ def test_virtual_images_are_cropped_with_their_own_black(own: bool) -> None:
     crop = CropFlip(real, pad=3, flip=0.0)
     if own:
         addon, crop = replace(addon, augment=crop), None
-    run = played(addon, Peek(), clients=clients, augment=crop)
+    run = run_method(addon, Peek(), clients=clients, augment=crop)
     pixels = torch.cat(seen).flatten()
     assert set(pixels.tolist()) <= {-2.0, *run.server.state[VHL.noise].images.flatten().tolist()}
     assert 0.5 < float((pixels == -2.0).double().mean()) < 0.9
     with pytest.raises(ValueError, match="augment pads with black for"):
-        played(clients=clients, augment=CropFlip(virtual, pad=1))
+        run_method(clients=clients, augment=CropFlip(virtual, pad=1))
 
 
-def test_what_a_layer_gives_is_noted_as_it_is_before_what_follows_works_in_place() -> None:
+def test_layer_outputs_are_recorded_before_in_place_operations() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 3))
     x = torch.randn(6, 1, 2, 2, generator=derive(0))
     found = outputs(split(net), x, {"1": net[1]})
@@ -175,14 +175,14 @@ def test_what_a_layer_gives_is_noted_as_it_is_before_what_follows_works_in_place
 
 
 class GivenMeans(VFA):
-    """Means that need no generator."""
+    """VFA with given means."""
 
     def start(self, server: Any) -> None:
         server.state[VFA.means] = {"mean": (1 + wave((3, 3), 0.7)) / 2}
 
 
 @pytest.mark.golden("VFA", source="wizard1203/VHL at c5aa7a1, run: loss_fn/losses.py, align_feature_loss")
-def test_a_vfa_round_is_the_releases() -> None:
+def test_vfa_round_equals_the_release() -> None:
     """One client, batches of 5 and 2, two epochs, weight 1.5, std 0 (the release draws from the global generator).
 
     The numbers are of SGD at 0.1 on CE + 1.5 `align_feature_loss` (wizard1203/VHL at c5aa7a1, loss_fn/losses.py).
@@ -206,8 +206,8 @@ def test_a_vfa_round_is_the_releases() -> None:
 
 
 def test_vfa_is_supcon_with_drawn_features() -> None:
-    client, start = toy(7, 1), beginning(3)
-    run = played(
+    client, start = toy(7, 1), initial_network(3)
+    run = run_method(
         VFA(weight=1.5, std=0.1, per_class=2), clients=[client], factory=Small, initial=start, batch=7, steps=3
     )
     means = torch.rand(3, 3, generator=derive(0, 0, "server", "VFA "))
@@ -233,14 +233,14 @@ def test_vfa_is_supcon_with_drawn_features() -> None:
     "VFTL", source="Tang et al., ICML 2022, section 5.3: pretrain on the virtual set, then plain rounds"
 )
 def test_vftl_is_fedavg_from_pretrained_weights() -> None:
-    start = beginning(3)
+    start = initial_network(3)
     addon = VFTL(epochs=4, lr=0.1, momentum=0.9, batch=8, source=VIRTUAL, classes=3)
     net = Small(3)
     net.load_state_dict(start)
     x, y = VIRTUAL
     pretrained = trained(net, lambda m: F.cross_entropy(m(x), y), 4, 0.1, 0.9).state_dict()
     options: dict[str, Any] = {"clients": [toy(5, 1), toy(9, 2)], "factory": Small}
-    got, want = played(addon, initial=start, **options), played(initial=pretrained, **options)
+    got, want = run_method(addon, initial=start, **options), run_method(initial=pretrained, **options)
     assert_close(got.server.state[FedAvg.model], want.server.state[FedAvg.model])
     assert got.rows[0]["down"] == want.rows[0]["down"]
     assert got.rows[0]["up"] == want.rows[0]["up"]
@@ -263,8 +263,8 @@ def test_the_laws(addon: AddOn, tmp_path: Path, global_rng_untouched: None) -> N
 
 @pytest.mark.parametrize("base", [FedProx(0.1), SCAFFOLD(), FedNova()], ids=lambda a: a.name)
 @pytest.mark.parametrize("addon", [VHL(**NOISE), VFA()], ids=lambda a: a.name)
-def test_it_runs_on_the_papers_bases(base: AddOn, addon: AddOn) -> None:
-    both, alone = played(addon, base, rounds=3), played(addon, rounds=3)
+def test_runs_on_the_papers_bases(base: AddOn, addon: AddOn) -> None:
+    both, alone = run_method(addon, base, rounds=3), run_method(addon, rounds=3)
     assert both.rows[-1]["failed"] == {}
     moved = [r.server.state[FedAvg.model]["body.0.weight"] for r in (both, alone)]
     assert not torch.equal(*moved)
@@ -276,11 +276,11 @@ def test_it_runs_on_the_papers_bases(base: AddOn, addon: AddOn) -> None:
     ids=lambda a: a.name,
 )
 def test_disabled_addon_is_not_installed(addon: AddOn) -> None:
-    assert_same(played(addon), played())
+    assert_same(run_method(addon), run_method())
 
 
-def test_the_noise_travels_once_and_is_counted() -> None:
-    run = played(VHL(**NOISE), rounds=3)
+def test_noise_is_sent_once_and_counted() -> None:
+    run = run_method(VHL(**NOISE), rounds=3)
     weights = 4 * (3 * 9 + 3 + 48 * 6 + 6)
     first, *others = (row["down"] for row in run.rows)
     assert first == {
@@ -291,17 +291,17 @@ def test_the_noise_travels_once_and_is_counted() -> None:
     }
     assert all(down == {"FedAvg.model": 5 * weights, "VHL.noise:digest": 5 * 16} for down in others)
     assert all(row["up"] == {"FedAvg.samples": 5 * 8, "FedAvg.update": 5 * weights} for row in run.rows)
-    run = played(VFA(), rounds=2)
+    run = run_method(VFA(), rounds=2)
     assert [row["down"].get("VFA.means", 0) for row in run.rows] == [5 * 3 * 48 * 4, 0]
 
 
-def test_the_sources() -> None:
+def test_sources_of_virtual_images() -> None:
     for name, make, options in (
         ("stylegan", stylegan_noise, {"width": 8}),
         ("cnn", cnn_noise, {"width": 8}),
         ("gaussian", upsampled_gaussian, {"base": 2, "normalization": Normalization((0.5,), (0.25,))}),
     ):
-        run = played(VHL(name, 3, 4, options=options), rounds=1)
+        run = run_method(VHL(name, 3, 4, options=options), rounds=1)
         want = make(3, 4, 4, 1, generator=derive(0, 0, "server", "VHL"), **options)
         assert torch.equal(run.server.state[VHL.noise].images, want.images)
     foreign = images(9, 5)
@@ -315,7 +315,7 @@ def test_the_sources() -> None:
 
 def test_every_architecture_has_its_own_features() -> None:
     network = {"a": Tiny, "b": lambda k: Tiny(k, norm=True)}
-    run = played(VFA(), VFTL(**NOISE, epochs=1), factory=network, assign=lambda k: "ab"[k % 2])
+    run = run_method(VFA(), VFTL(**NOISE, epochs=1), factory=network, assign=lambda k: "ab"[k % 2])
     assert set(run.server.state[VFA.means]) == {"a/mean", "b/mean"}
     assert run.rows[0]["down"]["VFA.means"] == 5 * 3 * 48 * 4
     assert run.rows[-1]["failed"] == {}
@@ -342,22 +342,22 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="layer is what calibration and contrast read, but both are 0"):
         NaiveVHL(layer="body")
     with pytest.raises(ValueError, match=r"VHL: the network has no layer 'layer1'; it has body, body.0, body.1"):
-        played(VHL(**NOISE, layer="layer1"))
+        run_method(VHL(**NOISE, layer="layer1"))
     with pytest.raises(ValueError, match="VHL: source must be a set or one of stylegan, gaussian, cnn, got 'gan'"):
-        played(VHL("gan"))
+        run_method(VHL("gan"))
     with pytest.raises(ValueError, match="has 3 classes, but classes=10"):
-        played(VHL(images(9, 5)))
+        run_method(VHL(images(9, 5)))
     for virtual in (images(9, 5)[:0], with_label_rows(images(9, 5))):
         for addon in (VHL(virtual, 3), VFTL(source=virtual, classes=3)):
             with pytest.raises(ValueError, match=f"{addon.name}: the virtual set must hold images with class indices"):
-                played(addon)
+                run_method(addon)
     with pytest.raises(ValueError, match="convert it with `renormalize`"):
-        played(VHL(images(9, 5).renormalize(Normalization((0.5,), (0.5,))), 3))
+        run_method(VHL(images(9, 5).renormalize(Normalization((0.5,), (0.5,))), 3))
     with pytest.raises(ValueError, match="VFTL: 10 virtual classes, but outputs for 3 only"):
-        played(VFTL())
+        run_method(VFTL())
     wide = LabeledImages(torch.rand(4, 1, 2, 3), torch.tensor([0, 1, 0, 1]))
     with pytest.raises(ValueError, match="noise is square, but the clients' images are 2x3; give a set"):
-        played(VHL(), clients=[wide], factory=lambda k: nn.Sequential(nn.Flatten(), nn.Linear(6, k)))
+        run_method(VHL(), clients=[wide], factory=lambda k: nn.Sequential(nn.Flatten(), nn.Linear(6, k)))
     rows = [LabeledImages(c.images, F.one_hot(c.labels, 3).float()) for c in federation()]
     for addon in (VHL(), VFA(), VFTL()):
         with pytest.raises(ValueError, match=f"{addon.name} needs one class an image"):

@@ -1,4 +1,4 @@
-"""What the tests of FedLGD, VHL and FedCOG share: plain formulas, a network of their own, a plain local training."""
+"""Shared parts of the tests of FedLGD, VHL and FedCOG: plain formulas, a network, a plain local training."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def toy(count: int, seed: int, classes: int = 3, labels: Sequence[int] | None = 
     return LabeledImages(images, y, num_classes=classes)
 
 
-def beginning(outputs: int, norm: bool = False, seed: int = 3) -> Tensors:
+def initial_network(outputs: int, norm: bool = False, seed: int = 3) -> Tensors:
     generator = torch.Generator().manual_seed(seed)
     net = Small(outputs, norm)
     state = {n: torch.randn(p.shape, generator=generator) for n, p in net.named_parameters()}
@@ -44,7 +44,7 @@ def beginning(outputs: int, norm: bool = False, seed: int = 3) -> Tensors:
 
 
 def supcon(z: Tensor, labels: Tensor, temperature: float = 0.07) -> Tensor:
-    """Khosla et al., Eq. 2, anchor by anchor; anchors without positives are left out."""
+    """Return Khosla et al., Eq. 2, anchor by anchor; anchors without positives are left out."""
     z = z / z.norm(dim=1, keepdim=True)
     losses = []
     for i in range(len(z)):
@@ -61,7 +61,7 @@ def supcon(z: Tensor, labels: Tensor, temperature: float = 0.07) -> Tensor:
 def trained(
     net: nn.Module, loss: Callable[[nn.Module], Tensor], steps: int, lr: float, momentum: float = 0.0
 ) -> nn.Module:
-    """A copy after so many steps of SGD, written out."""
+    """Return a copy after the given number of SGD steps, written out."""
     net = copy.deepcopy(net).train()
     buffers = {n: torch.zeros_like(p) for n, p in net.named_parameters()}
     for _ in range(steps):
@@ -73,7 +73,7 @@ def trained(
 
 
 def averaged(nets: Sequence[nn.Module], weights: Sequence[float]) -> Tensors:
-    """Weighted mean of parameters and float buffers; the largest of integer ones."""
+    """Return the weighted mean of parameters and float buffers, and the maximum of integer ones."""
     states = [net.state_dict() for net in nets]
     return {
         n: sum(w * s[n] for w, s in zip(weights, states)) / sum(weights)

@@ -89,5 +89,5 @@ def test_odd_calls_are_refused_or_right(name: str) -> None:
     assert not (found := unlisted(outcomes(name), ACCEPTED, OTHERWISE)), "\n".join(found)
 
 
-def test_the_lists_have_no_idle_line() -> None:
+def test_lists_have_no_unused_line() -> None:
     assert not stale([o for name in CALLS for o in outcomes(name)], ACCEPTED, OTHERWISE)
