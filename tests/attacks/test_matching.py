@@ -76,7 +76,7 @@ IMAGES = torch.zeros(2, 1, 4, 4)
 
 
 @pytest.mark.parametrize("function", [align, match])
-def test_bad_arguments_are_named(function: Any) -> None:
+def test_invalid_arguments_are_named(function: Any) -> None:
     with pytest.raises(ValueError, match="images and references must have the same shape"):
         function(IMAGES, IMAGES[:1])
     with pytest.raises(TypeError, match="references must be floating point"):

@@ -198,6 +198,6 @@ def test_ppv_of_the_docstring() -> None:
         (lambda: bonferroni(0.95, 0), "tried must be at least 1"),
     ],
 )
-def test_bad_arguments_are_named(call: object, said: str) -> None:
+def test_invalid_arguments_are_named(call: object, said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=said):
         call()  # type: ignore[operator]

@@ -213,7 +213,7 @@ def test_gradients_and_gradients_of_a_parameter_gradient(family: str, siamese: b
         ({"brightness": "much"}, TypeError, "brightness must be a number"),
     ],
 )
-def test_bad_options_are_refused(arguments: dict, error: type[Exception], message: str) -> None:
+def test_invalid_options_are_refused(arguments: dict, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         DSA(**arguments)
 

@@ -198,7 +198,7 @@ def test_means_and_spreads() -> None:
     assert "augment" in Evaluation((row,), Protocol(augment=jitter), 3).record()["protocol"]
 
 
-def test_bad_arguments_are_named() -> None:
+def test_invalid_arguments_are_named() -> None:
     data = stripes(8)
     other = data.replace(normalization=Normalization((0.5,), (0.5,)))
     for name, test, real in (("test", other, None), ("real", data, other)):

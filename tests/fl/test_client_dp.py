@@ -557,7 +557,7 @@ def test_replies_that_no_clip_bounds_are_refused_before_round_1() -> None:
         ClientDP(1.0, 0.5, 1.0).draw(SimpleNamespace(ledger=None))  # type: ignore[arg-type]
 
 
-def test_bad_options_are_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     bad: list[tuple[Any, Any, str]] = [
         ((-1.0, 0.5, 1.0), None, "sigma must be at least 0"),
         ((1.0, 0.0, 1.0), None, "rate must be greater than 0"),

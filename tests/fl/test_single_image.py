@@ -373,7 +373,7 @@ def test_defaults_are_the_papers_setting() -> None:
         ({"crops": {"shear": 90.0}}, "shear must be less than 90"),
     ],
 )
-def test_bad_options_are_refused(options: dict[str, Any], error: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], error: str) -> None:
     with pytest.raises(ValueError, match=error):
         SharedImage(PHOTO, **{**SMALL, **options})
 

@@ -187,6 +187,6 @@ BAD: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("call", "said"), BAD, ids=range(len(BAD)))
-def test_bad_arguments_are_named(call: Any, said: str) -> None:
+def test_invalid_arguments_are_named(call: Any, said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=said):
         call()

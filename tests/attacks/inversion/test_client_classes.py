@@ -173,7 +173,7 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize("case", range(len(REFUSALS)))
-def test_bad_arguments_are_named(case: int) -> None:
+def test_invalid_arguments_are_named(case: int) -> None:
     call, said = REFUSALS[case]
     with pytest.raises((TypeError, ValueError), match=said):
         call()

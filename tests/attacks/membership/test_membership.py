@@ -279,7 +279,7 @@ def refusals() -> list[tuple[Any, str]]:
 
 
 @pytest.mark.parametrize("case", range(19))
-def test_bad_arguments_are_named(case: int) -> None:
+def test_invalid_arguments_are_named(case: int) -> None:
     call, said = refusals()[case]
     with pytest.raises((TypeError, ValueError), match=said):
         call()

@@ -59,7 +59,9 @@ def slow_k_center(f: Tensor, ipc: int) -> list[int]:
 
 @given(st.integers(0, 1000), st.integers(1, 7), st.integers(7, 15))
 @pytest.mark.parametrize(("choose", "slow"), [(herding, slow_herding), (k_center, slow_k_center)])
-def test_equals_the_slow_reference_on_pixels(choose: Chooser, slow: Callable, seed: int, ipc: int, n: int) -> None:
+def test_selection_equals_the_slow_reference_on_pixels(
+    choose: Chooser, slow: Callable, seed: int, ipc: int, n: int
+) -> None:
     images, labels = data([n, n + 1], seed=seed)
     chosen = choose(images, labels, ipc=ipc)
     for c in (0, 1):
@@ -69,7 +71,7 @@ def test_equals_the_slow_reference_on_pixels(choose: Chooser, slow: Callable, se
 
 
 @pytest.mark.parametrize(("choose", "slow"), [(herding, slow_herding), (k_center, slow_k_center)])
-def test_measures_in_the_embedding_of_the_network_in_eval_mode(choose: Chooser, slow: Callable) -> None:
+def test_selection_uses_the_networks_embedding_in_eval_mode(choose: Chooser, slow: Callable) -> None:
     images, labels = data([9, 9], (1, 4, 4))
     network = build(Small, 0).double()
     twin = build(Small, 0).double().eval()
@@ -85,7 +87,7 @@ def test_measures_in_the_embedding_of_the_network_in_eval_mode(choose: Chooser, 
 
 
 @given(st.integers(0, 1000))
-def test_k_center_covers_within_twice_the_best_radius(seed: int) -> None:
+def test_k_center_covers_within_twice_the_optimal_radius(seed: int) -> None:
     images, labels = data([7], seed=seed)
     flat = images.flatten(1)
     chosen = k_center(images, labels, ipc=2).images.flatten(1)
@@ -95,13 +97,13 @@ def test_k_center_covers_within_twice_the_best_radius(seed: int) -> None:
     assert radius <= 2 * best + 1e-12
 
 
-def test_herding_of_the_whole_class_ends_on_its_mean() -> None:
+def test_herding_a_whole_class_ends_at_its_mean() -> None:
     images, labels = data([6])
     chosen = herding(images, labels, ipc=6)
     assert sorted(rows_of(chosen, images)) == list(range(6))
 
 
-def test_random_is_a_pure_function_of_the_seed_and_uniform(global_rng_untouched: None) -> None:
+def test_random_selection_is_uniform_and_depends_only_on_the_seed(global_rng_untouched: None) -> None:
     images, labels = data([5, 5])
     seen = torch.zeros(10)
     for seed in range(200):
@@ -133,7 +135,7 @@ def test_short_missing_and_unbalanced_classes(choose: Chooser, global_rng_untouc
 
 
 @pytest.mark.parametrize("choose", ALL)
-def test_a_set_keeps_its_meaning_and_columns(choose: Chooser) -> None:
+def test_set_keeps_its_metadata_and_columns(choose: Chooser) -> None:
     images, labels = data([4, 4], (5, 3, 2))
     real = LabeledImages(
         images, labels, normalization=Normalization((0.5,), (0.2,)), columns={"row": torch.arange(8)}, info={"of": "x"}
@@ -147,13 +149,13 @@ def test_a_set_keeps_its_meaning_and_columns(choose: Chooser) -> None:
 
 
 @pytest.mark.parametrize("choose", ALL)
-def test_identical_images_are_not_chosen_twice(choose: Chooser) -> None:
+def test_identical_images_are_not_selected_twice(choose: Chooser) -> None:
     real = LabeledImages(torch.ones(4, 1, 2, 2), torch.zeros(4, dtype=torch.long), columns={"row": torch.arange(4)})
     assert sorted(choose(real, ipc=4).columns["row"].tolist()) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("choose", ALL)
-def test_bad_input_is_refused(choose: Chooser) -> None:
+def test_invalid_input_is_refused(choose: Chooser) -> None:
     images, labels = data([3, 3])
     with pytest.raises(ValueError, match="ipc must be at least 1"):
         choose(images, labels, ipc=0)

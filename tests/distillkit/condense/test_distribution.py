@@ -42,7 +42,7 @@ def data(counts: tuple[int, ...] = (9, 5, 7), dtype: torch.dtype = torch.float32
 
 
 def reference(network: Any, real: list[Tensor], synthetic: list[Tensor], match: str, together: bool) -> Any:
-    """The equation, literally: one graph over all classes, images one by one unless statistics are shared."""
+    """Compute the equation in one graph over all classes, image by image unless statistics are shared."""
 
     def run(images: Tensor) -> Tensor:
         embedding = network.features(images)
@@ -63,7 +63,7 @@ def reference(network: Any, real: list[Tensor], synthetic: list[Tensor], match: 
 @pytest.mark.parametrize("norm", ["instance", "batch"])
 @pytest.mark.parametrize("match", ["embedding", "embedding+logits"])
 @pytest.mark.parametrize("chunk", [1, 4, None])
-def test_the_gradient_is_the_slow_obvious_one(norm: str, match: str, chunk: int | None) -> None:
+def test_gradient_equals_the_slow_reference(norm: str, match: str, chunk: int | None) -> None:
     real_counts, counts = [9, 5, 7], [2, 1, 3]
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.float64, 1e-10)):
         network = frozen_net(dtype, norm, train=norm == "batch")
@@ -123,7 +123,7 @@ def test_steps_are_sgd_with_momentum_on_the_pixels() -> None:
     assert made.labels.tolist() == [0, 0, 1, 2, 2]
 
 
-def test_matching_lowers_the_loss_and_returns_a_set_that_knows_its_space() -> None:
+def test_matching_lowers_the_loss_and_returns_a_set_with_its_space() -> None:
     real = data().replace(normalization=Normalization((0.1, 0.2), (0.5, 0.5)))
     losses: list[float] = []
     made = distribution_matching(
@@ -156,7 +156,7 @@ def run(name: str, **changes: Any) -> LabeledImages:
 
 @pytest.mark.usefixtures("global_rng_untouched")
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_run_resumed_from_its_file_ends_in_the_same_bits(name: str, tmp_path: Any) -> None:
+def test_run_resumed_from_its_file_is_bitwise_equal(name: str, tmp_path: Any) -> None:
     def save(progress: Any) -> None:
         if progress.step == 3:
             save_state(tmp_path / "state", progress.state())
@@ -172,7 +172,7 @@ def test_a_run_resumed_from_its_file_ends_in_the_same_bits(name: str, tmp_path: 
     assert torch.equal(longer.images, run(name, steps=7).images)
 
 
-def test_a_state_of_another_call_is_refused_by_name() -> None:
+def test_state_of_another_call_is_refused_by_name() -> None:
     states: list[Any] = []
     run("DM", callback=lambda progress: states.append(progress.state()))
     with pytest.raises(ValueError, match=r"lr=0\.1 \(now 0\.2\)"):
@@ -184,8 +184,8 @@ def test_a_state_of_another_call_is_refused_by_name() -> None:
     assert torch.equal(run("DM", resume=states[-1]).images, states[-1]["images"])
 
 
-def test_a_state_of_other_data_or_another_network_is_refused_by_name() -> None:
-    """Data of the same counts and sums, other pixels; a network of another width, activation, norm, or weights."""
+def test_state_of_other_data_or_another_network_is_refused_by_name() -> None:
+    """Data with equal counts and sums but other pixels; networks of another width, activation, norm, or weights."""
     states: list[Any] = []
     run("DM", callback=lambda progress: states.append(progress.state()))
     run("FedLGD", callback=lambda progress: states.append(progress.state()))
@@ -211,7 +211,7 @@ def test_a_state_of_other_data_or_another_network_is_refused_by_name() -> None:
         run("DM", resume=dm, augment=DSA("flip"))
 
 
-def test_a_condensation_that_keeps_no_state_works_out_no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_condensation_without_saved_state_computes_no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any) -> dict[str, Any]:
         raise AssertionError
 
@@ -219,14 +219,14 @@ def test_a_condensation_that_keeps_no_state_works_out_no_identity(monkeypatch: p
     run("DM", callback=lambda progress: progress.images.sum())
 
 
-def test_a_generator_is_advanced_by_a_call() -> None:
+def test_call_advances_a_given_generator() -> None:
     generator = torch.Generator().manual_seed(3)
     first, second = run("DM", generator=generator), run("DM", generator=generator)
     assert not torch.equal(first.images, second.images)
     assert torch.equal(run("DM", generator=torch.Generator().manual_seed(3)).images, first.images)
 
 
-def test_threads_do_not_disturb_each_other() -> None:
+def test_threads_are_independent() -> None:
     alone = [run(name).images for name in OPTIONS]
     found: dict[str, Tensor] = {}
 
@@ -242,7 +242,7 @@ def test_threads_do_not_disturb_each_other() -> None:
 
 
 class Overlap(nn.Module):
-    """A network that writes on itself, as one that is not made for threads may."""
+    """Network that writes to itself, so it is not thread-safe."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -254,7 +254,7 @@ class Overlap(nn.Module):
 
 
 class Plain(nn.Module):
-    """A network without the split, which `split` hooks while it runs."""
+    """Network without the split, which `split` hooks during a call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -274,10 +274,10 @@ def intra_op_threads() -> Any:
 @pytest.mark.parametrize("augment", [None, DSA()])
 @pytest.mark.parametrize("make", [convnet, Overlap, Plain])
 @pytest.mark.usefixtures("global_rng_untouched")
-def test_classes_go_side_by_side_to_the_same_bits(
+def test_classes_in_parallel_are_bitwise_equal(
     make: Any, augment: DSA | None, intra_op_threads: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many intra-op threads there are, each class has one of its own, and networks drawn in place are new."""
+    """Each class has one intra-op thread for any total number, and networks drawn in place are copied."""
     names: set[str] = set()
     there = embedding_means
 
@@ -297,7 +297,7 @@ def test_classes_go_side_by_side_to_the_same_bits(
     assert all(torch.equal(one.images, made[0].images) and one.info == made[0].info for one in made)
 
 
-def test_an_error_in_one_class_is_the_calls(intra_op_threads: Any) -> None:
+def test_error_in_one_class_is_raised_by_the_call(intra_op_threads: Any) -> None:
     class Once(Overlap):
         def features(self, images: Tensor) -> Tensor:
             if len(images) == 4:
@@ -310,7 +310,7 @@ def test_an_error_in_one_class_is_the_calls(intra_op_threads: Any) -> None:
 
 
 class Counting:
-    """A fixed sampler that notes the images which pass through its network."""
+    """Fixed sampler that counts the images which pass through its network."""
 
     fixed = True
 
@@ -326,7 +326,7 @@ class Counting:
         return self
 
 
-def test_a_fixed_network_sees_the_real_images_once() -> None:
+def test_fixed_network_embeds_real_images_once() -> None:
     once, always = Counting(frozen_net(torch.float64)), Counting(frozen_net(torch.float64))
     options: dict[str, Any] = {"ipc": 1, "steps": 4, "lr": 0.1}
     cached = distribution_matching(data(dtype=torch.float64), networks=once, batch_real=2, **options)
@@ -340,7 +340,7 @@ def test_a_fixed_network_sees_the_real_images_once() -> None:
     assert sum(batches.seen) == trial + 4 * (6 + 5 + 6 + 3)
 
 
-def test_augmentation_is_one_draw_for_a_class_and_step() -> None:
+def test_augmentation_is_drawn_once_per_class_and_step() -> None:
     calls: list[tuple[int, float]] = []
 
     def shift(images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
@@ -356,7 +356,7 @@ def test_augmentation_is_one_draw_for_a_class_and_step() -> None:
     assert len(set(real)) == len(real) == steps * CLASSES
 
 
-def test_real_batches_are_drawn_afresh_and_without_replacement() -> None:
+def test_real_batches_are_drawn_anew_without_replacement() -> None:
     images = torch.arange(10.0).view(10, 1, 1, 1).expand(-1, *SHAPE).contiguous()
     seen: list[set[float]] = []
 
@@ -374,7 +374,7 @@ def test_real_batches_are_drawn_afresh_and_without_replacement() -> None:
     assert len(set.union(*seen)) > 7
 
 
-def test_absent_and_short_classes_are_told() -> None:
+def test_absent_and_short_classes_are_reported() -> None:
     real = data((4, 0, 1))
     made = distribution_matching(real, networks=RandomNetworks(convnet), ipc=3, steps=2, lr=0.1)
     assert made.labels.tolist() == [0] * 3 + [2] * 3
@@ -388,7 +388,7 @@ def test_absent_and_short_classes_are_told() -> None:
         distribution_matching(real, networks=RandomNetworks(convnet), classes=[0, 1])
 
 
-def test_zero_steps_return_the_start_and_inputs_are_left_alone() -> None:
+def test_zero_steps_return_the_initial_set_and_leave_inputs_unchanged() -> None:
     real, start = data(), data((1, 1, 1), seed=4)
     before, begun = real.images.clone(), start.images.clone()
     made = distribution_matching(real, networks=RandomNetworks(convnet), init=start, steps=0)
@@ -400,7 +400,7 @@ def test_zero_steps_return_the_start_and_inputs_are_left_alone() -> None:
 
 
 class TenLines(nn.Module):
-    """A user's network: it flattens with `view`, which refuses channels_last maps."""
+    """A user's network: it flattens with `view`, which fails on channels_last maps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -413,7 +413,7 @@ class TenLines(nn.Module):
 
 
 @pytest.mark.parametrize("match", ["embedding", "embedding+logits"])
-def test_any_network_channels_and_sides(match: str) -> None:
+def test_networks_with_any_channels_and_sizes_run(match: str) -> None:
     images = torch.randn(12, 5, 12, 10, generator=derive(0))
     labels = torch.arange(12) % 2
     with torch.no_grad():
@@ -430,7 +430,7 @@ def test_any_network_channels_and_sides(match: str) -> None:
     assert torch.allclose(means[0], direct.mean(0), atol=1e-6)
 
 
-def test_a_torchvision_resnet_at_64_pixels() -> None:
+def test_torchvision_resnet_runs_at_64_pixels() -> None:
     from torchvision.models import resnet18
 
     images = torch.randn(4, 3, 64, 64, generator=derive(0))
@@ -445,7 +445,7 @@ def test_a_torchvision_resnet_at_64_pixels() -> None:
         assert bool(torch.isfinite(made.images).all())
 
 
-def test_a_networks_own_error_is_told_at_the_door() -> None:
+def test_errors_of_a_network_are_raised_before_the_first_step() -> None:
     wrong = torch.randn(4, 2, 8, 8, generator=derive(0))
     with pytest.raises(
         ValueError, match=r"networks \(TenLines\) does not accept images of the data's shape \(2, 8, 8\): .*input"
@@ -474,12 +474,12 @@ def test_a_networks_own_error_is_told_at_the_door() -> None:
         ),
     ],
 )
-def test_bad_options_are_named(changes: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run("DM", **changes)
 
 
-def test_bad_data_is_named() -> None:
+def test_invalid_data_are_named() -> None:
     networks = RandomNetworks(convnet)
     with pytest.raises(ValueError, match="labels must be class indices"):
         distribution_matching(torch.rand(4, *SHAPE), torch.rand(4, 3), networks=networks)
@@ -493,7 +493,7 @@ def test_bad_data_is_named() -> None:
         distribution_matching(data(), networks=networks, init=other)
 
 
-def test_divergence_is_an_error_and_not_a_set_of_nan() -> None:
+def test_divergence_raises_an_error() -> None:
     class Steep(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""Convolutions for gradient matching: what is differentiated twice is what PyTorch's own gives, with less work."""
+"""Convolutions for gradient matching: second derivatives equal those of PyTorch with less work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distillkit.rng import derive
 
 
 class Several(nn.Module):
-    """Two convolutions of any setting, a third one whose weight the images decide, and one that nothing trains."""
+    """Two arbitrary convolutions, a third one whose weight depends on the images, and one that is not trained."""
 
     def __init__(self, channels: int, bias: bool, kernel: int, stride: int, padding: int, dilation: int, groups: int):
         super().__init__()
@@ -40,7 +40,7 @@ class Several(nn.Module):
     st.integers(1, 6), st.booleans(), st.integers(1, 3), st.integers(1, 2), st.integers(0, 2), st.integers(1, 2),
     st.sampled_from([1, 2]), st.booleans(),
 )  # fmt: skip
-def test_the_second_derivative_is_pytorchs(
+def test_second_derivative_equals_pytorchs(
     channels: int, bias: bool, kernel: int, stride: int, padding: int, dilation: int, groups: int, last_only: bool
 ) -> None:
     net = build(lambda: Several(channels, bias, kernel, stride, padding, dilation, groups), 0).double()
@@ -57,7 +57,7 @@ def test_the_second_derivative_is_pytorchs(
 
 
 class Convolutions(TorchDispatchMode):
-    """Notes the kernels of all convolutions, and what gradients they are asked for."""
+    """Records the kernels of all convolutions and the gradients requested of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,8 +72,8 @@ class Convolutions(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_no_more_is_computed_than_the_images_need() -> None:
-    """Two blocks: no convolution by a kernel of the maps' size, no gradient in the images the first time."""
+def test_no_unneeded_gradients_are_computed() -> None:
+    """Two blocks: no convolution with kernels as large as the maps, no gradient of the images in the first pass."""
     net = build(lambda: ConvNet((3, 8, 8), 2, width=8, depth=2), 0)
     parameters = list(net.parameters())
     images, labels = torch.randn(2, 3, 8, 8, generator=derive(0)), torch.tensor([0, 1])
@@ -83,7 +83,7 @@ def test_no_more_is_computed_than_the_images_need() -> None:
     assert noted.wanted == [(True, True), (False, True), (True, False), (True, False)]
 
 
-def test_is_pytorchs_where_nothing_is_differentiated() -> None:
+def test_without_double_backward_it_equals_pytorch() -> None:
     images, weight = torch.randn(2, 3, 5, 5, generator=derive(0)), torch.randn(4, 3, 3, 3, generator=derive(1))
     assert torch.equal(convolve(images, images, weight, padding="same"), F.conv2d(images, weight, padding=1))
     assert not convolve(images, images, weight).requires_grad

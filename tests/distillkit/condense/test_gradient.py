@@ -46,12 +46,12 @@ class TenLines(nn.Module):
         return self.last(torch.tanh(self.first(images.flatten(1))))
 
 
-def test_loops_are_the_published_ones_where_they_exist() -> None:
+def test_default_loops_are_the_published_ones() -> None:
     published = {1: (1, 1), 10: (10, 50), 20: (20, 25), 30: (30, 20), 40: (40, 15), 50: (50, 10), 100: (100, 2)}
     assert {ipc: loops_for(ipc) for ipc in published} == published
 
 
-def test_loops_exist_for_every_ipc() -> None:
+def test_default_loops_exist_for_every_ipc() -> None:
     inner = [loops_for(ipc)[1] for ipc in range(1, 1200)]
     assert all(loops_for(ipc)[0] == ipc for ipc in range(1, 1200))
     assert all(1 <= i <= 50 for i in inner)
@@ -62,7 +62,7 @@ def test_loops_exist_for_every_ipc() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 5, 16, None])
-def test_chunked_parameter_gradient_is_the_whole_one(chunk: int | None) -> None:
+def test_chunked_parameter_gradient_equals_the_whole_one(chunk: int | None) -> None:
     real = data([4, 3])
     network = build(convnet(), 0)
     parameters = list(network.parameters())
@@ -74,7 +74,7 @@ def test_chunked_parameter_gradient_is_the_whole_one(chunk: int | None) -> None:
 
 
 @pytest.mark.parametrize("metric", ["row_cosine", "mse", "cos"])
-def test_chunked_distance_to_target_is_the_whole_one_and_right(metric: str) -> None:
+def test_chunked_distance_to_target_is_correct(metric: str) -> None:
     synthetic = data([3, 2])
     network = build(convnet(), 0)
     parameters = list(network.parameters())
@@ -97,7 +97,7 @@ def test_chunked_distance_to_target_is_the_whole_one_and_right(metric: str) -> N
 def slow_dc(
     real: LabeledImages, start: Tensor, network: nn.Module, outer: int, inner: int, augment: DSA | None, seed: int
 ) -> Tensor:
-    """DC's algorithm box with torch's own optimisers, all real images of a class in each step, one network."""
+    """Run DC's algorithm box with torch's own optimisers, all real images of a class in each step, one network."""
     ipc = len(start) // real.num_classes
     labels = torch.arange(real.num_classes).repeat_interleave(ipc)
     synthetic = start.clone().requires_grad_()
@@ -135,7 +135,7 @@ def slow_dc(
 
 
 @pytest.mark.parametrize("augment", [None, DSA(mode="M")])
-def test_equals_the_algorithm_box(augment: DSA | None, global_rng_untouched: None) -> None:
+def test_result_equals_the_algorithm_box(augment: DSA | None, global_rng_untouched: None) -> None:
     real, generator = data([5, 7]), derive(3)
     seed = int(torch.randint(2**62, (), generator=generator.clone_state()))
     states: list[Progress] = []
@@ -160,7 +160,7 @@ def test_equals_the_algorithm_box(augment: DSA | None, global_rng_untouched: Non
     assert [p.step for p in states] == [1]
 
 
-def test_brings_the_gradients_together_and_down_not_up() -> None:
+def test_matching_reduces_the_gradient_distance() -> None:
     real, losses = data([12, 12, 12]), []
     networks = FixedNetwork(build(convnet(classes=3), 5))
     gradient_matching(
@@ -170,7 +170,7 @@ def test_brings_the_gradients_together_and_down_not_up() -> None:
     assert losses[-1] < 0.6 * losses[0]
 
 
-def test_the_set_equal_to_the_data_is_a_fixed_point() -> None:
+def test_set_equal_to_the_data_is_a_fixed_point() -> None:
     real = data([3, 3])
     order = real.labels.argsort(stable=True)
     start = real[order]
@@ -186,7 +186,7 @@ def test_the_set_equal_to_the_data_is_a_fixed_point() -> None:
     torch.testing.assert_close(made.images, start.images, rtol=0, atol=1e-4)
 
 
-def test_resumes_to_the_same_bits_and_says_what_differs(tmp_path: Path) -> None:
+def test_resumes_bitwise_equal_and_names_differences(tmp_path: Path) -> None:
     real = data([6, 6])
     options = {
         "networks": RandomNetworks(convnet()),
@@ -214,7 +214,7 @@ def test_resumes_to_the_same_bits_and_says_what_differs(tmp_path: Path) -> None:
         gradient_matching(real, iterations=4, resume=resume, **other)
 
 
-def test_an_int_seed_is_a_pure_function_and_a_generator_is_advanced() -> None:
+def test_int_seed_is_reproducible_and_generator_is_advanced() -> None:
     real = data([4, 4])
 
     def run(generator: int | torch.Generator) -> Tensor:
@@ -228,7 +228,7 @@ def test_an_int_seed_is_a_pure_function_and_a_generator_is_advanced() -> None:
     assert not torch.equal(run(0), run(g))
 
 
-def test_works_where_the_caller_has_switched_gradients_off() -> None:
+def test_runs_where_the_caller_has_disabled_gradients() -> None:
     real, network = data([4, 4]), build(convnet(), 0)
     networks = RandomNetworks(convnet())
     outside = gradient_matching(
@@ -268,7 +268,7 @@ def test_short_missing_and_unbalanced_classes() -> None:
     assert one.labels.tolist() == [1, 1, 1]
 
 
-def test_a_set_of_its_own_counts_is_gone_on_with() -> None:
+def test_initial_set_with_its_own_counts_is_continued() -> None:
     real = data([5, 5]).replace(normalization=Normalization((0.5,), (0.2,)))
     start = real[real.labels.argsort(stable=True)][torch.tensor([0, 5, 6, 7])]
     made = gradient_matching(
@@ -280,7 +280,7 @@ def test_a_set_of_its_own_counts_is_gone_on_with() -> None:
     assert not torch.equal(made.images, start.images)
 
 
-def test_batch_norm_gets_the_statistics_of_a_mixed_batch_and_batches_of_any_chunk() -> None:
+def test_batch_norm_uses_mixed_batch_statistics_for_any_chunk() -> None:
     real = data([6, 6])
     factory = convnet(norm="batch")
     options = {"networks": RandomNetworks(factory), "ipc": 2, "iterations": 1, "batch_real": 5, "generator": 2}
@@ -307,7 +307,7 @@ def test_batch_norm_gets_the_statistics_of_a_mixed_batch_and_batches_of_any_chun
     assert bool(torch.isfinite(trained.images).all())
 
 
-def test_batch_norm_without_running_statistics_is_given_those_of_a_mixed_batch_too() -> None:
+def test_untracked_batch_norm_uses_mixed_batch_statistics() -> None:
     def untracked() -> nn.Module:
         network = convnet(norm="batch")()
         for norm in network.modules():
@@ -324,7 +324,7 @@ def test_batch_norm_without_running_statistics_is_given_those_of_a_mixed_batch_t
     assert torch.equal(a, b)
 
 
-def test_a_fixed_network_with_batch_norm_keeps_its_running_statistics_and_itself() -> None:
+def test_fixed_network_with_batch_norm_is_unchanged() -> None:
     real, model = data([6, 6]), build(convnet(norm="batch"), 0)
     model(real.images)
     before = copy.deepcopy(model.state_dict())
@@ -333,7 +333,7 @@ def test_a_fixed_network_with_batch_norm_keeps_its_running_statistics_and_itself
         assert torch.equal(value, before[name]), name
 
 
-def test_any_network_any_channels() -> None:
+def test_networks_with_any_channels_run() -> None:
     real = data([4, 4], (5, 6, 6)).to(dtype=torch.float32)
     made = gradient_matching(
         real, networks=RandomNetworks(TenLines), ipc=1, iterations=1, inner=InnerTraining((2, 1)), augment=DSA()
@@ -351,7 +351,7 @@ def test_any_network_any_channels() -> None:
         ({"batch": 0}, "batch must be"),
     ],
 )
-def test_inner_training_names_a_bad_option(options: dict[str, Any], message: str) -> None:
+def test_inner_training_names_an_invalid_option(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         InnerTraining(**options)
 
@@ -369,7 +369,7 @@ def test_inner_training_names_a_bad_option(options: dict[str, Any], message: str
         ({"generator": "a"}, TypeError, "generator must be"),
     ],
 )
-def test_bad_options_are_refused(options: dict, error: type[Exception], message: str) -> None:
+def test_invalid_options_are_refused(options: dict, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         gradient_matching(data([3, 3]), networks=RandomNetworks(convnet()), **{"ipc": 1, "iterations": 1, **options})
 
@@ -420,7 +420,7 @@ def test_fit_to_gradient_equals_torch_sgd_on_the_distance(global_rng_untouched: 
     assert made.info["steps"] == 3
 
 
-def test_fit_to_gradient_of_some_parameters_soft_labels_and_chunks() -> None:
+def test_fit_to_gradient_with_some_parameters_soft_labels_and_chunks() -> None:
     network, start, target = server_case()
     rows = start.replace(labels=F.one_hot(start.labels, 2).double(), columns={"client": torch.arange(5)})
     by_index = fit_to_gradient(network, start, target, steps=2)
@@ -432,7 +432,7 @@ def test_fit_to_gradient_of_some_parameters_soft_labels_and_chunks() -> None:
     assert not torch.allclose(only.images, by_index.images)
 
 
-def test_fit_to_gradient_resumes_to_the_same_bits() -> None:
+def test_fit_to_gradient_resumes_bitwise_equal() -> None:
     network, start, target = server_case()
     states: list[dict[str, Tensor]] = []
     whole = fit_to_gradient(network, start, target, steps=4, callback=lambda p: states.append(p.state()))
@@ -450,7 +450,7 @@ def test_fit_to_gradient_resumes_to_the_same_bits() -> None:
         fit_to_gradient(network, start, target, steps=4, resume=states[1])
 
 
-def test_fit_to_gradient_refuses_targets_that_do_not_fit() -> None:
+def test_fit_to_gradient_refuses_mismatched_targets() -> None:
     network, start, target = server_case()
     with pytest.raises(ValueError, match="for each of the"):
         fit_to_gradient(network, start, target[:-1])
@@ -476,8 +476,8 @@ ATTENTION = [
 @pytest.mark.parametrize(
     "options", ATTENTION, ids=["plain", "scale", "causal", "mask of truths", "mask of numbers", "shared heads"]
 )
-def test_attention_by_its_formula_is_pytorchs_in_all_its_options(options: dict[str, object]) -> None:
-    """A network may call it as it likes; the fused way is right and cannot be differentiated twice."""
+def test_unfused_attention_equals_pytorchs_for_all_options(options: dict[str, object]) -> None:
+    """The fused implementation is correct, but cannot be differentiated twice."""
     heads = 2 if "enable_gqa" in options else 4
     query = torch.randn(2, 4, 4, 5, generator=derive(0), dtype=torch.float64)
     key, value = torch.randn(2, 2, heads, 3, 5, generator=derive(1), dtype=torch.float64)

@@ -23,7 +23,7 @@ def real(*counts: int, size: int = 4) -> LabeledImages:
 
 @pytest.mark.usefixtures("global_rng_untouched")
 @given(counts=st.lists(st.integers(0, 6), min_size=1, max_size=4).filter(any), ipc=st.integers(1, 5))
-def test_real_images_are_of_their_class_and_distinct_as_far_as_they_go(counts: list[int], ipc: int) -> None:
+def test_real_images_are_of_their_class_and_distinct_if_possible(counts: list[int], ipc: int) -> None:
     data = real(*counts)
     made = initial_images(data, ipc, generator=3)
     owned = [c for c, n in enumerate(counts) if n]
@@ -38,7 +38,7 @@ def test_real_images_are_of_their_class_and_distinct_as_far_as_they_go(counts: l
         assert len(set(drawn)) == min(ipc, counts[c])
 
 
-def test_draws_depend_on_the_generator_only() -> None:
+def test_draws_depend_only_on_the_generator() -> None:
     for init in ("real", "noise", "statistics", "statistics-whole-set"):
         one, two, other = (initial_images(real(9, 9), 2, init=init, generator=g) for g in (0, derive(0), 1))
         assert torch.equal(one.images, two.images)
@@ -46,7 +46,7 @@ def test_draws_depend_on_the_generator_only() -> None:
         assert one.info["init"] == init
 
 
-def test_noise_is_standard_normal_and_reaches_absent_classes_when_asked() -> None:
+def test_noise_is_standard_normal_and_covers_absent_classes_on_request() -> None:
     data = real(3, 0, 3, size=16)
     made = initial_images(data, 40, init="noise")
     assert made.labels.unique().tolist() == [0, 2]
@@ -58,7 +58,7 @@ def test_noise_is_standard_normal_and_reaches_absent_classes_when_asked() -> Non
             initial_images(data, 1, init=init, classes=[1])
 
 
-def test_statistics_are_per_class_and_channel_and_divide_by_the_class_count() -> None:
+def test_statistics_are_per_class_and_channel_with_the_class_count() -> None:
     data = real(30, 10)
     means, stds = class_statistics(data)
     for c in range(2):
@@ -70,7 +70,7 @@ def test_statistics_are_per_class_and_channel_and_divide_by_the_class_count() ->
             assert float(stds[c, channel]) == pytest.approx(variance**0.5, rel=1e-4)
 
 
-def test_the_released_statistics_divide_by_the_whole_set() -> None:
+def test_released_statistics_divide_by_the_set_size() -> None:
     data = real(30, 10)
     means, stds = class_statistics(data)
     released, spread = class_statistics(data, whole_set=True)
@@ -94,7 +94,7 @@ def test_images_follow_the_statistics() -> None:
     assert torch.allclose(torch.cat(class_statistics(drawn)), expected, atol=0.05)
 
 
-def test_a_set_to_start_from_is_copied_in_class_order() -> None:
+def test_initial_set_is_copied_in_class_order() -> None:
     data, start = real(3, 3, 3), real(1, 2, 0).replace(info={"method": "old"})
     made = initial_images(data, 10, init=start)
     assert made.labels.tolist() == [0, 1, 1]
@@ -105,7 +105,7 @@ def test_a_set_to_start_from_is_copied_in_class_order() -> None:
         initial_images(data, 1, init=start.replace(normalization=Normalization((0.0,), (1.0,))))
 
 
-def test_bad_arguments_are_named() -> None:
+def test_invalid_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="ipc must be at least 1"):
         initial_images(real(2, 2), 0)
     with pytest.raises(ValueError, match="init must be one of 'real', 'noise'"):

@@ -20,7 +20,7 @@ def state(step: int = 3) -> dict[str, torch.Tensor]:
     }
 
 
-def test_a_saved_state_comes_back_bit_for_bit_and_leaves_no_litter(tmp_path: Path) -> None:
+def test_saved_state_is_restored_bitwise_without_temporary_files(tmp_path: Path) -> None:
     path = save_state(tmp_path / "run.safetensors", state())
     loaded = load_state(path)
     assert {name: loaded[name].dtype for name in loaded} == {name: t.dtype for name, t in state().items()}
@@ -28,7 +28,7 @@ def test_a_saved_state_comes_back_bit_for_bit_and_leaves_no_litter(tmp_path: Pat
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_failed_save_keeps_the_old_file(tmp_path: Path) -> None:
+def test_failed_save_keeps_the_old_file(tmp_path: Path) -> None:
     path = save_state(tmp_path / "run.safetensors", state())
     with pytest.raises(AttributeError):
         save_state(path, {"images": "no tensor"})  # type: ignore[dict-item]
@@ -49,7 +49,7 @@ def test_foreign_damaged_and_missing_files_are_refused(tmp_path: Path) -> None:
         load_state(path)
 
 
-def test_resuming_asks_for_the_same_arguments_and_not_fewer_steps(tmp_path: Path) -> None:
+def test_resuming_requires_equal_arguments_and_no_fewer_steps(tmp_path: Path) -> None:
     assert restore_state(None, ARGUMENTS, 5) is None
     path = save_state(tmp_path / "run", state())
     for given in (state(), path, str(path)):
@@ -66,7 +66,7 @@ def test_resuming_asks_for_the_same_arguments_and_not_fewer_steps(tmp_path: Path
         restore_state(3, ARGUMENTS, 2)  # type: ignore[arg-type]
 
 
-def test_progress_hands_out_copies() -> None:
+def test_progress_returns_copies() -> None:
     images = torch.zeros(2)
     taken = Progress(1, 2, 0.5, images, {"images": images}).state()
     images.add_(1)

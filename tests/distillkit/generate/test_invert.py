@@ -293,7 +293,7 @@ def test_a_network_without_parameters() -> None:
         (ValueError, r"decoder must give images of shape=\(3, 8, 8\)", {"decoder": lambda: SmallDecoder((3, 4, 4))}),
     ],
 )
-def test_bad_arguments_are_named(error: type[Exception], match: str, options: dict[str, Any]) -> None:
+def test_invalid_arguments_are_named(error: type[Exception], match: str, options: dict[str, Any]) -> None:
     given_options = {"teacher": TEACHER, "targets": TARGETS, "shape": SHAPE, "steps": 1, **options}
     with pytest.raises(error, match=match):
         invert(**given_options)

@@ -269,7 +269,7 @@ def test_the_noise_decoder_has_the_layers_of_the_paper() -> None:
         ("generator must be", {"generator": "0"}),
     ],
 )
-def test_bad_arguments_are_named(name: str, match: str, options: dict[str, Any]) -> None:
+def test_invalid_arguments_are_named(name: str, match: str, options: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError), match=match):
         MAKERS[name](**{"num_classes": 2, "per_class": 2, "size": 8, **options})
 
@@ -289,6 +289,6 @@ def test_bad_arguments_are_named(name: str, match: str, options: dict[str, Any])
         (lambda: cnn_noise(2, 2, shared=True), "mean_std must be greater than 0 with shared=True"),
     ],
 )
-def test_bad_options_are_named(make: Callable[[], Any], match: str) -> None:
+def test_invalid_options_are_named(make: Callable[[], Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         make()

@@ -217,7 +217,7 @@ def test_a_set_records_the_origin_of_its_crops() -> None:
         (ValueError, "jpeg_quality", {"jpeg_quality": 75, "image": picture(channels=5)}),
     ],
 )
-def test_bad_arguments_are_named(error: type[Exception], match: str, options: dict[str, Any]) -> None:
+def test_invalid_arguments_are_named(error: type[Exception], match: str, options: dict[str, Any]) -> None:
     with pytest.raises(error, match=match):
         Patches(**{"image": picture(), **options})
 

@@ -55,6 +55,6 @@ def test_custom_network_and_unbalanced_classes_with_one_missing() -> None:
         ("lr", {"lr": 0.0}),
     ],
 )
-def test_bad_arguments_are_named(match: str, options: dict[str, Any]) -> None:
+def test_invalid_arguments_are_named(match: str, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=match):
         separability(**{"images": EASY.images[:3], "labels": torch.tensor([0, 0, 0]), **options})

@@ -1,4 +1,4 @@
-"""The BatchNorm prior as an object: its hooks, its refusals, networks that are not ours."""
+"""The BatchNorm prior as an object: hooks, refusals, and user-defined networks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distillkit.losses import BatchNormPrior
 
 
 class Residual(nn.Module):
-    """A user's network: one normalisation runs twice, one branch has none, one layer keeps no statistics."""
+    """A user's network: a norm that runs twice, a branch without one, and a layer without running statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ def images() -> torch.Tensor:
     return torch.randn(3, 5, 6, 6, generator=torch.Generator().manual_seed(0))
 
 
-def test_hooks_live_inside_the_block_only(images):
+def test_hooks_exist_only_inside_the_block(images):
     model = networks.build(Residual, 0).eval()
     with BatchNormPrior(model) as prior:
         assert hooks(model) == 2  # the layer without statistics has no part
@@ -50,7 +50,7 @@ def test_hooks_are_removed_after_an_exception(images):
     assert hooks(model) == 0
 
 
-def test_an_object_can_be_used_again_but_not_nested(images):
+def test_object_can_be_reused_but_not_nested(images):
     model = networks.build(Residual, 0).eval()
     prior = BatchNormPrior(model)
     with prior:
@@ -67,7 +67,7 @@ def test_an_object_can_be_used_again_but_not_nested(images):
     assert hooks(model) == 0
 
 
-def test_the_value_is_that_of_the_last_forward_pass(images):
+def test_value_is_that_of_the_last_forward_pass(images):
     model = networks.build(Residual, 0).eval()
     with BatchNormPrior(model) as prior:
         model(images)
@@ -79,7 +79,7 @@ def test_the_value_is_that_of_the_last_forward_pass(images):
         assert not torch.equal(second, first)
 
 
-def test_the_stored_statistics_are_neither_moved_nor_part_of_the_graph(images):
+def test_stored_statistics_are_constant_and_outside_the_graph(images):
     model = networks.build(Residual, 0).eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     x = images.requires_grad_()
@@ -90,7 +90,7 @@ def test_the_stored_statistics_are_neither_moved_nor_part_of_the_graph(images):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_a_batch_with_the_stored_statistics_has_value_zero():
+def test_batch_with_the_stored_statistics_has_value_zero():
     layer = nn.BatchNorm2d(3).eval()
     x = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     layer.double()
@@ -119,7 +119,7 @@ def test_descent_on_the_prior_brings_the_statistics_closer(images):
         assert float(prior.value().detach()) < float(before.detach())
 
 
-def test_a_network_without_batch_norm_is_refused_by_name():
+def test_network_without_batch_norm_is_refused_by_name():
     with pytest.raises(
         ValueError, match="must have a BatchNorm layer with running statistics, but Sequential has none"
     ):

@@ -1,4 +1,4 @@
-"""Laws of the contrastive losses, each against a loop written from the equation."""
+"""Properties of the contrastive losses, each against a loop written from the equation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def batches(draw, least: int = 1) -> tuple[Tensor, Tensor]:
 
 
 def slow_anchor_losses(embeddings: Tensor, labels: Tensor, temperature: float) -> list[Tensor]:
-    """The loss of each anchor that has a positive, from the equation, one pair at a time."""
+    """Return the loss of each anchor with a positive, from the equation, pair by pair."""
     z = [row / row.norm() for row in embeddings]
     losses = []
     for i in range(len(z)):
@@ -54,7 +54,7 @@ def test_supervised_contrastive_equals_the_loop(batch, temperature):
 
 
 @given(batches(), batches(), temperatures, st.booleans())
-def test_the_other_side_joins_as_anchors_and_detaching_stops_only_its_gradient(first, second, temperature, detach):
+def test_other_side_provides_anchors_and_detach_stops_only_its_gradient(first, second, temperature, detach):
     embeddings, labels = first
     other = normal(len(second[0]), len(second[0]), embeddings.shape[1])
     embeddings, other = embeddings.requires_grad_(), other.requires_grad_()
@@ -72,7 +72,7 @@ def test_the_other_side_joins_as_anchors_and_detaching_stops_only_its_gradient(f
 
 
 @given(batches(2), seeds, temperatures)
-def test_supervised_contrastive_ignores_scale_order_rotation_and_names_of_classes(batch, seed, temperature):
+def test_supcon_ignores_scale_order_rotation_and_class_names(batch, seed, temperature):
     embeddings, labels = batch
     loss = supervised_contrastive(embeddings, labels, temperature=temperature)
     n, d = embeddings.shape
@@ -90,7 +90,7 @@ def test_supervised_contrastive_ignores_scale_order_rotation_and_names_of_classe
 
 
 @given(st.integers(1, 6), seeds, st.sampled_from(["drop", "zero"]), st.sampled_from(["mean", "sum"]))
-def test_a_batch_without_positives_gives_zero_with_a_graph(n, seed, empty, reduction):
+def test_batch_without_positives_gives_zero_with_a_graph(n, seed, empty, reduction):
     embeddings = normal(seed, n, 3).requires_grad_()
     loss = supervised_contrastive(embeddings, torch.arange(n), empty=empty, reduction=reduction)
     (gradient,) = torch.autograd.grad(loss, embeddings)
@@ -99,7 +99,7 @@ def test_a_batch_without_positives_gives_zero_with_a_graph(n, seed, empty, reduc
 
 
 @given(batches(3), st.sampled_from([1e-3, 0.07]), st.sampled_from([torch.float32, torch.float64]))
-def test_zero_and_repeated_embeddings_and_small_temperatures_give_no_nan(batch, temperature, dtype):
+def test_degenerate_embeddings_and_small_temperatures_give_no_nan(batch, temperature, dtype):
     embeddings, labels = batch[0].to(dtype), batch[1]
     embeddings[0] = 0
     embeddings[1] = embeddings[2]
@@ -139,7 +139,7 @@ def test_model_contrastive_equals_the_loop(seed, n, d, temperature):
 
 
 @given(seeds, st.integers(1, 6), temperatures)
-def test_model_contrastive_laws(seed, n, temperature):
+def test_model_contrastive_is_invariant_and_bounded(seed, n, temperature):
     z, near, far, scales = normal(seed, 4, n, 3)
     loss = model_contrastive(z, near, far, temperature=temperature, reduction="none")
     swapped = model_contrastive(z, far, near, temperature=temperature, reduction="none")

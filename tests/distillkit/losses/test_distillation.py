@@ -1,4 +1,4 @@
-"""Laws of the distillation and disagreement losses, each against a loop written from the equation."""
+"""Properties of the distillation and disagreement losses, each against a loop written from the equation."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_knowledge_distillation_has_the_textbook_gradient(pair, temperature):
 
 
 @given(logit_pairs(), temperatures)
-def test_binary_distillation_is_softmax_distillation_with_two_classes_a_label(pair, temperature):
+def test_binary_distillation_equals_softmax_distillation_by_label(pair, temperature):
     slow = torch.zeros(len(pair[0]), dtype=torch.float64)
     for k in range(pair[0].shape[1]):
         student, teacher = (torch.stack([side[:, k], torch.zeros(len(side))], dim=1) for side in pair)
@@ -85,7 +85,7 @@ def test_jensen_shannon_equals_the_loop_and_is_between_zero_and_ln_2(pair):
 
 
 @given(logit_pairs(), st.sampled_from([(0.01, 0.99), (0.2, 0.6)]))
-def test_clamped_disagreement_equals_the_loop_and_is_between_zero_and_one(pair, limits):
+def test_clamped_disagreement_equals_the_loop_and_is_in_the_unit_interval(pair, limits):
     low, high = limits
 
     def clamp(values: list[float]) -> list[float]:
@@ -110,7 +110,7 @@ def test_clamped_disagreement_equals_the_loop_and_is_between_zero_and_one(pair, 
 
 @pytest.mark.parametrize("loss", LOSSES)
 @given(pair=logit_pairs(), seed=seeds)
-def test_zero_at_equality_positive_elsewhere_and_equivariant(loss, pair, seed):
+def test_losses_are_zero_at_equality_positive_elsewhere_and_equivariant(loss, pair, seed):
     p, q = pair
     assert float(loss(p, p)) == pytest.approx(0, abs=1e-12)
     assert float(loss(p, q)) >= 0

@@ -1,4 +1,4 @@
-"""Laws of the distance between gradients, against a loop over rows."""
+"""Properties of the distance between gradients, against a loop over rows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_gradient_distance_equals_the_loop(seed, eps):
 
 
 @given(seeds, seeds)
-def test_gradient_distance_is_zero_at_equality_and_blind_to_row_scale_and_to_1d_tensors(seed, other):
+def test_gradient_distance_is_invariant_to_row_scale_and_1d_tensors(seed, other):
     g, t = parameters(seed), parameters(seed + 100)
     for metric in ("row_cosine", "mse", "cos"):
         assert float(gradient_distance(g, g, metric=metric, eps=0)) == pytest.approx(0, abs=1e-12)
@@ -62,7 +62,7 @@ def test_gradient_distance_is_zero_at_equality_and_blind_to_row_scale_and_to_1d_
 
 
 @given(seeds, seeds)
-def test_gradient_distance_is_symmetric_and_ignores_the_order_of_rows_and_tensors(seed, other):
+def test_gradient_distance_is_symmetric_and_ignores_order(seed, other):
     g, t = parameters(seed), parameters(seed + 100)
     generator = torch.Generator().manual_seed(other)
     orders = [torch.randperm(len(v), generator=generator) for v in g]

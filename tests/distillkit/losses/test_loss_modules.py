@@ -1,4 +1,4 @@
-"""The modules are their functions; nothing draws; the page of the losses runs."""
+"""Loss modules equal their functions and use no random numbers; the page's snippets run."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ X, Y, LABELS, MORE = normal(0, 6, 4), normal(1, 5, 4), torch.tensor([0, 1, 0, 2,
         ),
     ],
 )
-def test_a_module_is_one_call_of_its_function(module, function, options, inputs, global_rng_untouched):
+def test_module_is_one_call_of_its_function(module, function, options, inputs, global_rng_untouched):
     layer = module(**options)
     assert torch.equal(layer(*inputs), function(*inputs, **options))
     assert not layer.state_dict()
 
 
-def test_detaching_is_passed_on():
+def test_detach_is_passed_on():
     other = Y.clone().requires_grad_()
     assert not losses.SupervisedContrastive()(X, LABELS, other, MORE).requires_grad
     assert losses.SupervisedContrastive(detach_other=False)(X, LABELS, other, MORE).requires_grad
@@ -72,7 +72,7 @@ def test_unbiased_needs_two_rows_a_side():
         lambda: losses.mean_embedding_distance(X, Y, real_labels=LABELS),
     ],
 )
-def test_half_of_a_pair_is_refused(call):
+def test_incomplete_pair_is_refused(call):
     with pytest.raises(ValueError, match="must be given together"):
         call()
 
@@ -90,7 +90,7 @@ def test_exports_are_sorted_and_complete():
     assert all(callable(getattr(losses, name)) for name in losses.__all__)
 
 
-def test_the_page_has_a_section_with_a_snippet_for_each_name_and_all_snippets_run(global_rng_untouched):
+def test_page_has_a_section_with_a_running_snippet_for_each_name(global_rng_untouched):
     page = (ROOT / "docs/components/losses.md").read_text()
     for name in losses.__all__:
         assert f"`{name}`" in page

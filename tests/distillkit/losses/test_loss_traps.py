@@ -1,4 +1,4 @@
-"""One test for each way in which public implementations of these losses go wrong, or mean something else."""
+"""One test for each way in which public implementations of these losses are wrong or ambiguous."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_gradient_distance_sums_over_rows_and_counts_the_last_linear_layer():
     assert float(gradient_distance([conv, linear], [-conv, -linear], eps=0)) == pytest.approx(2 * (5 + 7))
 
 
-def test_gradient_distance_skips_biases_and_norms_only_in_its_row_form():
+def test_row_form_skips_biases_and_norms():
     weight, bias = torch.ones(2, 2), torch.ones(2)
     assert float(gradient_distance([weight, bias], [weight, -bias], eps=0)) == pytest.approx(0, abs=1e-6)
     assert float(gradient_distance([weight, bias], [weight, -bias], metric="mse")) == 8
     assert float(gradient_distance([weight, bias], [weight, -bias], metric="cos", eps=0)) == pytest.approx(2 / 3)
 
 
-def test_gradient_distance_through_a_network_whose_units_are_all_dead():
+def test_gradient_distance_with_only_dead_units_is_finite():
     model = networks.build(lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), 0).double()
     nn.init.constant_(model[0].bias, -100)
     images = normal(0, 5, 3).requires_grad_()
@@ -65,7 +65,7 @@ def test_gradient_distance_through_a_network_whose_units_are_all_dead():
     assert torch.equal(pixels, torch.zeros_like(pixels))
 
 
-def test_dm_sees_class_means_only_and_the_rbf_kernel_sees_the_spread():
+def test_dm_compares_class_means_and_the_rbf_kernel_also_the_spread():
     narrow = torch.tensor([[-1.0], [1.0]])
     assert float(mean_embedding_distance(narrow, 5 * narrow)) == 0
     assert float(rbf_mmd(narrow, 5 * narrow)) > 0.1
@@ -76,7 +76,7 @@ def test_dm_sums_over_features_and_classes():
     assert float(mean_embedding_distance(torch.zeros(3, 4), torch.ones(3, 4), labels, labels)) == 12
 
 
-def test_dm_is_not_nan_for_a_class_that_one_side_lacks():
+def test_dm_is_finite_for_a_class_missing_on_one_side():
     synthetic = torch.ones(2, 3, requires_grad=True)
     loss = mean_embedding_distance(torch.zeros(2, 3), synthetic, torch.tensor([0, 0]), torch.tensor([0, 1]))
     (gradient,) = torch.autograd.grad(loss, synthetic)
@@ -84,14 +84,14 @@ def test_dm_is_not_nan_for_a_class_that_one_side_lacks():
     assert gradient.tolist() == [[2, 2, 2], [0, 0, 0]]
 
 
-def test_class_means_of_half_precision_are_taken_in_float32():
+def test_class_means_of_half_precision_use_float32():
     rows = torch.full((4096, 1), 1.0).bfloat16()
     loss = mean_embedding_distance(rows, rows + 2**-7)
     assert loss.dtype == torch.float32
     assert float(loss) == pytest.approx(2**-14)
 
 
-def test_rbf_mmd_never_keeps_a_difference_for_each_pair():
+def test_rbf_mmd_stores_no_difference_for_each_pair():
     n, d, kept = 20, 300, []
     x, y = normal(0, n, d).requires_grad_(), normal(1, n, d)
 
@@ -104,26 +104,26 @@ def test_rbf_mmd_never_keeps_a_difference_for_each_pair():
     assert max(kept) == max((2 * n) ** 2, 2 * n * d)
 
 
-def test_rbf_mmd_keeps_its_digits_far_from_the_origin():
+def test_rbf_mmd_is_accurate_far_from_the_origin():
     x, y = normal(0, 8, 4), normal(1, 8, 4) + 1
     far = rbf_mmd((x + 1000).float(), (y + 1000).float())
     assert float(far) == pytest.approx(float(rbf_mmd(x, y)), rel=2e-3)
 
 
-def test_rbf_mmd_of_half_precision_is_taken_in_float32():
+def test_rbf_mmd_of_half_precision_uses_float32():
     x, y = (300 * normal(seed, 6, 4).half() for seed in (0, 1))  # squares overflow half precision
     value = rbf_mmd(x, y)
     assert value.dtype == torch.float32
     torch.testing.assert_close(value, rbf_mmd(x.float(), y.float()))
 
 
-def test_rbf_mmd_is_the_biased_statistic_unless_asked():
+def test_rbf_mmd_is_the_biased_statistic_by_default():
     x = normal(0, 4, 2)
     assert float(rbf_mmd(x, x)) == pytest.approx(0, abs=1e-9)
     assert float(rbf_mmd(x, x, unbiased=True)) < -0.1
 
 
-def test_supervised_contrastive_is_not_nan_and_drops_anchors_without_a_positive():
+def test_supcon_is_finite_and_drops_anchors_without_a_positive():
     embeddings, labels = normal(0, 5, 3).requires_grad_(), torch.tensor([0, 0, 1, 2, 3])
     dropped = supervised_contrastive(embeddings, labels)
     diluted = supervised_contrastive(embeddings, labels, empty="zero")
@@ -138,7 +138,7 @@ def test_supervised_contrastive_has_no_ratio_of_temperatures():
     assert float(loss) == pytest.approx(math.log1p(math.exp(-1 / 0.5)))
 
 
-def test_detached_virtual_features_are_anchors_that_pull_the_real_ones():
+def test_detached_virtual_features_are_anchors_for_real_ones():
     real = torch.tensor([[1.0, 0.0]], requires_grad=True)
     virtual = torch.tensor([[0.0, 1.0], [-1.0, 0.2]], requires_grad=True)
     labels = torch.tensor([0]), torch.tensor([0, 1])
@@ -153,7 +153,7 @@ def test_detached_virtual_features_are_anchors_that_pull_the_real_ones():
     assert float(gradients[0][0, 1]) < 0  # a step against it turns the real feature to its virtual class mate
 
 
-def test_knowledge_distillation_has_the_square_of_the_temperature_and_is_a_mean_over_the_batch():
+def test_distillation_has_squared_temperature_and_batch_mean():
     student, teacher = normal(0, 6, 3), normal(1, 6, 3)
     at = {t: float(knowledge_distillation(student, teacher, temperature=t)) for t in (1e3, 1e4)}
     assert at[1e3] == pytest.approx(at[1e4], rel=1e-2)  # without T^2 it would fall a hundredfold
@@ -176,7 +176,7 @@ def test_clamped_disagreement_is_not_the_jensen_shannon_divergence():
     assert float(clamped_disagreement(p, q)) == 1
 
 
-def test_the_clamp_of_the_result_kills_the_gradient_where_the_networks_disagree():
+def test_clamping_the_result_would_remove_the_gradient():
     p, q = logits_of(0.985, 0.015).requires_grad_(), logits_of(0.015, 0.985)
     dead = torch.autograd.grad(clamped_disagreement(p, q), p)[0]
     alive = torch.autograd.grad(clamped_disagreement(p, q, clamp_result=False), p)[0]
@@ -194,7 +194,7 @@ def test_clamped_disagreement_clamps_the_mean_and_not_each_sample():
     assert float(clamped_disagreement(p, q, reduction="none").mean()) < float(each.mean())
 
 
-def test_batch_norm_prior_takes_norms_of_the_layers_input_with_biased_variance():
+def test_batch_norm_prior_uses_input_norms_with_biased_variance():
     layer = nn.BatchNorm1d(2)
     layer.running_mean.copy_(torch.tensor([3.0, -4.0]))
     layer.running_var.fill_(1)
@@ -204,7 +204,7 @@ def test_batch_norm_prior_takes_norms_of_the_layers_input_with_biased_variance()
         assert float(prior.value()) == 5  # |(3, -4)|, neither 25 nor 7, and nothing from the variance
 
 
-def test_total_variation_is_per_image_and_deepinversions_grows_with_the_square_root_of_the_batch():
+def test_total_variation_is_per_image_and_deepinversions_per_batch():
     x = normal(0, 1, 3, 5, 5)
     four = x.repeat(4, 1, 1, 1)
     torch.testing.assert_close(total_variation(four), total_variation(x))
@@ -212,13 +212,13 @@ def test_total_variation_is_per_image_and_deepinversions_grows_with_the_square_r
     torch.testing.assert_close(deepinversion_variation(four, order=1), deepinversion_variation(x, order=1))
 
 
-def test_total_variation_takes_differences_of_signed_pixels():
+def test_total_variation_uses_differences_of_signed_pixels():
     x = torch.tensor([[[[-1.0, 1.0]]]])
     assert float(total_variation(x)) == 2
     assert float(total_variation(x, order=2)) == 4
 
 
-def test_image_l2_has_two_scale_laws():
+def test_image_l2_scales_as_documented():
     x = normal(0, 1, 3, 5, 5)
     four = x.repeat(4, 1, 1, 1)
     torch.testing.assert_close(image_l2(four), image_l2(x))
@@ -229,14 +229,14 @@ def test_proximal_sums_squares_and_does_not_square_the_sum():
     assert float(proximal([torch.tensor([1.0, -1.0])], [torch.zeros(2)], mu=1.0)) == 1
 
 
-def test_feature_decorrelation_as_released_is_about_n_times_the_papers():
+def test_released_feature_decorrelation_is_n_times_the_papers():
     x = normal(0, 64, 8)
     off_diagonal = feature_decorrelation(x) - 1 / 8
     ratio = float(feature_decorrelation(x, variant="released") / off_diagonal)
     assert ratio == pytest.approx(63**2 / 64 * 8 / 7, rel=1e-4)
 
 
-def test_clipping_as_released_stretches_short_logits_and_jumps():
+def test_released_clipping_stretches_short_logits():
     below, above = torch.tensor([[0.399, 0.0]]), torch.tensor([[0.401, 0.0]])
     assert torch.equal(clip_logit_norm(below), below)
     assert float(clip_logit_norm(above)[0, 0]) == pytest.approx(2.5)

@@ -1,4 +1,4 @@
-"""Laws of the distances between sets, each against a loop written from the equation."""
+"""Properties of the distances between sets, each against a loop written from the equation."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_mean_embedding_distance_equals_the_loop(sides):
 
 
 @given(two_sides(), seeds)
-def test_dm_loss_and_gradient_are_zero_at_equality_whatever_the_order_inside_a_class(sides, seed):
+def test_dm_loss_and_gradient_are_zero_at_equality_in_any_order(sides, seed):
     real, _, labels, _ = sides
     order = torch.randperm(len(real), generator=torch.Generator().manual_seed(seed))
     synthetic = real[order].clone().requires_grad_()
@@ -68,7 +68,7 @@ def test_dm_loss_and_gradient_are_zero_at_equality_whatever_the_order_inside_a_c
 
 
 @given(two_sides(), seeds, st.floats(0.1, 10))
-def test_dm_loss_laws(sides, seed, scale):
+def test_dm_loss_invariances(sides, seed, scale):
     real, synthetic, real_labels, labels = sides
     loss = mean_embedding_distance(*sides)
     shift = normal(seed, real.shape[1])
@@ -144,7 +144,7 @@ def test_rbf_mmd_equals_the_loop(sides, kernels, multiplier, bandwidth):
 
 
 @given(two_sides(), seeds, st.floats(0.1, 10))
-def test_rbf_mmd_laws(sides, seed, scale):
+def test_rbf_mmd_invariances(sides, seed, scale):
     x, y = sides[:2]
     value = rbf_mmd(x, y)
     assert -1e-9 <= float(value) <= 10 + 1e-9

@@ -1,4 +1,4 @@
-"""Laws of the image priors, each against a loop over pixels."""
+"""Properties of the image priors, each against a loop over pixels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def images(draw) -> Tensor:
 
 
 def differences(image: Tensor, dy: int, dx: int) -> list[float]:
-    """All `image[y + dy, x + dx] - image[y, x]` inside the picture, over channels."""
+    """Yield all `image[y + dy, x + dx] - image[y, x]` inside the image, over channels."""
     c, h, w = image.shape
     return [
         float(image[k, y + dy, x + dx] - image[k, y, x])
@@ -65,7 +65,7 @@ def test_image_l2_equals_the_loop(x):
 
 
 @given(images(), orders, st.floats(-3, 3), st.floats(0.1, 10))
-def test_variation_laws(x, order, offset, scale):
+def test_variation_invariances(x, order, offset, scale):
     power = {total_variation: order, deepinversion_variation: 1}
     for variation in (total_variation, deepinversion_variation):
         value = variation(x, order=order)

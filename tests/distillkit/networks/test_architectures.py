@@ -1,4 +1,4 @@
-"""The laws that every network of ours obeys, whatever its norm, channels and classes."""
+"""Properties of every built-in network for all norms, channels and classes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ every = pytest.mark.parametrize(("name", "norm"), list(itertools.product(SMALL, 
 
 
 @every
-def test_forward_is_classifier_of_features(name: str, norm: str) -> None:
+def test_forward_equals_classifier_of_features(name: str, norm: str) -> None:
     net = small(name, norm).eval()
     embedding = net.features(images())
     logits = net(images())
@@ -90,7 +90,7 @@ def test_float64_stays_float64_and_agrees_with_float32(name: str, norm: str) -> 
 
 
 @every
-def test_second_derivatives(name: str, norm: str) -> None:
+def test_second_derivatives_equal_finite_differences(name: str, norm: str) -> None:
     """d/dx |dL/dw|^2, what gradient matching needs, against a central difference along one direction."""
     net = small(name, norm).double()
     labels = torch.tensor([0, 1, 0])
@@ -110,8 +110,8 @@ def test_second_derivatives(name: str, norm: str) -> None:
 
 
 @every
-def test_layers_overwrite_nothing_that_is_needed(name: str, norm: str) -> None:
-    """While a graph is recorded, what a hook kept stays; without one, the answer and the images stay the same."""
+def test_layers_overwrite_no_needed_tensors(name: str, norm: str) -> None:
+    """With a graph, tensors kept by hooks are unchanged; without one, outputs and images are unchanged."""
     net = small(name, norm)
     x, kept = images(), list[tuple[Tensor, Tensor]]()
     handles = [
@@ -130,8 +130,8 @@ def test_layers_overwrite_nothing_that_is_needed(name: str, norm: str) -> None:
 
 
 @pytest.mark.parametrize("norm", ["group", "instance", "layer", "none"])
-def test_second_derivatives_agree_in_every_mode_of_differentiation(norm: str) -> None:
-    """Forward mode over and under reverse mode; torch's own instance norm is wrong in one of them."""
+def test_second_derivatives_agree_in_all_differentiation_modes(norm: str) -> None:
+    """Forward over reverse and reverse over reverse mode; torch's own instance norm fails in one of them."""
     net = build(lambda: ConvNet((2, 8, 8), 2, width=4, depth=2, norm=norm, activation="silu"), 0).double()
     x, v = torch.empty(2, 2, 2, 8, 8, dtype=torch.float64).normal_(generator=torch.Generator().manual_seed(0))
 
@@ -146,7 +146,7 @@ def test_second_derivatives_agree_in_every_mode_of_differentiation(norm: str) ->
 
 
 @every
-def test_constructor_draws_what_initialize_draws(name: str, norm: str) -> None:
+def test_constructor_draws_the_same_weights_as_initialize(name: str, norm: str) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         constructed = SMALL[name](norm)
@@ -156,7 +156,7 @@ def test_constructor_draws_what_initialize_draws(name: str, norm: str) -> None:
 
 
 @every
-def test_is_its_own_split(name: str, norm: str) -> None:
+def test_split_of_a_built_in_network_is_itself(name: str, norm: str) -> None:
     net = small(name, norm)
     assert split(net) is net
     assert isinstance(net.classifier, nn.Linear)
@@ -164,7 +164,7 @@ def test_is_its_own_split(name: str, norm: str) -> None:
     assert as_network.classifier(as_network.features(images())).shape == (3, 2)
 
 
-def test_only_batch_norm_lets_images_influence_each_other() -> None:
+def test_only_batch_norm_mixes_images() -> None:
     for name, norm in itertools.product(SMALL, NORMS):
         net = small(name, norm).double().train()
         x = images(dtype=torch.float64)
@@ -173,14 +173,14 @@ def test_only_batch_norm_lets_images_influence_each_other() -> None:
 
 
 @pytest.mark.parametrize("name", NETWORK_NAMES)
-def test_by_name(name: str) -> None:
+def test_networks_are_built_by_name(name: str) -> None:
     with torch.device("meta"):
         net = named_network(name, (3, 32, 32), 7, norm="group")
         assert net(torch.empty(2, 3, 32, 32)).shape == (2, 7)
     assert any(isinstance(module, nn.GroupNorm) for module in net.modules())
 
 
-def test_names_mean_the_published_networks() -> None:
+def test_names_denote_the_published_networks() -> None:
     with torch.device("meta"):
         counts = {
             name: sum(parameter.numel() for parameter in named_network(name, (3, 32, 32), 10).parameters())
@@ -201,7 +201,7 @@ def test_names_mean_the_published_networks() -> None:
     }
 
 
-def test_names_refuse() -> None:
+def test_unknown_names_are_refused() -> None:
     with pytest.raises(ValueError, match=r"name must be one of 'convnet', .*'wrn16_4', got 'vgg'"):
         named_network("vgg", (3, 32, 32), 10)
     with pytest.raises(ValueError, match="the name 'resnet18' fixes depth; use the class ResNet to choose it"):
@@ -211,13 +211,13 @@ def test_names_refuse() -> None:
 
 
 @pytest.mark.parametrize("norm", ["instance", "group", "layer"])
-def test_norm_layer_normalises_each_group_of_channels(norm: str) -> None:
+def test_norm_layer_normalizes_each_group_of_channels(norm: str) -> None:
     maps = images().reshape(3, 10, 11, 23) * 4 + 2
     out = norm_layer(norm, 10, groups=5)(maps).reshape(3, {"instance": 10, "group": 5, "layer": 1}[norm], -1)
     torch.testing.assert_close(out.mean(2), torch.zeros(out.shape[:2]), atol=1e-5, rtol=0)
     torch.testing.assert_close(out.var(2, unbiased=False), torch.ones(out.shape[:2]), atol=1e-4, rtol=0)
 
 
-def test_instance_norm_is_torchs() -> None:
+def test_instance_norm_equals_torchs() -> None:
     maps = images()
     torch.testing.assert_close(norm_layer("instance", 5)(maps), nn.InstanceNorm2d(5)(maps))

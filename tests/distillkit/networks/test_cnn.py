@@ -19,7 +19,7 @@ from distillkit.networks import FedCOGCNN, ImageNetwork, LeNet, SimpleCNN, build
         (LeNet, (3, 32, 32), 10, 84, 62_006),
     ],
 )
-def test_documented_counts(
+def test_parameter_counts_are_as_documented(
     make: type[SimpleCNN], shape: tuple[int, int, int], num_classes: int, embedding_dim: int, parameters: int
 ) -> None:
     net = make(shape, num_classes)
@@ -41,7 +41,7 @@ def pooled(maps: Tensor, average: bool) -> Tensor:
         (lambda: LeNet((2, 16, 19), 3, activation="sigmoid", pooling="max"), 2, 0, torch.sigmoid),
     ],
 )
-def test_equals_the_network_written_out(net: type, convolutions: int, padding: int, activation: type) -> None:
+def test_network_equals_a_plain_implementation(net: type, convolutions: int, padding: int, activation: type) -> None:
     model = build(net, 0).double()
     assert isinstance(model, ImageNetwork)
     images = torch.empty(4, *model.shape, dtype=torch.float64).normal_(generator=torch.Generator().manual_seed(0))
@@ -58,14 +58,14 @@ def test_equals_the_network_written_out(net: type, convolutions: int, padding: i
     torch.testing.assert_close(model(images), F.linear(values, *parameters[-2:]))
 
 
-def test_lenet_averages_by_default_and_the_others_take_the_maximum() -> None:
+def test_lenet_uses_average_pooling_and_the_others_max_pooling() -> None:
     kinds = [nn.AvgPool2d, nn.MaxPool2d, nn.MaxPool2d]
     for make, kind in zip((LeNet, SimpleCNN, FedCOGCNN), kinds, strict=True):
         assert isinstance(make((1, 28, 28), 2).body[3], kind)
 
 
 @pytest.mark.parametrize(("make", "least"), [(SimpleCNN, 16), (LeNet, 16), (FedCOGCNN, 22)])
-def test_smallest_size(make: type[SimpleCNN], least: int) -> None:
+def test_smallest_size_is_accepted(make: type[SimpleCNN], least: int) -> None:
     assert make((1, least, least), 2)(torch.zeros(1, 1, least, least)).shape == (1, 2)
     for shape in ((1, least - 1, least), (1, least, least - 1)):
         with pytest.raises(ValueError, match=f"at least {least} pixels high and wide"):
@@ -81,6 +81,6 @@ def test_smallest_size(make: type[SimpleCNN], least: int) -> None:
         ({"pooling": "none"}, "pooling must be one of 'avg', 'max'"),
     ],
 )
-def test_refuses(options: dict[str, object], message: str) -> None:
+def test_invalid_arguments_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LeNet((1, 28, 28), 10, **options)

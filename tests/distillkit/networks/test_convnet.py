@@ -25,7 +25,7 @@ def count(model: nn.Module) -> int:
         ((3, 32, 32), 10, {"norm": "none"}, 2048, 320_010 - 3 * 256),
     ],
 )
-def test_documented_counts(
+def test_parameter_counts_are_as_documented(
     shape: tuple[int, int, int], num_classes: int, options: dict[str, int], embedding_dim: int, parameters: int
 ) -> None:
     with torch.device("meta"):
@@ -35,7 +35,7 @@ def test_documented_counts(
 
 
 def reference(net: ConvNet, images: Tensor, padding: int, norm: str, pooling: str) -> Tensor:
-    """DC's ConvNet written out, with the parameters of `net` in order and groups=2."""
+    """Run DC's ConvNet in plain operations, with the parameters of `net` in order and groups=2."""
     parameters = list(net.parameters())
     maps = images
     while len(parameters) > 2:
@@ -64,7 +64,9 @@ def reference(net: ConvNet, images: Tensor, padding: int, norm: str, pooling: st
 @pytest.mark.parametrize("norm", ["instance", "group", "layer", "batch", "none"])
 @pytest.mark.parametrize("pooling", ["avg", "max", "none"])
 @pytest.mark.parametrize(("shape", "padding"), [((1, 28, 28), 3), ((5, 9, 12), 1)])
-def test_equals_the_network_written_out(norm: str, pooling: str, shape: tuple[int, int, int], padding: int) -> None:
+def test_network_equals_a_plain_implementation(
+    norm: str, pooling: str, shape: tuple[int, int, int], padding: int
+) -> None:
     net = build(lambda: ConvNet(shape, 3, width=4, depth=2, norm=norm, pooling=pooling, groups=2), 1).double()
     assert isinstance(net, ConvNet)
     generator = torch.Generator().manual_seed(0)
@@ -78,7 +80,7 @@ def test_equals_the_network_written_out(norm: str, pooling: str, shape: tuple[in
 @pytest.mark.parametrize(
     ("activation", "function"), [("sigmoid", torch.sigmoid), ("tanh", torch.tanh), ("silu", F.silu)]
 )
-def test_activation_is_the_one_asked_for(activation: str, function: object) -> None:
+def test_requested_activation_is_used(activation: str, function: object) -> None:
     net = build(lambda: ConvNet((1, 4, 4), 2, width=3, depth=1, norm="none", activation=activation), 0)
     assert isinstance(net, ConvNet)
     images = torch.linspace(-2, 2, 32).reshape(2, 1, 4, 4)
@@ -106,18 +108,18 @@ def test_without_pooling_the_map_keeps_its_size() -> None:
         ((0, 32, 32), {}, r"shape\[0\] must be at least 1"),
     ],
 )
-def test_refuses(shape: tuple[int, int, int], options: dict[str, object], message: str) -> None:
+def test_invalid_arguments_are_refused(shape: tuple[int, int, int], options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ConvNet(shape, 10, **options)
 
 
-def test_refuses_one_class() -> None:
+def test_one_class_is_refused() -> None:
     with pytest.raises(ValueError, match="num_classes must be at least 2, got 1"):
         ConvNet((1, 8, 8), 1)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 8, 8), (2, 1, 8, 9), (1, 8, 8)])
-def test_refuses_images_of_another_shape(shape: tuple[int, ...]) -> None:
+def test_images_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"shape \[N, 1, 8, 8\] for this network, got \["):
         ConvNet((1, 8, 8), 2, width=2)(torch.zeros(shape))
 
@@ -125,7 +127,7 @@ def test_refuses_images_of_another_shape(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("norm", ["instance", "group", "layer", "none", "batch"])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 40, 24)])
-def test_the_first_block_in_parts_gives_the_same_bits(
+def test_first_block_in_chunks_is_bitwise_equal(
     norm: str, memory_format: torch.memory_format, shape: tuple[int, int, int]
 ) -> None:
     net = build(lambda: ConvNet(shape, 3, width=16, norm=norm), 0)

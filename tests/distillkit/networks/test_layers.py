@@ -1,4 +1,4 @@
-"""The layers that are faster on a CPU than PyTorch's: their numbers are PyTorch's, in every layout and mode."""
+"""CPU layers that are faster than PyTorch's: equal values in every layout and mode."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def norm_of(channels: int, dtype: torch.dtype = torch.float32) -> InstanceNorm:
 
 class TestInstanceNorm:
     @given(st.integers(1, 3), st.integers(2, 9), st.integers(2, 31), st.integers(2, 31), st.floats(-30, 30))
-    def test_written_out_is_exact(self, n: int, channels: int, height: int, width: int, offset: float) -> None:
+    def test_fast_path_is_exact(self, n: int, channels: int, height: int, width: int, offset: float) -> None:
         maps = LAYOUTS["channels_last"](drawn(n, channels, height, width) + offset)
         layer, before = norm_of(channels), maps.clone()
         exact = F.instance_norm(maps.double(), weight=layer.weight.double(), bias=layer.bias.double(), eps=layer.eps)
@@ -45,14 +45,14 @@ class TestInstanceNorm:
         assert torch.equal(maps, before)
 
     @given(layouts, st.booleans())
-    def test_is_torchs_where_there_is_a_graph_or_another_layout(self, layout: str, graph: bool) -> None:
+    def test_uses_torch_with_a_graph_or_another_layout(self, layout: str, graph: bool) -> None:
         maps, layer = LAYOUTS[layout](drawn(2, 3, 8, 9)), norm_of(3)
         with torch.set_grad_enabled(graph):
             found, torchs = layer(maps), F.group_norm(maps, 3, layer.weight, layer.bias, layer.eps)
         assert found.requires_grad == graph
         assert torch.equal(found, torchs) or (layout == "channels_last" and not graph)
 
-    def test_is_written_out_where_maps_are_small_and_channels_last(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_uses_the_fast_path_for_small_channels_last_maps(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def refused(*_: object) -> Tensor:
             raise AssertionError("torch's own was taken")
 
@@ -64,7 +64,7 @@ class TestInstanceNorm:
                 with pytest.raises(AssertionError, match="torch's own"):
                     layer(torchs)
 
-    def test_under_vmap_and_in_inference_mode(self) -> None:
+    def test_runs_under_vmap_and_in_inference_mode(self) -> None:
         layer, maps = norm_of(4), LAYOUTS["channels_last"](drawn(6, 4, 8, 8))
         with torch.inference_mode():
             expected = layer(maps)
@@ -73,7 +73,7 @@ class TestInstanceNorm:
             half = F.group_norm(maps.bfloat16(), 4, layer.weight.bfloat16(), layer.bias.bfloat16())
             torch.testing.assert_close(norm_of(4, torch.bfloat16)(maps.bfloat16()), half, atol=0.1, rtol=0)
 
-    def test_state_and_hooks_of_opacus_are_a_group_norms(self) -> None:
+    def test_state_and_opacus_hooks_equal_group_norm(self) -> None:
         group = nn.GroupNorm(4, 4)
         assert group.state_dict().keys() == norm_of(4).state_dict().keys()
         net = nn.Sequential(nn.Conv2d(1, 4, 3), norm_of(4), nn.Flatten(), nn.Linear(4 * 36, 2))
@@ -90,7 +90,7 @@ class TestInstanceNorm:
 
 class TestAveragePool:
     @given(st.integers(0, 3), st.integers(1, 4), sides, sides, layouts, st.sampled_from([torch.float32, torch.float64]))
-    def test_is_torchs_forward_and_back(
+    def test_equals_torch_forward_and_backward(
         self, n: int, channels: int, height: int, width: int, layout: str, dtype: torch.dtype
     ) -> None:
         maps = LAYOUTS[layout](drawn(n, channels, height, width, dtype=dtype)).requires_grad_()
@@ -101,23 +101,23 @@ class TestAveragePool:
         torch.testing.assert_close(here, there)
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-    def test_other_types_are_torchs(self, dtype: torch.dtype) -> None:
+    def test_uses_torch_for_other_dtypes(self, dtype: torch.dtype) -> None:
         maps = drawn(2, 3, 8, 8).to(dtype)
         assert torch.equal(AveragePool()(maps), F.avg_pool2d(maps, 2))
 
-    def test_one_map_without_a_batch_wide_maps_and_vmap(self) -> None:
+    def test_supports_unbatched_and_wide_maps_and_vmap(self) -> None:
         layer, maps = AveragePool(), drawn(4, 3, 8, 66)
         assert torch.equal(layer(maps), F.avg_pool2d(maps, 2))
         narrow = maps[..., :8].contiguous()
         torch.testing.assert_close(layer(narrow[0]), F.avg_pool2d(narrow[0], 2))
         torch.testing.assert_close(torch.vmap(layer)(narrow), F.avg_pool2d(narrow, 2))
 
-    def test_autocast_does_not_round_it(self) -> None:
+    def test_is_not_rounded_by_autocast(self) -> None:
         maps = drawn(2, 3, 8, 8)
         with torch.autocast("cpu", torch.bfloat16):
             assert torch.equal(AveragePool()(maps), F.avg_pool2d(maps, 2))
 
-    def test_an_infinite_value_spoils_its_two_rows(self) -> None:
+    def test_infinite_value_affects_only_its_two_rows(self) -> None:
         maps = drawn(1, 2, 4, 4)
         maps[0, 0, 1, 2] = torch.inf
         found = AveragePool()(maps)
@@ -130,7 +130,7 @@ class TestMaxPool:
     @given(
         st.integers(1, 3), st.integers(1, 4), sides, sides, layouts, st.sampled_from([torch.float32, torch.bfloat16])
     )
-    def test_is_torchs_to_the_bit_and_lies_in_memory_like_it(
+    def test_equals_torch_bitwise_with_equal_strides(
         self, n: int, channels: int, height: int, width: int, layout: str, dtype: torch.dtype
     ) -> None:
         maps = LAYOUTS[layout](drawn(n, channels, height, width).relu().to(dtype))
@@ -143,19 +143,19 @@ class TestMaxPool:
         if layout != "a view" and 1 not in torchs.shape:  # the next layer's kernel follows from it
             assert ours.stride() == torchs.stride()
 
-    def test_with_a_graph_the_gradient_goes_to_the_first_of_equals(self) -> None:
+    def test_gradient_of_ties_goes_to_the_first_maximum(self) -> None:
         maps = torch.ones(1, 1, 4, 4, requires_grad=True)
         (gradient,) = torch.autograd.grad(MaxPool()(maps).sum(), maps)
         assert torch.equal(gradient, torch.tensor([[1.0, 0.0], [0.0, 0.0]]).repeat(2, 2)[None, None])
 
-    def test_what_is_no_number_stays_and_infinities_are_the_largest(self) -> None:
+    def test_nan_is_kept_and_infinity_is_the_maximum(self) -> None:
         maps = torch.zeros(4, 1, 2, 2)
         maps.view(4, 4)[range(4), range(4)] = torch.tensor([torch.nan, torch.inf, -torch.inf, torch.nan])
         with torch.no_grad():
             found = MaxPool()(maps)
         torch.testing.assert_close(found, F.max_pool2d(maps, 2), equal_nan=True, rtol=0, atol=0)
 
-    def test_under_vmap_and_where_maps_are_refused(self) -> None:
+    def test_supports_vmap_and_refuses_invalid_maps(self) -> None:
         maps = drawn(4, 3, 8, 6)
         with torch.no_grad():
             assert torch.equal(torch.vmap(MaxPool())(maps), F.max_pool2d(maps, 2))

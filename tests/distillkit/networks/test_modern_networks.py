@@ -77,7 +77,7 @@ COMPONENTS: dict[str, Callable[[Callable[[], nn.Module]], Any]] = {
 
 @pytest.mark.parametrize("network", MODERN)
 @pytest.mark.parametrize("component", COMPONENTS)
-def test_every_component_takes_a_modern_network(component: str, network: str) -> None:
+def test_every_component_accepts_a_modern_network(component: str, network: str) -> None:
     made = COMPONENTS[component](MODERN[network])
     assert made is not None
     if isinstance(made, LabeledImages):
@@ -85,9 +85,7 @@ def test_every_component_takes_a_modern_network(component: str, network: str) ->
 
 
 @pytest.mark.parametrize("network", MODERN)
-def test_the_authors_initialisation_is_kept_and_is_a_function_of_the_seed(
-    network: str, global_rng_untouched: None
-) -> None:
+def test_authors_initialization_is_kept_and_depends_on_the_seed(network: str, global_rng_untouched: None) -> None:
     make = MODERN[network]
     with pytest.raises(TypeError, match=r"cannot redraw .* KeepInit\(factory\)"):
         RandomNetworks(make)
@@ -101,7 +99,7 @@ def test_the_authors_initialisation_is_kept_and_is_a_function_of_the_seed(
     assert float(first.std()) == pytest.approx(float(own.std()), rel=0.15)
 
 
-def test_a_users_own_redraw_sets_the_rest() -> None:
+def test_users_redraw_draws_the_rest() -> None:
     def redraw(network: nn.Module, generator: torch.Generator) -> None:
         network.get_parameter("class_token").normal_(generator=generator)
         network.get_parameter("encoder.pos_embedding").normal_(std=0.02, generator=generator)
@@ -114,7 +112,7 @@ def test_a_users_own_redraw_sets_the_rest() -> None:
     assert torch.isfinite(made.images).all()
 
 
-def test_parameters_that_redraw_leaves_keep_the_factorys_values() -> None:
+def test_parameters_that_redraw_skips_keep_the_factorys_values() -> None:
     class Scaled(ConvNet):
         def __init__(self) -> None:
             super().__init__(SHAPE, CLASSES, width=4, depth=1)
@@ -124,7 +122,7 @@ def test_parameters_that_redraw_leaves_keep_the_factorys_values() -> None:
     assert [float(networks.draw(derive(i)).scale) for i in range(3)] == [1.0] * 3  # type: ignore[attr-defined]
 
 
-def test_pretrained_networks_are_fixed_ones() -> None:
+def test_pretrained_networks_are_fixed() -> None:
     pretrained = build(lambda: ConvNet(SHAPE, CLASSES, width=4, depth=1), 3)
 
     def load() -> nn.Module:
@@ -140,7 +138,7 @@ def test_pretrained_networks_are_fixed_ones() -> None:
     assert found.accuracy == accuracy(pretrained, data())
 
 
-def test_a_redraw_that_does_not_draw_from_the_generator_is_refused() -> None:
+def test_redraw_without_the_generator_is_refused() -> None:
     count = iter(range(100))
 
     def redraw(network: nn.Module, generator: torch.Generator) -> None:
@@ -150,8 +148,8 @@ def test_a_redraw_that_does_not_draw_from_the_generator_is_refused() -> None:
         RandomNetworks(vit, redraw)
 
 
-def test_attention_is_differentiated_twice_as_its_formula_is() -> None:
-    """The second derivative through fused attention, against finite differences, at one chunk and at two."""
+def test_second_derivative_of_attention_equals_that_of_its_formula() -> None:
+    """Fused attention against finite differences, in one chunk and in two."""
     net = build(KeepInit(vit), 0).double().eval()
     own = list(net.parameters())
     x = torch.rand(2, *SHAPE, generator=derive(1)).double()
@@ -175,11 +173,11 @@ def sized(classes: int = CLASSES, shape: tuple[int, int, int] = SHAPE) -> nn.Mod
     return build(lambda: ConvNet(shape, classes, width=4, depth=1), 0)
 
 
-def test_training_a_network_that_draws_globally_is_warned_of() -> None:
+def test_training_a_network_with_global_draws_is_warned_of() -> None:
     from torchvision.ops import StochasticDepth
 
     class Deep(nn.Sequential):
-        """With stochastic depth, as Swin and ConvNeXt have it by default."""
+        """With stochastic depth, the default of Swin and ConvNeXt."""
 
     def make(share: float) -> nn.Module:
         return Deep(nn.Conv2d(3, 3, 3), StochasticDepth(share, "row"), nn.Flatten(), nn.Linear(588, CLASSES))
@@ -289,13 +287,13 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("call", "error", "words"), REFUSED.values(), ids=REFUSED)
-def test_a_network_that_does_not_fit_is_refused_at_the_door(
+def test_incompatible_network_is_refused_before_the_call(
     call: Callable[[], Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
         call()
 
 
-def test_a_network_of_other_classes_serves_where_only_embeddings_are_matched() -> None:
+def test_network_for_other_classes_is_accepted_for_embeddings() -> None:
     made = distribution_matching(data(), networks=FixedNetwork(sized(1000)), ipc=1, steps=1)
     assert made.num_classes == CLASSES

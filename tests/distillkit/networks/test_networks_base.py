@@ -13,7 +13,7 @@ from distillkit.networks import ConvNet, ResNet, SimpleCNN, build, frozen_copy, 
 
 
 class Users(nn.Module):
-    """A user's network: functional calls, and a classifier that is not the last child."""
+    """A user's network with functional calls and a classifier that is not the last child."""
 
     def __init__(self, channels: int = 3, num_classes: int = 2) -> None:
         super().__init__()
@@ -54,11 +54,11 @@ class TestSplit:
         assert x.grad is not None
         assert x.grad.abs().sum() > 0
 
-    def test_of_a_split_is_itself(self) -> None:
+    def test_split_of_a_split_is_itself(self) -> None:
         network = split(build(Users, 0))
         assert split(network) is network
 
-    def test_named_classifier_is_flattened_to(self) -> None:
+    def test_features_are_flattened_for_a_named_classifier(self) -> None:
         model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 5), nn.ReLU(), nn.Linear(5, 2))
         assert split(model).features(images()).shape == (4, 5)
         earlier = split(model, classifier="1")
@@ -78,7 +78,7 @@ class TestSplit:
         with pytest.raises(ValueError, match="classifier 'head' must run exactly once .* but ran 2 times"):
             split(Twice()).features(images())
 
-    def test_refuses(self) -> None:
+    def test_invalid_networks_are_refused(self) -> None:
         with pytest.raises(TypeError, match=r"network must be an nn\.Module, got function"):
             split(lambda x: x)
         with pytest.raises(ValueError, match=r"Sequential has no nn.Linear .* split\(network, classifier='...'\)"):
@@ -94,7 +94,7 @@ class TestSplit:
 
 
 class Half(nn.Module):
-    """Its `reset_parameters` forgets one of two parameters."""
+    """`reset_parameters` resets only one of two parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Half(nn.Module):
 
 
 class TestInitialize:
-    def test_is_pytorchs_default_for_every_kind_of_layer(self) -> None:
+    def test_equals_pytorchs_default_for_every_kind_of_layer(self) -> None:
         def layers() -> nn.Module:
             return nn.ModuleList(
                 [
@@ -136,7 +136,7 @@ class TestInitialize:
         assert (model.in_proj_bias == 0).all()
         assert (model.bias_k != 0).all()
 
-    def test_is_a_function_of_the_seed(self, global_rng_untouched: None) -> None:
+    def test_depends_only_on_the_seed(self, global_rng_untouched: None) -> None:
         a, b, c = (build(lambda: ConvNet((1, 8, 8), 2, width=4), seed) for seed in (1, 1, 2))
         states = [network.state_dict() for network in (a, b, c)]
         for (key, x), y, z in zip(states[0].items(), states[1].values(), states[2].values(), strict=True):
@@ -144,7 +144,7 @@ class TestInitialize:
             if x.std() > 0:
                 assert not torch.equal(x, z), key
 
-    def test_an_advancing_generator_gives_other_networks(self) -> None:
+    def test_advancing_generator_gives_other_networks(self) -> None:
         generator = torch.Generator().manual_seed(0)
         model = ConvNet((1, 8, 8), 2, width=4)
         first = initialize(model, generator).classifier.weight.clone()
@@ -159,7 +159,7 @@ class TestInitialize:
             assert torch.equal(x.double(), y)
             assert not y.requires_grad
 
-    def test_another_default_device_changes_nothing(self) -> None:
+    def test_default_device_has_no_effect(self) -> None:
         model = initialize(nn.Sequential(nn.Linear(3, 3), nn.Embedding(2, 3)), 4)
         expected = [parameter.clone() for parameter in model.parameters()]
         with torch.device("meta"):
@@ -193,7 +193,7 @@ class TestInitialize:
         with pytest.raises(TypeError, match=r"cannot redraw 0 \(Half\)"):
             initialize(nn.Sequential(Half()), 0)
 
-    def test_draws_what_has_reset_parameters_and_leaves_what_that_misses(self, global_rng_untouched: None) -> None:
+    def test_parameters_missed_by_reset_parameters_are_kept(self, global_rng_untouched: None) -> None:
         one, two, other = (build(lambda: nn.Sequential(nn.LSTM(2, 2), nn.Linear(2, 2)), seed) for seed in (0, 0, 1))
         for a, b, c in zip(one.parameters(), two.parameters(), other.parameters(), strict=True):
             assert torch.equal(a, b)
@@ -204,7 +204,7 @@ class TestInitialize:
             initialize(half, 0)
         assert half.one.tolist() == half.two.tolist() == [0.0] * 3
 
-    def test_redraw_draws_the_rest_even_if_it_knows_the_global_generator_only(self, global_rng_untouched: None) -> None:
+    def test_redraw_may_use_the_global_generator(self, global_rng_untouched: None) -> None:
         def redraw(network: nn.Module, generator: torch.Generator) -> None:
             nn.init.normal_(network.one)
             network.two.copy_(torch.randn(3, generator=generator))
@@ -214,7 +214,7 @@ class TestInitialize:
             assert torch.equal(getattr(a, name), getattr(b, name))
             assert not torch.equal(getattr(a, name), getattr(c, name))
 
-    def test_refuses_weights_that_are_computed_from_others(self) -> None:
+    def test_refuses_parametrized_weights(self) -> None:
         parametrized = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))
         with pytest.raises(TypeError, match=r"cannot redraw parametrizations.weight \(Param"):
             initialize(parametrized, 0)
@@ -229,7 +229,7 @@ class TestInitialize:
 
 
 class TestBuild:
-    def test_threads_build_what_one_thread_builds(self, global_rng_untouched: None) -> None:
+    def test_threads_build_equal_networks(self, global_rng_untouched: None) -> None:
         def make(seed: int) -> nn.Module:
             return build(lambda: SimpleCNN((1, 16, 16), 2), seed)
 
@@ -239,7 +239,7 @@ class TestBuild:
             for x, y in zip(model.parameters(), make(seed).parameters(), strict=True):
                 assert torch.equal(x, y)
 
-    def test_factory_may_build(self) -> None:
+    def test_factory_may_call_build(self) -> None:
         done = threading.Event()
 
         def inner() -> None:
@@ -250,7 +250,7 @@ class TestBuild:
         thread.start()
         assert done.wait(10)
 
-    def test_factory_that_fails_leaves_the_global_state(self, global_rng_untouched: None) -> None:
+    def test_failing_factory_restores_the_global_random_state(self, global_rng_untouched: None) -> None:
         def factory() -> nn.Module:
             torch.rand(3)
             raise OSError("no such network")
@@ -258,7 +258,7 @@ class TestBuild:
         with pytest.raises(OSError, match="no such network"):
             build(factory, 0)
 
-    def test_refuses_what_is_no_network(self) -> None:
+    def test_refuses_other_objects(self) -> None:
         with pytest.raises(TypeError, match=r"factory must return an nn\.Module, got int"):
             build(lambda: 3, 0)
 
@@ -316,7 +316,7 @@ TORCHVISION = {"resnet18": _resnet, "vgg11": _vgg, "mobilenet_v2": _mobilenet, "
 @pytest.mark.parametrize(
     ("name", "embedding_dim"), [("resnet18", 512), ("vgg11", 8), ("mobilenet_v2", 1280), ("densenet", 16)]
 )
-def test_torchvision(name: str, embedding_dim: int, global_rng_untouched: None) -> None:
+def test_torchvision_networks_are_supported(name: str, embedding_dim: int, global_rng_untouched: None) -> None:
     model = build(TORCHVISION[name], 0).eval()
     network = split(model)
     x = images(size=64)
@@ -330,7 +330,7 @@ def test_torchvision(name: str, embedding_dim: int, global_rng_untouched: None) 
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-def test_torchvisions_transformer_can_be_split_but_not_redrawn() -> None:
+def test_torchvision_transformer_can_be_split_but_not_redrawn() -> None:
     with torch.random.fork_rng(devices=[]):
         model = _transformer().eval()
     network = split(model)

@@ -1,4 +1,4 @@
-"""Per-sample gradients with Opacus: which of our networks have them."""
+"""Per-sample gradients of built-in networks with Opacus."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_opacus_refuses_batch_norm(name: str) -> None:
     assert all("BatchNorm" in str(error) for error in errors)
 
 
-def test_a_wrapped_network_can_still_be_split() -> None:
+def test_wrapped_network_can_still_be_split() -> None:
     net = build(lambda: NETWORKS["convnet"]("instance"), 0)
     wrapped = split(GradSampleModule(net))
     images = torch.ones(2, 2, 22, 22)

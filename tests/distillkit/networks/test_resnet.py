@@ -24,7 +24,9 @@ def count(model: nn.Module) -> int:
         (WideResNet, 16, 256, 2_748_890),
     ],
 )
-def test_documented_counts(make: type[ResNet], depth: int, embedding_dim: int, parameters: int) -> None:
+def test_parameter_counts_are_as_documented(
+    make: type[ResNet], depth: int, embedding_dim: int, parameters: int
+) -> None:
     with torch.device("meta"):
         net = make((3, 32, 32), 10, depth=depth)
         assert net.features(torch.empty(2, 3, 32, 32)).shape == (2, embedding_dim)
@@ -55,7 +57,7 @@ def convolutions(model: nn.Module) -> list[nn.Conv2d]:
     return [m for m in model.modules() if isinstance(m, nn.Conv2d)]
 
 
-def test_convolutions_begin_as_in_the_single_images_release() -> None:
+def test_initial_convolutions_equal_the_single_images_release() -> None:
     """sunnysoni97/single_image_fl at d211367: `kaiming_normal_(m.weight, mode='fan_out', nonlinearity='relu')` in
     models/cifar_resnet.py, `init.kaiming_uniform_(module.weight)` in models/cifar_wrn.py; biases 0."""
     for convolution in convolutions(build(lambda: CifarResNet((3, 8, 8), 10, depth=20, width=32), 3)):
@@ -74,7 +76,7 @@ def test_convolutions_begin_as_in_the_single_images_release() -> None:
 
 @pytest.mark.parametrize("make", [ResNet, CifarResNet, WideResNet])
 @pytest.mark.parametrize("init", ["kaiming", "default"])
-def test_a_built_network_is_its_constructors(make: type[CifarResNet], init: str) -> None:
+def test_built_network_equals_its_constructors(make: type[CifarResNet], init: str) -> None:
     """After `torch.manual_seed`; with "default" the convolutions are PyTorch's, uniform within 1 / sqrt(fan_in)."""
     depth = {ResNet: 10, CifarResNet: 8, WideResNet: 10}[make]  # type: ignore[index]
     options = {} if make is ResNet else {"init": init}
@@ -90,7 +92,7 @@ def test_a_built_network_is_its_constructors(make: type[CifarResNet], init: str)
 
 
 def wide_reference(parameters: list[Tensor], images: Tensor, blocks: int) -> Tensor:
-    """Zagoruyko and Komodakis' network written out, with batch statistics."""
+    """Run Zagoruyko and Komodakis' network in plain operations with batch statistics."""
 
     def activated(maps: Tensor) -> Tensor:
         return F.relu(F.batch_norm(maps, None, None, parameters.pop(0), parameters.pop(0), training=True))
@@ -113,7 +115,7 @@ def test_wide_resnet_equals_the_network_written_out() -> None:
 
 
 def basic_reference(parameters: list[Tensor], images: Tensor, blocks: int) -> Tensor:
-    """The single-image paper's ResNet written out, with batch statistics."""
+    """Run the single-image paper's ResNet in plain operations with batch statistics."""
 
     def normed(maps: Tensor) -> Tensor:
         return F.batch_norm(maps, None, None, parameters.pop(0), parameters.pop(0), training=True)
@@ -135,7 +137,7 @@ def test_cifar_resnet_equals_the_network_written_out() -> None:
 
 
 @pytest.mark.parametrize("make", [ResNet, CifarResNet, WideResNet])
-def test_takes_images_of_any_size_but_not_other_channels(make: type[ResNet]) -> None:
+def test_images_of_any_size_but_not_other_channels_are_accepted(make: type[ResNet]) -> None:
     net = make((3, 32, 32), 2, width=4, norm="group")
     for size in ((28, 28), (33, 17), (5, 5)):
         assert net.features(torch.zeros(2, 3, *size)).shape == (2, net.embedding_dim)
@@ -167,12 +169,14 @@ def test_convolutions_have_a_bias_only_without_norm(make: type[ResNet]) -> None:
         (WideResNet, (3, 32, 32), {"init": "xavier"}, "init must be one of"),
     ],
 )
-def test_refuses(make: type[ResNet], shape: tuple[int, int, int], options: dict[str, int], message: str) -> None:
+def test_invalid_arguments_are_refused(
+    make: type[ResNet], shape: tuple[int, int, int], options: dict[str, int], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         make(shape, 10, **options)
 
 
-def test_the_smallest_images_for_instance_norm_still_tell_images_apart() -> None:
+def test_smallest_images_for_instance_norm_are_distinguished() -> None:
     for make, size in ((ResNet, 9), (CifarResNet, 5), (WideResNet, 5)):
         net = build(lambda make=make, size=size: make((1, size, size), 2, width=2, norm="instance"), 0)
         images = torch.empty(2, 1, size, size).normal_(generator=torch.Generator().manual_seed(0))

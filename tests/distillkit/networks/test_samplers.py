@@ -25,14 +25,14 @@ def flat(network: nn.Module) -> torch.Tensor:
 
 
 @given(radius=st.floats(1e-3, 50), seed=st.integers(0, 99), double=st.booleans())
-def test_every_draw_of_the_ball_lies_on_its_sphere(radius: float, seed: int, double: bool) -> None:
+def test_ball_draws_are_on_the_sphere(radius: float, seed: int, double: bool) -> None:
     model = convnet().double() if double else convnet()
     drawn = NetworkBall(model, radius).draw(derive(seed))
     distance = float((flat(drawn).double() - flat(model).double()).norm())
     assert distance == pytest.approx(radius, rel=1e-9 if double else 1e-3)
 
 
-def test_the_ball_moves_every_parameter_alike_and_in_all_directions() -> None:
+def test_ball_moves_all_parameters_equally_in_all_directions() -> None:
     model = convnet()
     ball, center = NetworkBall(model, 2.0), flat(model)
     moves = torch.stack([flat(ball.draw(derive(0, i))) - center for i in range(300)])
@@ -43,7 +43,7 @@ def test_the_ball_moves_every_parameter_alike_and_in_all_directions() -> None:
     assert moves[:, first_layer].square().mean().sqrt() == pytest.approx(2 / count**0.5, rel=0.05)
 
 
-def test_the_ball_leaves_the_model_and_its_buffers_as_they_are() -> None:
+def test_ball_leaves_the_model_and_its_buffers_unchanged() -> None:
     model = convnet("batch").train()
     model.body[1].running_mean.fill_(0.3)
     before = copy.deepcopy(model.state_dict())
@@ -64,7 +64,7 @@ def test_the_ball_leaves_the_model_and_its_buffers_as_they_are() -> None:
     ids=["random", "ball", "fixed"],
 )
 @pytest.mark.usefixtures("global_rng_untouched")
-def test_a_draw_is_a_pure_function_of_the_generator(make) -> None:
+def test_draw_depends_only_on_the_generator(make) -> None:
     one, two = make(), make()
     first = flat(one.draw(derive(0, 1))).clone()
     other = flat(one.draw(derive(0, 2))).clone()
@@ -73,7 +73,7 @@ def test_a_draw_is_a_pure_function_of_the_generator(make) -> None:
     assert torch.equal(first, other) == one.fixed
 
 
-def test_random_networks_are_one_resident_frozen_network_that_looks_untrained() -> None:
+def test_random_networks_are_one_resident_frozen_untrained_network() -> None:
     networks = RandomNetworks(convnet)
     assert networks.draw(derive(0)) is networks.draw(derive(1))
     drawn = networks.draw(derive(2))
@@ -97,7 +97,7 @@ def test_random_networks_use_batch_statistics_but_no_dropout() -> None:
     assert drawn.model[1](drawn.model[0](images)).mean((0, 2, 3)).abs().max() < 1e-5
 
 
-def test_a_fixed_network_is_a_copy_in_eval_mode() -> None:
+def test_fixed_network_is_a_copy_in_eval_mode() -> None:
     model = convnet("batch").train()
     kept = flat(model).clone()
     fixed = FixedNetwork(model)
@@ -109,7 +109,7 @@ def test_a_fixed_network_is_a_copy_in_eval_mode() -> None:
     assert model.training
 
 
-def test_batch_statistics_are_seen_where_they_are_used() -> None:
+def test_batch_statistics_are_detected() -> None:
     model = convnet("batch")
     assert uses_batch_statistics(model.train())
     assert not uses_batch_statistics(model.eval())
@@ -118,7 +118,7 @@ def test_batch_statistics_are_seen_where_they_are_used() -> None:
     assert not uses_batch_statistics(object())
 
 
-def test_bad_arguments_are_named() -> None:
+def test_invalid_arguments_are_named() -> None:
     with pytest.raises(TypeError, match="factory must be a function"):
         RandomNetworks(convnet())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="factory must return"):
@@ -141,7 +141,7 @@ def test_bad_arguments_are_named() -> None:
         NetworkBall(Bare(), 1.0)
 
 
-def test_the_samplers_say_what_they_are() -> None:
+def test_samplers_have_a_readable_repr() -> None:
     assert repr(RandomNetworks(convnet)) == "RandomNetworks(ConvNet)"
     assert repr(NetworkBall(convnet(), 5.0)) == "NetworkBall(ConvNet, radius=5)"
     assert repr(FixedNetwork(convnet())) == "FixedNetwork(ConvNet)"
@@ -149,7 +149,7 @@ def test_the_samplers_say_what_they_are() -> None:
 
 @pytest.mark.usefixtures("global_rng_untouched")
 @pytest.mark.parametrize("layer", [nn.Dropout(0.25), nn.Dropout2d(0.25)], ids=["elements", "channels"])
-def test_dropout_draws_from_the_generator_and_is_put_back(layer: nn.Module) -> None:
+def test_dropout_uses_the_generator_and_is_restored(layer: nn.Module) -> None:
     model = nn.Sequential(layer)
     images = torch.ones(50, 8, 4, 4)
     with seeded_dropout(model, derive(0)):
@@ -169,7 +169,7 @@ def test_dropout_draws_from_the_generator_and_is_put_back(layer: nn.Module) -> N
         pass
 
 
-def test_dropout_of_everything_gives_zeros_not_nan() -> None:
+def test_dropout_of_everything_gives_zeros() -> None:
     model = nn.Sequential(nn.Dropout(1.0))
     with seeded_dropout(model, derive(0)):
         assert torch.equal(model(torch.ones(3)), torch.zeros(3))

@@ -276,7 +276,7 @@ def test_losses_that_are_not_separable(toy_set: LabeledImages, toy_network: Fact
     assert ledger.events == ()
 
 
-def test_bad_options_are_named(toy_set: LabeledImages, toy_network: Factory) -> None:
+def test_invalid_options_are_named(toy_set: LabeledImages, toy_network: Factory) -> None:
     networks = RandomNetworks(toy_network)
     with pytest.raises(ValueError, match="clip"):
         PublicEmbedders(networks, 1, like=toy_set, clip=-1.0)
