@@ -340,6 +340,6 @@ E_, L_ = pool(10)
         (lambda: prune_by_confidence(L_ * torch.nan, keep=2), ValueError, "logits must be finite"),
     ],
 )
-def test_bad_input_is_named(call: Any, error: type[Exception], words: str) -> None:
+def test_invalid_input_is_named(call: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         call()

@@ -171,7 +171,7 @@ def test_every_public_loss_is_in_the_table():
     ("function", "valid", "name", "bad"), PAIRS, ids=[f"{function.__name__}-{name}" for function, _, name, _ in PAIRS]
 )
 @given(data=st.data())
-def test_a_bad_argument_is_refused_by_name(function, valid, name, bad, data):
+def test_invalid_argument_is_refused_by_name(function, valid, name, bad, data):
     value = data.draw(bad)
     with pytest.raises((TypeError, ValueError)) as refusal:
         function(**{**valid, name: value})

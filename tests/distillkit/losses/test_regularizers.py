@@ -1,4 +1,4 @@
-"""Laws of the clients' regularisers and of logit clipping, each against a loop."""
+"""Properties of the clients' regularizers and of logit clipping, each against a loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def normal(seed: int, *shape: int) -> Tensor:
 
 
 @given(seeds, st.floats(0, 5), st.lists(st.sampled_from([(2,), (2, 3), ()]), min_size=1, max_size=3))
-def test_proximal_equals_the_loop_and_pulls_back_with_mu(seed, mu, shapes):
+def test_proximal_equals_the_loop_and_has_gradient_mu_times_distance(seed, mu, shapes):
     weights = [normal(seed + i, *shape).requires_grad_() for i, shape in enumerate(shapes)]
     reference = [normal(seed + 9 + i, *shape) for i, shape in enumerate(shapes)]
     value = proximal(weights, reference, mu)
@@ -55,7 +55,7 @@ def test_feature_decorrelation_equals_the_loop(seed, n, d):
 
 
 @given(seeds, st.integers(2, 8), st.integers(2, 6))
-def test_feature_decorrelation_laws(seed, n, d):
+def test_feature_decorrelation_invariances(seed, n, d):
     x = normal(seed, n, d).requires_grad_()
     value = feature_decorrelation(x, eps=1e-14)
     close = {"atol": 1e-6, "rtol": 1e-6}
@@ -73,7 +73,7 @@ def test_feature_decorrelation_laws(seed, n, d):
 
 
 @given(seeds, sizes, st.sampled_from(["paper", "released"]))
-def test_feature_decorrelation_of_one_image_or_of_constant_dimensions(seed, d, variant):
+def test_feature_decorrelation_of_one_image_or_constant_dimensions(seed, d, variant):
     one = normal(seed, 1, d).requires_grad_()
     value = feature_decorrelation(one, variant=variant)
     assert float(value.detach()) == 0
@@ -109,7 +109,7 @@ def test_prototype_distance_equals_the_loop(case):
 
 
 @given(prototype_cases(), st.floats(0.1, 10))
-def test_prototype_distance_ignores_absent_prototypes_order_and_a_common_shift(case, scale):
+def test_prototype_distance_ignores_absent_prototypes_order_and_shifts(case, scale):
     embeddings, labels, prototypes, present = case
     value = prototype_distance(*case)
     broken = torch.where(present.unsqueeze(1), prototypes, torch.nan)
@@ -121,7 +121,7 @@ def test_prototype_distance_ignores_absent_prototypes_order_and_a_common_shift(c
 
 
 @given(seeds, sizes, st.integers(2, 5), st.sampled_from([0.01, 0.1, 1.0, 10.0]))
-def test_clipped_logits_have_norm_two_and_a_half_exactly_if_they_were_longer_than_its_inverse(seed, n, k, scale):
+def test_clipped_logits_have_the_released_norm_and_threshold(seed, n, k, scale):
     logits = scale * normal(seed, n, k)
     clipped = clip_logit_norm(logits)
     for before, after in zip(logits, clipped):
@@ -132,7 +132,7 @@ def test_clipped_logits_have_norm_two_and_a_half_exactly_if_they_were_longer_tha
 
 
 @given(seeds, sizes, st.sampled_from([0.01, 1.0, 10.0]), st.floats(0.5, 5), st.booleans())
-def test_clipping_laws(seed, n, scale, max_norm, continuous):
+def test_clipping_invariances(seed, n, scale, max_norm, continuous):
     logits = scale * normal(seed, n, 4)
     clipped = clip_logit_norm(logits, max_norm, continuous=continuous)
     assert torch.equal(clipped.argmax(1), logits.argmax(1))

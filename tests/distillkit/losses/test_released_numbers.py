@@ -1,4 +1,4 @@
-"""Losses and their gradients against numbers that the authors' released functions computed on the same tensors."""
+"""Losses and their gradients against values computed by the authors' released functions on the same tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distillkit.losses import (
 
 
 def wave(shape: Sequence[int], phase: float) -> Tensor:
-    """sin(1.7 i + phase) in float64: the releases were run on these."""
+    """Return sin(1.7 i + phase) in float64, the input of the releases."""
     return torch.sin(1.7 * torch.arange(math.prod(shape), dtype=torch.float64) + phase).view(*shape)
 
 
@@ -73,7 +73,7 @@ CASES: dict[str, tuple[Tensor, Callable[[Tensor], Tensor], float, list[float]]] 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients_are_the_releases(name: str) -> None:
+def test_values_and_gradients_equal_the_releases(name: str) -> None:
     """Entries 0, 4 and 7 of the gradient; to 1e-6, for the releases add 1e-7 to norms, or 1e-12 to logarithms."""
     x, loss, value, slopes = CASES[name]
     x = x.clone().requires_grad_()

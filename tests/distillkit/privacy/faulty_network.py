@@ -1,4 +1,4 @@
-"""Networks that mix examples in one way, and only on one occasion."""
+"""Networks that mix examples in one way, and only under one condition."""
 
 from __future__ import annotations
 

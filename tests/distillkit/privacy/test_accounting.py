@@ -92,7 +92,7 @@ def test_epsilon_of_feddm_settings(rate: float, sigma: float, steps: int, rdp: f
 @pytest.mark.parametrize(
     ("rate", "sigma", "rdp"), [(0.512, 1.0, 237), (0.512, 3.0, 40.0), (0.512, 5.0, 19.9), (0.4267, 3.0, 31.3)]
 )
-def test_epsilon_when_256_of_500_are_drawn_for_each_class(rate: float, sigma: float, rdp: float) -> None:
+def test_epsilon_with_256_of_500_records_of_each_class_drawn(rate: float, sigma: float, rdp: float) -> None:
     assert compose([(sigma, rate, 1000)], DELTA, accountant="rdp").epsilon == pytest.approx(rdp, rel=0.01)
 
 
@@ -103,7 +103,7 @@ def test_every_accountant_is_above_the_exact_value_at_rate_one() -> None:
     assert prv <= rdp == pytest.approx(2.166, rel=0.01)
 
 
-def test_rdp_is_opacus() -> None:
+def test_rdp_equals_opacus() -> None:
     from opacus.accountants import RDPAccountant
 
     accountant = RDPAccountant()
@@ -123,7 +123,7 @@ def test_prv_covers_opacus_direction() -> None:
 
 
 @pytest.mark.parametrize(("sigma", "rate"), [(1.0, 0.3), (0.7, 0.05), (3.0, 0.9)])
-def test_prv_of_one_step_is_above_both_directions_of_the_exact_mechanism(sigma: float, rate: float) -> None:
+def test_prv_of_one_step_is_above_both_directions_of_the_exact_value(sigma: float, rate: float) -> None:
     delta, step = 1e-3, sigma / 5000
     x = torch.arange(-12 * sigma, 12 * sigma + 1, step, dtype=torch.float64)
     without = normal_density(x, 0, sigma)
@@ -150,7 +150,7 @@ def test_epsilon_is_monotone(which_sigma: int, which_rate: int, count: int) -> N
 
 
 @given(st.sampled_from(SIGMAS), st.sampled_from(RATES), st.integers(1, 50), st.integers(2, 8))
-def test_a_run_costs_between_one_round_and_the_naive_sum(sigma: float, rate: float, steps: int, rounds: int) -> None:
+def test_run_costs_between_one_round_and_the_naive_sum(sigma: float, rate: float, steps: int, rounds: int) -> None:
     accountant = "auto" if rate == 1 else "rdp"
     run = compose([(sigma, rate, steps)] * rounds, DELTA, accountant=accountant).epsilon
     assert run == compose([(sigma, rate, steps * rounds)], DELTA, accountant=accountant).epsilon
@@ -171,13 +171,13 @@ def test_gaussian_releases_compose_in_closed_form() -> None:
     assert bound.epsilon == pytest.approx(gaussian_epsilon((1 / 400 + 200 / 900) ** -0.5, DELTA), abs=1e-9)
 
 
-def test_nothing_costs_nothing_and_no_noise_costs_everything() -> None:
+def test_empty_run_costs_nothing_and_no_noise_is_infinite() -> None:
     assert compose([], DELTA).epsilon == 0.0
     assert compose([(1.0, 0.0, 5), (1.0, 0.5, 0)], DELTA).epsilon == 0.0
     assert compose([(0.0, 1.0, 1)], DELTA).epsilon == math.inf
 
 
-def test_prv_is_refused_where_it_would_not_fit() -> None:
+def test_prv_is_refused_for_too_large_grids() -> None:
     spends = [(1.0, 0.512, 20000)]
     with pytest.raises(NotAccountable, match="accountant='rdp'"):
         compose(spends, DELTA, accountant="prv")
@@ -186,7 +186,7 @@ def test_prv_is_refused_where_it_would_not_fit() -> None:
     assert 3200 < bound.epsilon <= 3370
 
 
-def test_rdp_steps_in_where_the_numerics_of_prv_give_up() -> None:
+def test_rdp_replaces_prv_where_prv_is_numerically_unstable() -> None:
     spends, delta = [(1.0, 0.05, 200)], 1e-15
     with pytest.raises(NotAccountable, match="not accurate enough"):
         compose(spends, delta, accountant="prv")
@@ -199,7 +199,7 @@ def test_delta_out_of_range_is_refused(delta: float) -> None:
         compose([(1.0, 1.0, 1)], delta)
 
 
-def test_bad_spends_are_refused() -> None:
+def test_invalid_spends_are_refused() -> None:
     with pytest.raises(ValueError, match="sigma"):
         compose([(-1.0, 1.0, 1)], DELTA)
     with pytest.raises(ValueError, match="rate"):
@@ -208,7 +208,7 @@ def test_bad_spends_are_refused() -> None:
         compose([], DELTA, accountant="gdp")
 
 
-def test_plan_is_exact_at_rate_one_and_leaves_room_for_what_was_spent() -> None:
+def test_plan_is_exact_at_rate_one_and_accounts_for_earlier_spends() -> None:
     alone = plan_noise(4.0, DELTA, count=20)
     assert alone.accountant == "exact"
     assert alone.sigma == pytest.approx(gaussian_sigma(4.0, DELTA, releases=20), rel=1e-9)
@@ -232,7 +232,7 @@ def test_plan_below_rate_one_is_tightened_by_prv_and_stays_within() -> None:
 @pytest.mark.parametrize(
     ("epsilon", "count", "std"), [(1.0, 200, 0.114), (2.0, 200, 0.061), (4.0, 200, 0.033), (8.0, 200, 0.018)]
 )
-def test_plan_says_the_noise_on_a_class_mean(epsilon: float, count: int, std: float) -> None:
+def test_plan_reports_the_noise_on_a_class_mean(epsilon: float, count: int, std: float) -> None:
     expected = plan_noise(epsilon, DELTA, count=count, accountant="rdp")
     assert expected.noise_std(500) == pytest.approx(std, rel=0.04)
     assert expected.snr(500, 2048) == pytest.approx(1 / (expected.noise_std(500) * math.sqrt(2048)))
@@ -262,7 +262,7 @@ def test_pld_is_never_below_the_closed_form() -> None:
         assert exact <= compose([(sigma, 1.0, count)], DELTA, accountant="pld").epsilon <= 1.001 * exact
 
 
-def test_where_prv_is_too_large_pld_takes_its_place_or_the_number_says_that_it_is_loose(
+def test_pld_replaces_large_prv_or_the_bound_is_marked_as_loose(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spends = [(30.0, 0.02, 100_000)]

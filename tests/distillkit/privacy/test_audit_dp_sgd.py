@@ -1,4 +1,4 @@
-"""An audit of whole `train_private` calls: fresh runs with a canary and without it, told apart by what is released.
+"""Audit of whole `train_private` calls: fresh runs with and without a canary, compared by their releases.
 
 One step at rate 1 and sigma 1 is the Gaussian mechanism of mu = 1: whatever is released, two worlds are no further
 apart than N(0, 1) and N(1, 1) in units of the clip. The score of a run is the released step along the canary's own
@@ -43,7 +43,7 @@ DATA = LabeledImages(IMAGES, torch.zeros(RECORDS + 1, dtype=torch.int64), num_cl
 
 
 def released(data: LabeledImages, ledger: Ledger | None = None) -> Tensor:
-    """What one private step subtracts from the public weights, in clips."""
+    """Return the change of the public weights by one private step, in clips."""
     model = build(Patches, 0)
     before = torch.cat([p.detach().flatten() for p in model.parameters()])
     train_private(
@@ -53,7 +53,7 @@ def released(data: LabeledImages, ledger: Ledger | None = None) -> Tensor:
 
 
 def worlds() -> tuple[Tensor, Tensor]:
-    """The scores of fresh runs with the canary and without it."""
+    """Return the scores of fresh runs with the canary and without it."""
     model = build(Patches, 0)
     loss = F.cross_entropy(model(DATA.images[:1]), DATA.labels[:1])
     direction = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
@@ -62,7 +62,7 @@ def worlds() -> tuple[Tensor, Tensor]:
     return inside.double(), outside.double()
 
 
-def test_dp_sgd_costs_what_it_claims() -> None:
+def test_dp_sgd_satisfies_its_claim() -> None:
     """The claim is not refuted, and the measured distance and noise are those that are accounted.
 
     A true claim is refuted with probability 1e-5. The difference of two means of 100 has a standard error of 0.1414
@@ -80,7 +80,7 @@ def test_dp_sgd_costs_what_it_claims() -> None:
     assert noise == pytest.approx(SIGMA, rel=4.5 / math.sqrt(4 * (RUNS - 1)))
 
 
-def test_a_row_for_each_patch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_row_per_patch_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mistake, planted behind the guard: 16 rows a record, each clipped. Wrongly found with probability 1e-5.
 
     The worlds are 16 noises apart, so the event "at least 8 above" misclassifies a run with probability 6e-16, and 50

@@ -57,7 +57,7 @@ def test_unit_vectors_have_length_one_and_clipped_ones_at_most_the_clip(
     assert float(clipped(toy_set.images).norm(dim=1).max()) <= 1.5 * (1 + 1e-12)
 
 
-def test_the_centre_is_the_mean_embedding_of_public_noise(toy_set: LabeledImages, toy_network: Factory) -> None:
+def test_centre_is_the_mean_embedding_of_public_noise(toy_set: LabeledImages, toy_network: Factory) -> None:
     embedders = embedders_of(toy_set, toy_network)
     other = toy_set.replace(images=toy_set.images * 7 + 1)
     assert torch.equal(embedders[1].center, embedders_of(other, toy_network)[1].center)
@@ -72,14 +72,14 @@ def test_the_centre_is_the_mean_embedding_of_public_noise(toy_set: LabeledImages
     assert embedders_of(toy_set, toy_network, match="embedding+logits").dim == 19
 
 
-def test_a_vector_on_the_centre_is_zero_not_nan() -> None:
+def test_vector_at_the_centre_is_zero_and_not_nan() -> None:
     center = torch.zeros(4, dtype=torch.float64)
     flat = split(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)).double())
     assert torch.equal(PublicEmbedder(flat, center)(torch.zeros(1, 1, 2, 2, dtype=torch.float64)), center[None])
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 100])
-def test_class_sums_equal_the_obvious_loop(toy_set: LabeledImages, toy_network: Factory, chunk: int) -> None:
+def test_class_sums_equal_a_plain_loop(toy_set: LabeledImages, toy_network: Factory, chunk: int) -> None:
     embedders = embedders_of(toy_set, toy_network)
     sums = class_sums(toy_set.images, toy_set.labels, embedders, num_classes=5, chunk=chunk)
     assert sums.shape == (3, 5, 16)
@@ -90,7 +90,7 @@ def test_class_sums_equal_the_obvious_loop(toy_set: LabeledImages, toy_network: 
     assert not sums[:, 3:].any()
 
 
-def test_an_embedding_that_overflows_adds_nothing(toy_set: LabeledImages) -> None:
+def test_overflowing_embedding_adds_nothing(toy_set: LabeledImages) -> None:
     flat = nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.Linear(5, 3)).double()
     embedders = PublicEmbedders(FixedNetwork(build(lambda: flat, 0)), 1, like=toy_set)
     images = torch.cat([toy_set.images, torch.full((1, 1, 4, 4), 1e308, dtype=torch.float64)])
@@ -100,7 +100,7 @@ def test_an_embedding_that_overflows_adds_nothing(toy_set: LabeledImages) -> Non
 
 
 @given(st.integers(0, 11), st.sampled_from([None, 0.7]))
-def test_one_record_moves_the_sums_by_at_most_the_sensitivity(index: int, clip: float | None) -> None:
+def test_one_record_changes_the_sums_by_at_most_the_sensitivity(index: int, clip: float | None) -> None:
     generator = torch.Generator().manual_seed(index)
     images = 5 * torch.randn(12, 1, 4, 4, generator=generator, dtype=torch.float64)
     labels = torch.randint(3, (12,), generator=generator)
@@ -124,7 +124,7 @@ def test_one_record_moves_the_sums_by_at_most_the_sensitivity(index: int, clip: 
     )
 
 
-def test_without_noise_and_clip_a_step_is_distribution_matching(toy_set: LabeledImages, toy_network: Factory) -> None:
+def test_step_without_noise_and_clip_is_distribution_matching(toy_set: LabeledImages, toy_network: Factory) -> None:
     model = build(toy_network, 5)
     embedders = PublicEmbedders(FixedNetwork(model), 1, like=toy_set, clip=math.inf, match="embedding+logits")
     order = toy_set.labels.argsort(stable=True)
@@ -139,7 +139,9 @@ def test_without_noise_and_clip_a_step_is_distribution_matching(toy_set: Labeled
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 100])
-def test_matching_equals_autograd_of_the_whole_loss(toy_set: LabeledImages, toy_network: Factory, chunk: int) -> None:
+def test_matching_gradient_equals_autograd_of_the_whole_loss(
+    toy_set: LabeledImages, toy_network: Factory, chunk: int
+) -> None:
     embedders = embedders_of(toy_set, toy_network)
     targets = torch.randn(3, 3, 16, generator=derive(0), dtype=torch.float64)
     start = torch.randn(6, 1, 4, 4, generator=derive(2), dtype=torch.float64)
@@ -185,7 +187,7 @@ def test_release_charges_first_and_draws_once(toy_set: LabeledImages, toy_networ
         release(sums[0], sigma=2.0, sensitivity=1.0, ledger=ledger)
 
 
-def test_noise_reaches_every_class_and_scales_with_the_sensitivity(toy_set: LabeledImages) -> None:
+def test_noise_covers_every_class_and_scales_with_the_sensitivity(toy_set: LabeledImages) -> None:
     sums = torch.zeros(50, 4, 300, dtype=torch.float64)
     noised = release(sums, sigma=2.0, sensitivity=3.0, ledger=Account(Ledger(), secret=0))
     torch.testing.assert_close(
@@ -193,7 +195,7 @@ def test_noise_reaches_every_class_and_scales_with_the_sensitivity(toy_set: Labe
     )
 
 
-def test_histogram(toy_set: LabeledImages) -> None:
+def test_histogram_is_noised(toy_set: LabeledImages) -> None:
     ledger = Ledger()
     exact = private_histogram(toy_set.labels, num_classes=4, sigma=0.0, ledger=Ledger())
     assert exact.tolist() == [4, 4, 4, 0]
@@ -227,7 +229,7 @@ def condensed(toy_set: LabeledImages, toy_network: Factory, **options: object) -
     )
 
 
-def test_condense_in_one_call(
+def test_condensing_works_in_one_call(
     toy_set: LabeledImages, toy_network: Factory, tmp_path: Path, global_rng_untouched: None
 ) -> None:
     private = condensed(toy_set, toy_network)
@@ -241,7 +243,7 @@ def test_condense_in_one_call(
     assert LabeledImages.load(private.save(tmp_path / "set.safetensors")).info == private.info
 
 
-def test_system_noise_makes_runs_differ_and_a_seed_makes_them_equal_without_a_claim(
+def test_system_noise_differs_and_a_seed_repeats_without_a_guarantee(
     toy_set: LabeledImages, toy_network: Factory
 ) -> None:
     first, second = condensed(toy_set, toy_network), condensed(toy_set, toy_network)
@@ -281,7 +283,7 @@ def test_histogram_and_releases_share_the_budget(toy_set: LabeledImages, toy_net
         condensed(toy_set, toy_network, ledger=known, size=torch.tensor([4.0, 4.0, 4.0]))
 
 
-def test_the_second_pass_is_centred_on_the_first_and_goes_on_from_it(
+def test_second_pass_is_centred_on_the_first_and_continues_from_it(
     toy_set: LabeledImages, toy_network: Factory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes: list[tuple[Tensor, PublicEmbedders, Tensor]] = []
@@ -304,10 +306,8 @@ def test_the_second_pass_is_centred_on_the_first_and_goes_on_from_it(
     assert len(passes) == 1
 
 
-def test_an_infinite_epsilon_is_the_same_without_noise_and_without_a_claim(
-    toy_set: LabeledImages, toy_network: Factory
-) -> None:
-    """Seeded noise that is too small to matter gives nearly the same images."""
+def test_infinite_epsilon_has_no_noise_and_no_guarantee(toy_set: LabeledImages, toy_network: Factory) -> None:
+    """Negligible seeded noise gives nearly the same images."""
     ledger = Ledger()
     clean = condensed(toy_set, toy_network, epsilon=math.inf, ledger=ledger)
     assert torch.equal(clean.images, condensed(toy_set, toy_network, epsilon=math.inf).images)
@@ -321,7 +321,7 @@ def test_an_infinite_epsilon_is_the_same_without_noise_and_without_a_claim(
     assert bool(condensed(toy_set[:0], toy_network, epsilon=math.inf).images.isfinite().all())
 
 
-def test_options(toy_set: LabeledImages, toy_network: Factory) -> None:
+def test_options_are_applied(toy_set: LabeledImages, toy_network: Factory) -> None:
     tensors = condense_private(
         toy_set.images.float(), toy_set.labels, epsilon=2.0, num_classes=3, num_networks=1, ipc=1, steps=1
     )
@@ -356,7 +356,7 @@ def test_options(toy_set: LabeledImages, toy_network: Factory) -> None:
         fit_to_means(start.images, embedders_of(toy_set, toy_network), torch.zeros(2, 3, 16))
 
 
-def test_siamese_augmentation_is_one_draw_a_map(toy_set: LabeledImages, toy_network: Factory) -> None:
+def test_siamese_augmentation_is_drawn_once_per_network(toy_set: LabeledImages, toy_network: Factory) -> None:
     embedders = embedders_of(toy_set, toy_network, 4, augment=DSA("crop_flip"))
     sums = class_sums(toy_set.images, toy_set.labels, embedders, num_classes=3, chunk=5)
     for k in range(4):

@@ -39,7 +39,7 @@ def train(model: nn.Module, data: LabeledImages, **options: object) -> Ledger:
 
 @pytest.mark.parametrize("how", ["hooks", "func"])
 @pytest.mark.parametrize("norm", ["instance", "group", "layer", "none"])
-def test_gradients_are_those_of_one_example_at_a_time(toy_set: LabeledImages, norm: str, how: Any) -> None:
+def test_gradients_equal_those_of_single_examples(toy_set: LabeledImages, norm: str, how: Any) -> None:
     model = convnet(norm)
 
     def losses(images: Tensor, labels: Tensor) -> Tensor:
@@ -57,8 +57,8 @@ def test_gradients_are_those_of_one_example_at_a_time(toy_set: LabeledImages, no
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook")
-def test_rows_of_whole_numbers_are_those_of_one_example_at_a_time_by_hooks_too() -> None:
-    """Of tokens nobody can take a gradient; of the table that they point into one can."""
+def test_integer_rows_give_single_example_gradients_with_hooks() -> None:
+    """Tokens have no gradient, but the embedding table that they index has one."""
     model = build(lambda: nn.Sequential(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(12, 3)), 0).double()
     tokens, labels = torch.randint(7, (5, 4), generator=derive(0)), torch.tensor([0, 1, 2, 2, 0])
 
@@ -73,7 +73,7 @@ def test_rows_of_whole_numbers_are_those_of_one_example_at_a_time_by_hooks_too()
             torch.testing.assert_close(ours[i], theirs)
 
 
-def test_a_loss_that_no_parameter_is_in_has_rows_of_zeros(toy_set: LabeledImages) -> None:
+def test_loss_without_parameters_has_rows_of_zeros(toy_set: LabeledImages) -> None:
     model = convnet()
     with per_example_gradients(model, lambda x, y: x.flatten(1).sum(1), public=(), chunk=12, engine="loop") as rows_of:
         rows = rows_of(toy_set.images, toy_set.labels)
@@ -81,7 +81,7 @@ def test_a_loss_that_no_parameter_is_in_has_rows_of_zeros(toy_set: LabeledImages
     assert not any(bool(r.any()) for r in rows)
 
 
-def test_gradients_of_examples_that_are_none_are_refused(toy_set: LabeledImages) -> None:
+def test_gradients_of_invalid_examples_are_refused(toy_set: LabeledImages) -> None:
     model = convnet()
 
     def losses(images: Tensor, labels: Tensor) -> Tensor:
@@ -105,8 +105,8 @@ def test_gradients_of_examples_that_are_none_are_refused(toy_set: LabeledImages)
         pass
 
 
-def test_hooks_that_see_more_rows_than_examples_are_caught_at_work_too() -> None:
-    """Each image as two halves: a former trial said "hooks", the network was changed since."""
+def test_extra_rows_in_hooks_are_detected_during_training() -> None:
+    """Each image becomes two halves: an earlier check chose hooks, and the network was changed since."""
     net = build(lambda: nn.Linear(8, 3), 0).double()
     images, labels = torch.randn(4, 16, generator=derive(0), dtype=torch.float64), torch.tensor([0, 1, 2, 0])
 
@@ -142,7 +142,7 @@ def test_examples_are_clipped_over_all_parameters(toy_set: LabeledImages) -> Non
     assert float(moved.detach().norm()) == pytest.approx(0.01, rel=1e-3)
 
 
-def test_the_noise_has_the_scale_that_is_accounted(toy_set: LabeledImages) -> None:
+def test_noise_has_the_accounted_scale(toy_set: LabeledImages) -> None:
     model = build(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 300)).double(), 0)
     before = model[1].weight.detach().clone()  # type: ignore[index]
     train(model, toy_set[:0].replace(num_classes=3), sigma=2.0, clip=0.5, rate=0.25, size=8, steps=1, lr=1.0)
@@ -166,7 +166,7 @@ def test_rounds_compose_and_the_model_can_be_trained_again(toy_set: LabeledImage
     assert model.training
 
 
-def test_the_budget_stops_before_the_first_step(toy_set: LabeledImages) -> None:
+def test_budget_stops_training_before_the_first_step(toy_set: LabeledImages) -> None:
     model = convnet().eval()
     before = [p.detach().clone() for p in model.parameters()]
     ledger = Ledger(budget=compose([(1.0, 0.5, 2)], 1e-5).epsilon)
@@ -179,7 +179,7 @@ def test_the_budget_stops_before_the_first_step(toy_set: LabeledImages) -> None:
     assert ledger.epsilon() == ledger.budget
 
 
-def test_options(toy_set: LabeledImages) -> None:
+def test_options_are_applied(toy_set: LabeledImages) -> None:
     model = convnet()
     model.classifier.bias.requires_grad_(False)  # type: ignore[union-attr]
     kept = model.classifier.bias.clone()  # type: ignore[union-attr]
@@ -228,7 +228,7 @@ def test_batch_norm_is_refused_or_converted(toy_set: LabeledImages) -> None:
     require_per_example(without_batch_norm(tracked))
 
 
-def test_other_models_are_refused() -> None:
+def test_unsupported_models_are_refused() -> None:
     with pytest.raises(PrivacyError, match="no parameter .*requires_grad"):
         require_per_example(nn.Linear(2, 2).requires_grad_(False))
 

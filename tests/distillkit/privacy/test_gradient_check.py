@@ -43,7 +43,7 @@ DATA = LabeledImages(torch.randn(24, 1, 4, 4, generator=derive(0)), torch.arange
 
 
 def train(model: nn.Module, data: LabeledImages = DATA, **options: Any) -> Ledger:
-    """Seven examples at once, of twelve that are drawn."""
+    """Train on at most seven of twelve drawn examples at once."""
     return train_private(
         model, data, **grouped(**{"size": 24, "sigma": 1.0, "rate": 0.5, "steps": 2, "chunk": DRAWN} | options)
     )
@@ -98,8 +98,8 @@ def test_network_without_a_violation_is_trained(free: bool) -> None:
     assert all(not torch.equal(p, q) for p, q in zip(model.parameters(), before))
 
 
-def test_what_folds_rows_is_exact_by_whole_examples() -> None:
-    """The gradient of two views' mean, clipped once: the release moves by one clip, where hooks would add two."""
+def test_folded_rows_are_exact_for_whole_examples() -> None:
+    """The gradient of two views' mean is clipped once: the release changes by one clip, where hooks would add two."""
     moved = []
     for count in (1, 0):
         model = build(lambda: FaultyNetwork(3, "folds rows"), 0).double()
@@ -110,7 +110,7 @@ def test_what_folds_rows_is_exact_by_whole_examples() -> None:
 
 
 class Normed(nn.Module):
-    """Normalises by the batch, without a layer that says so."""
+    """Normalizes by the batch without a layer for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Normed(nn.Module):
 
 
 class Patches(nn.Module):
-    """A bag of patches, the published shape of the mistake: logits of each patch by one layer, averaged."""
+    """Bag of patches, the published form of the error: logits of each patch by one layer, averaged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Patches(nn.Module):
 
 
 class Alone(nn.Module):
-    """Calls a function on what it is given."""
+    """Module that applies a function to its input."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_networks_are_refused_by_name(name: str, global_rng_untouched: None) -> None:
+def test_unsupported_networks_are_refused_by_name(name: str, global_rng_untouched: None) -> None:
     factory, kind, why = OTHERS[name]
     ledger = Ledger()
     with torch.random.fork_rng():
@@ -185,7 +185,7 @@ def test_other_networks_are_refused_by_name(name: str, global_rng_untouched: Non
 
 
 class Casts(nn.Module):
-    """Can be run in float32 alone, or mixes there alone."""
+    """Network that runs only in float32, or mixes examples only there."""
 
     def __init__(self, mixes: str = "") -> None:
         super().__init__()
@@ -200,7 +200,7 @@ class Casts(nn.Module):
         return self.classifier(x if self.mixes == "float32 alone" else x.float())
 
 
-def test_a_network_that_is_written_for_one_type_is_tried_in_it() -> None:
+def test_network_for_one_dtype_is_checked_in_that_dtype() -> None:
     model = build(Casts, 0)
     assert len(train(model).events) == 1
     assert {p.dtype for p in model.parameters()} == {torch.float32}
@@ -222,7 +222,7 @@ def contrastive(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("loss", [weighted, contrastive, lambda z, y: F.cross_entropy(z, y)])
-def test_a_loss_that_reads_the_batch_is_refused(loss: Any) -> None:
+def test_loss_that_reads_the_batch_is_refused(loss: Any) -> None:
     ledger = Ledger()
     with pytest.raises(NotSeparable, match="one value for each example|differ from their losses one by one"):
         train(FaultyNetwork(3), loss=loss, ledger=ledger)
@@ -234,7 +234,7 @@ def test_a_loss_that_reads_the_batch_is_refused(loss: Any) -> None:
     assert ledger.events == ()
 
 
-def test_a_measured_normalisation_is_refused_unless_public() -> None:
+def test_measured_normalization_is_refused_unless_public() -> None:
     measured = DATA.replace(normalization=Normalization.of(DATA.images))
     with pytest.raises(PrivateStatistics, match="train_private"):
         train(FaultyNetwork(3), measured)
@@ -247,7 +247,7 @@ def dropping() -> nn.Module:
 
 
 @pytest.mark.parametrize("gradients", ["hooks", "func"])
-def test_dropout_draws_from_the_secret_alone(gradients: str, global_rng_untouched: None) -> None:
+def test_dropout_uses_only_the_secret_generator(gradients: str, global_rng_untouched: None) -> None:
     def trained(secret: int, seed: int) -> Tensor:
         model = build(dropping, 0)
         seed_dropout(model, torch.Generator().manual_seed(seed))  # a public seed of the user's own
@@ -260,7 +260,7 @@ def test_dropout_draws_from_the_secret_alone(gradients: str, global_rng_untouche
     assert not torch.equal(trained(1, 5), trained(2, 5))
 
 
-def test_masks_of_torch_func_differ_from_example_to_example() -> None:
+def test_masks_of_torch_func_differ_between_examples() -> None:
     model = build(dropping, 0).double()
     seed_dropout(model, torch.Generator().manual_seed(0))
     images = DATA.images[:1].double().expand(6, 1, 4, 4)
@@ -286,7 +286,7 @@ def vit(size: int = 8) -> nn.Module:
 
 
 class Recurrent(nn.Module):
-    """An LSTM over the rows of an image: neither hooks nor vmap have a rule for it."""
+    """An LSTM over the rows of an image, which neither hooks nor vmap support."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -297,7 +297,7 @@ class Recurrent(nn.Module):
 
 
 class Tied(nn.Module):
-    """A weight that is used in its layer and outside it."""
+    """Network with a weight that is used in its layer and outside it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -336,7 +336,7 @@ ACCEPTED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_sound_networks_are_accepted_and_their_rows_are_exact(name: str) -> None:
+def test_accepted_networks_have_exact_rows(name: str) -> None:
     factory, engine = ACCEPTED[name]
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -361,7 +361,7 @@ def test_sound_networks_are_accepted_and_their_rows_are_exact(name: str) -> None
     assert all(s.shape[0] == 1 and torch.allclose(s[0], r[1], atol=1e-4 * float(scale)) for s, r in zip(some, rows))
 
 
-def test_a_vit_is_trained_privately() -> None:
+def test_vit_is_trained_privately() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = vit()
@@ -372,14 +372,14 @@ def test_a_vit_is_trained_privately() -> None:
     assert all(not torch.equal(p, q) for p, q in zip(model.parameters(), before))
 
 
-def test_hooks_alone_can_be_asked_for() -> None:
+def test_hooks_can_be_required() -> None:
     with pytest.raises(PrivacyError, match="no per-example gradient of parameter shift.*gradients='auto'"):
         train(FaultyNetwork(3, free=True), gradients="hooks")
     with pytest.raises(ValueError, match="mode must be one of"):
         train(FaultyNetwork(3), gradients="both")
 
 
-def test_every_forward_pass_has_the_size_that_was_tried() -> None:
+def test_every_forward_pass_has_the_checked_size() -> None:
     sizes: list[int] = []
 
     class Marked(Ledger):
@@ -396,7 +396,7 @@ def test_every_forward_pass_has_the_size_that_was_tried() -> None:
 
 
 @pytest.mark.parametrize(("expected", "chunk", "wanted"), [(0.5, None, 3), (5, None, 8), (100, None, 16), (64, 5, 5)])
-def test_how_many_at_once_follows_from_public_numbers(expected: float, chunk: int | None, wanted: int) -> None:
+def test_chunk_size_depends_only_on_public_numbers(expected: float, chunk: int | None, wanted: int) -> None:
     at_once, sizes = choose_batch_sizes(torch.zeros(0, 3, 32, 32), expected, chunk)
     assert at_once == wanted
     assert all(size > 1 and size != at_once for size in sizes)

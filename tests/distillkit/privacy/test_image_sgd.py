@@ -52,7 +52,7 @@ def phi(model: nn.Module) -> Callable[[Tensor], Tensor]:
 
 @pytest.mark.parametrize("batched", [False, True])
 @given(st.integers(0, 1000), st.integers(1, 5))
-def test_example_gradients_are_those_of_each_examples_loss(batched: bool, seed: int, chunk: int) -> None:
+def test_example_gradients_equal_those_of_each_examples_loss(batched: bool, seed: int, chunk: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     model = build(lambda: model, generator)
@@ -74,7 +74,7 @@ def test_example_gradients_are_those_of_each_examples_loss(batched: bool, seed: 
     torch.testing.assert_close((torch.cat(parts) * weights).sum(0), torch.autograd.grad(eq8, leaf)[0])
 
 
-def test_another_separable_loss(toy_set: LabeledImages, toy_network: Factory) -> None:
+def test_another_separable_loss_is_accepted(toy_set: LabeledImages, toy_network: Factory) -> None:
     @separable
     def absolute(embedding: Tensor, means: Tensor) -> Tensor:
         return (embedding - means).abs().sum(1)
@@ -115,7 +115,7 @@ def test_without_noise_and_clip_it_is_distribution_matching(toy_set: LabeledImag
 
 
 @given(st.integers(0, 11))
-def test_one_record_moves_the_sum_by_at_most_the_clip(index: int) -> None:
+def test_one_record_changes_the_sum_by_at_most_the_clip(index: int) -> None:
     generator = torch.Generator().manual_seed(index)
     grads = 3 * torch.randn(12, 2, 3, generator=generator, dtype=torch.float64)
     grads[::3] *= 0.01
@@ -134,9 +134,7 @@ def test_one_record_moves_the_sum_by_at_most_the_clip(index: int) -> None:
     torch.testing.assert_close(total(grads), total(grads[torch.randperm(12, generator=generator)]))
 
 
-def test_noise_reaches_every_pixel_of_every_class_also_of_an_empty_batch(
-    toy_set: LabeledImages, toy_network: Factory
-) -> None:
+def test_noise_covers_all_pixels_of_all_classes_and_empty_batches(toy_set: LabeledImages, toy_network: Factory) -> None:
     seen: list[Tensor] = []
     nobody = toy_set[:0]
     private(nobody, toy_network, steps=400, sigma=2.0, callback=lambda step, g: seen.append(g.clone()), clip=3.0)
@@ -154,9 +152,7 @@ def test_denominators_are_public(toy_set: LabeledImages, toy_network: Factory) -
     torch.testing.assert_close(gradients[12], 2 * gradients[24])
 
 
-def test_all_steps_are_charged_before_the_first_and_each_draws_once(
-    toy_set: LabeledImages, toy_network: Factory
-) -> None:
+def test_all_steps_are_charged_first_and_each_draws_once(toy_set: LabeledImages, toy_network: Factory) -> None:
     ledger, secret = Ledger(), Secret()
     result = private(toy_set, toy_network, steps=5, ledger=ledger, secret=secret, client=2, round=1)
     (event,) = ledger.events
@@ -170,7 +166,9 @@ def test_all_steps_are_charged_before_the_first_and_each_draws_once(
     assert secret.draws == 5
 
 
-def test_a_wanted_epsilon_gives_sigma(toy_set: LabeledImages, toy_network: Factory, global_rng_untouched: None) -> None:
+def test_target_epsilon_determines_sigma(
+    toy_set: LabeledImages, toy_network: Factory, global_rng_untouched: None
+) -> None:
     result = private(toy_set, toy_network, sigma=None, epsilon=3.0, clip=None)
     assert result.info["sigma"] == plan_noise(3.0, 1e-5, count=3, rate=0.5).sigma
     assert 2.9 < result.info["epsilon"] <= 3.0
@@ -181,7 +179,7 @@ def test_a_wanted_epsilon_gives_sigma(toy_set: LabeledImages, toy_network: Facto
             private(toy_set, toy_network, **wrong)
 
 
-def test_the_default_clip_owes_nothing_to_the_data(toy_set: LabeledImages, toy_network: Factory) -> None:
+def test_default_clip_is_independent_of_the_data(toy_set: LabeledImages, toy_network: Factory) -> None:
     clips = {
         private(data, toy_network, clip=None, steps=1).info["clip"]
         for data in (toy_set, toy_set.replace(images=toy_set.images * 9), toy_set[:0])
@@ -190,14 +188,16 @@ def test_the_default_clip_owes_nothing_to_the_data(toy_set: LabeledImages, toy_n
     assert clips.pop() > 0
 
 
-def test_a_seed_repeats_without_a_claim_and_the_system_does_not(toy_set: LabeledImages, toy_network: Factory) -> None:
+def test_seed_repeats_without_a_guarantee_and_system_noise_does_not(
+    toy_set: LabeledImages, toy_network: Factory
+) -> None:
     first, second = (private(toy_set, toy_network, secret=3) for _ in range(2))
     assert torch.equal(first.images, second.images)
     assert first.info["epsilon"] is None
     assert not torch.equal(private(toy_set, toy_network).images, private(toy_set, toy_network).images)
 
 
-def test_private_gradient_refuses_noise_without_a_clip_and_leaves_no_trace() -> None:
+def test_noise_without_a_clip_is_refused_and_has_no_side_effects() -> None:
     parameter = torch.zeros(2, requires_grad=True)
     with pytest.raises(PrivacyError, match="clip must be finite"):
         PrivateGradient([parameter], sigma=1.0, clip=math.inf, denominator=1.0, secret=Secret(0))
@@ -222,24 +222,24 @@ def test_several_parameters_share_one_clip_and_one_draw() -> None:
     assert secret.draws == 1
 
 
-def test_a_gradient_that_is_not_finite_adds_nothing() -> None:
+def test_non_finite_gradient_adds_nothing() -> None:
     parameter = torch.zeros(2, requires_grad=True)
     gradient = PrivateGradient([parameter], sigma=0.0, clip=1.0, denominator=1.0, secret=Secret(0))
     gradient.add([torch.tensor([[0.3, 0.0], [math.nan, 1.0], [math.inf, 0.0]])])
     torch.testing.assert_close(gradient.take()[0], torch.tensor([0.3, 0.0]))
 
 
-def test_squared_distance_is_flagged() -> None:
+def test_squared_distance_is_marked() -> None:
     assert squared_distance.separable is True  # type: ignore[attr-defined]
     rows = squared_distance(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 0.0]]))
     assert rows.tolist() == [5.0]
 
 
-def test_a_fixed_network_is_accepted(toy_set: LabeledImages, toy_network: Factory) -> None:
+def test_fixed_network_is_accepted(toy_set: LabeledImages, toy_network: Factory) -> None:
     assert len(private(toy_set, toy_network, networks=FixedNetwork(build(toy_network, 0)))) == 6
 
 
-def test_images_that_noise_drives_far_are_no_odd_input(toy_set: LabeledImages, toy_network: Factory) -> None:
+def test_images_changed_far_by_noise_are_valid_input(toy_set: LabeledImages, toy_network: Factory) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = private(toy_set, toy_network, lr=1e6)

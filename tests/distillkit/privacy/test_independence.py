@@ -40,7 +40,7 @@ def global_jitter(x: Tensor, generator: torch.Generator, *, siamese: bool = Fals
     return x + torch.rand(1)
 
 
-def test_an_augmentation_is_tried_at_every_place() -> None:
+def test_augmentation_is_checked_at_every_position() -> None:
     require_independent_augmentation(by_place, IMAGES)
     with pytest.raises(BatchStatistics, match="depends on the other images of the batch"):
         require_independent_augmentation(only_the_last_mixes, IMAGES)
@@ -60,7 +60,7 @@ def test_an_augmentation_is_tried_at_every_place() -> None:
         (global_jitter, PrivacyError, "draws from the global random state"),
     ],
 )
-def test_embedders_refuse_an_augmentation_with_a_draw_for_each_place(
+def test_embedders_refuse_an_augmentation_that_draws_per_position(
     augment: Any, error: type[Exception], why: str, toy_set: LabeledImages, toy_network: Callable[[], nn.Module]
 ) -> None:
     ledger = Ledger()
@@ -87,7 +87,7 @@ def test_embedders_refuse_an_augmentation_with_a_draw_for_each_place(
 
 
 class Remembers(nn.Module):
-    """Counts into a plain attribute, or into a buffer that it replaces."""
+    """Counts in a plain attribute, or in a buffer that it replaces."""
 
     def __init__(self, where: str) -> None:
         super().__init__()
@@ -117,14 +117,14 @@ BAD: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_rows_that_meet_are_refused(name: str, global_rng_untouched: None) -> None:
+def test_functions_that_mix_rows_are_refused(name: str, global_rng_untouched: None) -> None:
     function, why = BAD[name]
     with pytest.raises(PrivacyError, match=f"^it .*{why}"):
         require_independent_rows(function, IMAGES, "it")
 
 
 @pytest.mark.parametrize("where", ["attribute", "buffer"])
-def test_what_a_forward_changes_is_named_and_put_back(where: str) -> None:
+def test_side_effects_of_a_forward_pass_are_named_and_undone(where: str) -> None:
     module = Remembers(where)
     with pytest.raises(BatchStatistics, match="changes (plain|buffer)"):
         require_independent_rows(module, IMAGES, "it", module)
@@ -132,7 +132,7 @@ def test_what_a_forward_changes_is_named_and_put_back(where: str) -> None:
     require_independent_rows(nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(2, 2), nn.ReLU()), IMAGES, "it")
 
 
-def test_a_separable_loss_is_tried_at_many_sizes() -> None:
+def test_separable_loss_is_checked_at_many_sizes() -> None:
     @separable
     def eight(embedding: Tensor, means: Tensor) -> Tensor:
         rows = (embedding - means).square().sum(1)

@@ -1,4 +1,4 @@
-"""Defects of published code for private data, each with a test that this package does not have it."""
+"""Defects of published code for private data, each with a test that this package does not have them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from distillkit.sets import LabeledImages
 Factory = Callable[[], nn.Module]
 
 
-def test_dosser_noise_belongs_to_the_cache_not_to_its_reader(toy_set: LabeledImages, toy_network: Factory) -> None:
+def test_dosser_noise_is_stored_and_not_drawn_at_each_read(toy_set: LabeledImages, toy_network: Factory) -> None:
     """Dosser caches clean sums and noises them at every read, but accounts for the sampling only."""
     embedders = PublicEmbedders(RandomNetworks(toy_network), 2, like=toy_set)
     cache = torch.randn(2, 3, 16, generator=derive(0), dtype=torch.float64)
@@ -50,7 +50,7 @@ def test_dosser_noise_belongs_to_the_cache_not_to_its_reader(toy_set: LabeledIma
     assert real == pytest.approx(7.4, rel=0.03)
 
 
-def test_psg_as_many_steps_as_are_charged(toy_set: LabeledImages, toy_network: Factory) -> None:
+def test_psg_runs_as_many_steps_as_are_charged(toy_set: LabeledImages, toy_network: Factory) -> None:
     """PSG runs one iteration more than it accounts for."""
     ledger, seen = Ledger(), []
     options: dict[str, Any] = {
@@ -66,7 +66,7 @@ def test_psg_as_many_steps_as_are_charged(toy_set: LabeledImages, toy_network: F
     assert sum(e.count for e in ledger.events) == 3
 
 
-def test_psg_and_dosser_print_neither_counts_nor_statistics(
+def test_psg_and_dosser_output_contains_no_counts_or_statistics(
     toy_set: LabeledImages, toy_network: Factory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options: dict[str, Any] = {
@@ -105,7 +105,7 @@ def test_flower_605_epsilon_is_not_added_over_clients() -> None:
 
 
 @pytest.mark.parametrize("issue", ["opacus 688", "opacus 608", "opacus 636"])
-def test_opacus_training_again_neither_stacks_hooks_nor_loses_the_budget(toy_set: LabeledImages, issue: str) -> None:
+def test_opacus_training_again_keeps_hooks_and_budget(toy_set: LabeledImages, issue: str) -> None:
     model = build(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double(), 0)
     ledger = Ledger()
     for _ in range(3):
@@ -122,30 +122,30 @@ def test_opacus_empty_batches_are_noise(toy_set: LabeledImages) -> None:
     assert bool((model[1].weight != before).all())  # type: ignore[index]
 
 
-def test_opacus_the_expected_batch_is_not_truncated() -> None:
+def test_opacus_expected_batch_size_is_not_truncated() -> None:
     parameter = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     gradient = PrivateGradient([parameter], sigma=0.0, clip=10.0, denominator=2.5, secret=Secret(0))
     gradient.add([torch.tensor([[5.0]], dtype=torch.float64)])
     assert gradient.take()[0].item() == pytest.approx(2.0)
 
 
-def test_opacus_stale_weights_of_a_wrapped_network(toy_set: LabeledImages, toy_network: Factory) -> None:
-    """A network in the closure of a wrapped module is deep-copied once; later weights never reach it."""
+def test_opacus_wrapped_network_has_current_weights(toy_set: LabeledImages, toy_network: Factory) -> None:
+    """A network in the closure of a wrapped module is deep-copied once and never receives later weights."""
     seen: list[Tensor] = []
     options: dict[str, Any] = {"size": 12, "sigma": 0.0, "rate": 1.0, "clip": 1.0, "ipc": 1, "lr": 1e-300, "steps": 2}
     image_sgd(toy_set, networks=RandomNetworks(toy_network), callback=lambda step, g: seen.append(g.clone()), **options)
     assert not torch.allclose(seen[0], seen[1], rtol=1e-2)
 
 
-def test_feddm_the_rate_of_a_class_is_the_rate_of_its_records() -> None:
-    """256 of the 500 records of a class are a rate of one half, whatever the client holds besides."""
+def test_feddm_class_rate_is_the_rate_of_its_records() -> None:
+    """256 of the 500 records of a class are a rate of one half, whatever other records the client has."""
     claimed = compose([(1.0, 256 / 5000, 1000)], 1e-5, accountant="rdp").epsilon
     real = compose([(1.0, 256 / 500, 1000)], 1e-5, accountant="rdp").epsilon
     assert claimed == pytest.approx(12.3, rel=0.01)
     assert real == pytest.approx(237, rel=0.01)
 
 
-def test_feddm_one_round_is_not_the_run() -> None:
+def test_feddm_epsilon_is_that_of_the_run_not_of_one_round() -> None:
     event = Event("image_sgd", 3.0, 0.0512, 1000)
     ledger = Ledger()
     for round in range(20):
@@ -153,18 +153,18 @@ def test_feddm_one_round_is_not_the_run() -> None:
     assert ledger.epsilon() == pytest.approx(13.13, rel=0.01)
 
 
-def test_feddm_theorem_is_not_what_is_reported() -> None:
+def test_feddm_epsilon_is_not_that_of_the_theorem() -> None:
     """q = 0.1, 1,000 steps, sigma = 1.073: the theorem allows epsilon 20, the mechanism costs more than 22."""
     assert compose([(1.073, 0.1, 1000)], 1e-5).epsilon > 22.0
 
 
-def test_feddm_only_classes_that_exist_would_be_sent(toy_set: LabeledImages, toy_network: Factory) -> None:
+def test_feddm_sends_absent_classes_too(toy_set: LabeledImages, toy_network: Factory) -> None:
     options: dict[str, Any] = {"size": 12, "sigma": 1.0, "networks": RandomNetworks(toy_network), "ipc": 2, "steps": 1}
     for data in (toy_set, toy_set[toy_set.labels == 1], toy_set[:0]):
         assert image_sgd(data, **options).counts().tolist() == [2, 2, 2]
 
 
-def test_batch_norm_would_mix_the_records(toy_set: LabeledImages) -> None:
+def test_batch_norm_that_mixes_records_is_refused(toy_set: LabeledImages) -> None:
     def factory() -> nn.Module:
         return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3)).double()
 

@@ -31,7 +31,7 @@ from distillkit.privacy import (
 ONE = Event("class_means", 2.0, client=0)
 
 
-def test_what_is_spent_composes_within_a_client() -> None:
+def test_spends_of_a_client_compose() -> None:
     ledger = Ledger()
     assert ledger.epsilon() == 0.0
     for round in range(3):
@@ -57,7 +57,7 @@ def test_epsilon_is_the_maximum_over_disjoint_clients(events: list[tuple[int, fl
     assert disjoint.epsilon() == before
 
 
-def test_an_event_of_everyone_is_charged_to_each_client() -> None:
+def test_event_for_all_clients_is_charged_to_each() -> None:
     ledger = Ledger()
     ledger.spend(Event("server", 3.0, client=ALL_CLIENTS))
     ledger.spend(Event("local", 2.0, client=1))
@@ -66,7 +66,7 @@ def test_an_event_of_everyone_is_charged_to_each_client() -> None:
     assert ledger.epsilon(2) == compose([(3.0, 1.0, 1)], 1e-5).epsilon
 
 
-def test_the_file_holds_the_event_when_spend_returns_and_is_continued(tmp_path: Path) -> None:
+def test_file_contains_the_event_when_spend_returns(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "ledger.jsonl"
     ledger = Ledger(path)
     ledger.spend(replace(ONE, client="a", round=4, seeded=True))
@@ -92,7 +92,7 @@ def test_repeated_round_is_charged_again(tmp_path: Path) -> None:
     assert again.epsilon() == gaussian_epsilon(2.0 / math.sqrt(2), 1e-5)
 
 
-def test_a_line_torn_at_any_byte_is_tolerated_and_counts_as_the_costliest(tmp_path: Path) -> None:
+def test_line_torn_at_any_byte_counts_as_the_costliest(tmp_path: Path) -> None:
     path = tmp_path / "l"
     ledger = Ledger(path)
     ledger.spend(replace(ONE, client=1), replace(ONE, client=2, sigma=9.0))
@@ -114,7 +114,7 @@ def test_a_line_torn_at_any_byte_is_tolerated_and_counts_as_the_costliest(tmp_pa
     assert Ledger(path).epsilon() == 0.0
 
 
-def test_a_second_crash_while_the_torn_line_is_closed_is_tolerated(tmp_path: Path) -> None:
+def test_second_crash_during_the_repair_of_a_torn_line_is_tolerated(tmp_path: Path) -> None:
     path = tmp_path / "l"
     Ledger(path).spend(ONE)
     with open(path, "ab") as file:
@@ -124,7 +124,7 @@ def test_a_second_crash_while_the_torn_line_is_closed_is_tolerated(tmp_path: Pat
     assert Ledger(path).epsilon() == opened.epsilon()
 
 
-def test_damage_and_loss_are_refused(tmp_path: Path) -> None:
+def test_damaged_and_missing_lines_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "l"
     ledger = Ledger(path)
     ledger.spend(ONE)
@@ -152,9 +152,7 @@ def test_damage_and_loss_are_refused(tmp_path: Path) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_a_line_that_is_refused_stays_refused_and_what_stands_behind_it_is_not_passed_over(
-    odd: dict[str, Any], tmp_path: Path
-) -> None:
+def test_refused_line_stays_refused_and_later_lines_are_not_skipped(odd: dict[str, Any], tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "l")
     ledger.spend(ONE)
     with open(tmp_path / "l", "a") as file:
@@ -165,8 +163,8 @@ def test_a_line_that_is_refused_stays_refused_and_what_stands_behind_it_is_not_p
     assert len((tmp_path / "l").read_text().splitlines()) == 3
 
 
-def test_reading_that_is_interrupted_forgets_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C among the lines of another process: whoever goes on counts them all."""
+def test_interrupted_reading_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while reading another process's lines; the next read counts all of them."""
     ledger, other = Ledger(tmp_path / "l"), Ledger(tmp_path / "l")
     other.spend(ONE, replace(ONE, client=2), ONE)
     take, taken = Ledger._read_line, []
@@ -185,7 +183,7 @@ def test_reading_that_is_interrupted_forgets_nothing(tmp_path: Path, monkeypatch
     assert taken == [1, 2, 2, 3]
 
 
-def test_nothing_acknowledged_is_forgotten_after_kill(tmp_path: Path) -> None:
+def test_no_acknowledged_event_is_lost_after_a_kill(tmp_path: Path) -> None:
     path, (reading, writing) = tmp_path / "l", os.pipe()
     child = os.fork()
     if not child:
@@ -218,7 +216,7 @@ def test_two_ledgers_and_many_threads_share_one_file(tmp_path: Path) -> None:
     assert first.epsilon() == second.epsilon() == compose([(2.0, 1.0, 2)], 1e-5).epsilon
 
 
-def test_the_budget_stops_before_the_release(tmp_path: Path) -> None:
+def test_budget_stops_before_the_release(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "l", budget=gaussian_epsilon(1.0, 1e-5))
     ledger.spend(replace(ONE, count=3))
     before = (tmp_path / "l").read_bytes()
@@ -299,7 +297,7 @@ def test_mixed_relations_are_refused() -> None:
         Ledger().spend(ONE, replace(ONE, relation=ADD_OR_REMOVE_CLIENT))
 
 
-def test_bad_events_and_ledgers_are_refused() -> None:
+def test_invalid_events_and_ledgers_are_refused() -> None:
     with pytest.raises(ValueError, match="rate"):
         Event("x", 1.0, 0.0)
     with pytest.raises(ValueError, match="count"):
@@ -321,8 +319,8 @@ def test_spending_is_cheap() -> None:
     assert ledger.epsilon(0) == compose([(1.0, 0.05, 250)], 1e-5).epsilon
 
 
-def test_one_call_of_many_clients_is_checked_whole_when_records_overlap() -> None:
-    """Two releases of epsilon 1.99 from records that may be the same ones cost 2.94 together, over a budget of 2."""
+def test_joint_charge_of_overlapping_clients_is_checked_as_a_whole() -> None:
+    """Two releases of epsilon 1.99 from possibly equal records cost 2.94 together, above the budget of 2."""
     pair = Event("class_means", 2.0, client="A"), Event("class_means", 2.0, client="B")
     ledger = Ledger(budget=2.0, disjoint=False)
     with pytest.raises(BudgetExhausted, match=r"client 'A' and client 'B' would bring epsilon to 2\.9"):
@@ -335,7 +333,7 @@ def test_one_call_of_many_clients_is_checked_whole_when_records_overlap() -> Non
     st.lists(st.tuples(st.sampled_from(["A", "B", ALL_CLIENTS]), st.floats(1.0, 9.0)), min_size=1, max_size=4),
     st.data(),
 )
-def test_a_check_foresees_what_the_ledger_says_afterwards(events: list[tuple[str, float]], data: st.DataObject) -> None:
+def test_check_predicts_the_epsilon_after_the_charge(events: list[tuple[str, float]], data: st.DataObject) -> None:
     disjoint = data.draw(st.booleans())
     held, asked = Ledger(disjoint=disjoint), [Event("x", sigma, client=client) for client, sigma in events]
     first = data.draw(st.integers(0, len(asked) - 1))
@@ -347,7 +345,7 @@ def test_a_check_foresees_what_the_ledger_says_afterwards(events: list[tuple[str
         assert held._epsilon_after(asked) == pytest.approx(after.guarantee().nominal, rel=1e-9)
 
 
-def test_a_client_is_the_same_by_number_and_by_name(tmp_path: Path) -> None:
+def test_client_number_and_name_denote_the_same_client(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "l")
     for client in (1, "1", torch.tensor(1).item()):
         ledger.spend(Event("class_means", 2.0, client=client))
@@ -361,7 +359,7 @@ def test_a_client_is_the_same_by_number_and_by_name(tmp_path: Path) -> None:
             Event("class_means", 2.0, client=wrong)  # type: ignore[arg-type]
 
 
-def test_everyone_pays_unless_a_client_is_named() -> None:
+def test_event_without_a_client_is_charged_to_all() -> None:
     ledger = Ledger()
     ledger.spend(Event("class_means", 2.0, client="A"))
     ledger.spend(Event("class_means", 2.0))

@@ -1,4 +1,4 @@
-"""Checks of whole mechanisms, each with the planted bug that it must catch."""
+"""Checks of whole mechanisms, each with an injected bug that it must detect."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def stepped(toy_set: LabeledImages, toy_network: Factory, **options: Any) -> Lab
     return image_sgd(toy_set, **grouped(**fixed | options))
 
 
-def check_noise_is_drawn_once_for_what_is_charged(toy_set: LabeledImages, toy_network: Factory) -> None:
-    """Draws are one for the histogram and one for each of two releases, however many steps read them."""
+def check_every_charge_draws_noise_once(toy_set: LabeledImages, toy_network: Factory) -> None:
+    """There is one draw for the histogram and one for each of two releases, for any number of steps that read them."""
     ledger, secret = Ledger(), Secret()
     condensed(toy_set, toy_network, ledger=ledger, secret=secret)
     assert secret.draws == len(ledger.events) == 3
@@ -76,8 +76,8 @@ def check_support_does_not_depend_on_the_data(toy_set: LabeledImages, toy_networ
         assert bool((torch.stack(seen) != 0).all())
 
 
-def check_the_data_enter_through_the_released_sums_alone(toy_set: LabeledImages, toy_network: Factory) -> None:
-    """With the sums held fixed and the sizes public, two data sets give the same images to the bit."""
+def check_data_enter_only_through_the_released_sums(toy_set: LabeledImages, toy_network: Factory) -> None:
+    """With fixed sums and public sizes, two datasets give bitwise equal images."""
     with pytest.MonkeyPatch.context() as patch:
         fixed = torch.randn(2, 3, 16, generator=derive(5), dtype=torch.float64)
         patch.setattr(condense, "class_sums", lambda x, y, embedders, **_: fixed[: len(embedders)].clone())
@@ -90,8 +90,8 @@ def check_the_data_enter_through_the_released_sums_alone(toy_set: LabeledImages,
             assert torch.equal(first.images, other.images)
 
 
-def check_one_record_moves_a_step_by_at_most_the_clip(toy_set: LabeledImages, toy_network: Factory) -> None:
-    """In units of the noise that is added, so that dividing by what was drawn is seen."""
+def check_one_record_changes_a_step_by_at_most_the_clip(toy_set: LabeledImages, toy_network: Factory) -> None:
+    """In units of the added noise, so division by the drawn number is detected."""
     for count in (1, 2, 7):
         steps: list[Tensor] = []
         for data in (toy_set[:count], toy_set[: count - 1]):
@@ -102,7 +102,7 @@ def check_one_record_moves_a_step_by_at_most_the_clip(toy_set: LabeledImages, to
         assert 0.009 < float(moved) <= 0.01 * (1 + 1e-6)
 
 
-def check_steps_see_the_network_of_their_own(toy_set: LabeledImages, toy_network: Factory) -> None:
+def check_steps_use_their_own_network(toy_set: LabeledImages, toy_network: Factory) -> None:
     seen: list[Tensor] = []
     stepped(
         toy_set,
@@ -127,7 +127,7 @@ def check_steps_see_the_network_of_their_own(toy_set: LabeledImages, toy_network
         torch.testing.assert_close(seen[step].flatten(0, 1), torch.autograd.grad(loss, leaf)[0])
 
 
-def check_a_resumed_run_remembers(tmp_path: Path) -> None:
+def check_resumed_run_keeps_its_ledger(tmp_path: Path) -> None:
     event = Event("dp_sgd", 1.0, 0.1, 10)
     first = Ledger(tmp_path / "ledger")
     for round in range(3):
@@ -226,18 +226,18 @@ def start_a_new_file(patch: Patch) -> None:
 
 
 SET_CHECKS: list[tuple[Callable[[LabeledImages, Factory], None], Callable[[Patch], None]]] = [
-    (check_noise_is_drawn_once_for_what_is_charged, renoise),
+    (check_every_charge_draws_noise_once, renoise),
     (check_every_step_is_charged, forget_a_step),
     (check_support_does_not_depend_on_the_data, leave_absent_classes_out),
     (check_support_does_not_depend_on_the_data, leave_blocks_without_records_out),
-    (check_the_data_enter_through_the_released_sums_alone, divide_by_the_class_count),
-    (check_one_record_moves_a_step_by_at_most_the_clip, divide_by_the_records_drawn),
-    (check_steps_see_the_network_of_their_own, keep_the_first_network),
+    (check_data_enter_only_through_the_released_sums, divide_by_the_class_count),
+    (check_one_record_changes_a_step_by_at_most_the_clip, divide_by_the_records_drawn),
+    (check_steps_use_their_own_network, keep_the_first_network),
 ]
 
 
 @pytest.mark.parametrize(("holds", "bug"), SET_CHECKS, ids=lambda f: f.__name__)
-def test_the_mechanism_passes_and_the_bug_is_caught(
+def test_mechanism_passes_and_bug_is_detected(
     toy_set: LabeledImages,
     toy_network: Factory,
     monkeypatch: Patch,
@@ -250,8 +250,8 @@ def test_the_mechanism_passes_and_the_bug_is_caught(
         holds(toy_set, toy_network)
 
 
-def test_a_ledger_that_starts_afresh_is_caught(tmp_path: Path, monkeypatch: Patch) -> None:
-    check_a_resumed_run_remembers(tmp_path)
+def test_ledger_that_starts_anew_is_detected(tmp_path: Path, monkeypatch: Patch) -> None:
+    check_resumed_run_keeps_its_ledger(tmp_path)
     start_a_new_file(monkeypatch)
     with pytest.raises(AssertionError):
-        check_a_resumed_run_remembers(tmp_path)
+        check_resumed_run_keeps_its_ledger(tmp_path)

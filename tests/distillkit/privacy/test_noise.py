@@ -61,13 +61,13 @@ def test_poisson_draws_are_binomial_and_independent(seed: int, rate: float) -> N
     assert 0.3 < variance / (40 * spread**2) < 2.2
 
 
-def test_rates_at_the_ends() -> None:
+def test_rates_zero_and_one_draw_none_and_all() -> None:
     assert Secret().poisson(5, 0.0).tolist() == []
     assert Secret().poisson(5, 1.0).tolist() == [0, 1, 2, 3, 4]
     assert Secret().poisson(0, 0.5).tolist() == []
 
 
-def test_draws_are_counted_and_no_noise_draws_nothing() -> None:
+def test_draws_are_counted_and_zero_noise_draws_nothing() -> None:
     secret = Secret(0)
     assert torch.equal(secret.normal((3,), 0.0), torch.zeros(3, dtype=torch.float64))
     assert secret.draws == 0
@@ -75,7 +75,7 @@ def test_draws_are_counted_and_no_noise_draws_nothing() -> None:
     assert secret.draws == 1
 
 
-def test_as_secret_and_bad_arguments() -> None:
+def test_invalid_arguments_are_refused() -> None:
     secret = Secret(0)
     assert as_secret(secret) is secret
     assert not as_secret(None).seeded
@@ -88,8 +88,8 @@ def test_as_secret_and_bad_arguments() -> None:
         secret.poisson(3, 1.5)
 
 
-def test_a_secrets_generator_has_its_whole_state_from_the_secret(global_rng_untouched: None) -> None:
-    """Not 32 bits of a seed: every one of the 624 words differs between two generators (2^-32 each would not)."""
+def test_generator_state_is_derived_entirely_from_the_secret(global_rng_untouched: None) -> None:
+    """Not from a 32-bit seed: all 624 words differ between two generators (each would agree with probability 2^-32)."""
 
     def words(secret: Secret) -> torch.Tensor:
         return secret.generator().get_state()[24:5016].view(torch.int64)

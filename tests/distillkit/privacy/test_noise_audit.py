@@ -1,4 +1,4 @@
-"""Ten thousand releases on neighbouring sets: what an adversary sees agrees with what is claimed, and not with bugs.
+"""Ten thousand releases on neighbouring sets: an adversary's advantage agrees with the claim, and not with bugs.
 
 The adversary knows everything but whether one record is there, and asks whether the likelihood ratio of the release is
 above e^epsilon. The advantage P(yes | there) - e^epsilon P(yes | not there) is then exactly delta(epsilon).
@@ -34,7 +34,7 @@ EPSILONS = (0.0, 0.5, 1.0)
 
 
 def advantage(there: Tensor, absent: Tensor, threshold: float, epsilon: float) -> tuple[float, float]:
-    """The observed delta at `epsilon`, and its standard error."""
+    """Return the observed delta at `epsilon` and its standard error."""
     p, q = float((there > threshold).double().mean()), float((absent > threshold).double().mean())
     spread = p * (1 - p) / len(there) + math.exp(2 * epsilon) * q * (1 - q) / len(absent)
     return p - math.exp(epsilon) * q, math.sqrt(spread) + 1e-4
@@ -66,7 +66,7 @@ SIGMA = 1.2
 
 
 def released(sums: Tensor) -> Tensor:
-    """`EACH` independent releases of the same sums: [EACH, 2, 3]."""
+    """Return `EACH` independent releases of the same sums: [EACH, 2, 3]."""
     return release(sums.expand(EACH, -1, -1), sigma=SIGMA, sensitivity=1.0, ledger=Account(Ledger(), secret=Secret()))
 
 
@@ -83,7 +83,7 @@ def nothing_for_absent_classes(sums: Tensor) -> Tensor:
 
 
 def divided_by_the_class_count(sums: Tensor) -> Tensor:
-    """Mean with noise / count: the scale of the noise tells the count."""
+    """Mean with noise / count: the scale of the noise reveals the count."""
     count = 1 + (sums[1] != 0).any().double()
     return (sums + (released(sums) - sums)) / count
 
@@ -93,8 +93,10 @@ def worlds() -> tuple[Tensor, Tensor]:
     return sums_of(tiny(2)), sums_of(tiny(1))
 
 
-def along_the_record(worlds: tuple[Tensor, Tensor], mechanism: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """The likelihood ratio's statistic: the release along what the record adds, 0 or 1 without noise."""
+def projection_on_the_record(
+    worlds: tuple[Tensor, Tensor], mechanism: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The likelihood ratio's statistic: the release projected on the record's contribution, 0 or 1 without noise."""
     there, absent = worlds
     direction = there - absent
     assert float(direction.norm()) == pytest.approx(1.0)
@@ -104,22 +106,22 @@ def along_the_record(worlds: tuple[Tensor, Tensor], mechanism: Callable[[Tensor]
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_class_means_agree_with_the_claim(worlds: tuple[Tensor, Tensor], epsilon: float) -> None:
-    there, absent = along_the_record(worlds, released)
+    there, absent = projection_on_the_record(worlds, released)
     observed = advantage(there, absent, SIGMA**2 * epsilon + 0.5, epsilon)
     assert agrees(observed, gaussian_delta(SIGMA, epsilon))
 
 
 @pytest.mark.parametrize("bug", [read_twice_with_fresh_noise, too_little_noise], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("epsilon", EPSILONS)
-def test_class_means_with_a_bug_leak_more(
+def test_class_means_with_a_bug_reveal_more(
     worlds: tuple[Tensor, Tensor], epsilon: float, bug: Callable[[Tensor], Tensor]
 ) -> None:
-    there, absent = along_the_record(worlds, bug)
+    there, absent = projection_on_the_record(worlds, bug)
     real = SIGMA * (0.7 if bug is too_little_noise else 2**-0.5)
     assert leaks(advantage(there, absent, real**2 * epsilon + 0.5, epsilon), gaussian_delta(SIGMA, epsilon))
 
 
-def test_a_class_that_is_left_out_gives_the_record_away(worlds: tuple[Tensor, Tensor]) -> None:
+def test_omitted_class_reveals_the_record(worlds: tuple[Tensor, Tensor]) -> None:
     for mechanism, verdict in ((nothing_for_absent_classes, leaks), (released, agrees)):
         there, absent = (mechanism(sums)[:, 1].ne(0).any(1).double() for sums in worlds)
         assert verdict(advantage(there, absent, 0.5, 1.0), gaussian_delta(SIGMA, 1.0)) or mechanism is released
@@ -128,8 +130,8 @@ def test_a_class_that_is_left_out_gives_the_record_away(worlds: tuple[Tensor, Te
             assert bool(absent.all())
 
 
-def test_division_by_the_count_gives_the_record_away(worlds: tuple[Tensor, Tensor]) -> None:
-    """Only noise lies across the record and class 0: its size must say nothing."""
+def test_division_by_the_count_reveals_the_record(worlds: tuple[Tensor, Tensor]) -> None:
+    """Orthogonal to the record and class 0 there is only noise, and its size must be independent of the record."""
     direction = worlds[0] - worlds[1]
 
     def across(mechanism: Callable[[Tensor], Tensor], sums: Tensor) -> Tensor:
@@ -143,8 +145,8 @@ def test_division_by_the_count_gives_the_record_away(worlds: tuple[Tensor, Tenso
         assert leaks(advantage(there, absent, median, 0.0), 0.0) is verdict
 
 
-class Told(Secret):
-    """The operating system's noise, and a list of who was drawn."""
+class RecordingNoise(Secret):
+    """The operating system's noise, with a list of the drawn records."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +168,7 @@ class Steps:
 def image_gradients(data: LabeledImages, *, rate: float, sigma: float) -> Steps:
     """Gradients at the same images: steps of learning rate 0."""
     seen: list[Tensor] = []
-    secret = Told()
+    secret = RecordingNoise()
     image_sgd(
         data,
         size=2,
@@ -186,14 +188,14 @@ def image_gradients(data: LabeledImages, *, rate: float, sigma: float) -> Steps:
 
 @pytest.fixture(scope="module")
 def steps() -> tuple[Steps, Steps]:
-    """With the record, which is the one of class 1, and without it."""
+    """Return releases with the record, which is the one of class 1, and without it."""
     there, absent = (image_gradients(tiny(n), rate=RATE, sigma=IMAGE_SIGMA) for n in (2, 1))
     return there, absent
 
 
 @pytest.fixture(scope="module")
 def directions() -> tuple[Tensor, Tensor]:
-    """The clipped gradients [2, 4] of the record and of the other one, in units of the clip."""
+    """Return the clipped gradients [2, 4] of the record and of the other one, in units of the clip."""
     both, other = (image_sgd_sum(tiny(n)).view(2, 4) for n in (2, 1))
     for direction in (both - other, other):
         assert float(direction.norm()) == pytest.approx(1.0, rel=1e-4)
@@ -202,7 +204,7 @@ def directions() -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(scope="module")
 def gradients(steps: tuple[Steps, Steps], directions: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """The likelihood ratio's statistic: the release along the record's gradient, with the record and without."""
+    """The likelihood ratio's statistic: the release projected on the record's gradient, with the record and without."""
     there, absent = ((world.released * directions[0]).sum((1, 2)) for world in steps)
     return there, absent
 
@@ -211,7 +213,7 @@ RATE, IMAGE_SIGMA = 0.6, 0.7
 
 
 def image_sgd_sum(data: LabeledImages) -> Tensor:
-    """The sum of the clipped gradients of all records, in units of the clip."""
+    """Return the sum of the clipped gradients of all records, in units of the clip."""
     seen: list[Tensor] = []
     options = {"size": 2, "sigma": 0.0, "rate": 1.0, "clip": 0.1, "lr": 1e-300, "ipc": 1, "steps": 1}
     network = EmbeddingNetworks(FixedNetwork(linear()), match="embedding")
@@ -220,7 +222,7 @@ def image_sgd_sum(data: LabeledImages) -> Tensor:
 
 
 def subsampled(epsilon: float, sigma: float, rate: float) -> tuple[float, float]:
-    """Threshold and delta of one Poisson-subsampled Gaussian release, the record there or not."""
+    """Return threshold and delta of one Poisson-subsampled Gaussian release, with or without the record."""
     threshold = sigma**2 * math.log((math.exp(epsilon) - 1 + rate) / rate) + 0.5
     above = [0.5 * math.erfc((threshold - mean) / (sigma * math.sqrt(2))) for mean in (0.0, 1.0)]
     return threshold, (1 - rate) * above[0] + rate * above[1] - math.exp(epsilon) * above[0]
@@ -233,10 +235,10 @@ def test_image_gradients_agree_with_the_claim(gradients: tuple[Tensor, Tensor], 
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
-def test_image_gradients_do_not_agree_with_a_smaller_rate_or_more_noise(
+def test_image_gradients_contradict_a_smaller_rate_or_more_noise(
     gradients: tuple[Tensor, Tensor], epsilon: float
 ) -> None:
-    """A per-class rate reported as the client's, and a step that is not accounted (two are seen, one is charged)."""
+    """A per-class rate reported as the client's, and an unaccounted step (two are visible, one is charged)."""
     threshold, _ = subsampled(epsilon, IMAGE_SIGMA, RATE)
     _, understated_rate = subsampled(epsilon, IMAGE_SIGMA, RATE / 2)
     assert leaks(advantage(*gradients, threshold, epsilon), understated_rate)
@@ -253,22 +255,22 @@ def divided_by_the_records_drawn(world: Steps) -> Tensor:
     return world.released / world.drawn.sum(1).clamp_min(1).view(-1, 1, 1)
 
 
-def as_it_is(world: Steps) -> Tensor:
+def unchanged(world: Steps) -> Tensor:
     return world.released
 
 
-def test_a_block_without_noise_gives_the_record_away(steps: tuple[Steps, Steps]) -> None:
-    """Drawn class by class, and only for the classes that were drawn."""
+def test_block_without_noise_reveals_the_record(steps: tuple[Steps, Steps]) -> None:
+    """Drawn class by class, with noise only for the drawn classes."""
     claimed = subsampled(1.0, IMAGE_SIGMA, RATE)[1]
-    for mechanism, verdict in ((without_noise_where_nobody_was_drawn, True), (as_it_is, False)):
+    for mechanism, verdict in ((without_noise_where_nobody_was_drawn, True), (unchanged, False)):
         there, absent = (mechanism(world)[:, 1].ne(0).any(1).double() for world in steps)
         assert leaks(advantage(there, absent, 0.5, 1.0), claimed) is verdict
 
 
-def test_division_by_the_records_drawn_gives_the_record_away(
+def test_division_by_the_drawn_records_reveals_the_record(
     steps: tuple[Steps, Steps], directions: tuple[Tensor, Tensor]
 ) -> None:
-    """Only noise lies across both records' gradients: its size must say nothing."""
+    """Orthogonal to both gradients there is only noise, and its size must be independent of the record."""
 
     def across(mechanism: Callable[[Steps], Tensor], world: Steps) -> Tensor:
         noise = mechanism(world).clone()
@@ -276,7 +278,7 @@ def test_division_by_the_records_drawn_gives_the_record_away(
             noise -= (noise * direction).sum((1, 2), keepdim=True) * direction
         return -noise.flatten(1).norm(dim=1)
 
-    for mechanism, verdict in ((divided_by_the_records_drawn, True), (as_it_is, False)):
+    for mechanism, verdict in ((divided_by_the_records_drawn, True), (unchanged, False)):
         there, absent = (across(mechanism, world) for world in steps)
         small = float(absent.quantile(0.9))
         assert leaks(advantage(there, absent, small, 0.0), 0.0) is verdict

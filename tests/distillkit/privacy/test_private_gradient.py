@@ -1,4 +1,4 @@
-"""Clipped sums: the contribution of one record is bounded, whatever else is in the sum."""
+"""Clipped sums: the contribution of one record is bounded for any other records."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def silent(*parameters: torch.Tensor, clip: float = 1.0) -> PrivateGradient:
     return PrivateGradient(parameters, sigma=0.0, clip=clip, denominator=1.0, secret=Secret(0))
 
 
-def test_neighbours_whose_float32_sums_round_apart_stay_one_clip_apart() -> None:
-    """The canary lifts a float32 sum above 2^20, where 0.0624 is rounded away; below, it is rounded up to 2^-4."""
+def test_neighbouring_float32_sums_differ_by_at_most_one_clip() -> None:
+    """The canary lifts a float32 sum above 2^20, where 0.0624 is rounded to 0; below, it is rounded up to 2^-4."""
     total = []
     for ones in (2**20, 2**20 + 1):
         gradient = silent(torch.zeros(1, requires_grad=True), clip=2.0)
@@ -29,7 +29,7 @@ def test_neighbours_whose_float32_sums_round_apart_stay_one_clip_apart() -> None
 
 
 @given(st.integers(0, 10**6), st.floats(-30, 30), st.sampled_from([torch.float32, torch.float64]))
-def test_no_rounding_lets_a_clipped_example_exceed_the_clip(seed: int, scale: float, dtype: torch.dtype) -> None:
+def test_rounding_never_lets_a_clipped_example_exceed_the_clip(seed: int, scale: float, dtype: torch.dtype) -> None:
     rows = torch.randn(3, 50, generator=torch.Generator().manual_seed(seed), dtype=dtype) * 10**scale
     for row in rows:
         gradient = silent(torch.zeros(20, dtype=torch.float64), torch.zeros(30, dtype=torch.float64), clip=0.7)

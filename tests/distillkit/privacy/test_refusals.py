@@ -50,7 +50,7 @@ def condense(request: pytest.FixtureRequest, toy_network: Factory) -> Callable[.
     return run
 
 
-def test_the_class_count_must_be_public(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
+def test_class_count_must_be_public(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
     with pytest.raises(PrivacyError, match="num_classes must be given"):
         condense(toy_set.images, toy_set.labels)
     derived = LabeledImages(toy_set.images, toy_set.labels, normalization=toy_set.normalization)
@@ -68,7 +68,7 @@ def test_the_class_count_must_be_public(condense: Callable[..., LabeledImages], 
 @pytest.mark.parametrize(
     "wrong", [{"lr": -1.0}, {"steps": -1}, {"momentum": 1.0}, {"chunk": 0}], ids=["lr", "steps", "momentum", "chunk"]
 )
-def test_what_is_refused_is_not_paid_for(
+def test_refused_calls_are_not_charged(
     condense: Callable[..., LabeledImages], toy_set: LabeledImages, wrong: dict[str, Any]
 ) -> None:
     ledger = Ledger()
@@ -78,7 +78,7 @@ def test_what_is_refused_is_not_paid_for(
 
 
 @pytest.mark.parametrize("wrong", [{"first_steps": -1}, {"train": Protocol}], ids=["first_steps", "train"])
-def test_options_of_later_passes_are_looked_at_first(
+def test_options_of_later_passes_are_checked_first(
     toy_set: LabeledImages, toy_network: Factory, wrong: dict[str, Any]
 ) -> None:
     ledger = Ledger()
@@ -87,7 +87,7 @@ def test_options_of_later_passes_are_looked_at_first(
     assert ledger.events == ()
 
 
-def test_a_callback_that_cannot_be_called_costs_nothing(toy_set: LabeledImages, toy_network: Factory) -> None:
+def test_invalid_callback_costs_nothing(toy_set: LabeledImages, toy_network: Factory) -> None:
     ledger = Ledger()
     with pytest.raises(TypeError, match="callback is called as"):
         image_sgd(
@@ -102,7 +102,9 @@ def test_a_callback_that_cannot_be_called_costs_nothing(toy_set: LabeledImages, 
 
 
 @pytest.mark.parametrize("init", ["real", "statistics", "statistics-whole-set"])
-def test_private_initial_images(condense: Callable[..., LabeledImages], toy_set: LabeledImages, init: str) -> None:
+def test_private_initial_images_are_refused(
+    condense: Callable[..., LabeledImages], toy_set: LabeledImages, init: str
+) -> None:
     ledger = Ledger()
     with pytest.raises(PrivateInitialization, match="init='noise'"):
         condense(toy_set, init=init, ledger=ledger)
@@ -112,8 +114,8 @@ def test_private_initial_images(condense: Callable[..., LabeledImages], toy_set:
 
 
 @pytest.mark.parametrize("word", ["no", 0, None], ids=str)
-def test_a_word_is_no_promise_that_something_is_public(toy_set: LabeledImages, word: Any) -> None:
-    """As a truth value "no" would be a yes, and each of these a weaker guarantee than was meant."""
+def test_strings_are_no_declaration_of_public_values(toy_set: LabeledImages, word: Any) -> None:
+    """As a truth value "no" would be true, and each of these a weaker guarantee than intended."""
     pixels = torch.rand(3, 1, 4, 4)
     for wrong in (
         lambda: Normalization.of(pixels, public=word),
@@ -128,12 +130,12 @@ def test_a_word_is_no_promise_that_something_is_public(toy_set: LabeledImages, w
             LabeledImages(pixels, [0, 1, 1], classes_given=told)  # type: ignore[arg-type]
 
 
-def test_a_start_that_is_no_set(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
+def test_invalid_initial_set_is_refused(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
     with pytest.raises(TypeError, match="init must be 'noise' or a public LabeledImages, got Tensor"):
         condense(toy_set, init=toy_set.images)
 
 
-def test_batch_norm(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
+def test_batch_norm_is_refused(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
     ledger = Ledger()
     with pytest.raises(BatchStatistics, match="norm='instance'"):
         condense(
@@ -149,14 +151,14 @@ class Mixing(nn.Module):
         return images - images.mean(0, keepdim=True)
 
 
-def test_any_layer_in_which_images_meet(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
+def test_layers_that_mix_images_are_refused(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
     with pytest.raises(BatchStatistics, match="the network .* among other images"):
         condense(
             toy_set, networks=RandomNetworks(lambda: nn.Sequential(Mixing(), nn.Flatten(), nn.Linear(16, 3)).double())
         )
 
 
-def test_augmentation_by_statistics_of_the_batch(
+def test_augmentation_by_batch_statistics_is_refused(
     condense: Callable[..., LabeledImages], toy_set: LabeledImages, toy_network: Factory
 ) -> None:
     def whiten(images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
@@ -167,7 +169,9 @@ def test_augmentation_by_statistics_of_the_batch(
     assert len(condense(toy_set, augment=DSA())) == 3
 
 
-def test_statistics_of_the_private_images(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
+def test_statistics_of_the_private_images_are_refused(
+    condense: Callable[..., LabeledImages], toy_set: LabeledImages
+) -> None:
     pixels = toy_set.normalization.decode(toy_set.images)
     pixels = (pixels - pixels.min()) / (pixels.max() - pixels.min())
     measured = Normalization.of(pixels)
@@ -181,10 +185,10 @@ def test_statistics_of_the_private_images(condense: Callable[..., LabeledImages]
     assert len(condense(LabeledImages(pixels, toy_set.labels, num_classes=3))) == 3
 
 
-def test_standardised_images_without_their_normalization_are_warned_of(
+def test_standardized_images_without_a_normalization_are_warned_of(
     condense: Callable[..., LabeledImages], toy_set: LabeledImages
 ) -> None:
-    """No refusal: that would tell of the images' values."""
+    """A refusal would reveal something about the images' values."""
     standardised = (toy_set.images - toy_set.images.mean()) / toy_set.images.std()
     with pytest.warns(UserWarning, match="no normalization is given, .* normalization="):
         condense(standardised, toy_set.labels, num_classes=3)
@@ -192,10 +196,10 @@ def test_standardised_images_without_their_normalization_are_warned_of(
 
 @pytest.mark.filterwarnings("ignore:delta=")
 @pytest.mark.parametrize("records", [3, 5, 6, 12])
-def test_no_refusal_depends_on_how_many_records_there_are(
+def test_no_refusal_depends_on_the_number_of_records(
     condense: Callable[..., LabeledImages], toy_set: LabeledImages, toy_network: Factory, records: int
 ) -> None:
-    """delta = 0.19: one over 5 records and over 6 lie on either side of it. Only public sizes count."""
+    """delta = 0.19 is between one over 5 records and one over 6. Only public sizes count."""
     data = toy_set[:records]
     sizes = torch.full((3,), 1.5)
     assert len(
@@ -223,15 +227,15 @@ def test_delta_is_compared_with_the_noised_size_after_the_fact(toy_set: LabeledI
         condense_private(toy_set, delta=0.01, **options)
 
 
-def test_delta_out_of_range(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
+def test_out_of_range_delta_is_refused(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
     with pytest.raises(NotAccountable, match="delta must be in"):
         condense(toy_set, delta=0.0)
 
 
-def test_a_normalization_is_judged_by_where_it_came_from(
+def test_normalization_is_accepted_by_its_origin(
     condense: Callable[..., LabeledImages], toy_set: LabeledImages
 ) -> None:
-    """The same numbers are refused or accepted for every data set alike, so that a refusal tells nothing of it."""
+    """Equal numbers are refused or accepted for every dataset alike, so a refusal reveals nothing about it."""
     pixels = torch.rand(12, 1, 4, 4, generator=derive(0), dtype=torch.float64)
     measured = Normalization.of(pixels)
     for normalization, refused in ((measured, True), (Normalization(measured.mean, measured.std), False)):
@@ -245,17 +249,17 @@ def test_a_normalization_is_judged_by_where_it_came_from(
         assert len(condense(data.renormalize(Normalization((0.5,), (0.5,))))) == 3
 
 
-def test_a_ledger_at_another_delta(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
+def test_ledger_with_another_delta_is_refused(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
     with pytest.raises(ValueError, match="delta must equal the ledger's"):
         condense(toy_set, ledger=Ledger(delta=1e-6))
 
 
-def test_epsilon_out_of_range(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
+def test_out_of_range_epsilon_is_refused(condense: Callable[..., LabeledImages], toy_set: LabeledImages) -> None:
     with pytest.raises(ValueError, match="epsilon must be greater than 0"):
         condense(toy_set, epsilon=0.0)
 
 
-def test_losses_that_are_not_separable(toy_set: LabeledImages, toy_network: Factory) -> None:
+def test_non_separable_losses_are_refused(toy_set: LabeledImages, toy_network: Factory) -> None:
     def cosine_of_means(embedding: Tensor, means: Tensor) -> Tensor:
         return 1 - torch.cosine_similarity(embedding.mean(0), means.mean(0), 0)
 

@@ -31,12 +31,12 @@ SHORT = Protocol(epochs=2, batch=6, lr=0.1)
 
 
 def doubled(network: nn.Module, generator: torch.Generator) -> None:
-    """A redraw of one's own."""
+    """User-defined redraw."""
     for parameter in network.parameters():
         parameter.mul_(2)
 
 
-def test_a_draw_is_the_network_that_the_set_trains(
+def test_draw_is_the_network_that_the_set_trains(
     toy_set: LabeledImages, toy_network: Factory, global_rng_untouched: None
 ) -> None:
     networks = TrainedNetworks(toy_network, toy_set, SHORT)
@@ -51,7 +51,7 @@ def test_a_draw_is_the_network_that_the_set_trains(
     assert "12 images" in repr(networks)
 
 
-def test_a_record_adds_one_to_the_sum_of_trained_maps_as_well(toy_set: LabeledImages, toy_network: Factory) -> None:
+def test_record_adds_one_to_the_sum_of_trained_embeddings(toy_set: LabeledImages, toy_network: Factory) -> None:
     networks = TrainedNetworks(toy_network, toy_set[:6], SHORT)
     embedders = PublicEmbedders(networks, 2, like=toy_set, centers=toy_set.images[:6])
     assert embedders.sensitivity == 1.0
@@ -88,7 +88,7 @@ def test_every_pass_is_charged_and_all_together_cost_epsilon(toy_set: LabeledIma
     assert (private.info["passes"], private.info["trained"]) == (3, True)
 
 
-def test_without_progress_no_training_shows_a_bar(
+def test_no_training_shows_a_bar_without_progress(
     toy_set: LabeledImages, toy_network: Factory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []
@@ -103,7 +103,7 @@ def test_without_progress_no_training_shows_a_bar(
     assert not any(asked)
 
 
-def test_the_networks_of_a_pass_are_trained_on_the_set_of_the_pass_before(
+def test_networks_of_a_pass_are_trained_on_the_previous_passs_set(
     toy_set: LabeledImages, toy_network: Factory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passes: list[tuple[PublicEmbedders, Tensor]] = []
@@ -126,7 +126,7 @@ def test_the_networks_of_a_pass_are_trained_on_the_set_of_the_pass_before(
         torch.testing.assert_close(embedders[1].center, expected.features(before).mean(0))
 
 
-def test_without_noise_a_pass_is_the_matching_of_clean_means(
+def test_pass_without_noise_matches_the_clean_means(
     toy_set: LabeledImages, toy_network: Factory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def exact(start: Tensor, embedders: PublicEmbedders, targets: Tensor, **options: Any) -> Tensor:
@@ -139,7 +139,7 @@ def test_without_noise_a_pass_is_the_matching_of_clean_means(
     assert torch.equal(condensed(toy_set, toy_network, count=3, epsilon=math.inf).images, plain.images)
 
 
-def test_what_cannot_be_trained_is_refused(toy_set: LabeledImages, toy_network: Factory) -> None:
+def test_untrainable_networks_are_refused(toy_set: LabeledImages, toy_network: Factory) -> None:
     ledger = Ledger()
     networks = TrainedNetworks(toy_network, toy_set, SHORT)
     with pytest.raises(ValueError, match=r"networks must be RandomNetworks\(factory\) if .* got TrainedNetworks"):

@@ -1,4 +1,4 @@
-"""Which images belong to which class, and random ones of each."""
+"""Row lists of images by class, and random images of each class."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def a_set(labels: list[int]) -> LabeledImages:
 
 
 @given(LABELS)
-def test_every_image_is_in_the_row_list_of_its_class_once_and_in_order(labels: list[int]) -> None:
+def test_every_image_is_in_its_class_list_once_and_in_order(labels: list[int]) -> None:
     rows = class_rows(a_set(labels))
     assert list(rows) == sorted(set(labels))
     for c, own in rows.items():
@@ -31,9 +31,7 @@ def test_every_image_is_in_the_row_list_of_its_class_once_and_in_order(labels: l
 
 
 @given(LABELS, st.data())
-def test_wanted_classes_come_in_ascending_order_and_absent_ones_are_named(
-    labels: list[int], data: st.DataObject
-) -> None:
+def test_requested_classes_are_sorted_and_absent_ones_are_named(labels: list[int], data: st.DataObject) -> None:
     wanted = data.draw(st.lists(st.integers(0, 4), min_size=1, unique=True))
     absent = sorted(set(wanted) - set(labels))
     if absent:
@@ -44,7 +42,7 @@ def test_wanted_classes_come_in_ascending_order_and_absent_ones_are_named(
 
 
 @given(LABELS, st.data())
-def test_random_rows_repeat_an_image_only_when_its_class_has_too_few(labels: list[int], data: st.DataObject) -> None:
+def test_random_rows_repeat_images_only_in_too_small_classes(labels: list[int], data: st.DataObject) -> None:
     rows = class_rows(a_set(labels))
     counts = [data.draw(st.integers(0, 8)) for _ in rows]
     seed = data.draw(st.integers(0, 9))
@@ -61,18 +59,18 @@ def test_random_rows_repeat_an_image_only_when_its_class_has_too_few(labels: lis
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, unique=True))
-def test_classes_are_sorted_whatever_numbers_they_are(classes: list[int]) -> None:
+def test_classes_are_sorted_for_any_numbers(classes: list[int]) -> None:
     assert class_indices(classes, 5) == sorted(classes)
     assert class_indices([torch.tensor(c) for c in classes], 5) == sorted(classes)
 
 
 @pytest.mark.parametrize("classes", [[], [1, 1], [5], [-1], [True], [0.5], "01", 3])
-def test_other_classes_are_refused_by_name(classes: object) -> None:
+def test_unknown_classes_are_refused_by_name(classes: object) -> None:
     with pytest.raises((TypeError, ValueError), match="classes"):
         class_indices(classes, 5)  # type: ignore[arg-type]
 
 
-def test_rows_and_empty_sets_have_no_rows_of_classes() -> None:
+def test_label_rows_and_empty_sets_have_no_classes() -> None:
     soft = LabeledImages(torch.rand(2, 1, 2, 2, generator=derive(0)), torch.eye(2))
     with pytest.raises(ValueError, match="labels must be class indices"):
         class_rows(soft)

@@ -54,7 +54,7 @@ def make(
 
 
 def same(a: LabeledImages, b: LabeledImages) -> bool:
-    """Equal in every bit and every word."""
+    """Return whether two sets are equal in every bit and every string."""
     pairs = [(a.images, b.images), (a.labels, b.labels), *((a.columns[k], b.columns[k]) for k in a.columns)]
     return (
         all(x.dtype == y.dtype and torch.equal(x, y) for x, y in pairs)
@@ -86,7 +86,7 @@ sets = st.builds(
 
 
 @given(sets)
-def test_load_gives_back_every_bit_that_was_saved(tmp_path: Path, data: LabeledImages) -> None:
+def test_saved_set_is_loaded_bitwise(tmp_path: Path, data: LabeledImages) -> None:
     path = data.save(tmp_path / "set.safetensors")
     loaded = LabeledImages.load(path)
     assert set(loaded.columns) == set(data.columns)
@@ -94,7 +94,7 @@ def test_load_gives_back_every_bit_that_was_saved(tmp_path: Path, data: LabeledI
     assert [p.name for p in tmp_path.iterdir()] == ["set.safetensors"]
 
 
-def test_what_is_saved_may_be_strided_shared_and_differentiable(tmp_path: Path) -> None:
+def test_strided_shared_and_differentiable_tensors_are_saved(tmp_path: Path) -> None:
     images = torch.rand(4, 3, 2, 2).to(memory_format=torch.channels_last).requires_grad_()
     data = LabeledImages(images, torch.tensor([0, 1, 0, 1]), columns={"same": images})
     loaded = LabeledImages.load(data.save(tmp_path / "a.safetensors"))
@@ -102,7 +102,7 @@ def test_what_is_saved_may_be_strided_shared_and_differentiable(tmp_path: Path) 
     assert torch.equal(loaded.columns["same"], images)
 
 
-def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make().save(tmp_path / "set.safetensors")
     before = path.read_bytes()
 
@@ -117,12 +117,12 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyte
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+def test_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"cannot write .*nowhere"):
         make().save(tmp_path / "nowhere" / "set.safetensors")
 
 
-def test_files_that_are_no_saved_set_are_refused(tmp_path: Path) -> None:
+def test_invalid_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="should hold a saved LabeledImages"):
         LabeledImages.load(tmp_path / "none.safetensors")
     path = make().save(tmp_path / "set.safetensors")
@@ -137,7 +137,7 @@ def test_files_that_are_no_saved_set_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("meta", [None, "{", "{}", json.dumps({"num_classes": 1, "mean": [0], "std": [0], "info": {}})])
-def test_a_file_with_broken_meaning_is_refused(tmp_path: Path, meta: str | None) -> None:
+def test_inconsistent_file_is_refused(tmp_path: Path, meta: str | None) -> None:
     path = tmp_path / "set.safetensors"
     tensors = {"images": torch.zeros(1, 1, 1, 1), "labels": torch.zeros(1, dtype=torch.long)}
     header = {"format": "distillkit.LabeledImages/1"} | ({} if meta is None else {"set": meta})
@@ -150,14 +150,14 @@ def test_a_file_with_broken_meaning_is_refused(tmp_path: Path, meta: str | None)
 
 
 @given(sets)
-def test_a_set_unpacks_and_feeds_a_tensor_dataset(data: LabeledImages) -> None:
+def test_set_unpacks_and_works_with_a_tensor_dataset(data: LabeledImages) -> None:
     images, labels = data
     assert images is data.images
     assert labels is data.labels
     assert len(TensorDataset(*data)) == len(data) == len(images)
 
 
-def test_a_set_feeds_a_data_loader() -> None:
+def test_set_works_with_a_data_loader() -> None:
     data = make(5)
     batches = list(DataLoader(data, batch_size=2, shuffle=False))
     assert torch.equal(torch.cat([x for x, _ in batches]), data.images)
@@ -165,7 +165,7 @@ def test_a_set_feeds_a_data_loader() -> None:
 
 
 @given(sets, st.data())
-def test_a_subset_takes_the_rows_of_everything(data: LabeledImages, draw: st.DataObject) -> None:
+def test_subset_selects_rows_of_all_columns(data: LabeledImages, draw: st.DataObject) -> None:
     n = len(data)
     mask = draw.draw(st.lists(st.booleans(), min_size=n, max_size=n))
     rows = [i for i in range(n) if mask[i]]
@@ -181,7 +181,7 @@ def test_a_subset_takes_the_rows_of_everything(data: LabeledImages, draw: st.Dat
 
 
 @pytest.mark.parametrize("index", [1, -5, np.int64(1), torch.tensor(1)])
-def test_an_integer_gives_the_pair(index: Any) -> None:
+def test_integer_index_returns_the_pair(index: Any) -> None:
     data = make(6)
     image, label = data[index]
     assert torch.equal(image, data.images[1])
@@ -202,7 +202,7 @@ def test_shape_mean_std_and_counts(data: LabeledImages) -> None:
         assert int(counts[c]) == int(own.sum())
 
 
-def test_repr_says_what_is_in_it() -> None:
+def test_repr_shows_the_content() -> None:
     images = torch.zeros(4, 1, 8, 9)
     balanced = LabeledImages(images, torch.tensor([0, 0, 1, 1]), info={"method": "DM", "steps": 3})
     assert repr(balanced) == "LabeledImages(4 images 1x8x9; 2 classes (2 each); pixels in [0, 1]; method=DM, steps=3)"
@@ -212,7 +212,7 @@ def test_repr_says_what_is_in_it() -> None:
     assert repr(balanced[[]]).startswith("LabeledImages(0 images 1x8x9; 2 classes; pixels")
 
 
-def test_info_of_numpys_numbers_is_of_pythons() -> None:
+def test_info_of_numpy_numbers_becomes_python_numbers() -> None:
     info = {"steps": np.int64(3), "rate": np.float32(0.5), "pair": (np.bool_(True), 1)}
     assert make(info=info).info == {"steps": 3, "rate": 0.5, "pair": [True, 1]}
     with pytest.raises(TypeError, match="info must be a mapping of JSON values: set is not a JSON value"):
@@ -231,7 +231,7 @@ def test_info_is_a_copy() -> None:
 
 
 @given(st.integers(0, 4), st.integers(1, 3))
-def test_from_pixels_and_pixels_undo_each_other(n: int, channels: int) -> None:
+def test_from_pixels_and_pixels_are_inverse(n: int, channels: int) -> None:
     pixels = torch.rand(n, channels, 2, 3, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
     data = LabeledImages.from_pixels(pixels, torch.zeros(n, dtype=torch.long), normalization=HALF, num_classes=1)
     assert torch.allclose(data.images, (pixels - 0.5) / 0.25)
@@ -244,7 +244,7 @@ def test_bytes_are_divided_by_255() -> None:
 
 
 @pytest.mark.parametrize("value", [255.0, 1.01, -0.01])
-def test_floats_that_are_no_pixels_are_refused(value: float) -> None:
+def test_out_of_range_floats_are_refused_as_pixels(value: float) -> None:
     pixels = torch.tensor([0.5, value]).view(1, 1, 1, 2)
     with pytest.raises(ValueError, match=r"pixels must be in \[0, 1\].*normalized images to LabeledImages"):
         LabeledImages.from_pixels(pixels, torch.tensor([0]))
@@ -257,7 +257,7 @@ def test_pixels_are_clamped_and_renormalizing_is_not() -> None:
 
 
 @given(st.integers(0, 4), st.booleans(), st.booleans())
-def test_renormalizing_there_and_back_changes_nothing(n: int, zca: bool, columns: bool) -> None:
+def test_renormalizing_back_and_forth_changes_nothing(n: int, zca: bool, columns: bool) -> None:
     data = make(n, zca=zca, columns=columns, dtype=torch.float64)
     there = data.renormalize(HALF)
     assert there.normalization == HALF
@@ -285,7 +285,7 @@ def test_concatenating_the_parts_gives_the_whole(data: LabeledImages, draw: st.D
     assert same(LabeledImages.concatenate([data[:cut], data[cut:]]), data)
 
 
-def test_concatenate_refuses_what_differs_and_says_how_to_convert() -> None:
+def test_concatenate_refuses_differences_with_a_remedy() -> None:
     a = LabeledImages(torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]))
     b = a.replace(normalization=HALF)
     with pytest.raises(ValueError, match=r"convert one with `b\.renormalize\(a\.normalization\)`"):
@@ -318,7 +318,7 @@ def test_concatenate_refuses_what_differs_and_says_how_to_convert() -> None:
 
 
 @given(st.integers(1, 7), st.integers(1, 4), st.integers(0, 3), st.integers(1, 3), st.integers(1, 4))
-def test_every_image_is_in_the_grid_in_its_place(n: int, columns: int, padding: int, h: int, w: int) -> None:
+def test_every_image_is_in_its_place_of_the_grid(n: int, columns: int, padding: int, h: int, w: int) -> None:
     pixels = torch.rand(n, 2, h, w, generator=torch.Generator().manual_seed(n)) * 0.9
     sheet = LabeledImages(pixels, torch.zeros(n, dtype=torch.long)).grid(columns, padding)
     rows = -(-n // columns)
@@ -331,7 +331,7 @@ def test_every_image_is_in_the_grid_in_its_place(n: int, columns: int, padding: 
     assert bool((white == 1).all())
 
 
-def test_the_default_grid_is_ten_wide() -> None:
+def test_default_grid_has_ten_columns() -> None:
     assert make(3, (1, 2, 2)).grid().shape == (1, 2 + 4, 2 + 3 * 4)
     assert make(11, (1, 2, 2)).grid().shape == (1, 2 + 2 * 4, 2 + 10 * 4)
     with pytest.raises(ValueError, match="an empty set has no grid"):
@@ -368,12 +368,12 @@ X, Y = torch.zeros(2, 1, 3, 3), torch.tensor([0, 1])
         ((X, Y), {"info": {"a": X}}, TypeError, "info must be a mapping of JSON values"),
     ],
 )
-def test_bad_input_is_named(arguments: Any, options: Any, error: type[Exception], words: str) -> None:
+def test_invalid_input_is_named(arguments: Any, options: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         LabeledImages(*arguments, **options)
 
 
-def test_from_pixels_refuses_what_the_class_refuses() -> None:
+def test_from_pixels_refuses_the_same_input_as_the_class() -> None:
     with pytest.raises(TypeError, match=r"pixels must be a torch\.Tensor"):
         LabeledImages.from_pixels([[0.0]], Y)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="pixels must have 4 dimensions"):
@@ -383,7 +383,7 @@ def test_from_pixels_refuses_what_the_class_refuses() -> None:
 # as_set
 
 
-def test_as_set_takes_tensors_or_a_set() -> None:
+def test_as_set_accepts_tensors_or_a_set() -> None:
     data = LabeledImages(X, Y, num_classes=4, normalization=HALF)
     assert as_set(data) is data
     assert as_set(data, num_classes=4, normalization=Normalization([0.5], [0.25])) is data
@@ -403,7 +403,7 @@ def test_as_set_refuses_contradictions() -> None:
         as_set(data, normalization=HALF)
 
 
-def test_a_set_remembers_whether_its_class_count_was_given(tmp_path: Path) -> None:
+def test_set_records_whether_its_class_count_was_given(tmp_path: Path) -> None:
     derived, given = LabeledImages(X, Y), LabeledImages(X, Y, num_classes=2)
     assert (derived.classes_given, given.classes_given) == (False, True)
     assert LabeledImages(X, torch.eye(2).repeat(len(X), 1)[: len(X)]).classes_given  # a width is no largest label
@@ -426,7 +426,7 @@ def test_a_set_remembers_whether_its_class_count_was_given(tmp_path: Path) -> No
     assert as_set(derived, num_classes=2).classes_given
 
 
-def test_a_normalization_remembers_whether_it_was_measured(tmp_path: Path) -> None:
+def test_normalization_records_whether_it_was_measured(tmp_path: Path) -> None:
     pixels = torch.rand(6, 1, 3, 2, generator=torch.Generator().manual_seed(0))
     own, public = Normalization.of(pixels), Normalization.of(pixels, public=True)
     assert (own.measured, public.measured, HALF.measured) == (True, False, False)
@@ -441,7 +441,7 @@ def test_a_normalization_remembers_whether_it_was_measured(tmp_path: Path) -> No
     assert not data.renormalize(HALF).normalization.measured
 
 
-def test_a_file_that_does_not_say_counts_as_derived_and_measured() -> None:
+def test_old_files_count_as_derived_and_measured() -> None:
     tensors, facts = LabeledImages(X, Y, num_classes=2, normalization=HALF).parts()
     older = {k: v for k, v in facts.items() if k not in ("given", "measured")}
     data = LabeledImages.from_parts(tensors, older)
@@ -449,7 +449,7 @@ def test_a_file_that_does_not_say_counts_as_derived_and_measured() -> None:
     assert data.normalization.measured
 
 
-def test_repr_is_short_whatever_the_info_holds() -> None:
+def test_repr_is_short_for_any_info() -> None:
     long = {
         "method": "distribution matching",
         "networks": "x" * 500,
@@ -465,7 +465,7 @@ def test_repr_is_short_whatever_the_info_holds() -> None:
 @pytest.mark.parametrize(
     ("shape", "k", "kind"), [((1, 8, 8), 3, "index"), ((3, 9, 7), 25, "index"), ((5, 4, 4), 3, "rows")]
 )
-def test_a_notebook_shows_the_pictures_of_each_class(shape: tuple[int, int, int], k: int, kind: str) -> None:
+def test_notebook_shows_the_images_of_each_class(shape: tuple[int, int, int], k: int, kind: str) -> None:
     import base64
     import io
 
