@@ -64,12 +64,12 @@ def _even(data: LabeledImages, most: int | None) -> LabeledImages:
 
 
 def domain_table(records: Records, images: Split, ipc: int) -> list[Table]:
-    """Each way's accuracy on each domain after the last round, with the paper's in brackets; none without domains.
+    """Return a table of each candidate's accuracy by domain after the last round, with the paper's in brackets.
 
     Args:
-        records: of the study; what is found is kept in each run's folder (`domains.json`).
-        images: of its task.
-        ipc: condensed images of each class, which says whose columns of Table 1 are shown.
+        records: records of the study; the accuracies are cached in each run's folder (`domains.json`).
+        images: images of its task. Without domains, the list is empty.
+        ipc: condensed images per class, which select the columns of Table 1.
     """
     found: dict[str, list[dict[str, float]]] = {}
     for record in (r for r in records if images.domains and r.rows):

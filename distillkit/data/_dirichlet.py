@@ -229,6 +229,6 @@ def _draw_allocation(
             return allocate(groups, counts, labels, rng)
         best = max(best, smallest)
     raise ValueError(
-        f"none of {tries} draws at alpha={alpha:g} gave all {clients} clients at least {min_size} images (the best "
-        f"smallest client held {best}); raise alpha or tries, or lower min_size or clients"
+        f"none of {tries} draws at alpha={alpha:g} gave all {clients} clients at least {min_size} images (in the best "
+        f"draw, the smallest client got {best}); raise alpha or tries, or lower min_size or clients"
     )

@@ -4,8 +4,8 @@
 # # Membership inference and gradient inversion
 #
 # Anyone who trains on private pictures faces two questions. *Was this picture used for training?* concerns a published
-# model. *Which pictures did this client have?* concerns a message in federated learning. This notebook answers both by
-# attacks on scikit-learn's digits, and explains the results.
+# model. *Which pictures did this client have?* concerns a message in federated learning. This notebook answers both
+# with attacks on scikit-learn's digits, and explains the results.
 #
 # ## Membership inference
 #
@@ -53,10 +53,10 @@ for name, attack in found.items():
     print(f"{name:<13}", attack)
 
 # %% [markdown]
-# **How to read it.** TPR is the share of training pictures that are found, at the given rate of false alarms. Guessing
-# finds as many as it falsely accuses, so compare the two rates: an interval that contains the rate of false alarms is
-# no finding. The AUC averages over all thresholds and hides that a few pictures are identified with certainty. The
-# value of a hit depends on how likely membership was before:
+# **Interpretation.** TPR is the share of training pictures that the attack finds at the given false-positive rate.
+# Random guessing has equal rates, so compare the two: an interval of the TPR that contains the false-positive rate is
+# not a finding. The AUC averages over all thresholds and hides that a few pictures are identified with certainty. The
+# reliability of a positive result depends on the prior probability of membership:
 
 # %%
 name, best = max(found.items(), key=lambda item: item[1].tpr.value)
@@ -69,9 +69,9 @@ for prior in (0.5, 0.01):
 # %% [markdown]
 # ## Gradient inversion
 #
-# In federated averaging a client sends the change of the weights in its training, in the smallest case one gradient.
-# The attacker has the weights and the message, and searches for pictures that would have caused it. First it infers
-# their labels from the message.
+# In federated averaging, a client sends the change of the weights during its training; in the simplest case this is one
+# gradient. The attacker has the weights and the message. It infers the labels from the message, then searches for
+# pictures that would have caused the message.
 
 # %%
 from attacks.inversion import Gradient, invert_message
@@ -101,7 +101,7 @@ for row, images in zip(rows, (private.pixels(), recovered)):
         axis.axis("off")
 
 # %% [markdown]
-# **How to read it.** At 10 dB hardly anything is visible, above 25 dB the picture is. The table compares common
+# **Interpretation.** At 10 dB hardly anything is recognizable; above 25 dB the picture is. The table compares common
 # defences. Its last line is the score of an attack that finds nothing.
 
 # %%
@@ -117,6 +117,6 @@ messages = {
 compare_messages(messages, *private, method="dlg", steps=steps, normalization=private.normalization)
 
 # %% [markdown]
-# A row that looks safe shows a failure of this attack with these few steps, and is no guarantee. Noise with privacy
-# accounting gives one: `fl.addons.DPSGD`, and `distillkit.privacy` for sets and models. `attacks.report` attacks a
-# whole run and writes a report.
+# A row that looks safe shows only that this attack failed with these few steps. Noise with privacy accounting gives a
+# guarantee: use `fl.addons.DPSGD` for federated runs, and `distillkit.privacy` for sets and models. `attacks.report`
+# attacks a whole run and writes a report.

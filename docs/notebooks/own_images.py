@@ -5,7 +5,7 @@
 #
 # This notebook condenses a folder of pictures to a few pictures per class that you can train a network on. The pictures
 # here are scikit-learn's handwritten digits. To use your own folder (one sub-folder per class), skip the next cell and
-# give the folder's name in the one after it.
+# pass the folder's name to `load_folder` in the cell after that.
 
 # %%
 from pathlib import Path
@@ -59,7 +59,7 @@ plot.grid(sets[sizes[-1]])
 
 # %% [markdown]
 # The condensed pictures started from real ones and still resemble them, so they are not private: the third notebook
-# measures what they reveal, and `condense_private` makes sets with a guarantee.
+# measures how much they reveal, and `condense_private` makes sets with a guarantee.
 #
 # ## Compare with random pictures
 #

@@ -137,7 +137,7 @@ def at_equal(records: RecordsLike, *, by: str = "rounds", budget: float | None =
         rows.append(numbers)
     said = (f"{_budget(value, by)} on {task}" for task, value in least.items())
     within = _budget(budget, by) if budget is not None else ", ".join(said)
-    notes = (f"Each way's last tested round within {within}.",)
+    notes = (f"Last tested round of each candidate within {within}.",)
     names = ("accuracy %", "after round", "MB spent" if by.startswith("bytes") else "client s spent")
     return Table(("task", "method", "seeds", *names[: len(columns)]), tuple(printed), rows, notes)
 
