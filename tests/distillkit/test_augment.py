@@ -35,7 +35,7 @@ def integers(g: torch.Generator, n: int, high: int) -> list[int]:
 
 
 def sampled(x: Tensor, at: list[list[tuple[float, float]]]) -> Tensor:
-    """Bilinear sampling of one image [C, H, W] at pixel positions (row, column), zeros outside."""
+    """Sample one image [C, H, W] bilinearly at pixel positions (row, column), zeros outside."""
     _, h, w = x.shape
     out = torch.zeros_like(x)
     for i in range(h):
@@ -49,7 +49,7 @@ def sampled(x: Tensor, at: list[list[tuple[float, float]]]) -> Tensor:
 
 
 def reference(family: str, x: Tensor, g: torch.Generator, siamese: bool) -> Tensor:
-    """The published transforms, one image and one pixel at a time."""
+    """Apply the published transforms, one image and one pixel at a time."""
     n, _, h, w = x.shape
     m = 1 if siamese else n
     out = x.clone()
@@ -142,7 +142,7 @@ def test_mode_s_applies_one_family_and_reaches_all() -> None:
     assert seen == set(FAMILIES)
 
 
-def test_mode_m_is_the_composition_in_the_order_of_the_strategy() -> None:
+def test_mode_m_composes_in_the_order_of_the_strategy() -> None:
     x, g = pictures(2, seed=4), derive(5)
     got = DSA("rotate_color_crop", mode="M")(x, derive(5))
     want = x
@@ -151,12 +151,12 @@ def test_mode_m_is_the_composition_in_the_order_of_the_strategy() -> None:
     torch.testing.assert_close(got, want)
 
 
-def test_digits_never_flip() -> None:
+def test_digits_are_never_flipped() -> None:
     assert set(FAMILIES) - set(DSA(DIGITS).families) == {"flip"}
 
 
 @given(st.integers(0, 10_000), st.booleans(), st.sampled_from(["S", "M"]), st.sampled_from([1, 2, 5]))
-def test_draws_do_not_depend_on_content_or_dtype(seed: int, siamese: bool, mode: str, channels: int) -> None:
+def test_draws_are_independent_of_content_and_dtype(seed: int, siamese: bool, mode: str, channels: int) -> None:
     states = []
     for x in (pictures(3, channels), torch.zeros(3, channels, 8, 8)):
         g = derive(seed)
@@ -174,7 +174,7 @@ def test_float32_and_float64_agree() -> None:
         torch.testing.assert_close(narrow.double(), wide, rtol=1e-4, atol=1e-4)
 
 
-def test_ranges_off_leave_the_images_alone() -> None:
+def test_disabled_ranges_leave_the_images_unchanged() -> None:
     x = pictures(seed=7)
     still = DSA("crop_cutout_flip_scale_rotate", mode="M", crop=0, cutout=0, flip=0, scale=1, rotate=0)
     torch.testing.assert_close(still(x, 0), x)
@@ -218,7 +218,7 @@ def test_invalid_options_are_refused(arguments: dict, error: type[Exception], me
         DSA(**arguments)
 
 
-def test_bad_images_are_refused() -> None:
+def test_invalid_images_are_refused() -> None:
     with pytest.raises(ValueError, match="4 dimensions"):
         DSA()(torch.zeros(3, 8, 8), 0)
     with pytest.raises(TypeError, match="floating point"):
@@ -270,7 +270,7 @@ def test_crop_flip_equals_the_pipeline_on_pixels(
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
 
 
-def test_crop_flip_moves_pixels_without_rounding_and_pads_with_black() -> None:
+def test_crop_flip_moves_pixels_exactly_and_pads_with_black() -> None:
     x = pictures(40, seed=3).float()
     out = CropFlip(CIFAR)(x, 0)
     black = CIFAR.encode(torch.zeros(1, 3, 1, 1))
@@ -293,8 +293,8 @@ def test_crop_flip_pads_whitened_images_as_pixels() -> None:
 
 
 @given(st.integers(0, 10_000), st.booleans())
-def test_crop_flip_draws_by_place_alone(seed: int, siamese: bool) -> None:
-    """An image's fate depends on its place (Siamese: on nothing), not on values; equal states give equal transforms."""
+def test_crop_flip_draws_depend_only_on_the_position(seed: int, siamese: bool) -> None:
+    """An image's transform depends on its position (Siamese: on nothing), not on values."""
     x, augment = pictures(4), CropFlip(CIFAR, pad=3, cutout=4)
     first, second = derive(seed), derive(seed)
     together = augment(x, first, siamese=siamese)
@@ -317,8 +317,8 @@ def test_crop_flip_is_differentiable_twice() -> None:
     assert gradcheck(lambda y: CropFlip(CIFAR, pad=2, cutout=2)(y, derive(9)).square(), (x,), fast_mode=True)
 
 
-def test_crop_flip_serves_wherever_augment_is_taken() -> None:
-    """And in another space than its own it is refused there: it would pad with grey."""
+def test_crop_flip_works_as_any_augmentation() -> None:
+    """In a space other than its own it is refused, because it would pad with grey."""
     space = Normalization((0.5,), (0.25,))
     data = LabeledImages(
         torch.randn(12, 1, 8, 8, generator=derive(2)), torch.arange(12) % 2, num_classes=2, normalization=space
@@ -360,7 +360,7 @@ def test_bad_options_of_crop_flip_are_refused(arguments: dict, error: type[Excep
         CropFlip(**{"normalization": CIFAR, **arguments})
 
 
-def test_images_that_crop_flip_cannot_take_are_refused() -> None:
+def test_images_unsuitable_for_crop_flip_are_refused() -> None:
     for options in ({"pad": 8}, {"cutout": 10}):
         with pytest.raises(ValueError, match="too large for images of 8x8 pixels"):
             CropFlip(CIFAR, **options)(pictures(), 0)

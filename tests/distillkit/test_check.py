@@ -14,13 +14,13 @@ good_shapes = st.tuples(*[st.integers(1, 3)] * 4)
 
 
 @given(good_shapes, st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]))
-def test_good_images_pass_unchanged(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_valid_images_pass_unchanged(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     images = torch.zeros(shape, dtype=dtype)
     assert check.batch_of_images(images) is images
 
 
 @given(good_shapes, st.sampled_from([math.nan, math.inf, -math.inf]), st.data())
-def test_one_bad_value_anywhere_is_found_and_located(shape: tuple[int, ...], value: float, data: st.DataObject) -> None:
+def test_single_invalid_value_is_found_and_located(shape: tuple[int, ...], value: float, data: st.DataObject) -> None:
     images = torch.zeros(shape)
     at = [data.draw(st.integers(0, size - 1)) for size in shape]
     images[tuple(at)] = value
@@ -36,18 +36,18 @@ def test_other_shapes_are_refused_with_the_shape(shape: list[int]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool, torch.complex64])
-def test_images_that_do_not_float_are_refused(dtype: torch.dtype) -> None:
+def test_integer_images_are_refused(dtype: torch.dtype) -> None:
     with pytest.raises(TypeError, match=r"images must be floating point, got torch\.\w+; uint8 .* / 255"):
         check.batch_of_images(torch.zeros(1, 1, 2, 2, dtype=dtype))
 
 
-def test_images_that_are_no_tensor_are_refused() -> None:
+def test_non_tensor_images_are_refused() -> None:
     with pytest.raises(TypeError, match=r"images must be a torch\.Tensor \[N, C, H, W\], got list"):
         check.batch_of_images([[0.0]])  # type: ignore[arg-type]
 
 
 @given(st.lists(st.integers(0, 9), max_size=8), st.sampled_from([torch.uint8, torch.int32, torch.int64]))
-def test_good_labels_become_int64(values: list[int], dtype: torch.dtype) -> None:
+def test_valid_labels_become_int64(values: list[int], dtype: torch.dtype) -> None:
     labels = check.class_labels(torch.tensor(values, dtype=dtype), len(values), 10)
     assert labels.dtype == torch.int64
     assert labels.tolist() == values
@@ -66,12 +66,12 @@ def test_good_labels_become_int64(values: list[int], dtype: torch.dtype) -> None
         (torch.tensor([0, 5]), ValueError, "below num_classes=5, got 5"),
     ],
 )
-def test_bad_labels(labels: Any, error: type[Exception], words: str) -> None:
+def test_invalid_labels_are_refused(labels: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match="marks must.*" + words):
         check.class_labels(labels, 2, 5, "marks")
 
 
-def test_labels_without_a_count_or_a_class_count() -> None:
+def test_labels_without_a_count_or_class_count() -> None:
     assert check.class_labels(torch.tensor([7, 0]), None, None).tolist() == [7, 0]
 
 
@@ -85,7 +85,7 @@ def test_positive_int_accepts_its_interval(value: int, least: int, most: int | N
 
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", None])
-def test_positive_int_wants_an_int(value: Any) -> None:
+def test_positive_int_refuses_other_types(value: Any) -> None:
     with pytest.raises(TypeError, match="count must be an int, got"):
         check.positive_int(value, "count")
 
@@ -112,13 +112,13 @@ def test_real_number_accepts_its_interval(value: float, closed: bool) -> None:
         (math.inf, {}, "rate must be finite, got inf"),
     ],
 )
-def test_real_number_says_what_is_wanted(value: float, limits: dict[str, float], words: str) -> None:
+def test_real_number_names_its_interval(value: float, limits: dict[str, float], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         check.real_number(value, "rate", **limits)
 
 
 @pytest.mark.parametrize("value", [True, "1", None, 1j])
-def test_real_number_wants_a_number(value: Any) -> None:
+def test_real_number_refuses_other_types(value: Any) -> None:
     with pytest.raises(TypeError, match="rate must be a number, got"):
         check.real_number(value, "rate")
 

@@ -1,4 +1,4 @@
-"""Whatever holds labelled images is taken as a set: arrays, pairs, datasets, loaders; a lazy one is read once."""
+"""Conversion to sets: arrays, pairs, datasets and loaders of labelled images; lazy ones are read once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
 
 
 class Lazy(Dataset[tuple[Any, Any]]):
-    """A dataset that is read item by item and counts how often."""
+    """Dataset that counts reads of each item."""
 
     def __init__(self, images: Any = PIXELS, labels: Any = LABELS) -> None:
         self.images, self.labels, self.reads = images, labels, [0] * len(images)
@@ -71,7 +71,7 @@ SOURCES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
-def test_all_sources_of_the_same_images_are_the_same_set(source: Any, global_rng_untouched: None) -> None:
+def test_all_sources_of_equal_images_give_equal_sets(source: Any, global_rng_untouched: None) -> None:
     made = as_set(source, progress=False)
     assert made.images.dtype == torch.float32
     assert torch.equal(made.images, PIXELS)
@@ -79,13 +79,13 @@ def test_all_sources_of_the_same_images_are_the_same_set(source: Any, global_rng
     assert (made.num_classes, str(made.normalization)) == (3, "pixels in [0, 1]")
 
 
-def test_a_lazy_dataset_is_read_once() -> None:
+def test_lazy_dataset_is_read_once() -> None:
     lazy = Lazy()
     as_set(DataLoader(lazy, batch_size=2, shuffle=True))
     assert lazy.reads == [1] * 6
 
 
-def test_components_take_them() -> None:
+def test_components_accept_all_sources() -> None:
     want = random_subset(PIXELS, LABELS, ipc=1)
     for source in SOURCES.values():
         assert torch.equal(random_subset(source, ipc=np.int64(1)).images, want.images)
@@ -99,7 +99,7 @@ def test_components_take_them() -> None:
     assert ways[0].rows[0].accuracies == ways[1].rows[0].accuracies
 
 
-def test_uint8_and_pictures_are_pixels_and_are_normalized_but_floats_are_taken_as_they_are() -> None:
+def test_uint8_and_pil_images_are_normalized_and_floats_kept() -> None:
     from PIL import Image
 
     raw = torch.randint(0, 256, (4, 3, 5, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -116,13 +116,13 @@ def test_uint8_and_pictures_are_pixels_and_are_normalized_but_floats_are_taken_a
     assert torch.equal(already.images, want.images)
 
 
-def test_rows_of_labels_are_kept() -> None:
+def test_label_rows_are_kept() -> None:
     rows = torch.rand(6, 5)
     assert torch.equal(as_set(Lazy(PIXELS, rows)).labels, rows)
     assert torch.equal(LabeledImages(PIXELS, rows.double().numpy()).labels, rows)
 
 
-def test_class_names_of_a_dataset_say_how_many_classes_there_are() -> None:
+def test_class_names_of_a_dataset_determine_num_classes() -> None:
     named = Lazy()
     named.classes = ["a", "b", "c", "never seen"]  # type: ignore[attr-defined]
     for source in (named, Subset(named, [0, 1]), DataLoader(named)):
@@ -130,7 +130,7 @@ def test_class_names_of_a_dataset_say_how_many_classes_there_are() -> None:
     assert as_set(named, num_classes=7).num_classes == 7
 
 
-def test_a_subset_of_a_set_keeps_its_space() -> None:
+def test_subset_of_a_set_keeps_its_space() -> None:
     whole = LabeledImages.from_pixels(PIXELS, LABELS, normalization=HALF, columns={"n": torch.arange(6)})
     first, second = torch.utils.data.random_split(
         whole,  # type: ignore[arg-type]
@@ -187,13 +187,13 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("source", "options", "error", "words"), REFUSED.values(), ids=REFUSED)
-def test_what_is_no_set_is_refused(source: Any, options: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_other_objects_are_refused(source: Any, options: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         as_set(source, name="data", **options)
 
 
 @pytest.mark.parametrize("watched", [True, False])
-def test_one_bar_at_a_time_and_only_where_somebody_watches(watched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_bar_is_shown_at_a_time_and_only_on_a_terminal(watched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from distillkit._utils import progress
 
     class Screen(io.StringIO):
@@ -216,7 +216,7 @@ def test_one_bar_at_a_time_and_only_where_somebody_watches(watched: bool, monkey
     assert "quiet" not in seen
 
 
-def test_a_quick_call_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_call_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     screen.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr("sys.stderr", screen)
@@ -226,7 +226,7 @@ def test_a_quick_call_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", ">u2"])
 def test_wide_unsigned_labels_keep_their_values(dtype: str) -> None:
-    """PyTorch computes with none of these; what does not fit another type would wrap."""
+    """PyTorch computes with none of these types; values too large for another type would wrap."""
     labels = np.array([0, 3, 60000], dtype=dtype)
     found = as_tensor(labels, "labels")
     assert found.dtype == torch.int64

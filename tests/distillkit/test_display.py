@@ -23,7 +23,7 @@ class Result:
     __repr__ = short_repr
 
 
-def test_tensors_are_told_by_dtype_and_shape_unless_they_are_short() -> None:
+def test_tensors_are_shown_by_dtype_and_shape_unless_short() -> None:
     one = torch.zeros(2)
     made = Result(torch.zeros(2, 1, 4, 4), torch.arange(3), {"a": torch.ones(50).double()}, (one, one), torch.eye, 3)
     assert repr(made) == (
@@ -33,6 +33,6 @@ def test_tensors_are_told_by_dtype_and_shape_unless_they_are_short() -> None:
     assert "parts=11 tensors" in repr(Result(one, one, {}, (one,) * 11, torch.eye, 3))
 
 
-def test_of_nothing_there_is_no_picture() -> None:
+def test_empty_result_has_no_image() -> None:
     with pytest.raises(ValueError, match="an empty set has no picture"):
         as_png([])

@@ -23,7 +23,7 @@ def convnet(norm: str = "instance") -> nn.Module:
 
 
 def stripes(count: int = 40, seed: int = 0, noise: float = 0.5) -> LabeledImages:
-    """Class 0 varies along the rows, class 1 along the columns."""
+    """Return images where class 0 varies along the rows and class 1 along the columns."""
     labels = torch.arange(count) % 2
     wave = (torch.arange(8) % 2 * 2 - 1).float()
     images = torch.where(labels.view(-1, 1, 1, 1) == 0, wave.view(1, 1, 8, 1), wave.view(1, 1, 1, 8))
@@ -36,7 +36,7 @@ def weights(network: nn.Module) -> Tensor:
 
 
 def reference(network: nn.Module, data: LabeledImages, protocol: Protocol, generator: torch.Generator) -> nn.Module:
-    """The protocol, literally, on whole batches."""
+    """Run the protocol in plain code on whole batches."""
     lr = protocol.lr
     velocity = [torch.zeros_like(p) for p in network.parameters()]
     for epoch in range(protocol.epochs + 1):
@@ -65,7 +65,7 @@ def jitter(images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tens
 @pytest.mark.usefixtures("global_rng_untouched")
 @pytest.mark.parametrize("norm", ["instance", "batch"])
 @pytest.mark.parametrize("rows", [False, True])
-def test_training_is_the_protocol_whatever_the_chunk(norm: str, rows: bool) -> None:
+def test_training_follows_the_protocol_for_any_chunk(norm: str, rows: bool) -> None:
     data = stripes(21).to(dtype=torch.float64)
     if rows:
         data = data.replace(labels=torch.rand(21, 2, generator=derive(0), dtype=torch.float64).softmax(1))
@@ -80,7 +80,7 @@ def test_training_is_the_protocol_whatever_the_chunk(norm: str, rows: bool) -> N
             assert torch.allclose(buffer, slow.get_buffer(name)), name
 
 
-def test_training_learns_and_shuffles_by_the_generator() -> None:
+def test_training_learns_and_shuffles_with_the_generator() -> None:
     networks = [build(convnet, 0) for _ in range(3)]
     for network, seed in zip(networks, (1, 1, 2), strict=True):
         train(network, stripes(), SHORT, generator=seed)
@@ -89,7 +89,7 @@ def test_training_learns_and_shuffles_by_the_generator() -> None:
     assert accuracy(networks[0], stripes(seed=5)) > 0.95
 
 
-def test_frozen_and_unused_parameters_stay() -> None:
+def test_frozen_and_unused_parameters_are_unchanged() -> None:
     network = build(convnet, 0)
     network.unused = nn.Parameter(torch.ones(3))
     network.body.requires_grad_(False)
@@ -108,12 +108,12 @@ def test_dropout_is_seeded() -> None:
     assert torch.equal(weights(one), weights(two))
 
 
-def test_divergence_is_an_error() -> None:
+def test_divergence_raises_an_error() -> None:
     with pytest.raises(FloatingPointError, match="training diverged; lower lr"):
         train(build(lambda: convnet("none"), 0), stripes(), Protocol(epochs=30, lr=1e20))
 
 
-def test_accuracy_counts_and_leaves_the_modes_alone() -> None:
+def test_accuracy_counts_and_restores_the_modes() -> None:
     class Fixed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -136,7 +136,7 @@ def test_accuracy_counts_and_leaves_the_modes_alone() -> None:
         accuracy(network, data.replace(labels=torch.eye(2)[data.labels]))
 
 
-def test_an_evaluation_has_a_row_for_random_real_images_of_each_architecture() -> None:
+def test_evaluation_has_a_random_baseline_for_each_architecture() -> None:
     real, test = stripes(200, noise=30.0), stripes(100, seed=1)
     factories = {"small": convnet, "none": lambda: convnet("none")}
     result = evaluate(stripes(), test, factories, num_networks=2, protocol=SHORT, real=real)
@@ -158,7 +158,7 @@ def test_an_evaluation_has_a_row_for_random_real_images_of_each_architecture() -
 
 
 @pytest.mark.usefixtures("global_rng_untouched")
-def test_an_evaluation_is_a_function_of_its_seed() -> None:
+def test_evaluation_depends_only_on_its_seed() -> None:
     def run(seed: int) -> list[tuple[float, ...]]:
         data, test = stripes(8, noise=1.0), stripes(301, seed=1, noise=2.0)
         protocol = Protocol(epochs=1, lr=0.05)
@@ -169,7 +169,7 @@ def test_an_evaluation_is_a_function_of_its_seed() -> None:
     assert run(0) != run(1)
 
 
-def test_the_random_row_draws_as_many_images_of_each_class(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_baseline_draws_equally_many_images_of_each_class(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[LabeledImages] = []
 
     def spy(network: nn.Module, data: LabeledImages, *args: Any, **options: Any) -> nn.Module:
@@ -189,7 +189,7 @@ def test_the_random_row_draws_as_many_images_of_each_class(monkeypatch: pytest.M
     assert seen[-1].counts().tolist() == [1, 2]
 
 
-def test_means_and_spreads() -> None:
+def test_means_and_deviations_are_those_of_the_runs() -> None:
     row = Row("set", "net", (0.5, 0.7, 0.9), 1.0)
     assert row.mean == pytest.approx(0.7)
     assert row.std == pytest.approx(0.2)
@@ -219,7 +219,7 @@ def test_invalid_arguments_are_named() -> None:
             Protocol(**options)  # type: ignore[arg-type]
 
 
-def test_chunks_follow_the_image_size() -> None:
+def test_chunk_size_follows_the_image_size() -> None:
     sizes = {32: 16, 28: 16, 16: 64, 64: 4, 256: 1}
     assert {side: chunk_size(torch.empty(3, 1, side, side)) for side in sizes} == sizes
     assert chunk_size(torch.empty(3, 1, 32, 32, device="meta")) == 4096
@@ -231,7 +231,7 @@ def test_chunks_follow_the_image_size() -> None:
     assert shapes == [(2, False), (2, False), (1, False)]
 
 
-def test_a_network_that_refuses_channels_last_gets_the_images_as_they_are() -> None:
+def test_network_that_refuses_channels_last_gets_contiguous_images() -> None:
     def flatten(images: Tensor) -> Tensor:
         return images.view(len(images), -1)
 

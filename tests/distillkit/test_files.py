@@ -1,4 +1,4 @@
-"""Files are whole or not there, whoever writes at the same time and whatever goes wrong in between."""
+"""Files are complete or absent, under concurrent writers and errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distillkit._utils.files import atomic_replace, contiguous_cpu, read_tensors
 KINDS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
 
 
-def test_a_block_that_raises_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_failing_block_leaves_only_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     write_atomically(path, "old")
 
@@ -30,7 +30,7 @@ def test_a_block_that_raises_leaves_the_old_file_and_nothing_else(tmp_path: Path
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_old_file_is_there_until_the_block_ends(tmp_path: Path) -> None:
+def test_old_file_exists_until_the_block_ends(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     write_atomically(path, "old")
     with atomic_replace(path) as temporary:
@@ -40,7 +40,7 @@ def test_the_old_file_is_there_until_the_block_ends(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_os_error_names_the_file_and_keeps_what_was_there(tmp_path: Path) -> None:
+def test_os_error_names_the_file_and_keeps_the_old_one(tmp_path: Path) -> None:
     blocked = tmp_path / "folder"
     (blocked / "inside").mkdir(parents=True)
     with pytest.raises(OSError, match="folder"):
@@ -48,7 +48,7 @@ def test_an_os_error_names_the_file_and_keeps_what_was_there(tmp_path: Path) -> 
     assert [p.name for p in tmp_path.iterdir()] == ["folder"]
 
 
-def test_threads_that_write_one_file_leave_one_of_their_contents(tmp_path: Path) -> None:
+def test_concurrent_threads_leave_one_complete_file(tmp_path: Path) -> None:
     path, size = tmp_path / "deep" / "a.bin", 1 << 16
     seen = set()
 
@@ -65,7 +65,7 @@ def test_threads_that_write_one_file_leave_one_of_their_contents(tmp_path: Path)
 
 
 @given(st.data())
-def test_tensors_come_back_bit_for_bit(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_tensors_are_restored_bitwise(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     shapes = data.draw(st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=3))
     tensors = {}
     for i, shape in enumerate(shapes):
@@ -81,14 +81,14 @@ def test_tensors_come_back_bit_for_bit(tmp_path_factory: pytest.TempPathFactory,
         assert torch.equal(found[name], tensor)
 
 
-def test_what_is_packed_shares_no_memory() -> None:
+def test_packed_tensors_share_no_memory() -> None:
     whole = torch.arange(6.0).requires_grad_()
     found = contiguous_cpu({"a": whole, "b": whole[2:], "c": whole.view(2, 3).T})
     assert len({tensor.untyped_storage().data_ptr() for tensor in found.values()}) == 3
     assert all(tensor.is_contiguous() and not tensor.requires_grad for tensor in found.values())
 
 
-def test_another_kind_of_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_another_type_of_file_is_refused_by_name(tmp_path: Path) -> None:
     path = write_tensors(tmp_path / "a.safetensors", {"a": torch.zeros(1)}, {"format": "one"})
     with pytest.raises(ValueError, match=r"a\.safetensors is not a two \(format 'one', want 'two'\)"):
         read_tensors(path, kind="two", what="a two")

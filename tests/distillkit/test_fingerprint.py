@@ -1,4 +1,4 @@
-"""What tells one set, and one network, from another."""
+"""Fingerprints of sets and networks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def one(**changes: Any) -> LabeledImages:
     return LabeledImages(images, labels, **facts)
 
 
-def test_equal_sets_have_one_fingerprint_wherever_their_bytes_lie() -> None:
+def test_equal_sets_have_equal_fingerprints_for_any_memory_layout() -> None:
     first = set_fingerprint(one())
     assert len(first) == 32
     columns = {"age": torch.arange(6), "weight": torch.ones(6)}
@@ -50,23 +50,23 @@ def test_equal_sets_have_one_fingerprint_wherever_their_bytes_lie() -> None:
         {"images": IMAGES.view(6, 1, 4, 16)},
     ],
 )
-def test_another_set_has_another(changes: dict[str, Any]) -> None:
+def test_different_sets_have_different_fingerprints(changes: dict[str, Any]) -> None:
     assert set_fingerprint(one(**changes)) != set_fingerprint(one())
 
 
 @given(st.integers(0, 6 * 64 - 1), st.integers(0, 31))
-def test_one_bit_of_one_pixel_is_seen(place: int, bit: int) -> None:
+def test_one_changed_bit_changes_the_fingerprint(place: int, bit: int) -> None:
     pixels = IMAGES.flatten().view(torch.int32).clone()
     pixels[place] ^= torch.tensor(1 << bit, dtype=torch.int64).to(torch.int32)
     assert tensor_fingerprint([pixels.view(torch.float32)]) != tensor_fingerprint([IMAGES.flatten()])
 
 
-def test_with_a_key_it_is_another_and_without_it_nobody_can_try_candidates() -> None:
+def test_keyed_fingerprint_cannot_be_computed_without_the_key() -> None:
     assert len({set_fingerprint(one(), key=key) for key in (b"", b"a" * 32, b"b" * 32)}) == 3
     assert set_fingerprint(one(), key=b"a") == set_fingerprint(one(), key=b"a")
 
 
-def test_parts_are_not_glued_together() -> None:
+def test_parts_are_delimited() -> None:
     a, b = torch.tensor([1, 2]), torch.tensor([3])
     parts: list[list[Any]] = [[a, b], [torch.tensor([1, 2, 3])], [torch.tensor([1]), torch.tensor([2, 3])], ["ab"]]
     parts += [
@@ -86,7 +86,7 @@ def net(width: int = 4, activation: Callable[[], nn.Module] = nn.ReLU, outputs: 
     )
 
 
-def test_a_networks_identity_is_its_class_its_shapes_and_what_it_does(global_rng_untouched: None) -> None:
+def test_network_identity_covers_class_shapes_and_function(global_rng_untouched: None) -> None:
     first = network_fingerprint(net(), IMAGES)
     assert first == network_fingerprint(net(), IMAGES[:1].double())
     assert (first["class"], first["parameters"]) == ("Sequential", 40 + 144 * 3 + 3)
@@ -100,7 +100,7 @@ def test_a_networks_identity_is_its_class_its_shapes_and_what_it_does(global_rng
         assert {k for k in first if first[k] != found[k]} == keys
 
 
-def test_it_is_the_same_in_training_mode_in_half_precision_and_with_more_threads() -> None:
+def test_identity_is_independent_of_mode_precision_and_threads() -> None:
     model = build(lambda: ConvNet((1, 8, 8), 3, width=8, depth=1), 0)
     first = network_fingerprint(model, IMAGES)
     before = {n: t.clone() for n, t in model.state_dict().items()}
@@ -120,7 +120,7 @@ class Blind(nn.Module):
         raise RuntimeError("never works")
 
 
-def test_what_cannot_be_tried_is_told_apart_by_what_is_known() -> None:
+def test_networks_that_cannot_run_are_identified_by_their_state() -> None:
     assert network_fingerprint(Blind(), IMAGES)["outputs"] is None
     assert network_fingerprint(object(), IMAGES) == {"class": "object"}
     no_linear = nn.Sequential(nn.Conv2d(1, 2, 8), nn.Flatten())

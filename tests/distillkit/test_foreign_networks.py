@@ -1,4 +1,4 @@
-"""Every component on networks and tensors that are not ours: two classes, five channels, ResNet-18 at 64x64."""
+"""Every component on user-defined networks and data: two classes, five channels, ResNet-18 at 64x64."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from distillkit.training import Protocol
 
 
 class Mine(nn.Module):
-    """What a user writes in ten lines; its head is called `head`, and it flattens with `view`."""
+    """A user's network in ten lines: its head is called `head`, and it flattens with `view`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ COMPONENTS: dict[str, Callable[[Callable[[], nn.Module], nn.Module, LabeledImage
 
 @pytest.mark.parametrize("network", FOREIGN)
 @pytest.mark.parametrize("component", COMPONENTS)
-def test_a_component_runs_on_what_is_not_ours(component: str, network: str) -> None:
+def test_component_runs_on_user_defined_networks(component: str, network: str) -> None:
     make, shape = FOREIGN[network]
     real, net = data(shape), build(make, 0)
     made = COMPONENTS[component](make, net, real)
@@ -100,7 +100,7 @@ def test_a_component_runs_on_what_is_not_ours(component: str, network: str) -> N
 
 
 @pytest.mark.parametrize("network", FOREIGN)
-def test_evaluation_selection_and_priors_run_on_what_is_not_ours(network: str) -> None:
+def test_evaluation_selection_and_priors_run_on_user_defined_networks(network: str) -> None:
     make, shape = FOREIGN[network]
     real, net = data(shape), split(build(make, 0).eval())
     result = evaluate(real, real, make, num_networks=1, protocol=Protocol(epochs=1, batch=6), real=real)

@@ -1,4 +1,4 @@
-"""One owner at a time, whatever becomes of it; and workers that end with their parent, however it ends."""
+"""Locks with one owner at a time, and workers that end with their parent."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def tried(start: Callable[..., subprocess.Popen[str]], lock: Path) -> str:
     return start(TRY, lock).communicate(timeout=30)[0].strip()
 
 
-def test_a_second_process_is_refused_with_the_holders_number(tmp_path: Path, start: Any) -> None:
+def test_second_process_is_refused_with_the_owners_process_id(tmp_path: Path, start: Any) -> None:
     lock = tmp_path / "new" / ".owner.lock"
     with locked(lock, "the run in x"):
         pid = os.getpid()
@@ -74,7 +74,7 @@ def test_a_second_process_is_refused_with_the_holders_number(tmp_path: Path, sta
 
 
 @pytest.mark.parametrize("code", [HOLD, FORK], ids=["alone", "with a forked child that lives on"])
-def test_a_killed_holder_leaves_nothing(code: str, tmp_path: Path, start: Any) -> None:
+def test_killed_owner_leaves_no_lock(code: str, tmp_path: Path, start: Any) -> None:
     lock = tmp_path / ".owner.lock"
     holder = start(code, lock)
     assert holder.stdout.readline()
@@ -98,7 +98,7 @@ FORKED = BARE + (
 )
 
 
-def test_a_forked_child_that_leaves_the_block_gives_nothing_up(tmp_path: Path, start: Any) -> None:
+def test_forked_child_does_not_release_the_lock(tmp_path: Path, start: Any) -> None:
     lock = tmp_path / ".owner.lock"
     holder = start(FORKED, lock)
     assert holder.stdout.readline()
@@ -106,8 +106,8 @@ def test_a_forked_child_that_leaves_the_block_gives_nothing_up(tmp_path: Path, s
         pass
 
 
-def test_who_owns_nothing_any_more_releases_nothing(tmp_path: Path, start: Any) -> None:
-    """What the child of a fork does, seen from inside: the lock is its parent's."""
+def test_releasing_an_unowned_lock_does_nothing(tmp_path: Path, start: Any) -> None:
+    """As in the child of a fork: the lock belongs to its parent."""
     lock = tmp_path / ".owner.lock"
     with locked(lock, "it"):
         held, _ = locking._OURS.pop(lock.resolve())
@@ -116,7 +116,7 @@ def test_who_owns_nothing_any_more_releases_nothing(tmp_path: Path, start: Any) 
     assert tried(start, lock) == "got it"
 
 
-def test_it_waits_a_moment_for_a_holder_that_is_ending(tmp_path: Path, start: Any) -> None:
+def test_lock_waits_briefly_for_an_ending_owner(tmp_path: Path, start: Any) -> None:
     lock = tmp_path / ".owner.lock"
     holder = start(HOLD, lock)
     assert holder.stdout.readline()
@@ -125,7 +125,7 @@ def test_it_waits_a_moment_for_a_holder_that_is_ending(tmp_path: Path, start: An
         pass
 
 
-def test_another_thread_is_another_owner_unless_it_is_shared(tmp_path: Path, start: Any) -> None:
+def test_another_thread_is_another_owner_unless_shared(tmp_path: Path, start: Any) -> None:
     lock = tmp_path / ".owner.lock"
     found: list[BaseException | None] = []
 
@@ -147,7 +147,7 @@ def test_another_thread_is_another_owner_unless_it_is_shared(tmp_path: Path, sta
     assert tried(start, lock) == "got it"
 
 
-def test_an_unreadable_note_names_nobody(tmp_path: Path, start: Any) -> None:
+def test_unreadable_owner_file_names_no_process(tmp_path: Path, start: Any) -> None:
     lock = tmp_path / ".owner.lock"
     with locked(lock, "the run in x"):
         for text in ("{", "[]", '{"pid": null, "host": 1}', ""):

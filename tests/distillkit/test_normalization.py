@@ -19,28 +19,28 @@ def pixels(n: int, c: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
 
 
 @given(channels, st.integers(0, 4))
-def test_decode_undoes_encode(normalization: Normalization, n: int) -> None:
+def test_decode_inverts_encode(normalization: Normalization, n: int) -> None:
     x = pixels(n, len(normalization.mean))
     assert torch.allclose(normalization.decode(normalization.encode(x)), x, atol=1e-12)
     assert torch.allclose(normalization.encode(normalization.decode(x)), x, atol=1e-11)
 
 
 @given(channels)
-def test_encode_is_the_formula_channel_by_channel(normalization: Normalization) -> None:
+def test_encode_follows_the_formula_channel_by_channel(normalization: Normalization) -> None:
     x = pixels(2, len(normalization.mean))
     encoded = normalization.encode(x)
     for c, (mean, std) in enumerate(zip(normalization.mean, normalization.std, strict=True)):
         assert torch.allclose(encoded[:, c], (x[:, c] - mean) / std, rtol=1e-12)
 
 
-def test_one_number_serves_every_channel() -> None:
+def test_one_number_applies_to_every_channel() -> None:
     one, three = Normalization([0.5], [0.25]), Normalization([0.5] * 3, [0.25] * 3)
     x = pixels(2, 3)
     assert torch.equal(one.encode(x), three.encode(x))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_the_dtype_stays(dtype: torch.dtype) -> None:
+def test_dtype_is_kept(dtype: torch.dtype) -> None:
     assert Normalization([0.5], [0.5]).encode(pixels(2, 1, dtype)).dtype == dtype
 
 
@@ -51,7 +51,7 @@ def test_identity_changes_nothing() -> None:
 
 
 @given(st.integers(1, 5), st.integers(1, 3))
-def test_measured_statistics_standardise(n: int, c: int) -> None:
+def test_measured_statistics_standardize(n: int, c: int) -> None:
     x = pixels(n, c)
     y = Normalization.of(x).encode(x).transpose(0, 1).flatten(1)
     assert torch.allclose(y.mean(1), torch.zeros(c, dtype=y.dtype), atol=1e-12)
@@ -59,7 +59,7 @@ def test_measured_statistics_standardise(n: int, c: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(700, 1, 8, 8), (40, 3, 32, 32), (1, 1, 300, 300)])
-def test_what_is_measured_hangs_on_no_number_of_threads(shape: tuple[int, ...]) -> None:
+def test_measurement_is_independent_of_the_number_of_threads(shape: tuple[int, ...]) -> None:
     x = torch.rand(shape, generator=torch.Generator().manual_seed(0))
     threads, found = torch.get_num_threads(), []
     try:
@@ -75,7 +75,7 @@ def test_what_is_measured_hangs_on_no_number_of_threads(shape: tuple[int, ...]) 
 
 
 @given(st.floats(0, 1, width=32))
-def test_a_constant_channel_gets_std_one(value: float) -> None:
+def test_constant_channel_gets_std_one(value: float) -> None:
     x = torch.full((7, 1, 5, 3), value)
     assert Normalization.of(x).std == (1.0,)
 
@@ -91,7 +91,7 @@ def test_equality_and_hash() -> None:
     assert len({Normalization([0.5], [0.25]), Normalization([0.5], [0.25]), IDENTITY}) == 2
 
 
-def test_text() -> None:
+def test_repr_is_readable() -> None:
     assert str(IDENTITY) == "pixels in [0, 1]"
     assert str(Normalization([0.5, 1 / 3], [0.25, 1])) == "mean (0.5, 0.3333) std (0.25, 1)"
 
@@ -106,7 +106,7 @@ def test_text() -> None:
         ([], [], "one value a channel, got 0 and 0"),
     ],
 )
-def test_bad_numbers(mean: Any, std: Any, words: str) -> None:
+def test_invalid_numbers_are_refused(mean: Any, std: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Normalization(mean, std)
 
@@ -124,12 +124,12 @@ def test_integer_pixels_are_refused_not_truncated(dtype: torch.dtype) -> None:
         Normalization([0.5], [0.25]).encode(torch.ones(1, 1, 2, 2, dtype=dtype))
 
 
-def test_another_whitening_than_a_zca_is_refused() -> None:
+def test_only_zca_whitening_is_accepted() -> None:
     with pytest.raises(TypeError, match=r"zca must be a ZCA, such as ZCA.fit\(images\), or None, got Tensor"):
         Normalization([0.5], [0.25], torch.eye(4))  # type: ignore[arg-type]
 
 
-def test_statistics_of_bad_pixels_are_refused() -> None:
+def test_statistics_of_invalid_pixels_are_refused() -> None:
     with pytest.raises(ValueError, match="pixels must not be empty"):
         Normalization.of(torch.zeros(0, 1, 2, 2))
     with pytest.raises(TypeError, match="pixels must be floating point"):

@@ -18,7 +18,7 @@ def correlated(n: int = 400, c: int = 2, side: int = 3, seed: int = 0) -> Tensor
     return flat.view(n, c, side, side)
 
 
-def test_decode_undoes_encode() -> None:
+def test_decode_inverts_encode() -> None:
     x = correlated()
     zca = ZCA.fit(x)
     torch.testing.assert_close(zca.decode(zca.encode(x)), x)
@@ -35,7 +35,7 @@ def test_covariance_becomes_the_identity_shrunk_by_eps() -> None:
         torch.testing.assert_close(white.mean(0), torch.zeros(18, dtype=white.dtype), rtol=0, atol=1e-8)
 
 
-def test_the_map_is_symmetric_so_whitened_images_look_like_images() -> None:
+def test_whitening_is_symmetric() -> None:
     zca = ZCA.fit(correlated())
     torch.testing.assert_close(zca.matrix, zca.matrix.T)
     assert bool((torch.linalg.eigvalsh(zca.matrix) > 0).all())
@@ -49,7 +49,7 @@ def test_other_sizes_are_refused() -> None:
         zca.decode(torch.zeros(2, 1, 3, 3))
 
 
-def test_bad_fits_are_refused() -> None:
+def test_invalid_fits_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 2 images"):
         ZCA.fit(torch.zeros(1, 1, 2, 2))
     with pytest.raises(ValueError, match="eps must be greater than 0"):
@@ -58,7 +58,7 @@ def test_bad_fits_are_refused() -> None:
         ZCA.fit(torch.zeros(4, 1, 2, 2, dtype=torch.uint8))
 
 
-def test_equality_is_of_values() -> None:
+def test_equality_compares_values() -> None:
     x = correlated()
     assert ZCA.fit(x) == ZCA.fit(x)
     assert hash(ZCA.fit(x)) == hash(ZCA.fit(x))
@@ -67,7 +67,7 @@ def test_equality_is_of_values() -> None:
     assert Normalization((0.5,), (0.5,), ZCA.fit(x)) != Normalization((0.5,), (0.5,))
 
 
-def test_a_set_carries_and_saves_it(tmp_path: Path) -> None:
+def test_set_keeps_and_saves_its_whitening(tmp_path: Path) -> None:
     pixels = torch.rand(60, 1, 4, 4, generator=derive(1))
     plain = Normalization.of(pixels)
     normalization = Normalization(plain.mean, plain.std, ZCA.fit(plain.encode(pixels)))

@@ -1,4 +1,4 @@
-"""Odd calls of everything public in `distillkit` and `attacks`: refused by name, warned of, or right for a reason."""
+"""Unusual calls of all public names of `distillkit` and `attacks`: refused by name, warned of, or accepted."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def made() -> nn.Module:
 
 
 def fit(indices: Tensor, seed: int) -> dict[str, Any]:
-    """What a pipeline gives: here the sum of pixels, less the mean record's."""
+    """Return the result of a pipeline: here the sum of pixels, minus that of the mean record."""
     mean = data().images[indices].mean(0).sum()
     return {"a": lambda x, y: x.flatten(1).sum(1) - mean}
 
@@ -188,7 +188,7 @@ def sampler() -> FixedNetwork:
 
 
 def finite(result: Any) -> str | None:
-    """A word for numbers that are no numbers, in a tensor, a set, or a tuple of such."""
+    """Return a description of non-finite numbers in a tensor, a set, or a tuple of these."""
     if isinstance(result, LabeledImages):
         result = result.images
     if isinstance(result, tuple | list):
@@ -201,12 +201,12 @@ def finite(result: Any) -> str | None:
 
 
 def inverted(message: Any) -> str | None:
-    """What is wrong with the images of the message, after two steps."""
+    """Return what is wrong with the images reconstructed from the message after two steps."""
     return finite(invert_message(message, (1, 8, 8), 3, labels=LABELS[:3], steps=2).images)
 
 
-def answers(network: nn.Module) -> str | None:
-    """What is wrong with the network's answers to noise of its own shape."""
+def outputs_on_noise(network: nn.Module) -> str | None:
+    """Return what is wrong with the network's outputs on noise of its own shape."""
     return finite(network.eval()(torch.zeros(2, *network.shape)))  # type: ignore[arg-type]
 
 
@@ -215,12 +215,12 @@ def drawn(figure: Any) -> None:
 
 
 def _makes(value: Any) -> bool:
-    """Whether an argument is a maker of one (`net` is none: it is an argument itself, a factory)."""
+    """Return whether an argument is a factory of arguments (`net` is none: it is an argument itself)."""
     return any(value is maker for maker in (data, made, sampler)) or getattr(value, "__name__", "") == "<lambda>"
 
 
 def C(function: Any, use: Any = finite, skip: tuple[str, ...] = (), **arguments: Any) -> Call:
-    """A call whose arguments are made afresh each time: those that are functions of no name are called for it."""
+    """A call whose arguments are created anew each time; unnamed functions are called for them."""
 
     def fresh() -> dict[str, Any]:
         return {k: v() if _makes(v) else v for k, v in arguments.items()}
@@ -229,7 +229,7 @@ def C(function: Any, use: Any = finite, skip: tuple[str, ...] = (), **arguments:
 
 
 def F(function: Any, use: Any = lambda result: None, **arguments: Any) -> Call:
-    """A formula of tensors, which is not asked to look for NaN."""
+    """A formula of tensors, for which NaN inputs are not checked."""
     return C(function, use, **arguments)
 
 
@@ -335,28 +335,28 @@ CALLS: dict[str, Call] = {
     "require_protocol": C(require_protocol, lambda none: None, protocol=Protocol(epochs=1)),
     "Protocol": C(Protocol, lambda p: finite(train(made(), data(), p)(data().images)), epochs=1, batch=4),
     # Networks
-    "ConvNet": C(ConvNet, answers, **NETS),
-    "SimpleCNN": C(SimpleCNN, answers, **NETS),
-    "FedCOGCNN": C(FedCOGCNN, answers, **NETS),
-    "LeNet": C(LeNet, answers, **NETS),
-    "ResNet": C(ResNet, answers, depth=10, width=4, **NETS),
-    "CifarResNet": C(CifarResNet, answers, depth=8, **NETS),
-    "WideResNet": C(WideResNet, answers, depth=10, width=1, **NETS),
-    "named_network": C(named_network, answers, name="lenet", **NETS),
+    "ConvNet": C(ConvNet, outputs_on_noise, **NETS),
+    "SimpleCNN": C(SimpleCNN, outputs_on_noise, **NETS),
+    "FedCOGCNN": C(FedCOGCNN, outputs_on_noise, **NETS),
+    "LeNet": C(LeNet, outputs_on_noise, **NETS),
+    "ResNet": C(ResNet, outputs_on_noise, depth=10, width=4, **NETS),
+    "CifarResNet": C(CifarResNet, outputs_on_noise, depth=8, **NETS),
+    "WideResNet": C(WideResNet, outputs_on_noise, depth=10, width=1, **NETS),
+    "named_network": C(named_network, outputs_on_noise, name="lenet", **NETS),
     "norm_layer": C(norm_layer, lambda n: finite(n(normal(2, 4, 3, 3))), kind="group", channels=4),
-    "build": C(build, answers, factory=net, generator=0),
-    "initialize": C(initialize, answers, network=made, generator=0),
-    "frozen_copy": C(frozen_copy, answers, network=made),
+    "build": C(build, outputs_on_noise, factory=net, generator=0),
+    "initialize": C(initialize, outputs_on_noise, network=made, generator=0),
+    "frozen_copy": C(frozen_copy, outputs_on_noise, network=made),
     "split": C(
         split,
         lambda n: finite(n.features(data().images)),
         network=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3)),
         classifier="1",
     ),
-    "KeepInit": C(KeepInit, lambda f: answers(build(f, 0)), factory=net),
-    "RandomNetworks": C(RandomNetworks, lambda s: answers(s.draw(derive(0))), factory=net),
-    "FixedNetwork": C(FixedNetwork, lambda s: answers(s.draw(derive(0))), network=made),
-    "NetworkBall": C(NetworkBall, lambda s: answers(s.draw(derive(0))), network=made, radius=1.0),
+    "KeepInit": C(KeepInit, lambda f: outputs_on_noise(build(f, 0)), factory=net),
+    "RandomNetworks": C(RandomNetworks, lambda s: outputs_on_noise(s.draw(derive(0))), factory=net),
+    "FixedNetwork": C(FixedNetwork, lambda s: outputs_on_noise(s.draw(derive(0))), network=made),
+    "NetworkBall": C(NetworkBall, lambda s: outputs_on_noise(s.draw(derive(0))), network=made, radius=1.0),
     # Data
     "load": C(load, lambda s: finite(s.train), skip=("root", "download"), name="digits", size=4, channels=1),
     "clients": C(clients, lambda sets: finite(sets[0]), data=data, partition=[torch.arange(3), torch.arange(3, 6)]),

@@ -1,4 +1,4 @@
-"""Long work shows one bar and can be told to be quiet; what is made says how it was made."""
+"""Progress bars of long calls, how to disable them, and settings recorded in results."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ CALLS: dict[str, tuple[str, Callable[..., Any]]] = {
 }  # fmt: skip
 
 
-def watched(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """A terminal for the rest of the test. (Pytest puts its own `sys.stderr` back after fixtures.)"""
+def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """Make stderr a terminal for the rest of the test. (Pytest restores its own `sys.stderr` after fixtures.)"""
     shown = io.StringIO()
     shown.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr("sys.stderr", shown)
@@ -115,8 +115,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_long_work_shows_one_bar_unless_it_is_told_to_be_quiet(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = watched(monkeypatch)
+def test_long_work_shows_one_bar_unless_disabled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = terminal(monkeypatch)
     what, call = CALLS[name]
     call(progress=False)
     assert screen.getvalue() == ""
@@ -127,8 +127,8 @@ def test_long_work_shows_one_bar_unless_it_is_told_to_be_quiet(name: str, monkey
         call(progress="no")
 
 
-def test_a_notebook_has_a_bar_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its kernel's streams are no terminals."""
+def test_notebook_shows_a_bar_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The streams of its kernel are no terminals."""
     shown = io.StringIO()
     monkeypatch.setattr("sys.stderr", shown)
     monkeypatch.setattr(progress, "DELAY", 0.0)
@@ -139,15 +139,15 @@ def test_a_notebook_has_a_bar_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "herding" in shown.getvalue()
 
 
-def test_reading_pictures_shows_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = watched(monkeypatch)
+def test_reading_images_shows_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = terminal(monkeypatch)
     pictures(tmp_path, progress=False)
     assert screen.getvalue() == ""
     pictures(tmp_path)
     assert "reading pictures" in screen.getvalue()
 
 
-def test_a_bar_counts_all_of_the_work_and_goes_on_where_an_interrupted_one_stopped(
+def test_bar_counts_all_work_and_continues_after_an_interruption(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[tuple[str, int, int, int]] = []
@@ -182,16 +182,16 @@ def test_a_bar_counts_all_of_the_work_and_goes_on_where_an_interrupted_one_stopp
     assert [one for one in seen if one[2] != one[3]] == []
 
 
-def test_other_threads_are_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = watched(monkeypatch)
+def test_other_threads_show_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = terminal(monkeypatch)
     thread = threading.Thread(target=CALLS["herding"][1])
     thread.start()
     thread.join()
     assert screen.getvalue() == ""
 
 
-def test_a_bar_is_let_go_when_the_work_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = watched(monkeypatch)
+def test_bar_is_closed_when_the_work_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = terminal(monkeypatch)
 
     def stop(_: object) -> None:
         raise KeyboardInterrupt
@@ -218,7 +218,7 @@ MADE: dict[str, Callable[[], LabeledImages]] = {
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_what_is_made_says_how(name: str) -> None:
+def test_results_record_their_settings(name: str) -> None:
     info = MADE[name]().info
     assert (info["distillkit"], info["torch"]) == (distillkit.__version__, torch.__version__)
     if name not in ("herding", "k-center", "match"):
@@ -229,7 +229,7 @@ def test_what_is_made_says_how(name: str) -> None:
     assert MADE[name]().info == info
 
 
-def test_a_resumed_set_tells_the_seed_of_the_first_call() -> None:
+def test_resumed_set_records_the_seed_of_the_first_call() -> None:
     states: list[dict[str, torch.Tensor]] = []
     whole = distribution_matching(
         SET, networks=networks(), ipc=1, steps=2, generator=derive(7), callback=lambda p: states.append(p.state())
@@ -239,8 +239,8 @@ def test_a_resumed_set_tells_the_seed_of_the_first_call() -> None:
     assert "generator" not in whole.info
 
 
-def test_a_notebook_without_widgets_gets_its_bar_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """tqdm chooses its bar, and warns, when it is first imported: here in a kernel's stead, without ipywidgets."""
+def test_notebook_without_widgets_gets_a_bar_and_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tqdm chooses its bar, and warns, at first import: here in an emulated kernel without ipywidgets."""
 
     kernel = ModuleType("IPython")
     kernel.get_ipython = object  # type: ignore[attr-defined]

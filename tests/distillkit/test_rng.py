@@ -22,41 +22,41 @@ def first(generator: torch.Generator) -> list[int]:
 
 
 @given(st.integers(-(2**70), 2**70), keys)
-def test_a_stream_is_a_function_of_its_keys(seed: int, parts: list[int | str]) -> None:
+def test_stream_depends_only_on_its_keys(seed: int, parts: list[int | str]) -> None:
     assert first(derive(seed, *parts)) == first(derive(seed, *parts))
 
 
 @given(st.integers(), keys, st.integers(), keys)
-def test_different_keys_are_different_streams(
+def test_different_keys_give_different_streams(
     seed: int, parts: list[int | str], other_seed: int, other: list[int | str]
 ) -> None:
     same = (seed, parts) == (other_seed, other)
     assert (first(derive(seed, *parts)) == first(derive(other_seed, *other))) == same
 
 
-def test_keys_are_not_glued_together() -> None:
+def test_keys_are_delimited() -> None:
     streams = [derive(0, 1, 2), derive(0, 12), derive(0, "1", "2"), derive(0, "1, 2"), derive(0, 1, "2"), derive(0)]
     assert len({tuple(first(g)) for g in streams}) == len(streams)
 
 
-def test_numpy_and_tensor_integers_count_as_the_integer() -> None:
+def test_numpy_and_tensor_integers_equal_python_integers() -> None:
     wanted = first(derive(3, 4, "x"))
     assert first(derive(np.int64(3), np.int32(4), "x")) == wanted  # type: ignore[arg-type]
     assert first(derive(3, torch.tensor(4), "x")) == wanted  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("parts", [(1.5,), (0, 1.0), (0, None), (0, b"a"), ("0",)])
-def test_other_keys_are_refused(parts: tuple[object, ...]) -> None:
+def test_unsupported_keys_are_refused(parts: tuple[object, ...]) -> None:
     with pytest.raises(TypeError):
         derive(*parts)  # type: ignore[arg-type]
 
 
 def words_of(generator: torch.Generator) -> list[int]:
-    """The 624 words of a Mersenne Twister in torch's 5056 bytes: after 24 bytes, in eight bytes each."""
+    """Return the 624 words of a Mersenne Twister in torch's 5056 bytes: after 24 bytes, eight bytes each."""
     return list(struct.unpack_from("=624Q", generator.get_state().numpy().tobytes(), 24))
 
 
-def test_the_stream_is_the_mersenne_twister_of_the_hash_of_the_keys() -> None:
+def test_stream_is_the_mersenne_twister_of_the_hash_of_the_keys() -> None:
     state = [*struct.unpack("<624I", hashlib.shake_256(b"(0, 1, 'purpose')").digest(2496))]
     state[0] |= 1 << 31
     generator, reference = derive(0, 1, "purpose"), random.Random()
@@ -73,7 +73,7 @@ def test_every_bit_of_a_seed_counts(seed: int, bit: int) -> None:
 
 
 @pytest.mark.parametrize(("one", "other"), [(30602, 54651), (11534, 89064), (124341, 126833)])
-def test_streams_do_not_collide_where_32_bits_would(one: int, other: int) -> None:
+def test_streams_do_not_collide_in_32_bits(one: int, other: int) -> None:
     """The first pairs whose BLAKE2b digests agree in the 32 bits that `manual_seed` would keep."""
     assert words_of(derive(0, "client", one)) != words_of(derive(0, "client", other))
     assert first(derive(0, "client", one)) != first(derive(0, "client", other))
@@ -89,18 +89,18 @@ def test_first_draws_of_neighbouring_keys_are_uniform_and_unrelated() -> None:
     assert abs(float(torch.corrcoef(draws.T)[0, 1])) < 5 / math.sqrt(20_000)
 
 
-def test_half_of_all_state_bits_are_set_and_none_is_always() -> None:
+def test_half_of_all_state_bits_are_set_and_none_is_constant() -> None:
     ones = sum(torch.tensor([[w >> b & 1 for b in range(32)] for w in words_of(derive(i))]) for i in range(64))
     assert int((ones == 0).sum()) == 0  # 2^-64 each, of 19968
     assert (ones == 64).nonzero().tolist() == [[0, 31]]  # the bit that keeps the state from being zeros
     assert abs(int(ones.sum()) / (64 * 19968) - 0.5) < 0.003
 
 
-def test_the_global_state_neither_matters_nor_moves(global_rng_untouched: None) -> None:
+def test_global_random_state_is_neither_read_nor_changed(global_rng_untouched: None) -> None:
     assert first(derive(3, "x")) == first(derive(3, "x"))
 
 
-def test_a_state_is_filled_from_all_bytes_and_zeros_are_no_trap() -> None:
+def test_state_uses_all_bytes_and_zeros_are_harmless() -> None:
     with pytest.raises(ValueError, match="entropy must be 2496 bytes, got 2495"):
         generator_from_bytes(bytes(2495))
     assert len(set(torch.rand(1000, generator=generator_from_bytes(bytes(STATE_BYTES))).tolist())) > 1
@@ -119,32 +119,32 @@ def test_another_layout_of_the_state_is_refused_by_name(monkeypatch: pytest.Monk
             derive(0)
 
 
-def test_a_stream_is_the_same_in_every_version() -> None:
+def test_stream_is_the_same_in_every_version() -> None:
     assert torch.rand(2, generator=derive(0, 1, "purpose")).tolist() == [0.22910332679748535, 0.4680759310722351]
 
 
-def test_a_generator_is_passed_through_and_advanced() -> None:
+def test_generator_is_returned_itself_and_advanced() -> None:
     generator = torch.Generator().manual_seed(1)
     assert as_generator(generator) is generator
     assert first(as_generator(generator)) != first(as_generator(generator))
 
 
-def test_an_integer_gives_a_fresh_generator_each_time(global_rng_untouched: None) -> None:
+def test_integer_gives_a_new_generator_each_time(global_rng_untouched: None) -> None:
     assert first(as_generator(7)) == first(as_generator(7)) == first(derive(7))
     assert first(as_generator(-7)) != first(as_generator(7))
 
 
-def test_a_numpy_integer_is_a_seed() -> None:
+def test_numpy_integer_is_a_seed() -> None:
     assert first(as_generator(np.int64(7))) == first(as_generator(7))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("seed", [True, 1.0, "1", None])
-def test_what_is_no_seed_is_refused(seed: object) -> None:
+def test_invalid_seeds_are_refused(seed: object) -> None:
     with pytest.raises(TypeError, match=r"generator must be an int seed or a torch\.Generator, got"):
         as_generator(seed)  # type: ignore[arg-type]
 
 
-def test_a_generator_of_another_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generator_of_another_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Elsewhere(torch.Generator):
         device = torch.device("cuda", 0)
 

@@ -1,4 +1,4 @@
-"""What is possible but hardly meant is refused or warned of, and what is meant is left in peace."""
+"""Checks of possible but implausible input: refused or warned of, without false alarms."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _every_warning_is_an_error() -> Any:
 
 
 @given(st.sampled_from([None, IDENTITY, HALF, COLOUR]), st.integers(0, 99), st.integers(1, 9), st.integers(1, 9))
-def test_right_sets_are_left_in_peace(normalization: Normalization | None, seed: int, h: int, w: int) -> None:
+def test_valid_sets_cause_no_warning(normalization: Normalization | None, seed: int, h: int, w: int) -> None:
     raw = torch.rand(4, 3, h, w, generator=derive(seed))
     raw[0, :, 0, 0] = 0.0
     LabeledImages.from_pixels(raw, [0, 1, 0, 1], normalization=normalization or IDENTITY)
@@ -97,7 +97,7 @@ def net() -> ConvNet:
 
 
 @pytest.mark.parametrize(("call", "words"), ODD.values(), ids=ODD)
-def test_what_is_odd_is_warned_of_at_the_callers_line(call: Callable[[], Any], words: str) -> None:
+def test_implausible_input_is_warned_of_at_the_callers_line(call: Callable[[], Any], words: str) -> None:
     with pytest.warns(UserWarning, match=words) as seen:
         call()
     assert {one.filename for one in seen} == {__file__}
@@ -156,13 +156,13 @@ WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("call", "error", "words"), WRONG.values(), ids=WRONG)
-def test_what_is_surely_wrong_is_refused(call: Callable[[], Any], error: type[Exception], words: str) -> None:
+def test_wrong_input_is_refused(call: Callable[[], Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         call()
 
 
 class Flip(torch.nn.Module):
-    """As torchvision's transforms are."""
+    """Module like torchvision's transforms."""
 
     def forward(self, img: torch.Tensor) -> torch.Tensor:
         return img.flip(3)
@@ -178,7 +178,7 @@ AUGMENTS = {
 
 
 @pytest.mark.parametrize(("augment", "words"), AUGMENTS.values(), ids=AUGMENTS)
-def test_what_is_no_augmentation_is_refused_before_any_work(augment: Any, words: str) -> None:
+def test_invalid_augmentation_is_refused_before_any_work(augment: Any, words: str) -> None:
     data = (pixels(), marks())
     for call in (
         lambda: distribution_matching(data, networks=RandomNetworks(net), ipc=1, augment=augment),
@@ -189,13 +189,13 @@ def test_what_is_no_augmentation_is_refused_before_any_work(augment: Any, words:
             call()
 
 
-def test_the_federated_form_of_an_augmentation_needs_no_siamese() -> None:
+def test_augmentation_in_federated_training_needs_no_siamese_argument() -> None:
     require_augmentation(lambda images, generator: images, siamese=False)
     with pytest.raises(TypeError, match=r"called as augment\(images, generator\)"):
         require_augmentation(lambda images: images, siamese=False)
 
 
-def test_an_augmentation_that_changes_the_shape_is_refused() -> None:
+def test_augmentation_that_changes_the_shape_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"augment must return torch.float32 \[2, 1, 8, 8\], like its input, got .*4\]"
     ):

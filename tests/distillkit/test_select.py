@@ -13,7 +13,7 @@ from distillkit.select import centroid_distances, kmeans_balance, prune_by_confi
 
 
 def pool(n: int, classes: int = 4, d: int = 3, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Embeddings and logits without ties, some classes rarer than others."""
+    """Return embeddings and logits without ties, with some rare classes."""
     g = torch.Generator().manual_seed(seed)
     logits = torch.randn(n, classes, generator=g) + torch.arange(classes) * 0.4
     return torch.randn(n, d, generator=g), logits
@@ -53,7 +53,7 @@ def slow_balance(distances: list[float], predicted: list[int], keep: int, order:
 
 
 @given(pools, st.data(), orders, st.floats(0, 1), st.integers(1, 5))
-def test_balance_is_the_slow_algorithm(
+def test_balancing_equals_the_slow_algorithm(
     drawn: tuple[Tensor, Tensor], data: st.DataObject, order: str, balancing: float, clusters: int
 ) -> None:
     embeddings, logits = drawn
@@ -76,9 +76,7 @@ def test_every_predicted_class_gets_its_minimum(drawn: tuple[Tensor, Tensor], da
 
 
 @given(pools, st.data())
-def test_order_is_monotone_and_easy_and_hard_are_opposite_ends(
-    drawn: tuple[Tensor, Tensor], data: st.DataObject
-) -> None:
+def test_order_is_monotone_and_easy_and_hard_are_opposite(drawn: tuple[Tensor, Tensor], data: st.DataObject) -> None:
     embeddings, logits = drawn
     one_class, keep = torch.zeros(len(logits), dtype=torch.int64), data.draw(st.integers(1, len(logits)))
     distances = centroid_distances(embeddings, clusters=1)
@@ -93,7 +91,7 @@ def test_order_is_monotone_and_easy_and_hard_are_opposite_ends(
     assert torch.equal(mixed.sort().values, torch.cat([ranked[:near], ranked[len(ranked) - keep // 2 :]]))
 
 
-def test_balancing_changes_who_is_chosen() -> None:
+def test_balancing_changes_the_selection() -> None:
     embeddings = torch.cat([torch.full((90, 1), 0.0), torch.full((10, 1), 1.0)]) + torch.arange(100).view(-1, 1) * 1e-6
     predicted = torch.tensor([0] * 90 + [1] * 10)
     alone = {"keep": 20, "clusters": 1, "order": "easy"}
@@ -101,7 +99,7 @@ def test_balancing_changes_who_is_chosen() -> None:
     assert [int(kept[b].sum()) for b in (0.0, 0.5, 1.0)] == [0, 5, 10]
 
 
-def test_balance_follows_a_permutation_of_the_pool() -> None:
+def test_balancing_is_permutation_equivariant() -> None:
     embeddings, logits = pool(50)
     order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
     first = kmeans_balance(embeddings.double(), logits.argmax(1), keep=17, clusters=1)
@@ -110,7 +108,7 @@ def test_balance_follows_a_permutation_of_the_pool() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [None, 64])
-def test_distances_are_to_the_nearest_of_the_centroids(batch_size: int | None) -> None:
+def test_distances_are_to_the_nearest_centroid(batch_size: int | None) -> None:
     g = torch.Generator().manual_seed(0)
     centres = torch.tensor([[0.0, 0.0], [50.0, 0.0], [0.0, 50.0]])
     embeddings = centres.repeat(40, 1) + torch.randn(120, 2, generator=g)
@@ -123,7 +121,7 @@ def test_distances_are_to_the_nearest_of_the_centroids(batch_size: int | None) -
     assert got[0].dtype == torch.float64
 
 
-def test_more_clusters_than_images_gives_each_its_own() -> None:
+def test_more_clusters_than_images_give_each_its_own() -> None:
     embeddings, _ = pool(9)
     assert torch.allclose(centroid_distances(embeddings, clusters=1000), torch.zeros(9, dtype=torch.float64), atol=1e-6)
 
@@ -141,7 +139,9 @@ def slow_confidence(row: list[float], measure: str) -> float:
 
 
 @given(pools, st.floats(0, 0.99), st.sampled_from(["top", "bottom"]), st.sampled_from(["max_softmax", "entropy"]))
-def test_pruning_is_the_slow_rule(drawn: tuple[Tensor, Tensor], threshold: float, strategy: str, measure: str) -> None:
+def test_pruning_equals_the_slow_rule(
+    drawn: tuple[Tensor, Tensor], threshold: float, strategy: str, measure: str
+) -> None:
     logits = drawn[1].double()
     rows = logits.tolist()
     expected: set[int] = set()
@@ -155,7 +155,7 @@ def test_pruning_is_the_slow_rule(drawn: tuple[Tensor, Tensor], threshold: float
 
 
 @given(pools, st.floats(0, 0.99), st.sampled_from(["top", "bottom", "random"]))
-def test_a_class_of_n_keeps_n_minus_int_threshold_n(
+def test_class_of_n_keeps_n_minus_int_threshold_n(
     drawn: tuple[Tensor, Tensor], threshold: float, strategy: str
 ) -> None:
     predicted = drawn[1].argmax(1)
@@ -166,7 +166,7 @@ def test_a_class_of_n_keeps_n_minus_int_threshold_n(
 
 
 @given(pools, st.data(), st.sampled_from(["top", "bottom", "random"]), st.booleans())
-def test_keep_is_exact_and_no_class_dies_out(
+def test_keep_is_exact_and_no_class_disappears(
     drawn: tuple[Tensor, Tensor], data: st.DataObject, strategy: str, per_class: bool
 ) -> None:
     logits = drawn[1]
@@ -185,9 +185,7 @@ def test_keep_is_exact_and_no_class_dies_out(
 
 
 @given(pools, st.data(), st.integers(0, 99))
-def test_pruning_follows_a_permutation_of_the_pool(
-    drawn: tuple[Tensor, Tensor], data: st.DataObject, seed: int
-) -> None:
+def test_pruning_is_permutation_equivariant(drawn: tuple[Tensor, Tensor], data: st.DataObject, seed: int) -> None:
     logits = drawn[1].double()
     order = torch.randperm(len(logits), generator=torch.Generator().manual_seed(seed))
     keep = data.draw(st.integers(1, len(logits)))
@@ -201,7 +199,7 @@ def test_top_drops_the_most_confident_and_bottom_the_least() -> None:
     assert prune_by_confidence(logits, threshold=0.5, strategy="bottom").tolist() == [0, 2]
 
 
-def test_the_measures_disagree_where_they_should() -> None:
+def test_measures_disagree_where_expected() -> None:
     # Largest probability 0.5 and 0.48, but the first spreads the rest over nine classes: more entropy.
     p = torch.tensor([[0.5] + [0.5 / 9] * 9, [0.48, 0.44] + [0.01] * 8])
     assert prune_by_confidence(p.log(), keep=1, measure="max_softmax").tolist() == [1]
@@ -226,7 +224,7 @@ def test_random_pruning_is_without_replacement_and_seeded() -> None:
     assert 20 < int((kept < 500).sum()) < 80
 
 
-def test_without_classes_the_most_confident_class_goes_first() -> None:
+def test_without_classes_the_most_confident_class_is_pruned_first() -> None:
     logits = torch.cat([torch.tensor([[5.0 + i / 10, 0.0] for i in range(5)]), torch.tensor([[0.0, 1.0]] * 5)])
     assert prune_by_confidence(logits, keep=5, per_class=False).tolist() == [5, 6, 7, 8, 9]
     assert int((prune_by_confidence(logits, keep=5) < 5).sum()) in (2, 3)
@@ -244,7 +242,7 @@ def test_select_keeps_the_right_number(drawn: tuple[Tensor, Tensor], data: st.Da
     assert len(got) == keep
 
 
-def test_select_is_balancing_then_pruning() -> None:
+def test_select_equals_balancing_then_pruning() -> None:
     embeddings, logits = pool(200)
     balanced = kmeans_balance(embeddings, logits.argmax(1), keep=100, clusters=7)
     expected = balanced[prune_by_confidence(logits[balanced], keep=50)]
@@ -259,7 +257,7 @@ def test_share_zero_is_pruning_alone_and_one_is_kmeans_alone() -> None:
     assert torch.equal(only_balanced, kmeans_balance(embeddings, logits.argmax(1), keep=20, clusters=4))
 
 
-def test_both_steps_bind_at_the_published_budget_only_with_our_rule() -> None:
+def test_both_steps_matter_at_the_published_budget_with_our_rule() -> None:
     embeddings, logits = pool(50_000, classes=10, d=2)
     ours = {o: select(embeddings, logits, keep=5000, clusters=5, order=o) for o in ("easy", "hard")}
     assert len(ours["easy"]) == len(ours["hard"]) == 5000
@@ -271,7 +269,7 @@ def test_both_steps_bind_at_the_published_budget_only_with_our_rule() -> None:
 
 
 @given(pools, st.sampled_from([0.0, 0.3, 0.5, 0.8, 0.9]))
-def test_pruning_alone_is_the_released_rule_but_for_one_image_a_class(
+def test_pruning_alone_equals_the_release_up_to_one_image_a_class(
     drawn: tuple[Tensor, Tensor], threshold: float
 ) -> None:
     """At the paper's kind of budget, keep = (1 - threshold) N: "we remove 90% of the training examples"."""
@@ -284,14 +282,14 @@ def test_pruning_alone_is_the_released_rule_but_for_one_image_a_class(
     assert len(released) - len(ours) < len(logits.argmax(1).unique())
 
 
-def test_the_released_rule_below_the_pool_size() -> None:
+def test_released_rule_below_the_pool_size() -> None:
     embeddings, logits = pool(300)
     got = select(embeddings, logits, keep=50, released_threshold=0.5, clusters=5)
     balanced = kmeans_balance(embeddings, logits.argmax(1), keep=100, clusters=5)
     assert torch.equal(got, balanced[prune_by_confidence(logits[balanced], threshold=0.5)])
 
 
-def test_same_seed_same_selection_and_no_global_draw(global_rng_untouched: None) -> None:
+def test_equal_seeds_give_equal_selections_without_global_draws(global_rng_untouched: None) -> None:
     embeddings, logits = pool(80)
     options: dict[str, Any] = {"keep": 30, "clusters": 8, "strategy": "random"}
     first = select(embeddings, logits, **options, generator=3)
@@ -302,7 +300,7 @@ def test_same_seed_same_selection_and_no_global_draw(global_rng_untouched: None)
     assert generator.get_state().tolist() != torch.Generator().manual_seed(0).get_state().tolist()
 
 
-def test_gradients_are_not_followed() -> None:
+def test_gradients_are_not_tracked() -> None:
     embeddings, logits = pool(20)
     got = select(embeddings.requires_grad_(), logits.requires_grad_(), keep=5, clusters=2)
     assert not got.requires_grad

@@ -1,4 +1,4 @@
-"""What is said in JSON is built again, and no file can have anything else built or called."""
+"""Serialization to JSON: objects are rebuilt, and files cannot construct or call anything else."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def same(a: Any, b: Any) -> bool:
 
 @settings(max_examples=50)
 @given(PLAIN)
-def test_plain_values_come_back_of_their_kinds_and_in_their_order(value: Any) -> None:
+def test_plain_values_keep_their_types_and_order(value: Any) -> None:
     assert same(through_json(value), value)
 
 
@@ -92,14 +92,14 @@ def test_plain_values_come_back_of_their_kinds_and_in_their_order(value: Any) ->
     ],
     ids=lambda value: getattr(value, "__qualname__", str(value)),
 )  # fmt: skip
-def test_types_functions_and_dataclasses_come_back_as_they_were(value: Any) -> None:
+def test_types_functions_and_dataclasses_round_trip(value: Any) -> None:
     again = through_json(value)
     assert again == value
     assert type(again) is type(value)
     assert vars(again) == vars(value) if isinstance(value, Normalization) else True
 
 
-def test_a_partial_comes_back_with_its_arguments() -> None:
+def test_partial_round_trips_with_its_arguments() -> None:
     again = through_json(small)
     assert (again.func, again.args, again.keywords) == (small.func, small.args, small.keywords)
 
@@ -138,7 +138,7 @@ def test_samplers_draw_the_same_networks_again(name: str, tmp_path: Path) -> Non
     assert to_config(again, store=tmp_path) == to_config(sampler, store=tmp_path)
 
 
-def test_a_fixed_network_is_said_as_it_was_when_it_was_given(tmp_path: Path) -> None:
+def test_fixed_network_is_serialized_in_its_initial_state(tmp_path: Path) -> None:
     network = trained()
     sampler = FixedNetwork(network)
     with torch.no_grad():
@@ -146,7 +146,7 @@ def test_a_fixed_network_is_said_as_it_was_when_it_was_given(tmp_path: Path) -> 
     assert torch.equal(sampled(through_json(sampler, store=tmp_path)), sampled(sampler))
 
 
-def test_tensors_and_sets_lie_in_the_store_once(tmp_path: Path) -> None:
+def test_tensors_and_sets_are_stored_once(tmp_path: Path) -> None:
     picture, data = torch.rand(3, 32, 32), digits()
     white = Normalization([0.5], [0.5], ZCA.fit(torch.rand(4, 1, 2, 2)))
     value = {"picture": picture, "again": [picture, data], "state": small().state_dict(), "crops": Patches(picture)}
@@ -161,7 +161,7 @@ def test_tensors_and_sets_lie_in_the_store_once(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 6
 
 
-def test_files_that_another_store_has_are_linked(tmp_path: Path) -> None:
+def test_files_of_another_store_are_linked(tmp_path: Path) -> None:
     said = to_config(digits(), store=tmp_path / "one")
     assert to_config([digits(), torch.zeros(2)], store=tmp_path / "two", shared=tmp_path / "one")[0] == said
     name = f"{said['set']}.safetensors"
@@ -171,7 +171,7 @@ def test_files_that_another_store_has_are_linked(tmp_path: Path) -> None:
     assert (tmp_path / "three" / name).exists()
 
 
-def test_nothing_is_written_unless_all_can_be_said(tmp_path: Path) -> None:
+def test_nothing_is_written_if_anything_cannot_be_serialized(tmp_path: Path) -> None:
     with pytest.raises(SerializationError):
         to_config([torch.zeros(2), lambda: 3], store=tmp_path / "store")
     assert not (tmp_path / "store").exists()
@@ -210,7 +210,7 @@ class Starts:
     start: InitVar[int]
 
 
-def test_a_users_own_classes_and_functions_come_back_too() -> None:
+def test_users_classes_and_functions_round_trip() -> None:
     for value in (Twice(0.5), Twice(0.5, "a", "b", often=3, depth=2)):
         again = through_json(value)
         assert again.options == value.options
@@ -222,7 +222,7 @@ def test_a_users_own_classes_and_functions_come_back_too() -> None:
     assert from_config(to_config(grey), names=referenced_objects([grey])) is grey
 
 
-def test_a_recorded_class_without_options_takes_none() -> None:
+def test_recorded_class_without_options_takes_none() -> None:
     class Nothing(Configurable):
         pass
 
@@ -259,12 +259,12 @@ def loop() -> list[Any]:
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
-def test_what_cannot_be_said_is_named_with_its_place_and_the_remedy(value: Any, message: str) -> None:
+def test_unserializable_objects_are_named_with_path_and_remedy(value: Any, message: str) -> None:
     with pytest.raises(SerializationError, match=message):
         to_config(value)
 
 
-def test_what_stands_within_a_function_has_no_name() -> None:
+def test_local_classes_and_functions_have_no_path() -> None:
     def inside() -> None: ...
 
     @dataclass
@@ -296,7 +296,7 @@ WORLD = [
 
 @pytest.mark.parametrize("kind", ["name", "object", "partial"])
 @pytest.mark.parametrize("path", WORLD)
-def test_a_file_cannot_name_what_is_no_component(path: str, kind: str) -> None:
+def test_file_cannot_name_other_objects(path: str, kind: str) -> None:
     said = {"partial": {"name": path}} if kind == "partial" else {kind: path}
     before = set(sys.modules)
     with pytest.raises(ConfigError, match=r"config.*names='?|config"):
@@ -315,7 +315,7 @@ def test_only_dataclasses_and_recorded_classes_are_called() -> None:
     assert called == []
 
 
-def test_a_module_is_trusted_by_its_own_name_alone() -> None:
+def test_module_is_trusted_only_by_its_exact_name() -> None:
     said = to_config(grey)
     for trust in ([], ["tests"], ["tests.distillkit"]):
         with pytest.raises(ConfigError, match=rf"names '{HERE}:grey', which is outside .*names=.*trust=\['{HERE}'\]"):
@@ -337,12 +337,12 @@ def test_a_module_is_trusted_by_its_own_name_alone() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_damaged_or_unknown_is_refused_by_its_place(said: Any, tmp_path: Path) -> None:
+def test_damaged_or_unknown_values_are_refused_by_path(said: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^config\[1\]"):
         from_config([0, said], store=tmp_path)
 
 
-def test_nesting_without_end_is_refused() -> None:
+def test_too_deep_nesting_is_refused() -> None:
     deep: Any = 1
     for _ in range(500):
         deep = [deep]
@@ -352,12 +352,12 @@ def test_nesting_without_end_is_refused() -> None:
 
 @settings(max_examples=50)
 @given(PLAIN)
-def test_any_json_is_built_or_refused(value: Any) -> None:
+def test_any_json_is_rebuilt_or_refused(value: Any) -> None:
     with contextlib.suppress(ConfigError):  # no other error
         from_config(json.loads(json.dumps(value, skipkeys=True)))
 
 
-def test_tensors_that_were_changed_or_are_gone_are_refused(tmp_path: Path) -> None:
+def test_changed_or_missing_tensors_are_refused(tmp_path: Path) -> None:
     said = to_config([torch.zeros(2), digits()], store=tmp_path)
     files = {k: tmp_path / f"{v}.safetensors" for part in said for k, v in part.items()}
     digits().replace(labels=torch.zeros(6, dtype=torch.int64)).save(files["set"])
@@ -374,8 +374,8 @@ def test_tensors_that_were_changed_or_are_gone_are_refused(tmp_path: Path) -> No
         from_config(said)
 
 
-def test_packages_whose_functions_may_be_named_write_no_files() -> None:
-    """Else a file could have a `partial` of them called where a network's factory is wanted."""
+def test_trusted_packages_have_no_functions_that_write_files() -> None:
+    """Otherwise a file could have a `partial` of them called in place of a network factory."""
     root = Path(distillkit.__file__).parent
     for package, path in ((r, p) for r in serialization._FUNCTION_PACKAGES for p in (root / r).rglob("*.py")):
         tree = ast.parse(path.read_text())
@@ -394,7 +394,7 @@ def test_packages_whose_functions_may_be_named_write_no_files() -> None:
 # What changed since.
 
 
-def test_a_function_of_the_users_that_is_written_otherwise_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_source_of_a_users_function_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     said = to_config(grey)
     assert to_config(ConvNet) == {"name": "distillkit.networks:ConvNet"}
     assert set(said) == {"name", "source"}
@@ -406,9 +406,7 @@ def test_a_function_of_the_users_that_is_written_otherwise_is_warned_of(monkeypa
 
 
 @pytest.mark.parametrize("process", ["__main__", "__mp_main__"])
-def test_the_scripts_own_functions_are_found_in_spawned_processes_too(
-    process: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_functions_of_a_script_are_found_in_spawned_processes(process: str, monkeypatch: pytest.MonkeyPatch) -> None:
     script = types.ModuleType(process)
     exec("import os\nfrom os import system\ndef mine(): ...\n", vars(script))
     monkeypatch.setitem(sys.modules, process, script)
@@ -444,5 +442,5 @@ def test_renamed_options_of_older_records_are_read() -> None:
     assert to_config(from_config(config)) == to_config(method)
 
 
-def test_a_class_may_be_ordered_mapping_of_tensors(tmp_path: Path) -> None:
+def test_class_may_be_ordered_mapping_of_tensors(tmp_path: Path) -> None:
     assert list(through_json(OrderedDict(b=1, a=2))) == ["b", "a"]

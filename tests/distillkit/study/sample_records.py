@@ -1,4 +1,4 @@
-"""A study's folder and records with numbers that were made up, for tests of what is read from them."""
+"""A study's folder and records with invented numbers, for tests of reading them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def record(
     seconds: float = 2.0,
     **facts: Any,
 ) -> Record:
-    """A federated run of these accuracies by round; one number: a candidate that makes a set."""
+    """Return a federated run with these accuracies by round, or for one number a candidate that makes a set."""
     if accuracies is None or isinstance(accuracies, float | int):
         rows: list[dict[str, Any]] = []
         last = best = accuracies
@@ -45,7 +45,7 @@ def record(
 
 
 def write(folder: Path, records: Sequence[Record], plan: Mapping[str, Any] | None = None) -> Path:
-    """The folder of a study with these runs."""
+    """Write the folder of a study with these runs."""
     for r in records:
         own = folder / str(r.line["run"])
         own.mkdir(parents=True)

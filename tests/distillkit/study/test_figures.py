@@ -1,4 +1,4 @@
-"""Pictures of a study show every candidate of its records, and say what is not there."""
+"""Figures of a study show every candidate of its records and name what is missing."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def test_every_candidate_is_drawn_or_named() -> None:
     assert axes.get_legend().get_title().get_text() == "mean ± std of 1 to 2 runs"
 
 
-def test_a_candidate_that_never_ran_is_named() -> None:
+def test_candidate_that_never_ran_is_named() -> None:
     figure = curves(Records([record([0.5])], [("digits", "FedDM", 0)]))
     assert figure.axes[0].get_title() == "digits\nwithout a number: FedDM (0 of 1 seeds)"
 
 
-def test_by_cost_tasks_beside_each_other_and_from_a_folder(tmp_path: Path) -> None:
+def test_tasks_are_drawn_by_cost_side_by_side_from_a_folder(tmp_path: Path) -> None:
     runs = [*RUNS, record([0.5, 0.6, 0.7], "FedAvg", task="other")]
     figure = curves(write(tmp_path, runs), by="bytes")
     assert [ax.get_title().splitlines()[0] for ax in figure.axes] == ["digits", "other"]
@@ -49,15 +49,15 @@ def test_by_cost_tasks_beside_each_other_and_from_a_folder(tmp_path: Path) -> No
     assert len(curves(tmp_path, task="other", by="client_seconds").axes) == 1
 
 
-def test_a_run_that_failed_does_not_cut_the_others_short() -> None:
+def test_failed_run_does_not_shorten_the_others() -> None:
     burnt = record([0.5], "FedAvg", 2, error="loss is nan", accuracy_last=None)
     figure = curves([*RUNS[:2], burnt])
     assert legend(figure) == ["FedAvg (2 of 3 seeds)"]
     assert len(figure.axes[0].lines[0].get_xdata()) == 2
 
 
-def made(folder: Path, runs: list[Record], classes: int = 3) -> Path:
-    """The folder with a set in each run of DM: of seed s, s + 1 images a class."""
+def folder_with_sets(folder: Path, runs: list[Record], classes: int = 3) -> Path:
+    """Return the folder with a set in each run of DM: of seed s, s + 1 images a class."""
     write(folder, runs)
     for r in (r for r in runs if r.method == "DM"):
         labels = torch.arange(classes).repeat(r.seed + 1)
@@ -67,13 +67,13 @@ def made(folder: Path, runs: list[Record], classes: int = 3) -> Path:
     return folder
 
 
-def test_pictures_are_of_the_first_seeds_set_a_panel_a_candidate(tmp_path: Path) -> None:
-    figure = pictures(made(tmp_path, RUNS))
+def test_images_are_of_the_first_seeds_set_one_panel_per_candidate(tmp_path: Path) -> None:
+    figure = pictures(folder_with_sets(tmp_path, RUNS))
     assert [ax.get_title() for ax in figure.axes] == ["DM"]
     assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["0", "1", "2"]
     (shown,) = figure.axes[0].get_images()
     assert shown.get_array().shape == (3 * 10, 1 * 10, 3)
-    many = pictures(made(tmp_path / "b", [record(0.1, "DM", task=t) for t in ("a", "b")], 12), classes=4)
+    many = pictures(folder_with_sets(tmp_path / "b", [record(0.1, "DM", task=t) for t in ("a", "b")], 12), classes=4)
     assert [ax.get_title() for ax in many.axes] == ["a: DM", "b: DM"]
     assert len(many.axes[0].get_yticklabels()) == 4
 
@@ -91,6 +91,6 @@ def test_pictures_are_of_the_first_seeds_set_a_panel_a_candidate(tmp_path: Path)
         (lambda: pictures(RUNS, classes=0), "classes must be at least 1"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(call: Any, said: str) -> None:
+def test_invalid_input_is_refused(call: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         call()

@@ -1,4 +1,4 @@
-"""What is read off histories: rounds to a target, and the best round of the mean over seeds."""
+"""Values from histories: rounds to a target, and the best round of the mean over seeds."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def test_rounds_to_a_target_accuracy() -> None:
 
 
 @pytest.mark.parametrize(("bests", "deviation"), [((0.9, 0.9, 0.3), 0.4), ((0.9, 0.3, 0.3), 0.4)])
-def test_the_deviation_looks_both_ways(bests: tuple[float, ...], deviation: float) -> None:
+def test_deviation_has_two_sides(bests: tuple[float, ...], deviation: float) -> None:
     assert best_seed_mean([rows([best]) for best in bests]).deviation == pytest.approx(deviation)
     assert released([[best] for best in bests])[1] == pytest.approx(deviation)
 
 
 def released(curves: list[list[float]]) -> tuple[float, float]:
-    """Lines 114-131 of the single image's plotting_scripts/multiseed_helper.py, for one method."""
+    """Return lines 114-131 of the single image's plotting_scripts/multiseed_helper.py, for one method."""
     best_avg = np.max(np.mean(curves, axis=0))
     bests = [np.max(line) for line in curves]
     low, high = np.min(bests), np.max(bests)
     return best_avg, (best_avg - low) if (best_avg - low) > (high - best_avg) else (high - best_avg)
 
 
-def test_the_best_mean_over_seeds_is_no_mean_of_bests() -> None:
+def test_best_mean_over_seeds_is_not_the_mean_of_best_rounds() -> None:
     """Means .2, .5, .45: round 2 is best; the seeds' own bests are .6 and .8."""
     assert best_seed_mean([rows([0.1, 0.6, 0.1]), rows([0.3, 0.4, 0.8])]) == SeedMean(
         pytest.approx(0.5), 2, pytest.approx(0.3)
@@ -49,14 +49,14 @@ def test_the_best_mean_over_seeds_is_no_mean_of_bests() -> None:
 
 
 @given(st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(st.floats(0, 1), min_size=n, max_size=n), min_size=1)))
-def test_the_best_mean_over_seeds_is_the_releases(curves: list[list[float]]) -> None:
+def test_best_mean_over_seeds_equals_the_release(curves: list[list[float]]) -> None:
     found = best_seed_mean([rows([*curve]) for curve in curves])
     accuracy, deviation = released(curves)
     assert (found.accuracy, found.deviation) == (pytest.approx(accuracy), pytest.approx(deviation, abs=1e-12))
     assert np.mean(curves, axis=0)[found.round - 1] == pytest.approx(accuracy)
 
 
-def test_histories_that_do_not_match_are_refused() -> None:
+def test_mismatched_histories_are_refused() -> None:
     for runs in ([], [[]]):
         with pytest.raises(ValueError, match="at least one history"):
             best_seed_mean(runs)

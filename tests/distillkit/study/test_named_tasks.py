@@ -1,4 +1,4 @@
-"""Tasks by name: each says itself in JSON, is dealt as its paper has it, and names what is missing."""
+"""Tasks by name: JSON round trip, allocation as in their papers, and error messages for missing data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from distillkit.study import TASK_NAMES, named_task
 
 
 @pytest.mark.parametrize("name", TASK_NAMES)
-def test_every_task_is_built_again_from_its_json(name: str, tmp_path: Path) -> None:
+def test_every_task_is_rebuilt_from_its_json(name: str, tmp_path: Path) -> None:
     task = named_task(name, root=tmp_path)
     said = json.loads(json.dumps(to_config(task)))
     assert to_config(from_config(said)) == said
@@ -29,7 +29,7 @@ def test_every_task_names_what_is_missing(name: str, tmp_path: Path) -> None:
         named_task(name, root=tmp_path).load()
 
 
-def test_digits_are_dealt_at_once() -> None:
+def test_digits_are_allocated() -> None:
     task = named_task("digits", clients=4, alpha=0.5, rounds=3)
     split = task.load()
     dealt = task.assign(split, 0)
@@ -37,7 +37,7 @@ def test_digits_are_dealt_at_once() -> None:
     assert sum(p.numel() for p in task.network(split)(10).parameters()) == 14_826
 
 
-def test_corrupted_pictures_are_dealt_as_fedlgd_has_them() -> None:
+def test_corrupted_images_are_allocated_as_in_fedlgd() -> None:
     labels, domains = torch.arange(2800) % 2, torch.arange(2800) // 1400
     pixels = torch.rand(2800, 1, 1, 1)
     train = LabeledImages(
@@ -52,13 +52,13 @@ def test_corrupted_pictures_are_dealt_as_fedlgd_has_them() -> None:
 
 
 @pytest.mark.parametrize("name", ["tinyimagenet", "celeba", "leaf-celeba", "flair"])
-def test_what_is_more_than_memory_holds_is_opened(name: str, tmp_path: Path) -> None:
+def test_large_data_are_read_from_disk(name: str, tmp_path: Path) -> None:
     images = named_task(name, root=tmp_path).data
     assert isinstance(images, partial)
     assert get_type_hints(images.func)["return"] is StoredSplit
 
 
-def test_wrong_words_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_names_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DISTILLKIT_DATA", raising=False)
     with pytest.raises(ValueError, match="name must be one of"):
         named_task("imagenet")

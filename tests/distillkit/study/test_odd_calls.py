@@ -1,4 +1,4 @@
-"""Odd calls of what reads and shows records: refused by name, or right for a reason that is written here."""
+"""Unusual calls of functions that read and show records: refused by name, or accepted for a reason given here."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def outcomes(name: str) -> list[Outcome]:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_odd_calls_are_refused_or_right(name: str) -> None:
+def test_odd_calls_are_refused_or_accepted(name: str) -> None:
     valid = tried(name, CALLS[name], None, "", None)
     assert valid.kind == ("refused" if name in ("read_records", "pictures") else "accepted"), valid
     assert not (found := unlisted(outcomes(name), ACCEPTED, OTHERWISE)), "\n".join(found)

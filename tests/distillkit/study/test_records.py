@@ -1,4 +1,4 @@
-"""Records are read back as they were written, and what cannot be read is named."""
+"""Records are read as they were written, and unreadable ones are named."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.distillkit.study.sample_records import record, write
 THREE = [record([0.1, 0.2], seed=seed) for seed in (1, 0)] + [record(0.5, "DM"), record([None, None], "Local")]
 
 
-def test_records_are_read_as_they_were_written_by_name(tmp_path: Path) -> None:
+def test_records_are_read_as_written_by_name(tmp_path: Path) -> None:
     found = read_records(write(tmp_path, THREE))
     assert [r.line["run"] for r in found] == ["digits-DM-0", "digits-FedAvg-0", "digits-FedAvg-1", "digits-Local-0"]
     by_name = {r.line["run"]: r for r in THREE}
@@ -38,7 +38,7 @@ PLAN = {
 }
 
 
-def test_the_order_is_the_studys_and_what_is_missing_is_known(tmp_path: Path) -> None:
+def test_order_is_the_studys_and_missing_runs_are_known(tmp_path: Path) -> None:
     found = read_records(write(tmp_path, THREE, PLAN))
     assert [(r.method, r.seed) for r in found] == [("Local", 0), ("FedAvg", 1), ("FedAvg", 0), ("DM", 0)]
     assert len(found.missing) == 12 - 4
@@ -50,13 +50,13 @@ def test_the_order_is_the_studys_and_what_is_missing_is_known(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("content", ['{"format": "distillkit.study/0"}', "[]", "{"])
-def test_a_study_of_another_format_is_refused(tmp_path: Path, content: str) -> None:
+def test_study_of_another_format_is_refused(tmp_path: Path, content: str) -> None:
     (write(tmp_path, THREE) / "study.json").write_text(content)
     with pytest.raises(RecordError, match=r"study\.json (is damaged|has the format .*, this version reads)"):
         read_records(tmp_path)
 
 
-def test_what_is_not_of_a_finished_run_is_not_read(tmp_path: Path) -> None:
+def test_files_of_unfinished_runs_are_not_read(tmp_path: Path) -> None:
     write(tmp_path, THREE)
     write(tmp_path / "tries", [record([0.9], "FedAvg", 5)])
     (tmp_path / "begun").mkdir()
@@ -65,7 +65,7 @@ def test_what_is_not_of_a_finished_run_is_not_read(tmp_path: Path) -> None:
     assert len(read_records(tmp_path)) == len(THREE)
 
 
-def test_a_folder_without_runs_is_refused_and_says_what_there_is(tmp_path: Path) -> None:
+def test_folder_without_runs_is_refused_and_its_content_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no subfolder holds a summary\.json$"):
         read_records(tmp_path)
     (tmp_path / "a").mkdir()
@@ -76,7 +76,7 @@ def test_a_folder_without_runs_is_refused_and_says_what_there_is(tmp_path: Path)
         read_records(tmp_path / "nowhere")
 
 
-def test_a_folder_of_an_older_script_is_refused_by_name(tmp_path: Path) -> None:
+def test_folder_of_an_older_script_is_refused_by_name(tmp_path: Path) -> None:
     """They list their runs in one file; the lines name a dataset and an accuracy_mean."""
     (tmp_path / "summary.json").write_text('[{"run": "a", "dataset": "digits", "accuracy_mean": 0.5}]')
     with pytest.raises(FileNotFoundError, match=r"summary\.json is of one run or of another program"):
@@ -87,8 +87,8 @@ def test_a_folder_of_an_older_script_is_refused_by_name(tmp_path: Path) -> None:
         read_records(tmp_path)
 
 
-def test_two_runs_that_only_a_split_tells_apart_are_refused(tmp_path: Path) -> None:
-    """Averaged, they would pass for seeds."""
+def test_two_runs_that_differ_only_in_the_split_are_refused(tmp_path: Path) -> None:
+    """Averaging would treat them as seeds."""
     a, b = (record([0.1], split=split, run=split) for split in ("iid", "Dirichlet 0.1"))
     with pytest.raises(RecordError, match=r"Dirichlet 0\.1 and .*iid both have .* differ in run, split"):
         read_records(write(tmp_path, [b, a]))
@@ -114,7 +114,7 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, content: str, said: 
         read_records(tmp_path)
 
 
-def test_a_history_that_is_shorter_than_its_summary_says_is_refused(tmp_path: Path) -> None:
+def test_history_shorter_than_its_summary_is_refused(tmp_path: Path) -> None:
     write(tmp_path, THREE)
     (tmp_path / "digits-FedAvg-0" / "history.jsonl").unlink()
     with pytest.raises(RecordError, match=r"has 2 rounds, but .*history\.jsonl has 0"):
@@ -133,7 +133,7 @@ def test_a_history_that_is_shorter_than_its_summary_says_is_refused(tmp_path: Pa
         ({"method": 3}, "method must be of type str"),
     ],
 )
-def test_a_line_of_other_kinds_is_refused(facts: dict[str, Any], said: str) -> None:
+def test_line_of_another_type_is_refused(facts: dict[str, Any], said: str) -> None:
     with pytest.raises(RecordError, match=said):
         Record({**record(0.5).line, **facts})
 
@@ -144,8 +144,8 @@ def test_values_are_looked_up_in_the_line_then_in_the_last_round() -> None:
     assert [one.last(name) for name in ("a.b", "nothing", "accuracy.mean", "epsilon")] == [3, None, None, None]
 
 
-def test_settings_are_shown_as_they_were_given() -> None:
-    """A line holds them as recipes do."""
+def test_settings_are_shown_as_given() -> None:
+    """A line stores them as serialized."""
     given = {"lr": 0.1, "loops": (10, 2), "shared": {"rate": 0.2}, "name": "a"}
     by_name = record(0.5, settings={name: to_config(value) for name, value in given.items()})
     one = record(0.5, settings=to_config(given))
@@ -154,7 +154,7 @@ def test_settings_are_shown_as_they_were_given() -> None:
     assert [one.last(f"settings.{name}") for name in ("lr", "loops", "shared.rate")] == [0.1, [10, 2], 0.2]
 
 
-def test_groups_know_which_seeds_are_missing() -> None:
+def test_groups_know_their_missing_seeds() -> None:
     runs = [record([0.1], "A", 1), record([0.1], "A", 0), record([0.1], "B", 1), record([0.1], "B", 7, task="other")]
     found = {(g.task, g.method): (g.seeds, [r.seed for r in g.records]) for g in group_records(runs)}
     assert found == {
@@ -168,7 +168,7 @@ def test_groups_know_which_seeds_are_missing() -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, 3, [3], {"a": 1}, [record(0.5), "x"]])
-def test_what_is_no_records_is_refused(wrong: Any) -> None:
+def test_other_objects_are_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match="records must be a list of"):
         as_records(wrong)
     with pytest.raises(ValueError, match="records must hold at least one run"):
@@ -178,7 +178,7 @@ def test_what_is_no_records_is_refused(wrong: Any) -> None:
 # One file.
 
 
-def test_a_file_of_records_gives_the_same_tables_as_the_folder(tmp_path: Path) -> None:
+def test_file_of_records_gives_the_same_tables_as_the_folder(tmp_path: Path) -> None:
     """Without the reasons of failures, which name clients."""
     folder = write(tmp_path / "study", THREE, PLAN)
     found = read_records(folder)
@@ -193,7 +193,7 @@ def test_a_file_of_records_gives_the_same_tables_as_the_folder(tmp_path: Path) -
     assert read_choice(path)[0] == []
 
 
-def test_a_file_of_records_knows_what_its_studies_chose(tmp_path: Path) -> None:
+def test_file_of_records_contains_the_choices_of_its_studies(tmp_path: Path) -> None:
     studies = [write(tmp_path / name, [record([0.5], task=name)]) for name in ("a", "b")]
     for study in studies:
         result = {"tries": [{"settings": {"lr": 0.1}, "score": 0.5}], "chosen": 0, "like": None}
@@ -211,7 +211,7 @@ def test_a_file_of_records_knows_what_its_studies_chose(tmp_path: Path) -> None:
     assert facts == {"rule": "last", "seeds": [9]}
 
 
-def test_what_one_study_misses_another_may_have() -> None:
+def test_runs_missing_in_one_study_may_be_in_another() -> None:
     a = Records([record(0.5, seed=0)], [("digits", "FedAvg", 1), ("digits", "FedAvg", 2)])
     both = a + Records([record(0.5, seed=1)], [("digits", "FedAvg", 2)])
     assert [r.seed for r in both] == [0, 1]
@@ -220,7 +220,7 @@ def test_what_one_study_misses_another_may_have() -> None:
     assert (a + more).missing == (("digits", "FedAvg", 1),)
 
 
-def test_files_of_records_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_unreadable_files_of_records_are_named(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     for content in ("", "{", '{"format": "distillkit.records/0"}', "[]", '{"format": "distillkit.records/1"}\n{}'):
         path.write_text(content)
@@ -236,7 +236,7 @@ def test_files_of_records_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.none() | st.floats(0, 1), min_size=1, max_size=6), st.integers(1, 8))
-def test_late_is_the_mean_over_the_last_rounds_that_were_tested(accuracies: list[float | None], rounds: int) -> None:
+def test_late_is_the_mean_over_the_last_evaluated_rounds(accuracies: list[float | None], rounds: int) -> None:
     runs = Records([record(accuracies)], [("digits", "FedDM", 0)])
     found = runs.late(rounds)
     tested = [a for a in accuracies[-rounds:] if a is not None]
@@ -245,7 +245,7 @@ def test_late_is_the_mean_over_the_last_rounds_that_were_tested(accuracies: list
     assert "accuracy_late" not in runs[0].line
 
 
-def test_late_of_a_run_without_rounds_is_nothing_and_no_rounds_are_refused() -> None:
+def test_late_without_rounds_is_none_and_zero_rounds_are_refused() -> None:
     runs = Records([record(0.5)])
     assert runs.late(1)[0].line["accuracy_late"] is None
     with pytest.raises(ValueError, match="rounds must be at least 1"):

@@ -1,4 +1,4 @@
-"""What a real study leaves in its folder is what the tables say of it, also when it was stopped in the middle."""
+"""Tables of a real study show what its folder contains, also after an interruption."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Study:
     return found
 
 
-def test_a_study_that_was_stopped_says_what_is_missing_and_goes_on_to_the_same_tables(
-    whole: Study, tmp_path: Path
-) -> None:
+def test_interrupted_study_shows_missing_runs_and_resumes_to_equal_tables(whole: Study, tmp_path: Path) -> None:
     half = study(tmp_path / "half")
     Known.stop_at = "b-high-0"
     with pytest.raises(KeyboardInterrupt):

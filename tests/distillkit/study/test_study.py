@@ -1,4 +1,4 @@
-"""A study: every run once, equal tries, a choice that rests on the tries alone, and nothing lost when it is stopped."""
+"""A study: every run once, equal numbers of configurations, a choice based on them alone, and safe interruption."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def task(name: str = "made", **options: Any) -> Task:
 
 @dataclass(frozen=True)
 class Number:
-    """What a `Known` candidate runs: it comes to `value` and how many classes a network would have."""
+    """What a `Known` candidate runs: it returns `value` and the number of classes of a network."""
 
     value: float
     classes: int = 2
@@ -47,9 +47,9 @@ class Number:
 
 @dataclass(frozen=True)
 class Known(Candidate):
-    """A candidate whose accuracy is known beforehand, and which counts its runs."""
+    """Candidate with a known accuracy, which counts its runs."""
 
-    ran: ClassVar[list[str]] = []
+    executed: ClassVar[list[str]] = []
     stop_at: ClassVar[str] = ""
 
     def run(self, made: Number, job: Job) -> dict[str, Any]:
@@ -79,15 +79,15 @@ def fresh() -> None:
     Known.stop_at = ""
 
 
-def ran(study: Study) -> list[str]:
+def executed(study: Study) -> list[str]:
     study.run(trial=False, progress=False)
     return list(Known.ran)
 
 
-def test_all_compare_equally_many_configurations_and_run_the_best_once_a_seed(tmp_path: Path) -> None:
+def test_all_candidates_compare_equally_many_configurations(tmp_path: Path) -> None:
     candidates = {"Low": known(search=grid(value=[10, 30, 20])), "High": known(search=grid(value=[90, 70, 90]))}
     study = Study(tmp_path, task(), candidates, seeds=(0, 1), tune_seeds=(100, 101))
-    done = ran(study)
+    done = executed(study)
     tried = [name for name in done if name.endswith(("-100", "-101"))]
     assert len(done) == len(set(done)) == 2 * 3 * 2 + 2 * 2
     assert len([name for name in tried if "low" in name]) == len([name for name in tried if "high" in name]) == 6
@@ -106,25 +106,25 @@ def test_all_compare_equally_many_configurations_and_run_the_best_once_a_seed(tm
     assert ways_said["Low"]["tries"][1]["score"] == pytest.approx(0.3 + 100.5 / 1e4)
 
 
-def test_a_study_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+def test_study_resumes_after_an_interruption(tmp_path: Path) -> None:
     def study(folder: str) -> Study:
         candidates = {"A": known(search=grid(value=[1, 2])), "B": known(search=grid(value=[3, 4]))}
         return Study(tmp_path / folder, task(), candidates, seeds=(0, 1))
 
-    whole = ran(study("whole"))
+    whole = executed(study("whole"))
     for place in whole:
         Known.ran.clear()
         Known.stop_at = place
         with pytest.raises(KeyboardInterrupt):
-            ran(study(place))
+            executed(study(place))
         Known.stop_at = ""
-        assert ran(study(place)) == whole
+        assert executed(study(place)) == whole
         for file in ("choice.json", "summary.json"):
             assert (tmp_path / place / file).read_text() == (tmp_path / "whole" / file).read_text()
-    assert ran(study("whole")) == whole  # nothing is done twice
+    assert executed(study("whole")) == whole  # nothing is done twice
 
 
-def test_each_run_of_the_tables_is_told_as_it_ends_and_never_twice(tmp_path: Path) -> None:
+def test_each_run_is_reported_once_when_it_ends(tmp_path: Path) -> None:
     def told(seeds: tuple[int, ...]) -> list[Any]:
         lines: list[Any] = []
         study = Study(tmp_path, task(), {"A": known(search=grid(value=[1, 2]))}, seeds=seeds)
@@ -138,45 +138,45 @@ def test_each_run_of_the_tables_is_told_as_it_ends_and_never_twice(tmp_path: Pat
         Study(tmp_path, task(), {"A": known()}).run(on_run=3)  # type: ignore[arg-type]
 
 
-def test_more_seeds_candidates_and_tasks_may_come_and_what_changed_is_refused(tmp_path: Path) -> None:
+def test_seeds_candidates_and_tasks_can_be_added_but_not_changed(tmp_path: Path) -> None:
     candidates = {"A": known(search=grid(value=[1, 2]))}
-    ran(Study(tmp_path, task(), candidates, seeds=(0,)))
+    executed(Study(tmp_path, task(), candidates, seeds=(0,)))
     Known.ran.clear()
     more = Study(tmp_path, [task(), task("other")], {**candidates, "B": known(search=grid(value=[3, 4]))}, seeds=(0, 1))
-    assert set(ran(more)) == {
+    assert set(executed(more)) == {
         "made-b-0-100", "made-b-1-100", "other-a-0-100", "other-a-1-100", "other-b-0-100", "other-b-1-100",
         "made-b-0", "made-a-1", "made-b-1", "other-a-0", "other-b-0", "other-a-1", "other-b-1",
     }  # fmt: skip
     said = (tmp_path / "choice.json").read_text()
-    ran(Study(tmp_path, task(), candidates, seeds=(0,)))
+    executed(Study(tmp_path, task(), candidates, seeds=(0,)))
     assert (tmp_path / "choice.json").read_text() == said  # what is not asked for again stays
     with pytest.raises(ValueError, match="different candidates with the names A"):
-        ran(Study(tmp_path, task(), {"A": known(search=grid(value=[1, 5]))}))
+        executed(Study(tmp_path, task(), {"A": known(search=grid(value=[1, 5]))}))
     with pytest.raises(ValueError, match="different tasks with the names made"):
-        ran(Study(tmp_path, task(rounds=3), candidates))
+        executed(Study(tmp_path, task(rounds=3), candidates))
     with pytest.raises(ValueError, match="study.json has rule=last, got own"):
-        ran(Study(tmp_path, task(), candidates, rule="own"))
+        executed(Study(tmp_path, task(), candidates, rule="own"))
 
 
-def test_a_configuration_that_fails_is_never_chosen_and_says_why(tmp_path: Path) -> None:
-    ran(Study(tmp_path / "a", task(), {"A": known(search=grid(value=[-1, 0]))}, seeds=(0,)))
+def test_failing_configuration_is_never_chosen_and_has_a_reason(tmp_path: Path) -> None:
+    executed(Study(tmp_path / "a", task(), {"A": known(search=grid(value=[-1, 0]))}, seeds=(0,)))
     tries = json.loads((tmp_path / "a" / "choice.json").read_text())["tasks"]["made"]["A"]["tries"]
     assert (tries[0]["score"], tries[0]["errors"]) == (None, ["FloatingPointError: it diverged"])
     with pytest.raises(
         ValueError, match="candidates\\['A'\\] on made has no configuration with a score: FloatingPointError"
     ):
-        ran(Study(tmp_path / "b", task(), {"A": known(search=grid(value=[-1, -2]))}, seeds=(0,)))
+        executed(Study(tmp_path / "b", task(), {"A": known(search=grid(value=[-1, -2]))}, seeds=(0,)))
     with pytest.raises(FloatingPointError):
-        ran(Study(tmp_path / "c", task(), {"A": known(settings={"value": -1})}, seeds=(0,)))
+        executed(Study(tmp_path / "c", task(), {"A": known(settings={"value": -1})}, seeds=(0,)))
 
 
-def test_the_rule_may_look_at_the_clients_own_tests(tmp_path: Path) -> None:
+def test_rule_may_use_the_clients_own_tests(tmp_path: Path) -> None:
     study = Study(tmp_path, task(), {"A": known(search=grid(value=[10, 30]))}, seeds=(0,), rule="own")
-    ran(study)
+    executed(study)
     assert study.records()[0].line["settings"] == {"value": 10}
 
 
-def test_a_candidate_may_have_a_rule_of_its_own_and_the_choice_says_which(tmp_path: Path) -> None:
+def test_candidate_may_have_its_own_rule_named_in_the_choice(tmp_path: Path) -> None:
     tries = grid(value=[10, 30])
     candidates = {
         "Global": known(search=tries),
@@ -184,38 +184,38 @@ def test_a_candidate_may_have_a_rule_of_its_own_and_the_choice_says_which(tmp_pa
         "Control": known(like="Personal"),
     }
     study = Study(tmp_path, task(), candidates, seeds=(0,))
-    ran(study)
+    executed(study)
     assert [r.line["settings"] for r in study.records()] == [{"value": value} for value in (30, 10, 10)]
     tuned, facts = read_choice(tmp_path)
     assert [one.rule for one in tuned] == ["last", "own", None]
     assert facts["rule"] == "last"
     assert "rule: last; own for Personal; tuning seeds" in str(tuning_table(tmp_path))
     with pytest.raises(ValueError, match="different candidates with the names Personal"):
-        ran(Study(tmp_path, task(), {"Personal": known(search=tries)}, seeds=(0,)))
+        executed(Study(tmp_path, task(), {"Personal": known(search=tries)}, seeds=(0,)))
     with pytest.raises(ValueError, match="rule must be one of"):
         known(rule="best")
     with pytest.raises(ValueError, match="like='A' uses that candidate's choice"):
         known(like="A", rule="own")
 
 
-def test_configurations_may_be_made_on_another_task(tmp_path: Path) -> None:
+def test_configurations_may_be_compared_on_another_task(tmp_path: Path) -> None:
     study = Study(tmp_path, task(), {"A": known(search=grid(value=[10, 30]))}, seeds=(0,), tune_on=task("public"))
-    assert ran(study) == ["public-a-0-100", "public-a-1-100", "made-a-0"]
+    assert executed(study) == ["public-a-0-100", "public-a-1-100", "made-a-0"]
     assert study.records()[0].line["settings"] == {"value": 30}
 
 
-def test_a_control_takes_anothers_settings_and_its_own_beside_them(tmp_path: Path) -> None:
+def test_control_uses_anothers_settings_and_its_own(tmp_path: Path) -> None:
     candidates = {
         "A": known(search=grid(value=[10, 30])),
         "Like A": Known(lambda factory, value, classes: Number(value, classes), settings={"classes": 3}, like="A"),
     }
     study = Study(tmp_path, task(), candidates, seeds=(0,))
-    assert ran(study) == ["made-a-0-100", "made-a-1-100", "made-a-0", "made-like-a-0"]
+    assert executed(study) == ["made-a-0-100", "made-a-1-100", "made-a-0", "made-like-a-0"]
     assert study.records()[1].line["settings"] == {"value": 30, "classes": 3}
     assert json.loads((tmp_path / "choice.json").read_text())["tasks"]["made"]["Like A"]["like"] == "A"
 
 
-def test_an_ablation_runs_on_its_tasks_and_with_its_seeds_alone(tmp_path: Path) -> None:
+def test_ablation_runs_only_on_its_tasks_and_seeds(tmp_path: Path) -> None:
     candidates = {
         "A": known(search=grid(value=[10, 30])),
         "B": known(search=grid(value=[10, 20]), tasks=["two"]),
@@ -228,21 +228,21 @@ def test_an_ablation_runs_on_its_tasks_and_with_its_seeds_alone(tmp_path: Path) 
     everything = ["one-a-0", "two-a-0", "two-b-0", "one-a-1", "two-a-1", "two-b-1", "two-c-1"]
     tries = ["one-a-0-100", "one-a-1-100", "two-a-0-100", "two-a-1-100", "two-b-0-100", "two-b-1-100"]
     assert sum(row.runs for row in study().estimate().rows) == len(everything) + len(tries)
-    assert ran(study()) == [*tries, *everything]
+    assert executed(study()) == [*tries, *everything]
     assert {record.line["run"] for record in study().records()} == set(everything)
     assert study().records().missing == ()
     assert {t.method for t in read_choice(tmp_path)[0] if t.task == "one"} == {"A"}
     (tmp_path / "two-c-1" / "summary.json").unlink()
     assert study().records().missing == (("two", "C", 1),)
     Known.ran.clear()
-    assert ran(Study(tmp_path, [task("one"), task("two")], {"A": candidates["A"]}, seeds=(0, 1))) == []
+    assert executed(Study(tmp_path, [task("one"), task("two")], {"A": candidates["A"]}, seeds=(0, 1))) == []
     assert study().records().missing == (("two", "C", 1),)  # what the folder has asked for stays asked for
     candidates["C"] = replace(candidates["C"], seeds=[0, 1])
-    assert ran(study()) == ["two-c-0", "two-c-1"]
+    assert executed(study()) == ["two-c-0", "two-c-1"]
 
 
-def test_one_configuration_each_means_that_nothing_is_tuned(tmp_path: Path) -> None:
-    assert ran(Study(tmp_path, task(), {"A": known(), "B": known()}, seeds=(0,))) == ["made-a-0", "made-b-0"]
+def test_one_configuration_each_tunes_nothing(tmp_path: Path) -> None:
+    assert executed(Study(tmp_path, task(), {"A": known(), "B": known()}, seeds=(0,))) == ["made-a-0", "made-b-0"]
 
 
 @pytest.mark.parametrize(
@@ -281,12 +281,14 @@ def test_one_configuration_each_means_that_nothing_is_tuned(tmp_path: Path) -> N
         ({"rule": "best"}, ValueError, "rule must be one of"),
     ],
 )
-def test_wrong_arguments_are_named(tmp_path: Path, options: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_invalid_arguments_are_named(
+    tmp_path: Path, options: dict[str, Any], error: type[Exception], words: str
+) -> None:
     with pytest.raises(error, match=words):
         Study(tmp_path, **{"tasks": task(), "candidates": {"A": known()}, **options})
 
 
-def test_a_candidate_says_what_is_wrong_with_it() -> None:
+def test_invalid_candidate_is_refused_with_the_reason() -> None:
     with pytest.raises(ValueError, match="tasks must hold at least one"):
         known(tasks=[])
     with pytest.raises(TypeError, match="tasks"):
@@ -304,10 +306,10 @@ def test_a_candidate_says_what_is_wrong_with_it() -> None:
         grid(lr=[])
 
 
-def test_a_task_of_no_name_is_refused_before_anything_is_done(tmp_path: Path) -> None:
+def test_task_without_a_name_is_refused_first(tmp_path: Path) -> None:
     study = Study(tmp_path, task(partition=lambda labels: [torch.arange(len(labels))]), {"A": known()})
     with pytest.raises(SerializationError, match="tasks\\['made'\\].partition"):
-        ran(study)
+        executed(study)
     assert not Known.ran
 
 
@@ -322,7 +324,7 @@ def whole(real: LabeledImages, *, callback: Any = None) -> LabeledImages:
     return real
 
 
-def test_sets_are_made_judged_and_kept_the_same_in_processes(tmp_path: Path) -> None:
+def test_sets_are_made_evaluated_and_kept_equal_in_processes(tmp_path: Path) -> None:
     candidates = {
         "DM": Condense(few(3), search=grid(lr=[0.1, 1.0]), num_networks=2, protocol=Protocol(epochs=2, batch=4)),
         "random": Condense(
@@ -344,9 +346,7 @@ def test_sets_are_made_judged_and_kept_the_same_in_processes(tmp_path: Path) -> 
     assert not expected.rows  # all is done
 
 
-def test_an_estimate_counts_every_epoch_of_a_training_and_its_test_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_estimate_counts_every_epoch_and_one_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
 
     def takes(seconds: float) -> Any:
@@ -370,12 +370,12 @@ def test_an_estimate_counts_every_epoch_of_a_training_and_its_test_once(
     "wrong", [{"draws": 0}, {"threads": 0}, {"delta": 1.0}, {"protocol": Protocol}],
     ids=["draws", "threads", "delta", "protocol"],
 )  # fmt: skip
-def test_what_judges_a_set_is_looked_at_before_the_set_is_made(wrong: dict[str, Any]) -> None:
+def test_evaluation_options_are_checked_before_the_set_is_made(wrong: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
         Condense(lambda factory: random_subset, **wrong)
 
 
-def test_a_private_condenser_is_given_a_ledger_and_its_epsilon_is_the_ledgers(tmp_path: Path) -> None:
+def test_private_condenser_gets_a_ledger_and_reports_its_epsilon(tmp_path: Path) -> None:
     def charged(real: LabeledImages, *, ledger: Ledger, generator: Any) -> LabeledImages:
         ledger.spend(Event("a test", sigma=2.0, rate=1.0, count=1))
         return random_subset(real, ipc=1, generator=generator)
@@ -390,7 +390,7 @@ def test_a_private_condenser_is_given_a_ledger_and_its_epsilon_is_the_ledgers(tm
     assert "charged" in config["recipe_missing"]
 
 
-def test_a_condenser_with_a_callback_of_its_own_kind_and_all_the_images_as_a_set(tmp_path: Path) -> None:
+def test_condensers_with_callbacks_and_full_data_sets_run(tmp_path: Path) -> None:
     protocol = Protocol(epochs=1)
     [record] = Study(
         tmp_path, task(), {"all": Condense(lambda factory: whole, num_networks=1, protocol=protocol)}, seeds=(0,)
@@ -401,8 +401,8 @@ def test_a_condenser_with_a_callback_of_its_own_kind_and_all_the_images_as_a_set
     assert 0 <= record.line["cpu_seconds_condense"] <= record.line["cpu_seconds_test"]
 
 
-def test_a_set_that_lies_there_is_not_made_again_and_its_seconds_are_not_known(tmp_path: Path) -> None:
-    """Stopped between the set and its test: what was paid for is used, and no wrong time is written down."""
+def test_existing_set_is_not_remade_and_its_seconds_are_unknown(tmp_path: Path) -> None:
+    """Interrupted between the set and its evaluation: the set is reused, and no wrong time is recorded."""
     made: list[int] = []
 
     def make(real: LabeledImages, *, generator: Any) -> LabeledImages:
@@ -421,7 +421,7 @@ def test_a_set_that_lies_there_is_not_made_again_and_its_seconds_are_not_known(t
     assert first.line["seconds_condense"] > 0
 
 
-def test_a_make_that_is_stopped_goes_on_from_its_last_saved_step(
+def test_interrupted_condenser_continues_from_its_last_saved_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("distillkit.study.condense._SAVE_INTERVAL", 0.0)
@@ -445,13 +445,13 @@ def test_a_make_that_is_stopped_goes_on_from_its_last_saved_step(
     assert not state.exists()
 
 
-def test_what_makes_no_set_is_refused_by_its_type(tmp_path: Path) -> None:
+def test_functions_that_return_no_set_are_refused_by_type(tmp_path: Path) -> None:
     candidate = Condense(lambda factory: lambda real: real.images, num_networks=1, protocol=Protocol(epochs=1))
     with pytest.raises(TypeError, match="the condenser that make returned must return a LabeledImages, got Tensor"):
         Study(tmp_path, task(), {"A": candidate}, seeds=(0,)).estimate()
 
 
-def test_a_make_may_ask_for_the_task(tmp_path: Path) -> None:
+def test_condenser_may_request_the_task(tmp_path: Path) -> None:
     asked: list[str] = []
 
     def make(factory: Any, task: Task) -> Number:
@@ -465,13 +465,13 @@ def test_a_make_may_ask_for_the_task(tmp_path: Path) -> None:
 def test_errors_name_a_wrong_setting_and_a_script_without_main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     study = Study(tmp_path, task(), {"A": known(settings={"learning": 1})}, seeds=(0,))
     with pytest.raises(TypeError, match="candidates\\['A'\\] cannot be built with {'learning': 1}"):
-        ran(study)
+        executed(study)
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
     with pytest.raises(RuntimeError, match="if __name__ == '__main__'"):
-        ran(study)
+        executed(study)
 
 
-def test_what_a_study_will_take_is_measured_and_counts_what_is_left(tmp_path: Path) -> None:
+def test_estimated_time_counts_the_remaining_runs(tmp_path: Path) -> None:
     candidates = {"A": known(search=grid(value=[1, 2])), "B": known(search=grid(value=[3, 4]))}
     study = Study(tmp_path, task(), candidates, seeds=(0, 1))
     assert {(row.method, row.runs) for row in study.estimate().rows} == {("A", 4), ("B", 4)}
@@ -481,13 +481,13 @@ def test_what_a_study_will_take_is_measured_and_counts_what_is_left(tmp_path: Pa
     assert memory is None or memory > 10_000_000
     Known.stop_at = "made-b-1"
     with pytest.raises(KeyboardInterrupt):
-        ran(study)
+        executed(study)
     assert [(row.method, row.runs) for row in study.estimate(processes=1).rows] == [("B", 1)]
 
 
 @dataclass(frozen=True)
 class Slow(Known):
-    """A candidate whose trial takes two seconds of a clock, and every run of it twenty."""
+    """Candidate whose trial takes two seconds of a fake clock, and every run twenty."""
 
     tried: ClassVar[list[str]] = []
     clock: ClassVar[list[float]] = [0.0]
@@ -501,10 +501,10 @@ class Slow(Known):
         return name != "rounds"
 
 
-def test_a_control_is_not_tried_where_that_is_no_small_part_of_its_runs(
+def test_control_gets_no_trial_if_that_is_no_small_part_of_its_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tenth of one run, but a fortieth of four; and what is made otherwise, or runs longer, tells of itself alone."""
+    """A tenth of one run, but a fortieth of four. Other ways of making a set, and longer runs, have their own trial."""
 
     def make(factory: Any, value: float = 1.0) -> Number:
         return Number(value)
@@ -527,7 +527,7 @@ def test_a_control_is_not_tried_where_that_is_no_small_part_of_its_runs(
     assert "which would take over 5% of their time: 1. They are estimated as the candidate they are like." in str(found)
 
 
-def test_networks_are_made_where_the_run_computes_and_others_may_be_tested(tmp_path: Path) -> None:
+def test_networks_are_created_on_the_runs_device_and_others_evaluated(tmp_path: Path) -> None:
     seen: list[tuple[str, int]] = []
 
     def seeing(real: LabeledImages, *, factory: Any) -> LabeledImages:

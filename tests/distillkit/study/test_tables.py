@@ -1,4 +1,4 @@
-"""Tables say what the records hold, and intervals hold what they promise."""
+"""Tables show the content of records, and intervals have their stated coverage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RUNS = [
 HELD = "accuracy_clients.worst10"
 
 
-def test_the_summary_table_is_what_the_records_hold() -> None:
+def test_summary_table_shows_the_records() -> None:
     table = summary_table(RUNS, columns=["bytes_up", HELD])
     none = ("–", "–", "–")
     assert table.cells == (
@@ -51,17 +51,17 @@ def test_the_summary_table_is_what_the_records_hold() -> None:
     assert all(row.keys() == first.keys() for row in table.rows)
 
 
-def test_a_folder_gives_the_same_table(tmp_path: Path) -> None:
+def test_folder_gives_the_same_table(tmp_path: Path) -> None:
     runs = sorted(RUNS, key=lambda r: r.line["run"])
     assert str(summary_table(str(write(tmp_path, runs)))) == str(summary_table(runs))
 
 
-def test_pandas_would_have_one_value_a_cell() -> None:
+def test_rows_for_pandas_have_one_value_a_cell() -> None:
     for row in summary_table(RUNS, columns=["failed", "run"]).rows:
         assert all(value is None or isinstance(value, str | int | float) for value in row.values())
 
 
-def test_what_a_mean_would_hide_is_said() -> None:
+def test_failures_and_missing_seeds_are_noted_beside_a_mean() -> None:
     runs = [record([0.5], "A", 0, failed=2), record([0.5], "A", 1, failed=1, epsilon=3.0)]
     said = str(summary_table(runs))
     assert "A on digits: 3 client replies failed and were left out." in said
@@ -76,12 +76,12 @@ def test_what_a_mean_would_hide_is_said() -> None:
     assert "a single seed has none" in str(summary_table([record(0.5)]))
 
 
-def test_settings_are_words_and_not_measurements() -> None:
+def test_settings_are_strings_and_not_measurements() -> None:
     runs = [record(0.5, "A", seed, settings={"lr": lr, "on": True}) for seed, lr in ((0, 0.3), (1, 0.3), (2, 0.1))]
     assert summary_table(runs, columns=["settings.lr", "settings.on"]).cells[0][-2:] == ("0.3, 0.1", "true")
 
 
-def test_an_epsilon_says_what_it_is_of_and_a_lacking_one_why() -> None:
+def test_epsilon_has_its_unit_of_privacy_and_its_absence_a_reason() -> None:
     facts = {"delta": 1e-5, "relation": "add or remove one record"}
     runs = [
         record(0.5, "A", epsilon=8.0, epsilon_remarks=["loose by 4 %"], **facts),
@@ -103,7 +103,7 @@ def test_candidates_without_a_finished_run_have_a_row() -> None:
     assert table.rows[1]["accuracy_last"] is None
 
 
-def test_best_rounds_are_printed_where_there_are_rounds() -> None:
+def test_best_rounds_are_printed_if_there_are_rounds() -> None:
     made = summary_table([record(0.5, "DM", accuracy_best=None)])
     assert made.header == ("task", "method", "seeds", "last %")
     assert "best round" not in str(made)
@@ -111,7 +111,7 @@ def test_best_rounds_are_printed_where_there_are_rounds() -> None:
     assert "best % *" in summary_table([record([0.5])]).header
 
 
-def test_a_star_is_explained_where_one_is_left() -> None:
+def test_stars_are_explained_if_there_are_any() -> None:
     table = summary_table(RUNS)
     starred = [name for name in table.header if "*" in name]
     assert CHOSEN_ON_TEST in table.without(starred[0]).notes
@@ -119,7 +119,7 @@ def test_a_star_is_explained_where_one_is_left() -> None:
     assert bare.notes == tuple(note for note in table.notes if note != CHOSEN_ON_TEST)
 
 
-def test_rounds_without_a_test_are_passed_over() -> None:
+def test_rounds_without_an_evaluation_are_skipped() -> None:
     table = summary_table([record([None, 0.4, None, 0.3], "A", seed) for seed in (0, 1)])
     assert table.cells[0][5] == "40.0 (round 2)"
 
@@ -128,12 +128,12 @@ def test_rounds_without_a_test_are_passed_over() -> None:
     ("columns", "error"),
     [(["nothing"], ValueError), ("bytes_up", TypeError), ([3], TypeError), (None, TypeError), (3, TypeError)],
 )
-def test_columns_that_no_run_has_are_refused(columns: Any, error: type[Exception]) -> None:
+def test_columns_of_no_run_are_refused(columns: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="columns must"):
         summary_table(RUNS, columns=columns)
 
 
-def test_a_name_with_a_bar_stays_one_cell_and_html_is_escaped() -> None:
+def test_name_with_a_bar_stays_one_cell_and_html_is_escaped() -> None:
     table = summary_table([record([0.5], "a|b <i>")])
     assert "| a\\|b <i> |" in str(table)
     html = table._repr_html_()
@@ -153,7 +153,7 @@ def runs_of(a: list[float], b: list[float]) -> list[Any]:
 
 
 @given(seeds.flatmap(lambda n: st.tuples(*[st.lists(accuracy, min_size=n, max_size=n)] * 2)))
-def test_the_interval_is_the_textbooks(pair: tuple[list[float], list[float]]) -> None:
+def test_interval_equals_the_textbook_formula(pair: tuple[list[float], list[float]]) -> None:
     """Mean ± t s / sqrt(n), with t of 95 % from the table of Student's distribution."""
     table = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706}
     d = np.array(pair[1]) - np.array(pair[0])
@@ -165,7 +165,7 @@ def test_the_interval_is_the_textbooks(pair: tuple[list[float], list[float]]) ->
 
 
 @given(seeds.flatmap(lambda n: st.tuples(*[st.lists(accuracy, min_size=n, max_size=n)] * 3)))
-def test_a_shift_of_each_seed_changes_nothing_and_the_sides_are_opposite(drawn: tuple[list[float], ...]) -> None:
+def test_shift_of_each_seed_changes_nothing_and_sides_are_opposite(drawn: tuple[list[float], ...]) -> None:
     a, b, shift = drawn
     [row] = paired_differences(runs_of(a, b), "A").rows
     moved = [[x + (s - 0.5) / 3 for x, s in zip(values, shift)] for values in (a, b)]
@@ -177,7 +177,7 @@ def test_a_shift_of_each_seed_changes_nothing_and_the_sides_are_opposite(drawn: 
 
 
 @pytest.mark.parametrize(("n", "confidence"), [(3, 0.95), (5, 0.8)])
-def test_the_interval_holds_the_truth_as_often_as_it_says(n: int, confidence: float) -> None:
+def test_interval_has_its_stated_coverage(n: int, confidence: float) -> None:
     """2,000 studies of normal differences with mean 0.02; the count lies in the middle 99.9 % of the binomial law."""
     draws = np.random.default_rng(7).normal(0.02, 0.05, (2000, n))
     bounds = [interval(d.tolist(), confidence) for d in draws]
@@ -185,7 +185,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(n: int, confidence: fl
     assert binom.ppf(0.0005, 2000, confidence) <= held <= binom.ppf(0.9995, 2000, confidence)
 
 
-def test_only_seeds_of_both_count_and_what_has_no_interval_says_so() -> None:
+def test_only_common_seeds_count_and_a_missing_interval_is_noted() -> None:
     runs = [
         *(record(0.5, "FedAvg", seed) for seed in range(3)),
         *(record(0.5 + 0.1 * seed, "one", seed) for seed in (1,)),
@@ -206,7 +206,7 @@ def test_only_seeds_of_both_count_and_what_has_no_interval_says_so() -> None:
     assert table.cells[1][3] == "+21.0"
 
 
-def test_bases_and_confidences_that_cannot_be_are_refused() -> None:
+def test_impossible_bases_and_confidences_are_refused() -> None:
     runs = runs_of([0.1], [0.2])
     with pytest.raises(ValueError, match="base must be on every task; 'digits' has no 'FedAvg', but 'A', 'B'"):
         paired_differences(runs)
@@ -229,7 +229,7 @@ def test_other_columns_keep_their_units() -> None:
 # Reruns.
 
 
-def test_a_rerun_says_what_moved_by_more_than_its_spread() -> None:
+def test_rerun_lists_changes_beyond_the_spread() -> None:
     before = [
         *(record(a, "same", s) for s, a in enumerate((0.5, 0.6))),
         *(record(a, "within", s) for s, a in enumerate((0.5, 0.6))),
@@ -252,7 +252,7 @@ def test_a_rerun_says_what_moved_by_more_than_its_spread() -> None:
 
 
 @given(st.lists(accuracy, min_size=2, max_size=4), st.lists(accuracy, min_size=2, max_size=4))
-def test_there_and_back_is_the_opposite(a: list[float], b: list[float]) -> None:
+def test_swapping_base_and_candidate_flips_the_sign(a: list[float], b: list[float]) -> None:
     one, other = ([record(value, "A", s) for s, value in enumerate(values)] for values in (a, b))
     [there], [back] = compare_studies(one, other).rows, compare_studies(other, one).rows
     assert there["difference"] == -back["difference"]

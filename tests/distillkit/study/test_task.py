@@ -1,4 +1,4 @@
-"""A task: who holds what, and that nobody's test images are trained on."""
+"""A task: the owners of data, and separation of training and test images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLAIN = Normalization([0.0], [1.0])
 
 
 def images(count: int, classes: int = 3, seed: int = 0, **columns: torch.Tensor) -> LabeledImages:
-    """Images whose only pixel is their number."""
+    """Return images whose only pixel is their number."""
     rng = torch.Generator().manual_seed(seed)
     pixels = torch.arange(count, dtype=torch.float32).view(-1, 1, 1, 1).expand(-1, 1, 4, 4).clone()
     labels = torch.randint(classes, (count,), generator=rng)
@@ -62,7 +62,7 @@ def test_every_image_has_one_use(seed: int, own: float, share: float, validation
 
 @settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 99), keep=st.sets(st.integers(0, 59)), own=st.sampled_from([0.0, 0.3]))
-def test_a_record_stays_with_its_owner_in_a_subset(seed: int, keep: set[int], own: float) -> None:
+def test_record_stays_with_its_owner_in_a_subset(seed: int, keep: set[int], own: float) -> None:
     one = task(own_tests=own)
     split = one.load()
     whole = one.assign(split, seed)
@@ -76,7 +76,7 @@ def test_a_record_stays_with_its_owner_in_a_subset(seed: int, keep: set[int], ow
 
 @settings(deadline=None, max_examples=15)
 @given(seed=st.integers(0, 99), own=st.sampled_from([0.0, 0.3]), validation=st.booleans())
-def test_a_candidate_without_clients_trains_on_what_clients_train_on(seed: int, own: float, validation: bool) -> None:
+def test_candidate_without_clients_trains_on_the_clients_data(seed: int, own: float, validation: bool) -> None:
     one = task(own_tests=own, server_share=0.2)
     split = one.load()
     dealt, (pooled, test) = one.assign(split, seed, validation=validation), one.pooled(split, validation=validation)
@@ -84,7 +84,7 @@ def test_a_candidate_without_clients_trains_on_what_clients_train_on(seed: int, 
     assert numbers(test) == numbers(dealt.test)
 
 
-def test_configurations_are_judged_on_what_nobody_trains_on_and_never_on_the_test_set() -> None:
+def test_configurations_are_compared_on_held_out_data_not_the_test_set() -> None:
     one = task()
     split = one.load()
     dealt, whole = one.assign(split, 3, validation=True), one.assign(split, 3)
@@ -99,8 +99,8 @@ def test_configurations_are_judged_on_what_nobody_trains_on_and_never_on_the_tes
 
 @settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 99), own=st.sampled_from([0.0, 0.3]), share=st.sampled_from([0.0, 0.25]))
-def test_pictures_that_belong_together_are_on_one_side_of_every_cut(seed: int, own: float, share: float) -> None:
-    """Three corruptions of each of 40 pictures: clients are corruptions, tests are of other pictures."""
+def test_grouped_images_are_on_one_side_of_every_split(seed: int, own: float, share: float) -> None:
+    """Three corruptions of each of 40 images: clients are corruptions, tests are of other images."""
     whole = images(120, domain=torch.arange(120) // 40, picture=torch.arange(120) % 40)
     split = split_by(whole.replace(labels=(torch.arange(120) % 40) % 3), "picture", 0.25)
     one = Task("made", split, own_tests=own, server_share=share)
@@ -119,7 +119,7 @@ def test_pictures_that_belong_together_are_on_one_side_of_every_cut(seed: int, o
 
 @settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 99), tried=st.integers(100, 199), share=st.sampled_from([0.0, 0.2]))
-def test_no_configuration_sees_an_image_that_clients_are_tested_on(seed: int, tried: int, share: float) -> None:
+def test_no_configuration_uses_a_clients_test_image(seed: int, tried: int, share: float) -> None:
     one = task(own_tests=0.3, server_share=share)
     split = one.load()
     tries, dealt = one.assign(split, tried, validation=True), one.assign(split, seed)
@@ -130,7 +130,7 @@ def test_no_configuration_sees_an_image_that_clients_are_tested_on(seed: int, tr
     assert tested == set().union(*(numbers(t) for t in one.assign(split, seed + 1).own_tests))
 
 
-def test_columns_of_the_set_are_clients_by_default_and_arguments_by_name() -> None:
+def test_columns_are_clients_by_default_and_arguments_by_name() -> None:
     train = images(12, domain=torch.arange(12) % 3)
     split = Split(train, images(4, seed=1), ("a", "b", "c"))
     by_default = Task("domains", data=split).assign(split, 0)
@@ -139,14 +139,14 @@ def test_columns_of_the_set_are_clients_by_default_and_arguments_by_name() -> No
     assert [numbers(c) for c in named.clients] == [numbers(c) for c in by_default.clients]
 
 
-def test_the_seed_of_a_run_is_the_partitions() -> None:
+def test_seed_of_a_run_is_the_partitions() -> None:
     one = task()
     split = one.load()
     wanted = partition.dirichlet(split.train.labels, 4, 0.5, generator=7, min_size=0)
     assert all(torch.equal(a, b) for a, b in zip(one.assign(split, 7).owners, wanted, strict=True))
 
 
-def test_a_task_says_itself_in_json_and_is_built_again(tmp_path: Path) -> None:
+def test_task_round_trips_through_json(tmp_path: Path) -> None:
     one = Task(
         "digits", data=partial(load, "digits", size=8), partition=partial(partition.dirichlet, clients=3, alpha=0.1),
         factory=partial(ConvNet, (1, 8, 8), width=4, depth=1), rounds=2, own_tests=0.2,
@@ -185,12 +185,12 @@ def test_tensors_become_a_split() -> None:
         ({"rounds": 0}, ValueError, "rounds"),
     ],
 )
-def test_wrong_arguments_are_named(options: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_invalid_arguments_are_named(options: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         Task(**{"name": "made", "data": task().data, **options})
 
 
-def test_a_set_without_owners_needs_a_partition() -> None:
+def test_set_without_owners_needs_a_partition() -> None:
     one = Task("made", data=task().data)
     with pytest.raises(ValueError, match="partition must be given"):
         one.assign(one.load(), 0)

@@ -1,4 +1,4 @@
-"""What was tried and chosen is read back, and a study that tried one candidate more than another is refused."""
+"""Configurations and choices are read back, and unequal numbers of configurations are refused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write(folder: Path, candidates: dict[str, Any], **others: Any) -> Path:
     return folder
 
 
-def test_configurations_are_counted_and_candidates_that_take_anothers_have_its(tmp_path: Path) -> None:
+def test_configurations_are_counted_and_controls_have_those_of_another(tmp_path: Path) -> None:
     write(tmp_path, {"FedAvg": AVG, "FedProx": PROX, "Local": LIKE})
     assert (
         equal_search_sizes(tmp_path) == equal_search_sizes(str(tmp_path / "choice.json")) == {"digits": 3, "other": 3}
@@ -56,7 +56,7 @@ def test_configurations_are_counted_and_candidates_that_take_anothers_have_its(t
         equal_search_sizes(tmp_path)
 
 
-def test_the_table_says_what_was_chosen_and_where_the_grid_ended(tmp_path: Path) -> None:
+def test_table_shows_the_choice_and_the_grids_edges(tmp_path: Path) -> None:
     table = tuning_table(write(tmp_path, {"FedAvg": AVG, "FedProx": PROX, "Local": LIKE, "DM": tried()}))
     assert table.cells[:4] == (
         ("digits", "FedAvg", "lr=0.3", "3 (1 failed)", "90.0", "50.0", "–"),
@@ -75,13 +75,13 @@ def test_the_table_says_what_was_chosen_and_where_the_grid_ended(tmp_path: Path)
     assert read_choice(tmp_path)[1] == {"rule": "last", "seeds": [100]}
 
 
-def test_of_two_values_one_is_always_at_the_edge_which_says_nothing(tmp_path: Path) -> None:
+def test_two_values_are_not_marked_as_edges(tmp_path: Path) -> None:
     assert tuning_table(write(tmp_path, {"A": tried(0.1, 0.2, lr=[0.1, 0.3])})).rows[0]["edge"] is None
     assert tuning_table(write(tmp_path, {"A": tried(0.3, 0.2, 0.1, lr=[0.1, 0.3, 0.2])})).rows[0]["edge"] == "lr"
     assert tuning_table(write(tmp_path, {"A": tried(0.3, 0.2, 0.1, norm=["a", "b", "c"])})).rows[0]["edge"] is None
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_unreadable_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"choice\.json does not exist"):
         equal_search_sizes(tmp_path)
     (tmp_path / "choice.json").write_text("{")
