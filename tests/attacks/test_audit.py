@@ -1,4 +1,4 @@
-"""Audits: calibrated on true claims, sharp on false ones, equal to their papers' formulas on small numbers."""
+"""Audits: calibrated on true claims, powerful on false ones, equal to their papers' formulas on small numbers."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ PROFILE = [(e, gaussian_delta(SIGMA, e)) for e in torch.linspace(0, EPSILON, 33)
 
 
 def runs(sigma: float, count: int, seed: int, sensitivity: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Fresh runs of a Gaussian mechanism with the record and without."""
+    """Return fresh runs of a Gaussian mechanism with the record and without."""
     noise = sigma * torch.randn(2, count, generator=derive(seed), dtype=torch.float64)
     return noise[0] + sensitivity, noise[1]
 
 
-def test_a_true_claim_is_hardly_ever_refuted() -> None:
+def test_true_claim_is_rarely_refuted() -> None:
     """Level 1 %: of 300 audits of the exact mechanism 3 are expected, 11 or more have a chance below 3e-4."""
     assert sum(audit_claim(*runs(SIGMA, 500, s), PROFILE).refuted for s in range(300)) <= 10
 
 
 @pytest.mark.parametrize(("sigma", "sensitivity"), [(SIGMA / 2, 1.0), (1e-6, 1.0), (SIGMA, 10.0)])
-def test_halved_noise_left_out_noise_and_a_skipped_clip_are_caught(sigma: float, sensitivity: float) -> None:
+def test_halved_noise_missing_noise_and_a_skipped_clip_are_detected(sigma: float, sensitivity: float) -> None:
     assert sum(audit_claim(*runs(sigma, 500, s, sensitivity), PROFILE).refuted for s in range(40)) >= 38
 
 
-def test_the_profile_shows_what_one_epsilon_does_not() -> None:
-    """Noise halved: the bound from raw counts stays below the claimed 4 with 1,000 runs, the profile audit_claim."""
+def test_privacy_profile_detects_more_than_one_epsilon() -> None:
+    """Halved noise: the bound from raw counts stays below the claimed 4 with 1,000 runs; the profile refutes it."""
     worlds = runs(SIGMA / 2, 1000, 0)
     assert epsilon_lower_bound(*worlds, 1e-5) < EPSILON
     assert audit_claim(*worlds, PROFILE).refuted
@@ -46,14 +46,14 @@ def test_the_profile_shows_what_one_epsilon_does_not() -> None:
 
 @pytest.mark.parametrize("flipped", [False, True])
 @pytest.mark.parametrize("negated", [False, True])
-def test_any_direction_is_found(flipped: bool, negated: bool) -> None:
+def test_leak_in_any_direction_is_found(flipped: bool, negated: bool) -> None:
     inside, outside = runs(SIGMA / 3, 500, 1)
     worlds = (outside, inside) if flipped else (inside, outside)
     assert audit_claim(*((-w if negated else w) for w in worlds), PROFILE).refuted
 
 
-def test_a_leak_in_one_run_of_ten_is_found() -> None:
-    """Pure delta: 10 % of runs print the record. Only points of small epsilon and large delta can see that."""
+def test_leak_in_one_run_of_ten_is_found() -> None:
+    """Pure delta: 10 % of runs print the record. Only points with small epsilon and large delta detect that."""
     inside, outside = runs(SIGMA, 2000, 2)
     inside[::10] = 1e9
     found = audit_claim(inside, outside, PROFILE)
@@ -63,7 +63,7 @@ def test_a_leak_in_one_run_of_ten_is_found() -> None:
 
 
 def in_one_of(columns: int, sigma: float, count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Runs with a score for each of several parts, the first of which has other noise, and the sum of all parts."""
+    """Return runs with a score for each of several parts, the first with another noise, and the sum of all parts."""
     worlds = []
     for number, inside in enumerate((True, False)):
         noise = torch.randn(count, columns, generator=derive(seed, number), dtype=torch.float64)
@@ -73,8 +73,8 @@ def in_one_of(columns: int, sigma: float, count: int, seed: int) -> tuple[torch.
     return worlds[0], worlds[1]
 
 
-def test_of_several_scores_the_telling_one_is_found() -> None:
-    """One part of nine without noise: the sum of all, which the record moves by 1, hides it; the part shows it."""
+def test_informative_score_of_several_is_found() -> None:
+    """One of nine parts has no noise: the sum, which the record moves by 1, hides it; the part shows it."""
     worlds = [in_one_of(9, 1e-6, 500, s) for s in range(20)]
     assert sum(audit_claim(i[:, 0], o[:, 0], PROFILE).refuted for i, o in worlds) <= 4
     verdicts = [audit_claim(*w, PROFILE) for w in worlds]
@@ -90,14 +90,14 @@ def test_several_scores_do_not_refute_a_true_claim() -> None:
     assert sum(audit_claim(*in_one_of(9, SIGMA, 200, s), PROFILE).refuted for s in range(60)) <= 4
 
 
-def test_a_column_is_a_row() -> None:
+def test_column_equals_a_row() -> None:
     inside, outside = runs(SIGMA / 2, 300, 5)
     assert audit_claim(inside[:, None], outside[:, None], PROFILE) == audit_claim(inside, outside, PROFILE)
     assert epsilon_lower_bound(inside[:, None], outside[:, None], 1e-5) == epsilon_lower_bound(inside, outside, 1e-5)
 
 
 def slow_many_run(inside: torch.Tensor, outside: torch.Tensor, delta: float, seed: int) -> float:
-    """As its docstring says, run by run: the event that bounds one half most, bounded on the other half."""
+    """Follow its docstring, run by run: the event with the best bound on one half, bounded on the other half."""
     rng = derive(seed)
     worlds = [w[torch.randperm(len(w), generator=rng)].tensor_split(2) for w in (inside, outside)]
 
@@ -114,7 +114,7 @@ def slow_many_run(inside: torch.Tensor, outside: torch.Tensor, delta: float, see
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-2])
-def test_many_run_is_the_loop_that_it_says_it_is(delta: float) -> None:
+def test_many_run_bound_equals_a_plain_loop(delta: float) -> None:
     for seed in range(4):
         inside, outside = runs(0.7, 60, seed)
         assert epsilon_lower_bound(inside, outside, delta, generator=derive(seed)) == pytest.approx(
@@ -122,14 +122,14 @@ def test_many_run_is_the_loop_that_it_says_it_is(delta: float) -> None:
         )
 
 
-def test_many_run_is_a_bound_and_not_a_guess() -> None:
+def test_many_run_bound_has_its_coverage() -> None:
     bounds = [epsilon_lower_bound(*runs(SIGMA, 400, s), 1e-5) for s in range(40)]
     assert sum(b > EPSILON for b in bounds) <= 6  # at most 5 % each: 7 of 40 have a chance below 4e-3
     assert sum(bounds) / 40 > 0.5
     assert max(bounds) <= max_lower_bound(400)
 
 
-def test_the_ceiling_is_reached_by_worlds_that_never_overlap() -> None:
+def test_maximum_bound_is_reached_by_disjoint_outcomes() -> None:
     found = epsilon_lower_bound(torch.ones(200, dtype=torch.float64), torch.zeros(200, dtype=torch.float64), 0.0)
     assert found == pytest.approx(max_lower_bound(200))
     low = 0.025 ** (1 / 100)  # Clopper and Pearson with 100 of 100
@@ -137,7 +137,7 @@ def test_the_ceiling_is_reached_by_worlds_that_never_overlap() -> None:
 
 
 def chance(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
-    """The paper's bound, summed term by term."""
+    """Sum the paper's bound term by term."""
     q = math.exp(epsilon) / (1 + math.exp(epsilon))
     pmf = [binom.pmf(k, r, q) for k in range(r + 1)]
     beta = sum(pmf[v:])
@@ -146,7 +146,7 @@ def chance(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
 
 
 @given(st.integers(1, 30), st.data(), st.sampled_from([0.0, 1e-5, 1e-3]))
-def test_one_run_inverts_the_papers_bound(m: int, data: st.DataObject, delta: float) -> None:
+def test_one_run_bound_inverts_the_papers_bound(m: int, data: st.DataObject, delta: float) -> None:
     r = data.draw(st.integers(1, m))
     wrong = data.draw(st.integers(0, r))
     included = torch.arange(m) < (m + 1) // 2
@@ -163,7 +163,7 @@ def test_one_run_inverts_the_papers_bound(m: int, data: st.DataObject, delta: fl
         assert chance(m, r, right, epsilon, delta) == pytest.approx(0.05, rel=1e-6)
 
 
-def test_one_run_on_ideal_canaries_stays_below_the_truth() -> None:
+def test_one_run_bound_on_ideal_canaries_is_below_the_truth() -> None:
     """Randomised response with epsilon 2 on 1,000 coins: the bound holds, and is not empty."""
     bounds = []
     for seed in range(20):
@@ -179,7 +179,7 @@ def test_one_run_on_ideal_canaries_stays_below_the_truth() -> None:
     assert min(bounds) > 1.3
 
 
-def test_gaussian_claims_used_here_are_exact() -> None:
+def test_gaussian_claims_of_these_tests_are_exact() -> None:
     for epsilon, delta in PROFILE:
         mu = 1 / SIGMA
         exact = norm.cdf(-epsilon / mu + mu / 2) - math.exp(epsilon) * norm.cdf(-epsilon / mu - mu / 2)
@@ -217,7 +217,7 @@ def test_invalid_arguments_are_named(call: Any, said: str) -> None:
         call()
 
 
-def test_two_runs_prove_nothing() -> None:
+def test_two_runs_are_too_few() -> None:
     for inside, outside in product((0.0, 1.0), repeat=2):
         worlds = (torch.full((2,), w, dtype=torch.float64) for w in (inside, outside))
         assert not audit_claim(*worlds, PROFILE).refuted

@@ -1,4 +1,4 @@
-"""Noise counted against the ledger, and releases had again by whoever knows the seed: on real mechanisms, with bugs."""
+"""Comparison of noise draws with the ledger, and replays of releases with a known seed: real mechanisms with bugs."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def trained(
 
 
 def of_steps(ledger: Ledger) -> list[tuple[float, int]]:
-    """What DP-SGD on the linear network should have drawn: 130 numbers a step."""
+    """Return the draws that DP-SGD on the linear network should make: 130 numbers a step."""
     return [(e.sigma * CLIP, e.count * 130) for e in ledger.events]
 
 
-def test_dp_sgd_draws_what_it_is_charged_for() -> None:
+def test_dp_sgd_draws_the_charged_noise() -> None:
     secret, ledger = Secret(), Ledger()
     for _ in range(2):
         trained(DATA, secret, ledger)
@@ -63,7 +63,7 @@ def test_dp_sgd_draws_what_it_is_charged_for() -> None:
     assert str(found) == "as much noise was drawn as was charged"
 
 
-def test_a_private_set_draws_what_it_is_charged_for() -> None:
+def test_private_set_draws_the_charged_noise() -> None:
     secret, ledger = Secret(), Ledger()
     embedders = PublicEmbedders(RandomNetworks(lambda: ConvNet((1, 8, 8), 2, width=4, depth=1)), 3, like=DATA)
     sums = class_sums(DATA.images, DATA.labels, embedders, num_classes=2)
@@ -74,7 +74,7 @@ def test_a_private_set_draws_what_it_is_charged_for() -> None:
     assert audit_noise(secret.drawn, charged).holds
 
 
-def test_one_step_too_many_of_a_hundred_is_seen_in_one_run() -> None:
+def test_one_extra_step_of_a_hundred_is_detected_in_one_run() -> None:
     secret, ledger = Secret(), Ledger()
     ledger.spend(Event("dp_sgd", SIGMA, 0.5, 99))
     weight = torch.zeros(130, requires_grad=True)
@@ -87,7 +87,7 @@ def test_one_step_too_many_of_a_hundred_is_seen_in_one_run() -> None:
     assert str(found) == "refuted: 130 noise values of standard deviation 1 were drawn but not charged"
 
 
-def test_halved_noise_is_seen_in_one_run() -> None:
+def test_halved_noise_is_detected_in_one_run() -> None:
     secret, ledger = Secret(), Ledger()
     ledger.spend(Event("dp_sgd", SIGMA, 0.5, 1))
     PrivateGradient([torch.zeros(130)], sigma=SIGMA / 2, clip=CLIP, denominator=4, secret=secret).take()
@@ -95,8 +95,8 @@ def test_halved_noise_is_seen_in_one_run() -> None:
     assert (found.lacking, found.uncharged) == ({SIGMA * CLIP: 130}, {SIGMA * CLIP / 2: 130})
 
 
-def test_a_cache_that_is_noised_at_every_read_is_seen() -> None:
-    """Dosser's mistake: charged once, noised as often as it is read."""
+def test_cache_with_new_noise_at_every_read_is_detected() -> None:
+    """Dosser's error: charged once, with new noise at every read."""
     secret, ledger, cache = Secret(), Ledger(), torch.zeros(1, 2, 5)
     ledger.spend(Event("class_means", SIGMA))
     for _ in range(4):
@@ -105,7 +105,7 @@ def test_a_cache_that_is_noised_at_every_read_is_seen() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.5, 1.0, 3.0]), st.integers(0, 9)), max_size=8), st.randoms())
-def test_a_balance_is_a_sum_whatever_the_order(pairs: list[tuple[float, int]], order: Any) -> None:
+def test_audit_result_is_independent_of_the_order(pairs: list[tuple[float, int]], order: Any) -> None:
     drawn: Counter[float] = Counter()
     for std, count in pairs:
         drawn[std] += count
@@ -116,7 +116,7 @@ def test_a_balance_is_a_sum_whatever_the_order(pairs: list[tuple[float, int]], o
     assert (more.lacking, more.uncharged) == ({7.0: 2}, {})
 
 
-def test_a_known_seed_tells_for_certain_whether_a_record_took_part() -> None:
+def test_known_seed_reveals_membership_with_certainty() -> None:
     released = trained(DATA, 7)
     worlds = {"with": lambda: trained(DATA, 7), "without": lambda: trained(DATA[1:], 7)}
     found = replay_release(released, worlds)
@@ -127,7 +127,7 @@ def test_a_known_seed_tells_for_certain_whether_a_record_took_part() -> None:
     assert "no epsilon holds" in str(found)
 
 
-def test_secret_noise_is_not_had_again() -> None:
+def test_secret_noise_cannot_be_replayed() -> None:
     found = replay_release(
         trained(DATA, None), {"again": lambda: trained(DATA, None), "seed 7": lambda: trained(DATA, 7)}
     )
@@ -136,15 +136,15 @@ def test_secret_noise_is_not_had_again() -> None:
     assert str(found).startswith("the release was not reproduced")
 
 
-def test_noise_that_is_fixed_somewhere_is_had_again() -> None:
-    """A constant seed behind a mechanism that says it is secret, and noise so large that no attack sees a record."""
+def test_constant_noise_is_replayed() -> None:
+    """A constant seed in a mechanism that claims to be secret, with noise too large for any attack."""
     found = replay_release(trained(DATA, 5), {"the run": lambda: trained(DATA, 5)})
     assert found.matches == ("the run",)
     assert not found.decided
     assert str(found).startswith("the release was reproduced by 'the run'")
 
 
-def test_two_worlds_of_the_same_outcome_are_not_told_apart() -> None:
+def test_equal_outcomes_are_not_distinguished() -> None:
     released = torch.tensor([1.0, -2.0])
     found = replay_release(released, {"a": lambda: released + 1e-6, "b": lambda: released, "c": lambda: released + 1})
     assert found.matches == ("a", "b")

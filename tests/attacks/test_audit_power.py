@@ -1,4 +1,4 @@
-"""The benchmark of audits: its runs are those of `train_private`, and its mistakes are caught."""
+"""The benchmark of audits: its runs equal those of `train_private`, and injected errors are detected."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BENCH = load_script("tests/benchmarks/bench_audit.py")
 
 @pytest.mark.parametrize("way", ["right, rate 1", "right, rate 0.1"])
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_run_is_a_step_of_train_private(way: str, first: int) -> None:
+def test_run_equals_a_step_of_train_private(way: str, first: int) -> None:
     """The same seed gives the same batch and the same noise, so the weights agree up to float32."""
     mechanism = BENCH.WAYS[way]
     for seed in range(3):
@@ -34,7 +34,7 @@ def test_a_run_is_a_step_of_train_private(way: str, first: int) -> None:
         assert float((theirs - BENCH.gradients()[0]).abs().max()) > 1e-3
 
 
-def test_all_of_many_runs_draw_their_own() -> None:
+def test_concurrent_runs_have_their_own_draws() -> None:
     mechanism = BENCH.WAYS["right, rate 0.1"]
     ended = BENCH.stepped(mechanism, 400, 0, Secret(3))
     clean = (BENCH.gradients()[0] - ended) * (mechanism.rate * BENCH.OTHERS / BENCH.CLIP)
@@ -42,7 +42,7 @@ def test_all_of_many_runs_draw_their_own() -> None:
     assert float(clean.var(0).mean()) == pytest.approx(mechanism.sigma**2, rel=0.15)
 
 
-def test_the_claim_is_what_the_accountant_gives() -> None:
+def test_claim_is_the_accountants() -> None:
     for rate in (1.0, 0.1):
         claim = BENCH.profile(rate)
         most = max(e for e, d in claim if d == min(d for _, d in claim))
@@ -51,7 +51,7 @@ def test_the_claim_is_what_the_accountant_gives() -> None:
 
 
 @pytest.mark.parametrize("way", BENCH.WAYS)
-def test_mistakes_are_caught_and_what_is_right_is_not(way: str) -> None:
+def test_errors_are_detected_without_false_alarms(way: str) -> None:
     """Two audits of 500 runs in each world, with seeds, so that the outcome repeats."""
     found = [BENCH.audit(BENCH.WAYS[way], 500, number, Secret(number)) for number in range(2)]
     assert [f["refuted"] for f in found] == [0 if way.startswith("right") else 1] * 2
@@ -60,7 +60,7 @@ def test_mistakes_are_caught_and_what_is_right_is_not(way: str) -> None:
         assert not any(f["refuted_one_score"] for f in found)
 
 
-def test_audits_are_kept_and_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audits_are_saved_and_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "records.jsonl"
     monkeypatch.setattr(BENCH, "EACH", 2)
     for count in (1, 2):

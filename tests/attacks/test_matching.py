@@ -1,4 +1,4 @@
-"""Brightness, contrast and order of what an attack returned, undone to score it."""
+"""Alignment of brightness, contrast and order of reconstructed images for scoring."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pixels(n: int, seed: int, *purpose: str, channels: int = 3) -> torch.Tensor:
     return torch.rand(n, channels, 4, 4, generator=derive(seed, *purpose), dtype=torch.float64)
 
 
-def test_alignment_worked_by_hand() -> None:
+def test_alignment_by_hand() -> None:
     """x = (0, 0, 1, 1), target (.2, .4, .6, .8): slope .4, through the means (.5, .5)."""
     x = torch.tensor([0.0, 0.0, 1.0, 1.0]).view(1, 1, 2, 2)
     target = torch.tensor([0.2, 0.4, 0.6, 0.8]).view(1, 1, 2, 2)
@@ -32,14 +32,14 @@ def test_alignment_worked_by_hand() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(seed=SEEDS, contrast=st.floats(0.01, 5), brightness=st.floats(-3, 3))
-def test_brightness_and_contrast_are_undone(seed: int, contrast: float, brightness: float) -> None:
+def test_brightness_and_contrast_are_aligned(seed: int, contrast: float, brightness: float) -> None:
     truth = pixels(3, seed)
     assert torch.allclose(align(contrast * truth + brightness, truth), truth, atol=1e-9)
 
 
 @settings(max_examples=30, deadline=None)
 @given(seed=SEEDS)
-def test_the_fit_is_the_least_squares_one_and_never_worse(seed: int) -> None:
+def test_fit_is_the_least_squares_one_and_never_worse(seed: int) -> None:
     truth, guess = pixels(1, seed), pixels(1, seed, "guess")
     a, b = np.polyfit(guess.flatten().numpy(), truth.flatten().numpy(), 1)
     fitted = align(guess, truth)
@@ -50,7 +50,7 @@ def test_the_fit_is_the_least_squares_one_and_never_worse(seed: int) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(seed=SEEDS, n=st.integers(1, 5))
-def test_the_assignment_is_the_best_of_all_orders(seed: int, n: int) -> None:
+def test_assignment_is_the_best_of_all_orders(seed: int, n: int) -> None:
     truth, guess = pixels(n, seed), pixels(n, seed, "guess")
     found = match(guess, truth)
     assert sorted(found.tolist()) == list(range(n))
@@ -60,13 +60,13 @@ def test_the_assignment_is_the_best_of_all_orders(seed: int, n: int) -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(seed=SEEDS, n=st.integers(1, 12))
-def test_a_shuffled_batch_is_put_back(seed: int, n: int) -> None:
+def test_shuffled_batch_is_reordered(seed: int, n: int) -> None:
     truth = pixels(n, seed)
     shuffled = truth[torch.randperm(n, generator=derive(seed))]
     assert torch.equal(shuffled[match(shuffled, truth)], truth)
 
 
-def test_one_good_image_is_not_counted_twice() -> None:
+def test_one_good_image_is_counted_once() -> None:
     truth = torch.stack([torch.full((1, 2, 2), v) for v in (0.5, 0.6)])
     guess = torch.stack([torch.full((1, 2, 2), v) for v in (0.55, 0.0)])
     assert sorted(match(guess, truth).tolist()) == [0, 1]

@@ -21,7 +21,7 @@ def pictures(seed: int, n: int = 3, channels: int = 3, size: int = 16, dtype: to
 
 
 def slow_ssim(a: Tensor, b: Tensor, window: int) -> float:
-    """One channel, pixel by pixel, from the definition."""
+    """Compute one channel pixel by pixel from the definition."""
     offsets = [i - window // 2 for i in range(window)]
     weights = [[math.exp(-(y * y + x * x) / (2 * 1.5**2)) for x in offsets] for y in offsets]
     total = sum(map(sum, weights))
@@ -47,14 +47,14 @@ def test_psnr_is_the_mean_squared_error_in_decibels() -> None:
     assert psnr(a, a).tolist() == [math.inf] * 3
 
 
-def test_ssim_is_its_definition() -> None:
+def test_ssim_equals_its_definition() -> None:
     a, b = pictures(0, 2, 2, 13), pictures(1, 2, 2, 13)
     for window in (11, 7):
         expected = [sum(slow_ssim(x, y, window) for x, y in zip(p, q)) / 2 for p, q in zip(a, b)]
         torch.testing.assert_close(ssim(a, b, window=window), torch.tensor(expected, dtype=torch.float64))
 
 
-def test_ssim_of_equal_images_is_one_even_when_black() -> None:
+def test_ssim_of_equal_images_is_one_even_if_black() -> None:
     black = torch.zeros(1, 1, 12, 12)
     assert ssim(black, black).tolist() == [1.0]
     a = pictures(0, dtype=torch.float32)
@@ -64,7 +64,7 @@ def test_ssim_of_equal_images_is_one_even_when_black() -> None:
 
 @pytest.mark.parametrize("metric", [psnr, ssim])
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 4))
-def test_a_batch_equals_its_pairs_and_the_order_of_a_pair_is_free(metric, seed: int, n: int) -> None:
+def test_batch_equals_its_pairs_and_metrics_are_symmetric(metric, seed: int, n: int) -> None:
     a, b = pictures(seed, n), pictures(seed + 1, n)
     together = metric(a, b)
     assert together.shape == (n,)
@@ -81,7 +81,7 @@ def test_more_noise_is_less_similar(metric) -> None:
 
 
 @pytest.mark.parametrize("metric", [psnr, ssim, lpips])
-def test_what_is_not_a_pair_of_pixel_batches_is_refused(metric) -> None:
+def test_invalid_pairs_of_batches_are_refused(metric) -> None:
     a = pictures(0, size=32)
     with pytest.raises(ValueError, match=r"images must be pixels in \[0, 1\], got .*use set\.pixels\(\)"):
         metric(a - 0.5, a)
@@ -97,7 +97,7 @@ def test_what_is_not_a_pair_of_pixel_batches_is_refused(metric) -> None:
         metric(a, torch.full_like(a, math.nan))
 
 
-def test_ssim_refuses_a_window_that_does_not_fit() -> None:
+def test_ssim_refuses_a_too_large_window() -> None:
     a = pictures(0, size=8)
     with pytest.raises(ValueError, match=r"window must fit in the images, \[8, 8\] pixels, got 11"):
         ssim(a, a)
@@ -108,7 +108,7 @@ def test_ssim_refuses_a_window_that_does_not_fit() -> None:
 
 @pytest.fixture
 def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty torch.hub folder of our own, and no way to the network."""
+    """Use an empty torch.hub folder, and block the network."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr(torch.hub, "_hub_dir", None)
 
@@ -133,7 +133,7 @@ def trunk_file(checkpoints: Path, name: str, file: str) -> nn.Sequential:
 
 
 def slow_lpips(features: nn.Sequential, taps: list[int], net: str, a: Tensor, b: Tensor) -> Tensor:
-    """The definition: heads over squared differences of unit-normalised features, mean over positions, summed."""
+    """Follow the definition: heads over squared differences of unit-normalized features, averaged, summed."""
     heads = torch.load(Path(lpips_package.__file__).parent / "weights/v0.1" / f"{net}.pth", "cpu", weights_only=True)
     shift, scale = torch.tensor([-0.030, -0.088, -0.188]), torch.tensor([0.458, 0.448, 0.450])
     x, y = ((2 * p - 1 - shift.view(1, 3, 1, 1)) / scale.view(1, 3, 1, 1) for p in (a, b))
@@ -153,13 +153,13 @@ def slow_lpips(features: nn.Sequential, taps: list[int], net: str, a: Tensor, b:
 SQUEEZE = ("squeezenet1_1", "squeezenet1_1-b8a52dc0.pth")
 
 
-def test_lpips_is_its_definition(checkpoints: Path, global_rng_untouched: None) -> None:
+def test_lpips_equals_its_definition(checkpoints: Path, global_rng_untouched: None) -> None:
     features = trunk_file(checkpoints, "alexnet", "alexnet-owt-7be5be79.pth")
     a, b = (pictures(seed, size=40, dtype=torch.float32) for seed in (0, 1))
     torch.testing.assert_close(lpips(a, b), slow_lpips(features, [1, 4, 7, 9, 11], "alex", a, b))
 
 
-def test_lpips_laws(checkpoints: Path, global_rng_untouched: None) -> None:
+def test_lpips_invariances(checkpoints: Path, global_rng_untouched: None) -> None:
     trunk_file(checkpoints, *SQUEEZE)
     a, b = pictures(0, 5, size=20), pictures(1, 5, size=20)
     distance = lpips(a, b, net="squeeze")
@@ -181,7 +181,7 @@ def test_lpips_laws(checkpoints: Path, global_rng_untouched: None) -> None:
 @pytest.mark.parametrize(
     ("net", "file"), [("alex", "alexnet-owt-7be5be79.pth"), ("vgg", "vgg16-397923af.pth"), ("squeeze", SQUEEZE[1])]
 )
-def test_absent_weights_are_named_with_the_remedy(checkpoints: Path, net: str, file: str) -> None:
+def test_missing_weights_are_named_with_the_remedy(checkpoints: Path, net: str, file: str) -> None:
     a = pictures(0, size=32)
     with pytest.raises(MissingWeights) as caught:
         lpips(a, a, net=net)
@@ -195,7 +195,7 @@ def test_absent_weights_are_named_with_the_remedy(checkpoints: Path, net: str, f
     assert not checkpoints.exists()
 
 
-def test_weights_are_fetched_only_when_asked(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_downloaded_only_on_request(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def fetch(url: str, target: str, hash_prefix: str, progress: bool) -> None:
@@ -211,7 +211,7 @@ def test_weights_are_fetched_only_when_asked(checkpoints: Path, monkeypatch: pyt
     assert asked == [(f"https://download.pytorch.org/models/{SQUEEZE[1]}", "b8a52dc0")]
 
 
-def test_a_damaged_weights_file_is_named(checkpoints: Path) -> None:
+def test_damaged_weights_file_is_named(checkpoints: Path) -> None:
     checkpoints.mkdir(parents=True)
     (checkpoints / SQUEEZE[1]).write_bytes(b"no weights")
     a = pictures(0, size=20)
@@ -219,7 +219,7 @@ def test_a_damaged_weights_file_is_named(checkpoints: Path) -> None:
         lpips(a, a, net="squeeze")
 
 
-def test_lpips_refuses_what_the_trunk_cannot_take(checkpoints: Path) -> None:
+def test_lpips_refuses_unsupported_images(checkpoints: Path) -> None:
     a = pictures(0, size=28)
     with pytest.raises(ValueError, match="at least 31 pixels a side for net='alex', got 28; resize=64"):
         lpips(a, a)

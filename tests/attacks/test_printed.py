@@ -1,4 +1,4 @@
-"""What attacks come back with says itself in a line or a table, not in hundreds of numbers."""
+"""Results of attacks have a repr of a line or a table, without hundreds of numbers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from distillkit.networks import build
 from distillkit.rng import derive
 
 
-def test_a_curve_says_its_area() -> None:
+def test_repr_of_a_curve_shows_its_area() -> None:
     curve = roc(torch.arange(40.0), torch.arange(40) >= 30)
     assert repr(curve) == "Roc(10 members, 30 others; AUC 1.000)"
 
 
-def test_an_inversion_says_shapes_labels_and_losses() -> None:
+def test_repr_of_an_inversion_shows_shapes_labels_and_losses() -> None:
     network = build(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), 0)
     sent = Gradient.of(network, torch.rand(2, 1, 4, 4, generator=derive(0)), torch.tensor([0, 2]))
     found = invert_message(sent, (1, 4, 4), 2, method="dlg", steps=1)
@@ -30,7 +30,7 @@ def test_an_inversion_says_shapes_labels_and_losses() -> None:
     )
 
 
-def test_shadows_say_shapes_and_what_attacks_find_in_them_a_line_each() -> None:
+def test_repr_of_shadows_shows_shapes_and_one_line_per_attack() -> None:
     inside = torch.rand(8, 60, generator=derive(1)) < 0.5
     scores = torch.randn(8, 60, generator=derive(2)) + inside
     made = ShadowScores(torch.cat([inside, ~inside]), {"model": torch.cat([scores, scores - 2.0 * inside + 1])})
@@ -44,7 +44,7 @@ def test_shadows_say_shapes_and_what_attacks_find_in_them_a_line_each() -> None:
         assert repr(found).startswith("TPR "), name
 
 
-def test_a_pipeline_says_what_it_fits() -> None:
+def test_repr_of_a_pipeline_shows_its_fit() -> None:
     def fit(indices: torch.Tensor, seed: int) -> dict[str, object]:
         return {}
 

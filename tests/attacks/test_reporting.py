@@ -1,4 +1,4 @@
-"""The report: its page opens alone and says what is so, its verdict never acquits, and bad folders are refused."""
+"""The report: a self-contained page, findings without false assurance, and refusal of invalid folders."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def copied(run: Path, to: Path) -> Path:
     return Path(shutil.copytree(run, to / "run"))
 
 
-def test_a_start_from_real_images_sends_private_records(runs: Path, tmp_path: Path) -> None:
+def test_real_initial_images_reveal_private_records(runs: Path, tmp_path: Path) -> None:
     found = report(runs / "real", **GIVEN, network=convnet(10), out=tmp_path)
     said = re.fullmatch(
         r"This run sends private records: its images start from real ones, and (\d+) % of all records are recovered "
@@ -85,14 +85,14 @@ def test_a_start_from_real_images_sends_private_records(runs: Path, tmp_path: Pa
     assert float(baseline[1]) > 33  # 40 of 120 records, each round
 
 
-def test_the_page_opens_alone(runs: Path, tmp_path: Path) -> None:
+def test_page_is_self_contained(runs: Path, tmp_path: Path) -> None:
     page = report(runs / "real", **GIVEN, out=tmp_path).html.read_text()
     assert len(re.findall(r'<img[^>]* src="data:image/(png|svg\+xml);base64,', page)) == page.count("<img") == 3
     assert not re.search(r"<script|<link|<iframe|@import|url\(|src=\"(?!data:)|href=| on\w+=", page)
     assert all(len(alt) > 20 for alt in re.findall(r'alt="([^"]*)"', page))
 
 
-def test_a_start_from_noise_is_told_from_one_from_records(runs: Path, tmp_path: Path) -> None:
+def test_noise_and_records_as_initial_images_are_distinguished(runs: Path, tmp_path: Path) -> None:
     found = report(runs / "noise", **GIVEN, network=convnet(10), out=tmp_path)
     assert "sends private records" not in found.verdict
     assert not any("of the records as members" in leak for leak in found.leaks)
@@ -104,7 +104,7 @@ def test_a_start_from_noise_is_told_from_one_from_records(runs: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["real", "average"])
-def test_classes_that_are_said_to_be_held_are(name: str, runs: Path, tmp_path: Path) -> None:
+def test_reported_classes_are_the_clients(name: str, runs: Path, tmp_path: Path) -> None:
     rows = re.findall(
         r"^\| (\d) \| ([^|]*) \| ([^|]*) \| \d+ \|$", report(runs / name, out=tmp_path).markdown.read_text(), re.M
     )
@@ -116,7 +116,7 @@ def test_classes_that_are_said_to_be_held_are(name: str, runs: Path, tmp_path: P
         assert held != "none"
 
 
-def test_a_private_runs_ledger_is_in_it(runs: Path, tmp_path: Path) -> None:
+def test_report_contains_the_ledger_of_a_private_run(runs: Path, tmp_path: Path) -> None:
     text = report(runs / "private", **GIVEN, out=tmp_path).markdown.read_text()
     row = json.loads((runs / "private" / "history.jsonl").read_text().splitlines()[-1])
     claim = row["privacy"]
@@ -125,7 +125,7 @@ def test_a_private_runs_ledger_is_in_it(runs: Path, tmp_path: Path) -> None:
     assert re.search(r"\| add or remove one client \| \d+ \| \d+ \|", text)
 
 
-def test_without_images_it_says_what_it_cannot_tell(runs: Path, tmp_path: Path) -> None:
+def test_report_without_images_names_what_is_missing(runs: Path, tmp_path: Path) -> None:
     found = report(runs / "noise", out=tmp_path)
     assert {word for line in found.missing for word in re.findall(r"give (\w+)=", line)} == {
         "members",
@@ -135,7 +135,7 @@ def test_without_images_it_says_what_it_cannot_tell(runs: Path, tmp_path: Path) 
     assert "No leak" not in found.verdict
 
 
-def test_a_run_without_transcript_is_reported_and_says_so(runs: Path, tmp_path: Path) -> None:
+def test_report_of_a_run_without_transcript_says_so(runs: Path, tmp_path: Path) -> None:
     run = copied(runs / "real", tmp_path)
     shutil.rmtree(run / "transcript")
     found = report(run, **GIVEN)
@@ -147,7 +147,7 @@ def test_a_run_without_transcript_is_reported_and_says_so(runs: Path, tmp_path: 
     assert report(bare).verdict.startswith("No verdict yet")
 
 
-def test_a_study_is_told_how_a_study_keeps_a_transcript(tmp_path: Path) -> None:
+def test_report_on_a_study_explains_how_to_keep_a_transcript(tmp_path: Path) -> None:
     one = Task("few", Split(TRAIN[:40], TEST[:20], DIGITS.classes), partial(partition.iid, clients=2), rounds=1)
     way = Federated(FedAvg, settings={"batch": 16, "steps": 1})
     [record] = Study(tmp_path, one, {"FedAvg": way}, seeds=(0,)).run(trial=False, progress=False)
@@ -155,7 +155,7 @@ def test_a_study_is_told_how_a_study_keeps_a_transcript(tmp_path: Path) -> None:
     assert said.endswith("run the study again in another folder, with Federated(..., transcript=True)")
 
 
-def test_a_published_set_alone_is_attacked(tmp_path: Path) -> None:
+def test_published_set_alone_is_attacked(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     TRAIN[:30].replace(info={"init": "real"}).save(tmp_path / "set.safetensors")
     found = report(tmp_path, members=TRAIN, non_members=DIGITS.test, started_from=torch.arange(30))
@@ -168,7 +168,7 @@ def test_a_published_set_alone_is_attacked(tmp_path: Path) -> None:
     assert re.search(r"\| distance \| 100.0 % \(", text)
 
 
-def test_shadows_are_run_and_judged(runs: Path, tmp_path: Path) -> None:
+def test_shadows_are_run_and_evaluated(runs: Path, tmp_path: Path) -> None:
     def fit(indices: torch.Tensor, seed: int) -> dict[str, Any]:
         return {"model": lambda x, y: torch.isin(torch.arange(len(x)), indices).double() + torch.randn(len(x)) * 0.1}
 
@@ -249,7 +249,7 @@ def test_damaged_folders_are_refused(runs: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("sends", [False, True])
 @pytest.mark.parametrize("found", [(), ("classes",), ("classes", "images", "claim")])
 @pytest.mark.parametrize("clear", [(), ("model", "shadows")])
-def test_a_verdict_is_one_sentence_with_the_gravest_and_never_acquits(
+def test_verdict_is_one_sentence_about_the_worst_finding(
     sends: bool, found: tuple[str, ...], clear: tuple[str, ...]
 ) -> None:
     findings = Findings(sends_records=sends, recovered="9 % are recovered" if sends else "")
@@ -274,8 +274,8 @@ def test_a_verdict_is_one_sentence_with_the_gravest_and_never_acquits(
     assert [line.split()[0] for line in findings.leaks] == sorted(found, key=KINDS.index)
 
 
-def test_thresholds_from_the_other_half_rarely_find_what_is_not_there() -> None:
-    """Each of both intervals fails in 1.25 % of cases at most; a leak needs them apart."""
+def test_thresholds_from_the_other_half_have_few_false_alarms() -> None:
+    """Each of both intervals fails in at most 1.25 % of cases; a leak needs disjoint ones."""
     wrong = 0
     for seed in range(300):
         draws = torch.randn(400, generator=derive(seed, "null"), dtype=torch.float64)
@@ -287,7 +287,7 @@ def test_thresholds_from_the_other_half_rarely_find_what_is_not_there() -> None:
     assert area > 0.99
 
 
-def test_the_nearest_is_that_of_a_plain_loop() -> None:
+def test_nearest_image_equals_a_plain_loop() -> None:
     images, records = torch.rand(2, 30, 1, 3, 3, generator=derive(0))
     level, which = closest_images(images, records)
     errors = torch.stack([((images - r).double() ** 2).flatten(1).mean(1) for r in records])
@@ -295,14 +295,14 @@ def test_the_nearest_is_that_of_a_plain_loop() -> None:
     torch.testing.assert_close(level, -10 * errors.amin(1).log10(), rtol=1e-5, atol=1e-5)
 
 
-def test_the_baseline_draws_as_many_records_a_round_each_once() -> None:
+def test_baseline_draws_equally_many_distinct_records_a_round() -> None:
     records = torch.arange(9.0).view(9, 1, 1, 1).repeat(1, 1, 2, 2)
     drawn = random_baseline([records[:4], records[:9]], records)
     assert [len(set(one[:, 0, 0, 0].tolist())) for one in drawn] == [4, 9]
 
 
-def test_the_last_model_is_what_is_scored(runs: Path, tmp_path: Path) -> None:
-    """Scores of a memorised model: the weights of the checkpoint are exchanged for ones that know the members."""
+def test_last_model_is_scored(runs: Path, tmp_path: Path) -> None:
+    """Scores of a memorized model: the checkpoint's weights are replaced by ones that know the members."""
     from safetensors.torch import save_file
 
     from distillkit.training import Protocol, train

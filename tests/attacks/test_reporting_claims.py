@@ -1,4 +1,4 @@
-"""A report holds what was sent against what was charged, and a claim against outcomes of fresh runs."""
+"""The report compares messages with ledger charges, and a claim with outcomes of fresh runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_every_reply_is_held_against_the_ledger(run: Path, tmp_path: Path) -> None:
+def test_every_reply_is_compared_with_the_ledger(run: Path, tmp_path: Path) -> None:
     text = report(run, out=tmp_path / "paid").markdown.read_text()
     assert (
         "Each of 2 clients was charged for at least as many releases as it sent replies (the smallest surplus is 0)"
@@ -59,8 +59,8 @@ def test_every_reply_is_held_against_the_ledger(run: Path, tmp_path: Path) -> No
     assert "(2 clients in total have such replies)" in found.markdown.read_text()
 
 
-def test_what_is_said_beside_the_training_owes_nothing(run: Path, tmp_path: Path) -> None:
-    """Keys, signatures and the like are exchanges of a round, too."""
+def test_exchanges_other_than_training_need_no_charge(run: Path, tmp_path: Path) -> None:
+    """For example keys and signatures."""
     store = Store(Path(shutil.copytree(run, tmp_path / "run")))
     for client in range(2):
         store.record(1, client, "up", Message.unchecked({"Keys.public": torch.ones(4)}), "announce")
@@ -69,7 +69,7 @@ def test_what_is_said_beside_the_training_owes_nothing(run: Path, tmp_path: Path
     assert "as it sent replies (the smallest surplus is 0)" in found.markdown.read_text()
 
 
-def test_a_false_claim_is_the_verdict(run: Path, tmp_path: Path) -> None:
+def test_false_claim_is_the_verdict(run: Path, tmp_path: Path) -> None:
     found = report(run, audit=Audit(*outcomes(SIGMA / 2), PROFILE, of="one round"), out=tmp_path)
     assert found.verdict.startswith("This run leaks: the claimed epsilon ")
     assert "of one round is refuted at 99 %" in found.verdict
@@ -78,7 +78,7 @@ def test_a_false_claim_is_the_verdict(run: Path, tmp_path: Path) -> None:
     assert "claimed is at most 4" in text
 
 
-def test_a_true_claim_is_not_refuted_and_not_acquitted(run: Path, tmp_path: Path) -> None:
+def test_true_claim_is_neither_refuted_nor_confirmed(run: Path, tmp_path: Path) -> None:
     found = report(run, audit=Audit(*outcomes(SIGMA), PROFILE), out=tmp_path)
     assert found.verdict.startswith("No leak found at this resolution: the claimed epsilon ")
     assert "of the run is not refuted at 99 %" in found.verdict
@@ -91,7 +91,7 @@ def test_a_true_claim_is_not_refuted_and_not_acquitted(run: Path, tmp_path: Path
     assert not any("own epsilon" in line for line in again.missing)
 
 
-def test_a_count_of_noise_is_held_against_the_charges(run: Path, tmp_path: Path) -> None:
+def test_noise_draws_are_compared_with_the_charges(run: Path, tmp_path: Path) -> None:
     counted = audit_noise({SIGMA: 90}, [(SIGMA, 100)])
     found = report(run, audit=Audit(noise=counted, of="one round"), out=tmp_path)
     assert found.verdict == f"This run leaks: the noise of one round differs from what was charged: {counted}."
@@ -102,13 +102,13 @@ def test_a_count_of_noise_is_held_against_the_charges(run: Path, tmp_path: Path)
     assert "drawn compared with charged: as much noise was drawn as was charged." in whole.markdown.read_text()
 
 
-def test_without_an_audit_it_says_what_cannot_be_told(run: Path, tmp_path: Path) -> None:
+def test_report_without_an_audit_names_what_is_unknown(run: Path, tmp_path: Path) -> None:
     found = report(run, out=tmp_path)
     assert any(line.startswith("whether the claimed epsilon holds: give audit=Audit(") for line in found.missing)
     assert "The claim was not audited." in found.markdown.read_text()
 
 
-def test_baselines_stand_beside_the_run(run: Path, tmp_path: Path) -> None:
+def test_baselines_are_shown_beside_the_run(run: Path, tmp_path: Path) -> None:
     def pipeline(strength: float, labels: torch.Tensor = TRAIN.labels) -> Pipeline:
         def fit(indices: torch.Tensor, seed: int) -> dict[str, Any]:
             noise = torch.randn(len(TRAIN), generator=derive(seed)).double()
@@ -134,7 +134,7 @@ def test_baselines_stand_beside_the_run(run: Path, tmp_path: Path) -> None:
         report(run, pipeline(0.0), baselines=other, out=tmp_path)
 
 
-def test_audits_are_refused_at_the_door(run: Path, tmp_path: Path) -> None:
+def test_invalid_audits_are_refused_first(run: Path, tmp_path: Path) -> None:
     inside, outside = outcomes(SIGMA)
     with pytest.raises(TypeError, match=r"audit must be of attacks.reporting.*Audit, got tuple"):
         report(run, audit=(inside, outside), out=tmp_path)  # type: ignore[arg-type]

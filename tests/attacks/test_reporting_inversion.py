@@ -1,4 +1,4 @@
-"""A report inverts one client's update: it finds what is there, not what is not, and says what it left out and why."""
+"""The report inverts one client's update: true findings, no false ones, and reasons for omissions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def altered(run: Path, to: Path, **settings: Any) -> Path:
     return copy
 
 
-def test_records_behind_an_update_are_brought_back(run: Path, tmp_path: Path) -> None:
+def test_records_of_an_update_are_reconstructed(run: Path, tmp_path: Path) -> None:
     found = report(run, **GIVEN, invert=Inversion(owners=OWNERS, steps=100), out=tmp_path)
     [line] = [line for line in found.leaks if line.startswith("inverting the update")]
     assert line.startswith("inverting the update of client 1 (the fewest records) in round 1 recovers ")
@@ -65,8 +65,8 @@ def test_records_behind_an_update_are_brought_back(run: Path, tmp_path: Path) ->
     assert "labels inferred from the message" in text
 
 
-def test_strangers_in_the_records_place_are_not_found(run: Path, tmp_path: Path) -> None:
-    """The same images, but the owners name three other members of those classes: nothing may be found of them."""
+def test_non_members_as_records_are_not_found(run: Path, tmp_path: Path) -> None:
+    """Equal images, but the owners name three other members of those classes, so nothing may be found."""
     wanted = TRAIN.labels[OWNERS[1]].tolist()
     others = torch.tensor([int((TRAIN.labels[10:] == k).nonzero()[0]) + 10 for k in wanted])
     found = report(run, **GIVEN, invert=Inversion(owners=[OWNERS[0], others], steps=100), out=tmp_path)
@@ -74,7 +74,7 @@ def test_strangers_in_the_records_place_are_not_found(run: Path, tmp_path: Path)
     assert any(line.startswith("inverting the update of client 1") for line in found.not_found)
 
 
-def test_without_owners_it_shows_and_does_not_judge(run: Path, tmp_path: Path) -> None:
+def test_without_owners_images_are_shown_and_not_scored(run: Path, tmp_path: Path) -> None:
     found = report(run, **GIVEN, invert=Inversion(steps=5), out=tmp_path)
     assert not [line for line in [*found.leaks, *found.not_found] if "inverting" in line]
     assert any("give invert=Inversion(owners=...)" in line for line in found.missing)
@@ -91,7 +91,7 @@ def test_without_owners_it_shows_and_does_not_judge(run: Path, tmp_path: Path) -
     ],
     ids=["large", "long"],
 )
-def test_what_is_too_much_is_left_out_and_said(
+def test_too_many_records_are_left_out_with_a_note(
     invert: Inversion, said: str, remedy: str, run: Path, tmp_path: Path
 ) -> None:
     found = report(run, **GIVEN, invert=invert, out=tmp_path)
@@ -100,7 +100,7 @@ def test_what_is_too_much_is_left_out_and_said(
     assert not any("inverting" in line for line in [*found.leaks, *found.not_found])
 
 
-def test_what_cannot_be_replayed_is_said(run: Path, tmp_path: Path) -> None:
+def test_messages_that_cannot_be_replayed_are_noted(run: Path, tmp_path: Path) -> None:
     for number, (settings, said) in enumerate(
         [({"optimizer": "adam"}, "run's optimizer cannot be"), ({"weights": "uniform"}, "number of records")]
     ):
@@ -111,8 +111,8 @@ def test_what_cannot_be_replayed_is_said(run: Path, tmp_path: Path) -> None:
     assert any("not None" in line for line in report(run, **GIVEN, invert=None, out=tmp_path).missing)
 
 
-def test_the_folders_replay_is_the_clients_training(run: Path, tmp_path: Path) -> None:
-    """What the folder says of the options gives the very update that was sent, from the client's own images."""
+def test_replay_from_the_folder_equals_the_clients_training(run: Path, tmp_path: Path) -> None:
+    """The folder's options reproduce the sent update from the client's own images."""
     for number, (said, epochs, lr) in enumerate(
         [({}, 1, 0.1), ({"steps": 3, "epochs": None}, 3, 0.1), ({"lr_decay": 0.5}, 1, 0.05)]
     ):
@@ -129,7 +129,7 @@ def test_the_folders_replay_is_the_clients_training(run: Path, tmp_path: Path) -
                 torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_a_victim_of_ones_own_is_inverted(run: Path, tmp_path: Path) -> None:
+def test_user_defined_message_is_inverted(run: Path, tmp_path: Path) -> None:
     asked: list[tuple[str, str]] = []
     network = build(lambda: FACTORY(10), 0)
 
@@ -145,8 +145,8 @@ def test_a_victim_of_ones_own_is_inverted(run: Path, tmp_path: Path) -> None:
     assert any("inverting" in line for line in found.leaks)
 
 
-def test_of_several_exchanges_in_a_round_the_training_is_inverted(run: Path, tmp_path: Path) -> None:
-    """Names of exchanges may sort before that of the training."""
+def test_training_of_several_exchanges_is_inverted(run: Path, tmp_path: Path) -> None:
+    """Names of other exchanges may sort before that of the training."""
     store = Store(Path(shutil.copytree(run, tmp_path / "run")))
     asked = Message.unchecked({"Keys.public": torch.ones(4)})
     for client, direction in ((0, "down"), (0, "up"), (1, "down"), (1, "up"), (2, "down"), (2, "up")):
@@ -160,8 +160,8 @@ def test_of_several_exchanges_in_a_round_the_training_is_inverted(run: Path, tmp
     assert record_counts(folder, Inversion(owners=owners)) == {0: 57, 1: 3}
 
 
-def test_labels_known_and_members_alone(run: Path, tmp_path: Path) -> None:
-    """Without non_members there is nothing to hold likeness against, so that nothing is found, however close."""
+def test_known_labels_without_non_members_find_nothing(run: Path, tmp_path: Path) -> None:
+    """Without non_members there is no reference similarity, so nothing is found at any similarity."""
     known = Inversion(owners=OWNERS, known_labels=True, steps=5)
     found = report(run, members=TRAIN, network=FACTORY(10), invert=known, out=tmp_path)
     text = found.markdown.read_text()
@@ -177,7 +177,7 @@ def test_labels_known_and_members_alone(run: Path, tmp_path: Path) -> None:
         assert not [line for line in [*one.leaks, *one.not_found] if "inverting" in line]
 
 
-def test_a_victim_of_a_run_that_kept_no_messages_is_left_out(run: Path, tmp_path: Path) -> None:
+def test_run_without_messages_is_left_out(run: Path, tmp_path: Path) -> None:
     bare = Path(shutil.copytree(run, tmp_path / "run"))
     shutil.rmtree(bare / "transcript")
     invert = Inversion(build_message=lambda down, up: pytest.fail("nothing was sent"))
@@ -192,7 +192,7 @@ def records(labels: list[int], data: bool = True) -> Records:
     return Records(pixels, torch.arange(len(labels)), made)
 
 
-def test_strangers_are_of_the_records_classes_where_enough_are_known_to_be() -> None:
+def test_non_members_have_the_records_classes_if_possible() -> None:
     inside, own = records([0, 1, 1, 2]), torch.tensor([0, 1, 2])
     ours = [0, 1, 1]
     for labels, kept in (([1, 0, 3, 1, 0], True), ([0, 1, 3, 3, 3], False)):
@@ -206,8 +206,8 @@ def test_strangers_are_of_the_records_classes_where_enough_are_known_to_be() -> 
         _draw_held_out(inside, own, records([1, 1]))
 
 
-def test_closer_to_its_records_than_to_others_is_found_below_what_counts_as_brought_back() -> None:
-    """Noise over the records: none is back, and no other images come as close. Noise over grey: nothing is found."""
+def test_similar_reconstructions_are_found_below_the_threshold() -> None:
+    """Noise over the records: none is reconstructed, but no other image is as close. Noise over grey: none is."""
     inside, outside = (Records(one.pixels(), torch.arange(len(one)), one) for one in (TRAIN, TEST))
     own, truth = OWNERS[1], TRAIN.pixels()[OWNERS[1]]
     noise = 0.2 * torch.randn(truth.shape, generator=derive(0))
@@ -221,7 +221,7 @@ def test_closer_to_its_records_than_to_others_is_found_below_what_counts_as_brou
     assert not [*hidden.not_found, *nothing.leaks]
 
 
-def test_a_client_that_did_not_answer_in_a_round_has_no_message_pair(run: Path, tmp_path: Path) -> None:
+def test_client_without_a_reply_has_no_message_pair(run: Path, tmp_path: Path) -> None:
     store = Store(Path(shutil.copytree(run, tmp_path / "run")))
     store.record(
         2, 0, "up", Message.unchecked({"FedAvg.update": {"w": torch.ones(1)}})

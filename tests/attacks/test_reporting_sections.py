@@ -1,4 +1,4 @@
-"""Sections of a report on folders that lack something, or hold something rare: each says what it can, and what not."""
+"""Sections of a report on folders with missing or rare content: each states what it can and cannot show."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def rows(section: Section) -> list[Sequence[str]]:
 # What was charged.
 
 
-def test_a_published_set_says_its_own_claim_and_that_the_ledger_is_elsewhere() -> None:
+def test_published_set_states_its_claim_and_lacks_a_ledger() -> None:
     made = images(0, epsilon=2.5, delta=1e-5, relation="add or remove one record", ipc=3)
     findings = Findings()
     text = words(claim_section(folder(published_set=made), sent(), None, findings))
@@ -74,7 +74,7 @@ def test_a_published_set_says_its_own_claim_and_that_the_ledger_is_elsewhere() -
     ],
     ids=["reason", "bare", "nominal"],
 )
-def test_a_claim_that_is_void_is_not_called_one(claim: dict[str, Any], said: list[str], unsaid: str) -> None:
+def test_void_claim_is_not_shown_as_a_claim(claim: dict[str, Any], said: list[str], unsaid: str) -> None:
     text = words(
         claim_section(folder(history=[{"privacy": claim}], ledger=[{"void": "a key"}]), sent(), None, Findings())
     )
@@ -83,7 +83,7 @@ def test_a_claim_that_is_void_is_not_called_one(claim: dict[str, Any], said: lis
     assert unsaid not in text
 
 
-def test_charges_without_replies_are_listed_and_nobody_owes() -> None:
+def test_charges_without_replies_are_listed_and_none_is_missing() -> None:
     event = {"mechanism": "gaussian", "sigma": 2.0, "rate": 0.5, "relation": "one record", "count": 3}
     findings = Findings()
     section = claim_section(folder(ledger=[{"event": event}]), sent(), None, findings)
@@ -96,7 +96,7 @@ def test_charges_without_replies_are_listed_and_nobody_owes() -> None:
     )
 
 
-def test_an_audit_stands_where_nothing_was_claimed() -> None:
+def test_audit_is_shown_without_a_claim() -> None:
     sigma = gaussian_sigma(4.0, 1e-5)
     noise = torch.randn(2, 500, generator=derive(0), dtype=torch.float64) * sigma / 2
     audit = Audit(1 + noise[0], noise[1], [(e, gaussian_delta(sigma, e)) for e in (0.0, 1.0, 4.0)])
@@ -117,7 +117,7 @@ PLAIN = {
 }
 
 
-def test_updates_of_which_nothing_follows_acounted_and_the_rest_is_told() -> None:
+def test_updates_without_bounds_are_counted_and_others_shown() -> None:
     rise = torch.tensor([-0.5, 0.5])
     noisy = torch.tensor([0.5, 0.25])  # no softmax's: its sum is not 0
     findings = Findings()
@@ -129,7 +129,7 @@ def test_updates_of_which_nothing_follows_acounted_and_the_rest_is_told() -> Non
     assert findings.leaks == ["its messages reveal with certainty whether a client holds a class in 50 % of all cases"]
 
 
-def test_a_bias_of_another_length_is_passed_over() -> None:
+def test_bias_of_another_length_is_skipped() -> None:
     findings = Findings()
     section = class_section(
         folder(config=PLAIN, transcript=True), sent(updates=[(0, torch.tensor([1.0, 0, -1]), 4)]), findings
@@ -138,21 +138,21 @@ def test_a_bias_of_another_length_is_passed_over() -> None:
     assert not findings.leaks
 
 
-def test_an_update_that_says_nothing_is_no_finding() -> None:
+def test_update_without_information_is_no_finding() -> None:
     findings = Findings()
     section = class_section(folder(config=PLAIN, transcript=True), sent(updates=[(3, torch.zeros(2), 4)]), findings)
     assert rows(section) == [["3", "none", "none", "2"]]
     assert not findings.leaks
 
 
-def test_of_many_clients_the_first_twenty_are_listed() -> None:
+def test_only_the_first_twenty_clients_are_listed() -> None:
     updates = [(client, torch.tensor([-0.5, 0.5]), None) for client in range(23)]
     section = class_section(folder(config=PLAIN, transcript=True), sent(updates=updates), Findings())
     assert [row[0] for row in rows(section)] == [str(client) for client in range(20)]
     assert "3 more clients are not shown" in words(section)
 
 
-def test_a_folder_says_nothing_of_a_space_that_was_whitened() -> None:
+def test_folder_with_a_whitened_space_is_not_shown_in_pixels() -> None:
     parts = {"mean": {"tuple": [0.5]}, "std": {"tuple": [0.25]}}
     said = [["shape", {"tuple": [1, 8, 8]}], ["normalization", {"with": parts}]]
     assert folder(config={"images": {"dict": said}}).normalization == [[0.5], [0.25]]
@@ -164,8 +164,8 @@ def test_a_folder_says_nothing_of_a_space_that_was_whitened() -> None:
 # Images that were sent.
 
 
-def test_rounds_of_one_image_have_no_nearest_but_a_distance() -> None:
-    """With one image, or copies of it, no image is nearer than another: that attack does not exist."""
+def test_rounds_of_one_image_have_a_distance_but_no_attack() -> None:
+    """With one image, or copies of it, no image is nearer than another, so the attack does not apply."""
     one, two, candidates = images(1).images[:1], images(2).images[:2], images(3).images[:5]
     assert list(record_scores([one, one.repeat(3, 1, 1, 1)], candidates)) == ["distance"]
     both = record_scores([one, two], candidates)
@@ -173,7 +173,7 @@ def test_rounds_of_one_image_have_no_nearest_but_a_distance() -> None:
     assert torch.equal(both["nearest"], record_scores([two], candidates)["nearest"])
 
 
-def test_without_outsiders_images_stand_beside_members_and_are_not_judged(tmp_path: Path) -> None:
+def test_images_without_outsiders_are_shown_and_not_scored(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     made, network = images(1), ConvNet((1, 8, 8), 2, width=2, depth=1)
     made[:6].save(tmp_path / "set.safetensors")
@@ -190,12 +190,12 @@ def test_without_outsiders_images_stand_beside_members_and_are_not_judged(tmp_pa
 
 
 def counted(text: str) -> list[str]:
-    """The rows of the table of recovered records."""
+    """Return the rows of the table of recovered records."""
     table = text.split("| group |")[1].split("\n\n")[0]
     return [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines()[2:]]
 
 
-def test_an_empty_set_was_sent_and_shows_nothing(tmp_path: Path) -> None:
+def test_empty_sent_set_shows_nothing(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for client, data in ((0, images(1)[:0]), (1, images(1)[:4])):
         store.record(1, client, "up", Message.unchecked({"set": data}))

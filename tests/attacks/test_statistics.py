@@ -1,4 +1,4 @@
-"""Rates, curves and intervals: against SciPy, scikit-learn and sums worked out here, and by simulation."""
+"""Rates, curves and intervals: against SciPy, scikit-learn and explicit sums, and by simulation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_clopper_pearson_inverts_the_binomial(trials: int, data: st.DataObject, 
 
 
 @given(st.integers(1, 40), st.floats(0.01, 0.99))
-def test_clopper_pearson_covers_whatever_the_truth(trials: int, truth: float) -> None:
+def test_clopper_pearson_has_its_coverage(trials: int, truth: float) -> None:
     covered = 0.0
     for hits in range(trials + 1):
         low, high = clopper_pearson(hits, trials)
@@ -38,7 +38,7 @@ def test_clopper_pearson_covers_whatever_the_truth(trials: int, truth: float) ->
 
 
 @given(SCORES)
-def test_a_curve_counts_what_a_loop_counts(rows: list[tuple[float, bool]]) -> None:
+def test_curve_equals_counts_of_a_plain_loop(rows: list[tuple[float, bool]]) -> None:
     scores, member = torch.tensor([s for s, _ in rows], dtype=torch.float64), torch.tensor([m for _, m in rows])
     if member.all() or not member.any():
         with pytest.raises(ValueError, match="at least one member and one non-member"):
@@ -55,16 +55,14 @@ def test_a_curve_counts_what_a_loop_counts(rows: list[tuple[float, bool]]) -> No
     assert curve.auc == pytest.approx(roc_auc_score(member, finite))
 
 
-def test_ties_give_a_diagonal_step_and_no_free_hits() -> None:
+def test_ties_give_a_diagonal_step() -> None:
     curve = roc(torch.zeros(40), torch.arange(40) < 20)
     assert (curve.hits.tolist(), curve.false.tolist(), curve.auc) == ([0, 20], [0, 20], 0.5)
     assert curve.at(0.5).tpr.hits == 0  # all or nobody: at most half false positives means nobody
 
 
 @given(SCORES.filter(lambda rows: len({m for _, m in rows}) == 2), st.integers(1, 10))
-def test_a_point_keeps_to_its_false_positives_and_no_other_finds_more(
-    rows: list[tuple[float, bool]], count: int
-) -> None:
+def test_operating_point_is_optimal_within_its_false_positive_rate(rows: list[tuple[float, bool]], count: int) -> None:
     scores, member = torch.tensor([s for s, _ in rows], dtype=torch.float64), torch.tensor([m for _, m in rows])
     others = int((~member).sum())
     wanted = min(1.0, count / others)
@@ -76,7 +74,7 @@ def test_a_point_keeps_to_its_false_positives_and_no_other_finds_more(
     assert point.few == (point.fpr.hits < 10)
 
 
-def test_below_one_false_positive_there_is_nothing_to_measure() -> None:
+def test_rate_below_one_false_positive_is_not_measurable() -> None:
     curve = roc(torch.arange(10.0), torch.arange(10) >= 5)
     with pytest.raises(ValueError, match="at least 1/5, one false positive"):
         curve.at(0.19)
@@ -84,7 +82,7 @@ def test_below_one_false_positive_there_is_nothing_to_measure() -> None:
 
 
 @pytest.mark.parametrize("effect", [0.0, 1.0])
-def test_intervals_cover_as_stated(effect: float) -> None:
+def test_intervals_have_their_stated_coverage(effect: float) -> None:
     """1,000 attacks with Gaussian scores; the truth in closed form. A fixed threshold: Clopper-Pearson's.
     A threshold picked on the scores: the same, where the plain interval at that threshold falls far short. So for what
     a hit is worth."""
@@ -109,18 +107,18 @@ def test_intervals_cover_as_stated(effect: float) -> None:
     assert plain / runs < 0.93
 
 
-def test_the_best_of_several_pays_for_its_luck() -> None:
+def test_best_of_several_attacks_is_corrected_for_selection() -> None:
     assert bonferroni(0.95, 5) == pytest.approx(0.99)
     assert bonferroni(0.95, 1) == 0.95
 
 
 @given(st.floats(0, 1), st.floats(0.001, 1), st.floats(0.001, 0.999))
-def test_ppv_is_bayes(tpr: float, fpr: float, prior: float) -> None:
+def test_ppv_follows_bayes(tpr: float, fpr: float, prior: float) -> None:
     assert ppv(tpr, fpr, prior) == pytest.approx(1 / (1 + (1 - prior) * fpr / (prior * tpr)) if tpr else 0.0)
 
 
 @given(st.integers(0, 50), st.integers(0, 50), st.floats(0.001, 0.5))
-def test_what_a_hit_is_worth_lies_between_the_worst_and_the_best(hits: int, false: int, prior: float) -> None:
+def test_ppv_interval_is_between_the_extremes(hits: int, false: int, prior: float) -> None:
     scores = torch.cat([torch.arange(50) < hits, torch.arange(50) < false]).double()
     point = at_threshold(scores, torch.arange(100) < 50, 0.5)
     if hits + false == 0:
@@ -142,7 +140,7 @@ def test_what_a_hit_is_worth_lies_between_the_worst_and_the_best(hits: int, fals
     assert [worth.low, worth.high] == pytest.approx([o / (1 + o) for o in odds])
 
 
-def test_the_interval_of_a_chosen_threshold_is_a_sum_of_squares() -> None:
+def test_interval_of_a_selected_threshold_is_zou_and_donners() -> None:
     """Zou and Donner's: around the rate found, the error of the count and that of the threshold, whose true
     false-positive rate is that of an order statistic, a beta variable."""
     member = torch.arange(600) < 200
@@ -164,8 +162,8 @@ def test_the_interval_of_a_chosen_threshold_is_a_sum_of_squares() -> None:
     assert found.high == pytest.approx(value + math.sqrt((high - value) ** 2 + (at_loose - value) ** 2))
 
 
-def test_a_threshold_chosen_on_the_scores_is_refused() -> None:
-    """The threshold of `Roc.at`, or any other score: its plain interval would cover too rarely (see above)."""
+def test_threshold_selected_on_the_scores_is_refused() -> None:
+    """The threshold of `Roc.at`, or any other score: its plain interval would undercover (see above)."""
     member = torch.arange(200) < 100
     scores = torch.randn(200, generator=derive(8)) + member
     picked = roc(scores, member).at(0.05)
@@ -176,7 +174,7 @@ def test_a_threshold_chosen_on_the_scores_is_refused() -> None:
     assert at_threshold(scores, member, picked.threshold + 1e-9).tpr.trials == 100
 
 
-def test_ppv_of_the_docstring() -> None:
+def test_ppv_equals_the_docstrings() -> None:
     assert ppv(0.10, 0.01, 0.5) == pytest.approx(10 / 11)
     assert ppv(0.10, 0.01, 0.01) == pytest.approx(1 / 10.9)
 

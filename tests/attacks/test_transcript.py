@@ -1,4 +1,4 @@
-"""Transcripts: read without the federated layer as that wrote them, and refused when anything in them was altered."""
+"""Transcripts: read without the federated layer that wrote them, and refused after any change."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def same(one: object, other: object) -> bool:
 
 @settings(max_examples=40)
 @given(values=st.dictionaries(st.text(st.characters(codec="ascii", categories=("L", "P")), min_size=1), VALUES))
-def test_what_the_federated_layer_wrote_is_read(
+def test_transcript_of_the_federated_layer_is_read(
     values: dict[str, object], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     out = tmp_path_factory.mktemp("run")
@@ -72,7 +72,7 @@ def run(out: Path) -> Path:
     return out
 
 
-def test_messages_come_by_round_client_and_direction(tmp_path: Path) -> None:
+def test_messages_are_selected_by_round_client_and_direction(tmp_path: Path) -> None:
     (run(tmp_path) / "transcript" / "2" / "3-up.safetensors.tmp").touch()
     found = [(s.round, s.client, s.direction) for s in read_transcript(tmp_path)]
     assert found == [(r, c, d) for r in (2, 10) for c in (3, 11) for d in ("down", "up")]
@@ -80,7 +80,7 @@ def test_messages_come_by_round_client_and_direction(tmp_path: Path) -> None:
 
 @settings(max_examples=60)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_no_altered_bit_passes(place: float, bit: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_altered_bits_are_detected(place: float, bit: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     out = tmp_path_factory.mktemp("run")
     Store(out).record(1, 0, "up", Message.unchecked({"set": small_set(0), "model": {"w": tensor(0, 3)}, "n": 0.5}))
     path = out / "transcript" / "1" / "0-up.safetensors"
@@ -101,7 +101,7 @@ def test_truncated_messages_are_refused(size: int, tmp_path: Path) -> None:
         list(read_transcript(tmp_path))
 
 
-def test_a_message_in_anothers_place_is_refused(tmp_path: Path) -> None:
+def test_message_in_anothers_place_is_refused(tmp_path: Path) -> None:
     place = run(tmp_path) / "transcript" / "2"
     (place / "3-up.safetensors").write_bytes((place / "11-up.safetensors").read_bytes())
     with pytest.raises(DamagedTranscript, match="message of client 11 in round 2: the files .* are mixed up"):
@@ -124,8 +124,8 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     ],
     ids=["kind", "absent", "list"],
 )
-def test_a_sound_file_whose_entries_fit_nothing_is_refused(forms: object, why: str, tmp_path: Path) -> None:
-    """As another version of the federated layer might write: its checksum is right."""
+def test_valid_file_with_unknown_entries_is_refused(forms: object, why: str, tmp_path: Path) -> None:
+    """As another version of the federated layer might write; its checksum is valid."""
     path = run(tmp_path) / "transcript" / "2" / "3-up.safetensors"
     data = path.read_bytes()
     meta = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
@@ -137,7 +137,7 @@ def test_a_sound_file_whose_entries_fit_nothing_is_refused(forms: object, why: s
         list(read_transcript(tmp_path))
 
 
-def test_a_folder_without_messages_says_how_to_keep_them(tmp_path: Path) -> None:
+def test_folder_without_messages_explains_how_to_keep_them(tmp_path: Path) -> None:
     for odd in (None, 3, b"run", [tmp_path]):
         with pytest.raises(TypeError, match="folder must be the path"):
             read_transcript(odd)  # type: ignore[arg-type]
@@ -147,8 +147,8 @@ def test_a_folder_without_messages_says_how_to_keep_them(tmp_path: Path) -> None
         read_transcript(tmp_path)
 
 
-def test_two_checksums_agree() -> None:
-    """The reader's own checksum, of a message that only the writer has seen."""
+def test_reader_and_writer_checksums_agree() -> None:
+    """The reader's checksum of a message that only the writer has seen."""
     from attacks.transcript import _decoded
 
     values, facts = _decoded(encode(Message.unchecked({"n": 3, "t": tensor(1, 2)}), {"round": "1"}))

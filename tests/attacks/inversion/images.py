@@ -1,4 +1,4 @@
-"""Images for attacks to find."""
+"""Images as targets of attacks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ __all__ = ["pictures"]
 
 
 def pictures(n: int = 2) -> Tensor:
-    """Smooth ones of 1x8x8, as photographs are."""
+    """Return smooth images of 1x8x8, like photographs."""
     coarse = torch.rand(n, 1, 3, 3, generator=derive(0))
     return F.interpolate(coarse, (8, 8), mode="bilinear", align_corners=True)

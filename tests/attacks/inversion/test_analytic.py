@@ -1,4 +1,4 @@
-"""Labels and inputs read off a gradient by a formula: against hand-worked numbers and against autograd."""
+"""Labels and inputs computed from a gradient by a formula: against values by hand and against autograd."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEEDS = st.integers(0, 2**16)
 
 
 def gradients(network: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """What one step of FedSGD sends."""
+    """Return the message of one step of FedSGD."""
     loss = F.cross_entropy(network(images), labels)
     names, parameters = zip(*network.named_parameters())
     return dict(zip(names, torch.autograd.grad(loss, parameters)))
@@ -36,14 +36,14 @@ def mlp(inputs: int, classes: int, seed: int, scale: float = 1.0, activation: ty
 # Inputs.
 
 
-def test_the_input_of_two_units_worked_by_hand() -> None:
+def test_input_of_two_units_by_hand() -> None:
     """L = (z_1 - 1)^2 + z_2 at z = W x + b = 0, x = (3, 5): dL/dz = (-2, 1), and dL/dW = dL/dz x^T."""
     found = invert_linear(torch.tensor([[-6.0, -10.0], [3.0, 5.0]]), torch.tensor([-2.0, 1.0]))
     assert found.input.tolist() == pytest.approx([3.0, 5.0], rel=1e-6)
     assert found.residual == pytest.approx(0, abs=1e-12)
 
 
-def test_an_input_of_a_mixture_worked_by_hand() -> None:
+def test_input_of_a_mixture_by_hand() -> None:
     """Units that saw (1, 0) and (0, 1): the nearest outer product with b = (1, 1) is x = (1/2, 1/2), half is left."""
     found = invert_linear(torch.eye(2), torch.ones(2))
     assert found.input.tolist() == pytest.approx([0.5, 0.5])
@@ -52,7 +52,7 @@ def test_an_input_of_a_mixture_worked_by_hand() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(seed=SEEDS, scale=st.sampled_from((0.3, 1.0, 3.0)), clip=st.sampled_from((1.0, 1e-3)))
-def test_one_image_comes_back_exactly_clipped_or_not(seed: int, scale: float, clip: float) -> None:
+def test_one_image_is_reconstructed_exactly_with_and_without_clipping(seed: int, scale: float, clip: float) -> None:
     image = torch.rand(1, 3, 8, 8, generator=derive(seed, "x"))
     grads = gradients(mlp(192, 10, seed, scale), image, torch.tensor([seed % 10]))
     found = invert_linear(clip * grads["1.weight"], clip * grads["1.bias"])
@@ -62,7 +62,7 @@ def test_one_image_comes_back_exactly_clipped_or_not(seed: int, scale: float, cl
 
 @settings(max_examples=20, deadline=None)
 @given(seed=SEEDS)
-def test_the_residual_tells_the_attacker_of_a_batch_and_of_noise(seed: int) -> None:
+def test_residual_reveals_a_batch_and_noise(seed: int) -> None:
     images = torch.rand(4, 3, 8, 8, generator=derive(seed, "x"))
     network = mlp(192, 10, seed)
     grads = gradients(network, images, torch.tensor([0, 1, 2, 3]))
@@ -75,7 +75,7 @@ def test_the_residual_tells_the_attacker_of_a_batch_and_of_noise(seed: int) -> N
 
 @settings(max_examples=20, deadline=None)
 @given(seed=SEEDS)
-def test_in_a_batch_a_unit_that_one_image_moved_gives_that_image(seed: int) -> None:
+def test_unit_activated_by_one_image_of_a_batch_gives_that_image(seed: int) -> None:
     images = torch.rand(3, 1, 6, 6, generator=derive(seed, "x")) - 0.5
     network = mlp(36, 5, seed)
     grads = gradients(network, images, torch.tensor([0, 1, 2]))
@@ -100,8 +100,10 @@ def test_in_a_batch_a_unit_that_one_image_moved_gives_that_image(seed: int) -> N
     scale=st.sampled_from((0.1, 1.0, 3.0)),
     activation=st.sampled_from((nn.ReLU, nn.Tanh)),
 )
-def test_one_label_whatever_the_network(seed: int, classes: int, scale: float, activation: type[nn.Module]) -> None:
-    """Behind tanh too, where features have both signs: rows are compared with one another."""
+def test_one_label_is_inferred_for_any_network(
+    seed: int, classes: int, scale: float, activation: type[nn.Module]
+) -> None:
+    """This includes tanh, where features have both signs: rows are compared with one another."""
     image, label = torch.randn(1, 1, 4, 4, generator=derive(seed)), seed % classes
     grads = gradients(mlp(16, classes, seed, scale, activation), image, torch.tensor([label]))
     assert infer_label(grads["3.weight"]) == label
@@ -110,12 +112,12 @@ def test_one_label_whatever_the_network(seed: int, classes: int, scale: float, a
     assert infer_label(grads["3.weight"].sign()) == label
 
 
-def test_counts_worked_by_hand() -> None:
+def test_label_counts_by_hand() -> None:
     """All logits equal, K = 4, N = 8, counts (3, 0, 4, 1): the gradient is 1/4 - n/8."""
     assert class_counts(torch.tensor([-0.125, 0.25, -0.25, 0.125]), 8).tolist() == [3, 0, 4, 1]
 
 
-def test_counts_are_whole_and_sum_to_the_batch() -> None:
+def test_label_counts_are_integers_that_sum_to_the_batch_size() -> None:
     """N (1/3 - g) = (2.4, -0.9, 1.5) for N = 3: of all counts that sum to 3, (2, 0, 1) is nearest."""
     gradient = 1 / 3 - torch.tensor([2.4, -0.9, 1.5], dtype=torch.float64) / 3
     assert class_counts(gradient, 3).tolist() == [2, 0, 1]
@@ -123,7 +125,7 @@ def test_counts_are_whole_and_sum_to_the_batch() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(seed=SEEDS, classes=st.integers(2, 6), count=st.integers(1, 5))
-def test_counts_are_the_nearest_of_all(seed: int, classes: int, count: int) -> None:
+def test_label_counts_are_the_nearest_of_all(seed: int, classes: int, count: int) -> None:
     gradient = torch.randn(classes, generator=derive(seed), dtype=torch.float64)
     found = class_counts(gradient, count)
     wanted = count * (1 / classes - gradient)
@@ -137,9 +139,7 @@ def test_counts_are_the_nearest_of_all(seed: int, classes: int, count: int) -> N
 
 @settings(max_examples=40, deadline=None)
 @given(seed=SEEDS, classes=st.integers(2, 12), count=st.integers(1, 40), scale=st.sampled_from((0.1, 1.0, 5.0)))
-def test_counts_are_exact_while_the_mean_probabilities_are_known_well(
-    seed: int, classes: int, count: int, scale: float
-) -> None:
+def test_label_counts_are_exact_for_known_mean_probabilities(seed: int, classes: int, count: int, scale: float) -> None:
     logits = scale * torch.randn(count, classes, generator=derive(seed), dtype=torch.float64)
     labels = torch.randint(classes, (count,), generator=derive(seed, "y"))
     bias = torch.zeros(classes, dtype=torch.float64, requires_grad=True)
@@ -153,7 +153,7 @@ def test_counts_are_exact_while_the_mean_probabilities_are_known_well(
     assert torch.equal(class_counts(gradient, count, predictions), truth)
 
 
-def test_counts_of_batches_of_eight_from_an_untrained_convnet_and_noise() -> None:
+def test_label_counts_of_batches_of_eight_from_an_untrained_convnet() -> None:
     network = build(lambda: ConvNet((1, 16, 16), 10, width=16), 0).eval()
     noise = network(torch.randn(32, 1, 16, 16, generator=derive(0))).softmax(1)
     right = 0

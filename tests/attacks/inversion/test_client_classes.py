@@ -1,4 +1,4 @@
-"""What messages say of a client's classes: never more than the truth, and all of it where a formula gives it."""
+"""Bounds on a client's classes from its messages: never wrong, and exact where a formula determines them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def true(held: ClassBounds, labels: Tensor) -> bool:
 
 
 @given(LABELS, st.integers(0, 500), st.sampled_from([1.0, 0.3, 1e-4]))
-def test_a_gradient_says_only_what_is_so(chosen: list[int], seed: int, clipped: float) -> None:
+def test_bounds_from_a_gradient_are_true(chosen: list[int], seed: int, clipped: float) -> None:
     labels = torch.tensor(chosen)
     weight, bias = (clipped * g for g in gradients(seed, labels))
     for held in (
@@ -56,8 +56,8 @@ def test_a_gradient_says_only_what_is_so(chosen: list[int], seed: int, clipped: 
         assert held.at_least.argmax() == labels[0]
 
 
-def test_an_untrained_network_gives_every_class_of_a_batch_away() -> None:
-    """With p = 1/K, -entry N is n - N/K, and rounded up it is n: a batch smaller than K has no secret counts."""
+def test_untrained_network_reveals_every_class_of_a_batch() -> None:
+    """With p = 1/K, -entry N is n - N/K, which rounds up to n: a batch smaller than K has no secret counts."""
     labels = torch.tensor([0, 0, 0, 1, 3])
     layer = head(0, 0.0)
     layer.bias.data.zero_()
@@ -68,9 +68,7 @@ def test_an_untrained_network_gives_every_class_of_a_batch_away() -> None:
 
 
 @given(LABELS, st.integers(0, 200), st.integers(1, 6), st.sampled_from([0.0, 0.9]))
-def test_sgd_moves_a_bias_up_only_for_classes_that_are_there(
-    chosen: list[int], seed: int, steps: int, momentum: float
-) -> None:
+def test_sgd_raises_a_bias_only_for_present_classes(chosen: list[int], seed: int, steps: int, momentum: float) -> None:
     labels = torch.tensor(chosen)
     layer, x = head(seed), features(seed, len(labels))
     before = layer.bias.detach().clone()
@@ -86,7 +84,7 @@ def test_sgd_moves_a_bias_up_only_for_classes_that_are_there(
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "decay", "noise"])
-def test_what_leaves_nothing_certain_is_refused(optimizer: str) -> None:
+def test_messages_without_certain_bounds_are_refused(optimizer: str) -> None:
     labels = torch.tensor([0, 0, 1])
     layer, x = head(3), features(3, 3)
     before = layer.bias.detach().clone()
@@ -107,7 +105,7 @@ def test_what_leaves_nothing_certain_is_refused(optimizer: str) -> None:
 
 
 @given(st.lists(st.integers(0, 4), min_size=6, max_size=6).filter(any), st.booleans())
-def test_rows_and_sets_say_which_classes_are_there(counts: list[int], noised: bool) -> None:
+def test_label_rows_and_sets_reveal_present_classes(counts: list[int], noised: bool) -> None:
     truth = torch.tensor(counts)
     labels = torch.arange(6).repeat_interleave(truth)
     x = features(1, len(labels)) + 0.1
@@ -133,7 +131,7 @@ def test_rows_and_sets_say_which_classes_are_there(counts: list[int], noised: bo
     assert torch.equal(class_bounds(6, labels=made).present, truth > 0)
 
 
-def test_several_messages_are_put_together_and_it_is_a_statement() -> None:
+def test_several_messages_are_combined() -> None:
     labels = torch.tensor([0, 0, 2, 5])
     weight, _ = gradients(4, labels)
     held = class_bounds(6, weight_gradient=weight, labels=torch.tensor([0, 2, 5]), ipc=1, size=4)

@@ -1,4 +1,4 @@
-"""Defences do what they say, the attacker expects just that, and a table scores without picking by the truth."""
+"""Defences match their definition and the attacker's model of them; the comparison ignores the truth."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MESSAGES = st.integers(0, 1000).map(
 
 
 @given(MESSAGES, st.sampled_from([0.1, 1.0, 100.0]))
-def test_a_clip_bounds_the_norm_and_keeps_the_direction(message: tuple[Tensor, ...], bound: float) -> None:
+def test_clip_bounds_the_norm_and_keeps_the_direction(message: tuple[Tensor, ...], bound: float) -> None:
     a, b = whole(message), whole(Clip(bound)(message))
     assert float(b.norm()) <= bound * (1 + 1e-5)
     assert float(F.cosine_similarity(a, b, dim=0)) == pytest.approx(1, abs=1e-5)
@@ -55,14 +55,14 @@ def test_a_clip_bounds_the_norm_and_keeps_the_direction(message: tuple[Tensor, .
         assert float(b.norm()) == pytest.approx(bound, rel=1e-5)
 
 
-def test_a_clip_of_zeros_is_zeros_with_a_gradient_that_is_a_number() -> None:
+def test_clip_of_zeros_is_zero_with_a_finite_gradient() -> None:
     zeros = torch.zeros(3, requires_grad=True)
     (clipped,) = Clip(1.0)([zeros + 0])
     assert clipped.tolist() == [0, 0, 0]
 
 
 @given(MESSAGES, st.floats(0.01, 1.0))
-def test_sparsifying_keeps_the_greatest_entries_of_all_tensors(message: tuple[Tensor, ...], share: float) -> None:
+def test_sparsifying_keeps_the_largest_entries_of_all_tensors(message: tuple[Tensor, ...], share: float) -> None:
     sent = Sparsify(share)(message)
     assert [t.shape for t in sent] == [t.shape for t in message]
     a, b = whole(message), whole(sent)
@@ -82,13 +82,13 @@ def test_noise_has_its_standard_deviation_and_repeats() -> None:
 
 
 @pytest.mark.parametrize("defences", [(Clip(0.1),), (Sparsify(0.2),), (Clip(0.1), Sparsify(0.5)), ()], ids=str)
-def test_the_truth_replays_what_was_sent(defences: Any) -> None:
-    """So that an attacker who knows the defence finds a loss of 0 at the private images."""
+def test_private_images_reproduce_the_message(defences: Any) -> None:
+    """An attacker who knows the defence has loss 0 at the private images."""
     message = DefendedMessage(Gradient.of(NET, pictures(), LABELS), *defences)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(message.replay(pictures(), LABELS), message.observed))
 
 
-def test_an_attack_that_knows_which_entries_are_missing_finds_the_image() -> None:
+def test_attack_with_the_known_sparsity_mask_finds_the_image() -> None:
     clean, defence = Gradient.of(NET, pictures(1), LABELS[:1]), Sparsify(0.3)
     blind = ReplayableMessage(defence(clean.observed), clean.replay, 5)
     messages = {"blind": blind, "knowing": DefendedMessage(clean, defence)}
@@ -97,14 +97,14 @@ def test_an_attack_that_knows_which_entries_are_missing_finds_the_image() -> Non
     assert scores["blind"] < 15 < 40 < scores["knowing"]
 
 
-def test_a_clip_stops_no_attack_that_looks_at_directions() -> None:
+def test_clipping_does_not_stop_attacks_on_directions() -> None:
     clean = Gradient.of(NET, pictures(1), LABELS[:1])
     found = invert_message(DefendedMessage(clean, Clip(0.05)), SHAPE, steps=100, total_variation=0.001)
     assert found.labels.tolist() == [1]
     assert float(psnr(found.images, pictures(1))) > 25
 
 
-def test_a_sweep_scores_each_message_in_a_table() -> None:
+def test_comparison_scores_each_message_in_a_table() -> None:
     space = Normalization((0.4,), (0.3,))
     images = space.encode(pictures())
     sent = Gradient.of(NET, images, LABELS)
@@ -173,7 +173,7 @@ def test_invalid_arguments_are_named(call: Any, said: str) -> None:
         call()
 
 
-def test_an_error_says_in_which_message() -> None:
+def test_errors_name_the_message() -> None:
     with pytest.raises(ValueError, match="labels must be given") as error:
         compare_messages({"odd": ReplayableMessage(SENT.observed, SENT.replay, 5)}, pictures(), LABELS)
     assert error.value.__notes__ == ["in the message 'odd'"]

@@ -1,4 +1,4 @@
-"""Images searched for by their gradient: found, picked by the attack's own loss, and nothing touched."""
+"""Image search by gradient: results, selection by the attack's own loss, and no side effects."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def sent(net: nn.Module, images: Tensor, labels: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("label", [0, 3])
-def test_dlg_finds_one_image_and_its_label_in_a_normalised_space(label: int) -> None:
+def test_dlg_finds_one_image_and_its_label_in_a_normalized_space(label: int) -> None:
     net, truth, space = network(), pictures(1), Normalization((0.4,), (0.3,))
     gradients = sent(net, space.encode(truth), torch.tensor([label]))
     found = invert_gradient(net, gradients, SHAPE, method="dlg", steps=20, normalization=space)
@@ -47,7 +47,7 @@ def test_dlg_finds_a_batch_without_its_labels() -> None:
     assert float(psnr(found.images[match(found.images, truth)], truth).min()) > 30
 
 
-def test_geiping_finds_a_picture_behind_relu_better_than_its_mean() -> None:
+def test_geiping_finds_an_image_behind_relu_better_than_its_mean() -> None:
     net, truth = network("relu"), pictures(1)
     found = invert_gradient(net, sent(net, truth, torch.tensor([2])), SHAPE, steps=150, total_variation=0.01)
     guess = truth.mean().expand_as(truth)
@@ -55,7 +55,7 @@ def test_geiping_finds_a_picture_behind_relu_better_than_its_mean() -> None:
 
 
 @pytest.mark.parametrize("method", ["geiping", "dlg"])
-def test_the_loss_is_the_papers_at_the_images_returned(method: str) -> None:
+def test_loss_is_the_papers_at_the_returned_images(method: str) -> None:
     net, truth, label = network(), pictures(2)[1:], torch.tensor([2])
     space = Normalization((0.5,), (0.05,))  # a box so wide that DLG stays in it
     gradients = sent(net, truth, label)
@@ -70,8 +70,8 @@ def test_the_loss_is_the_papers_at_the_images_returned(method: str) -> None:
     assert found.losses == pytest.approx((float(distance + 0.2 * (rows + columns)),), rel=1e-4)
 
 
-def test_lr_is_how_far_a_pixel_goes_and_the_papers_where_none_is_given() -> None:
-    """A tenth as far after 3/8, 5/8 and 7/8 of the steps."""
+def test_lr_decays_as_in_the_paper() -> None:
+    """A tenth as large after 3/8, 5/8 and 7/8 of the steps."""
     start = torch.full((1, *SHAPE), 3.0)
     ((moved, loss),) = signed_adam([lambda x: x.sum()], [start], 10, 0.3, Normalization((0.5,), (0.02,)))
     way = 3 * 0.3 + 3 * 0.03 + 2 * 0.003 + 2 * 0.0003
@@ -84,8 +84,8 @@ def test_lr_is_how_far_a_pixel_goes_and_the_papers_where_none_is_given() -> None
     assert not torch.equal(default, other)
 
 
-def test_what_a_search_leaves_outside_the_box_is_not_cut_where_the_network_sees_no_contrast() -> None:
-    """Behind instance norm images of any contrast about the normalisation's mean give the same gradient."""
+def test_values_outside_the_box_are_kept_for_contrast_invariant_networks() -> None:
+    """Behind instance norm, images with any contrast around the normalization's mean give equal gradients."""
     net, space, y = network("relu", norm="instance"), Normalization((0.5,), (0.25,)), torch.tensor([2])
     truth = space.encode(0.35 + 0.3 * pictures(1))
     gradients = sent(net, truth, y)
@@ -102,7 +102,7 @@ def test_what_a_search_leaves_outside_the_box_is_not_cut_where_the_network_sees_
     assert float(psnr(align(cut, space.decode(truth)), space.decode(truth))) < 40
 
 
-def test_what_lies_outside_the_box_is_cut_where_the_network_sees_contrast() -> None:
+def test_values_outside_the_box_are_clipped_for_other_networks() -> None:
     net, y = network("tanh"), torch.tensor([2])
     truth = pictures(1)
     gradients = sent(net, truth, y)
@@ -112,7 +112,7 @@ def test_what_lies_outside_the_box_is_cut_where_the_network_sees_contrast() -> N
     assert torch.equal(shown, found.clamp(0, 1))
 
 
-def test_restarts_are_picked_by_their_own_loss_and_repeat() -> None:
+def test_restarts_are_selected_by_their_own_loss_and_repeat() -> None:
     net, truth = network("relu"), pictures(1)
     gradients = sent(net, truth, torch.tensor([2]))
     several = invert_gradient(net, gradients, SHAPE, steps=10, restarts=4)
@@ -126,7 +126,7 @@ def test_restarts_are_picked_by_their_own_loss_and_repeat() -> None:
 
 
 @pytest.mark.parametrize("method", ["geiping", "dlg"])
-def test_nothing_is_touched(method: str) -> None:
+def test_inputs_are_not_modified(method: str) -> None:
     net = network(norm="batch").train().requires_grad_(False)
     before = {k: v.clone() for k, v in net.state_dict().items()}
     gradients = [torch.randn(p.shape, generator=derive(1)) for p in net.parameters()]

@@ -1,4 +1,4 @@
-"""Any message inverted: replays are what clients do, labels follow their images, restarts agree only where asked to."""
+"""Inversion of any message: replayed client training, labels paired with images, and agreement of restarts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def small() -> nn.Module:
     weight_decay=st.sampled_from([0.0, 0.1]),
     seed=st.integers(0, 100),
 )
-def test_a_replayed_update_is_torchs_sgd(
+def test_replayed_update_equals_torch_sgd(
     epochs: int, batch: int | None, momentum: float, weight_decay: float, seed: int
 ) -> None:
     images, labels = torch.rand(4, *SHAPE, generator=derive(seed)), torch.tensor([0, 1, 1, 4])
@@ -78,7 +78,7 @@ def test_a_replayed_update_is_torchs_sgd(
 
 
 @given(st.integers(0, 4), st.integers(1, 4), st.sampled_from([0.0, 0.9]), st.integers(0, 100))
-def test_the_label_of_one_image_is_read_off_any_number_of_steps(
+def test_label_of_one_image_is_inferred_for_any_number_of_steps(
     k: int, epochs: int, momentum: float, seed: int
 ) -> None:
     image = torch.rand(1, *SHAPE, generator=derive(seed))
@@ -86,7 +86,7 @@ def test_the_label_of_one_image_is_read_off_any_number_of_steps(
     assert update.read_labels(1, torch.rand(8, *SHAPE, generator=derive(1))).tolist() == [k]
 
 
-def test_the_labels_of_a_batch_are_read_off_several_steps() -> None:
+def test_labels_of_a_batch_are_inferred_from_several_steps() -> None:
     images, labels = torch.rand(4, *SHAPE, generator=derive(5)), torch.tensor([0, 3, 3, 4])
     noise = torch.rand(32, *SHAPE, generator=derive(6))
     for momentum in (0.0, 0.9):  # whose steps count several times
@@ -94,7 +94,7 @@ def test_the_labels_of_a_batch_are_read_off_several_steps() -> None:
         assert update.read_labels(4, noise).tolist() == [0, 3, 3, 4]
 
 
-def test_what_a_function_replays_is_inverted_as_the_victim_that_it_is() -> None:
+def test_function_that_replays_is_inverted_like_its_message() -> None:
     net, images, labels = network("relu"), pictures(1), torch.tensor([2])
     sent = Gradient.of(net, images, labels)
     a = invert_message(sent, SHAPE, steps=5)
@@ -108,8 +108,8 @@ def test_what_a_function_replays_is_inverted_as_the_victim_that_it_is() -> None:
 # Images found.
 
 
-def test_two_epochs_of_single_steps_give_each_label_its_image() -> None:
-    """Which image came first is not known; labels are dealt anew in each restart, and images return beside theirs."""
+def test_two_epochs_of_single_steps_pair_labels_with_images() -> None:
+    """The order of images is unknown; labels are reassigned in each restart, and images return with theirs."""
     net, truth, labels = network(), pictures(4)[1:3], torch.tensor([4, 1])
     update = FedAvgUpdate.of(net, truth, labels, lr=0.02, epochs=2, batch=1)
     found = invert_message(update, SHAPE, 2, method="dlg", steps=12, restarts=2)
@@ -118,7 +118,7 @@ def test_two_epochs_of_single_steps_give_each_label_its_image() -> None:
     assert max(found.losses) > 1e-4 > 1e-6 > min(found.losses)  # of the wrong order and the right one
 
 
-def test_a_class_of_one_record_sends_the_record_and_noise_hides_it() -> None:
+def test_class_of_one_record_sends_the_record_and_noise_hides_it() -> None:
     net, truth, labels = network("relu", width=16), pictures(2), torch.tensor([0, 3])
     embed: Callable[[Tensor], Tensor] = net.features  # type: ignore[assignment]
     sent = ClassMeans.of([embed], truth, labels, 5)
@@ -136,7 +136,7 @@ def test_a_class_of_one_record_sends_the_record_and_noise_hides_it() -> None:
         before = now
 
 
-def test_counts_of_records_say_the_labels() -> None:
+def test_record_counts_determine_the_labels() -> None:
     means = torch.tensor([[1.0, 2.0], [0.0, 0.0], [torch.nan, torch.nan], [0.5, 0.0]])
     message = ClassMeans([lambda x: x.flatten(1)[:, :2]], [means], counts=torch.tensor([2, 0, 0, 1]))
     assert message.present.tolist() == [True, False, False, True]
@@ -157,7 +157,7 @@ def with_statistics() -> nn.Module:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_the_batch_norm_prior_is_the_losses_and_moves_nothing(training: bool) -> None:
+def test_batch_norm_prior_equals_the_losses_and_modifies_nothing(training: bool) -> None:
     net = with_statistics().train(training)
     before = {k: v.clone() for k, v in net.state_dict().items()}
     images = pictures(3).requires_grad_()
@@ -169,7 +169,7 @@ def test_the_batch_norm_prior_is_the_losses_and_moves_nothing(training: bool) ->
         assert float(value.detach()) == pytest.approx(float(prior.value().detach()), rel=1e-5)
 
 
-def test_priors_count_with_their_weight_in_the_loss() -> None:
+def test_priors_are_weighted_in_the_loss() -> None:
     net, truth, label = with_statistics().eval(), pictures(1), torch.tensor([2])
     sent, prior = Gradient.of(net, truth, label), batch_norm_prior(net)
     found = invert_message(sent, SHAPE, steps=3, total_variation=0, priors=[(0.1, prior), (2.0, torch.mean)])
@@ -178,8 +178,8 @@ def test_priors_count_with_their_weight_in_the_loss() -> None:
     assert found.losses[0] == pytest.approx(float(expected.detach()), rel=1e-4)
 
 
-def test_the_consensus_pairs_images_of_one_class_worked_by_hand() -> None:
-    """Two restarts hold the same three images but for 0.2, dealt in other orders: each sees the mean in its own."""
+def test_consensus_pairs_images_of_one_class_by_hand() -> None:
+    """Two restarts have the same three images up to 0.2, in different orders: each sees the mean in its own order."""
     values = torch.tensor([0.0, 5.0, 9.0]).view(3, 1, 1, 1)
     first, second = values, values[[2, 1, 0]] + 0.2
     means = group_mean({0: first, 1: second}, {0: torch.tensor([1, 1, 0]), 1: torch.tensor([0, 1, 1])})
@@ -189,7 +189,7 @@ def test_the_consensus_pairs_images_of_one_class_worked_by_hand() -> None:
     assert apart[0].flatten().tolist() == pytest.approx([(0 + 5.2) / 2, (5 + 9.2) / 2, (9 + 0.2) / 2])
 
 
-def test_a_group_comes_together_and_its_losses_are_without_it() -> None:
+def test_group_converges_and_its_losses_exclude_the_group_term() -> None:
     net, truth, labels = network("relu"), pictures(2), torch.tensor([1, 1])
     sent = Gradient.of(net, truth, labels)
     spread = []
@@ -209,7 +209,7 @@ def test_a_group_comes_together_and_its_losses_are_without_it() -> None:
     assert spread[1] < 0.8 * spread[0]
 
 
-def test_a_start_whose_loss_is_not_finite_goes_on_no_more_and_disturbs_no_other() -> None:
+def test_non_finite_start_stops_without_affecting_others() -> None:
     def loss(x: Tensor) -> Tensor:
         return (x - 0.3).square().sum()
 
@@ -235,7 +235,7 @@ def test_a_start_whose_loss_is_not_finite_goes_on_no_more_and_disturbs_no_other(
     assert pulled == [[0, 1], [0, 1]]  # of one start alone there is no mean to be pulled to
 
 
-def test_lbfgs_ends_where_it_diverges_or_stands_still_with_the_best_it_saw() -> None:
+def test_lbfgs_stops_on_divergence_or_stagnation_with_its_best() -> None:
     start, calls = torch.full((1, 1, 1, 2), 0.9), []
 
     def diverges(x: Tensor) -> Tensor:
@@ -252,7 +252,7 @@ def test_lbfgs_ends_where_it_diverges_or_stands_still_with_the_best_it_saw() -> 
     assert len(calls) < 60
 
 
-def test_without_a_bias_the_label_of_one_image_is_read_off_the_weight() -> None:
+def test_without_a_bias_the_label_is_inferred_from_the_weight() -> None:
     last = nn.Sequential(nn.Flatten(), nn.Linear(64, 3, bias=False))
     for label in range(3):
         sent = Gradient.of(last, pictures(1), torch.tensor([label]))

@@ -1,4 +1,4 @@
-"""A pipeline's `fit` that a spawned process can import, without all that the tests need."""
+"""A pipeline's `fit` that a spawned process can import without the dependencies of the tests."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ IMAGES = torch.rand(20, 1, 4, 4, generator=derive(0))
 
 
 def fit(indices: Tensor, seed: int) -> Mapping[str, Callable[[Tensor, Tensor], Tensor]]:
-    """A 'model' that knows the mean of its records, with noise of its own."""
+    """Return a 'model': the mean of its records plus noise."""
     mean = IMAGES[indices].mean(0) + 0.01 * torch.randn(1, 4, 4, generator=derive(seed))
     return {"model": lambda x, y: (x * mean).flatten(1).sum(1) + y, "both": lambda x, y: (x * mean).flatten(1)[:, :3]}

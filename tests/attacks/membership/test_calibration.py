@@ -1,4 +1,4 @@
-"""Intervals of the mean over targets hold the truth as often as they say; and the benchmark that counts it is right."""
+"""Coverage of intervals of the mean over targets, and the benchmark that measures it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BENCH = load_script("tests/benchmarks/bench_calibration.py")
 
 
 @pytest.mark.parametrize("attack", ["LiRA offline", "threshold"])
-def test_attacks_computed_together_are_those_of_leave_one_out(attack: str) -> None:
+def test_attacks_computed_together_equal_leave_one_out(attack: str) -> None:
     found, _ = BENCH.rates_and_truths(attack, 1.0, range(5, 7), 12, 40)
     for number, seed in enumerate((5, 6)):
         inside, scores = BENCH.design(1.0, seed, 12, 40)[:2]
@@ -27,7 +27,7 @@ def test_attacks_computed_together_are_those_of_leave_one_out(attack: str) -> No
             assert (ours.value, ours.low, ours.high) == pytest.approx((wanted.value, wanted.low, wanted.high))
 
 
-def test_the_truth_of_simulated_targets_is_what_more_models_give() -> None:
+def test_truth_of_simulated_targets_equals_that_of_more_models() -> None:
     """The closed form, against 400 more models attacked with the shadows and the threshold of one target."""
     truth = BENCH.rates_and_truths("LiRA offline", 1.0, range(5, 6), 12, 40)[1][0, 3]
     inside, scores, own, added = BENCH.design(1.0, 5, 12, 40)
@@ -45,7 +45,7 @@ def test_the_truth_of_simulated_targets_is_what_more_models_give() -> None:
 
 
 @pytest.mark.parametrize("world", ["null", "effect"])
-def test_intervals_of_the_mean_over_targets_cover(world: str) -> None:
+def test_intervals_of_the_mean_over_targets_have_their_coverage(world: str) -> None:
     """200 designs of 16 shadows with the truth in closed form: 95 % of 200 are 190, with a deviation of 3.1."""
     for own in BENCH.block("leave_one_out, LiRA offline, 16 shadows", world, 50).values():
         assert 180 <= own["covered"] <= 199

@@ -1,4 +1,4 @@
-"""LiRA, RMIA and `nearest` against their papers' formulas, worked out here record by record with NumPy and SciPy."""
+"""LiRA, RMIA and `nearest` against their papers' formulas, record by record with NumPy and SciPy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from distillkit.rng import derive
 
 
 def shadows_of(seed: int, records: int = 30, count: int = 12, effect: float = 1.0) -> dict[str, torch.Tensor]:
-    """Scores with a mean and a spread of their own for each record; those of models trained on it are higher."""
+    """Return scores with a mean and a spread for each record; scores of models trained on it are higher."""
     g = derive(seed)
     order = torch.rand(count + 1, records, generator=g)
     inside = order < order.median(0).values
@@ -41,7 +41,7 @@ def of_lira(s: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, tor
 
 
 @given(st.integers(2, 6), st.integers(0, 10_000))
-def test_scores_are_their_formulas(classes: int, seed: int) -> None:
+def test_scores_equal_their_formulas(classes: int, seed: int) -> None:
     logits = 3 * torch.randn(5, classes, generator=derive(seed), dtype=torch.float64)
     labels = torch.randint(classes, (5,), generator=derive(seed, 1))
     p = logits.softmax(1)[torch.arange(5), labels]
@@ -54,7 +54,7 @@ def test_scores_are_their_formulas(classes: int, seed: int) -> None:
 
 
 def test_confident_records_do_not_tie() -> None:
-    """In float32 both have p = 1; their stable logits differ by the 5 that their logits do."""
+    """In float32 both have p = 1; their stable logits differ by 5, like their logits."""
     logits = torch.tensor([[60.0, 0.0], [65.0, 0.0]])
     found = stable_logit(logits, torch.tensor([0, 0]))
     assert found.tolist() == [60.0, 65.0]
@@ -65,7 +65,7 @@ def test_confident_records_do_not_tie() -> None:
 
 
 def test_lira_offline_is_the_one_sided_tail_of_the_paper() -> None:
-    """1 - Pr[Z > score], Z Gaussian as fitted to models without the record; we return its log odds."""
+    """1 - Pr[Z > score] with Z Gaussian as fitted to models without the record, returned as log odds."""
     s = shadows_of(1)
     for variance in ("example", "pooled"):
         found = lira(*of_lira(s), variance=variance)
@@ -92,7 +92,7 @@ def test_lira_online_is_algorithm_1() -> None:
 
 
 @pytest.mark.parametrize("online", [False, True])
-def test_lira_conjugate_is_smyths_moderated_variance(online: bool) -> None:
+def test_lira_conjugate_equals_smyths_moderated_variance(online: bool) -> None:
     """Smyth 2004, as his limma computes it: prior degrees of freedom and variance from the mean and the variance of log
     variances (fitFDist), the posterior variance (d0 s0^2 + d s^2) / (d0 + d) with d0 + d degrees of freedom
     (squeezeVar)."""
@@ -121,7 +121,7 @@ def test_lira_conjugate_is_smyths_moderated_variance(online: bool) -> None:
 
 
 def test_equal_spreads_make_the_conjugate_prior_certain() -> None:
-    """Spreads that differ by chance alone: the variance is the pooled one, but for the uncertain mean's 1 + 1/n."""
+    """If spreads differ only by chance, the variance is the pooled one, up to the uncertain mean's 1 + 1/n."""
     g = derive(4)
     inside = torch.arange(12)[:, None].expand(12, 50) < 6
     base = torch.randn(12, 1, generator=g, dtype=torch.float64)
@@ -132,7 +132,7 @@ def test_equal_spreads_make_the_conjugate_prior_certain() -> None:
     assert torch.allclose(found, torch.full((50,), float(norm.logcdf(z) - norm.logsf(z)), dtype=torch.float64))
 
 
-def test_scores_without_any_spread_are_refused_by_every_variance() -> None:
+def test_scores_without_spread_are_refused_for_every_variance() -> None:
     inside = torch.arange(4)[:, None].expand(4, 3) < 2
     for variance in VARIANCES:
         with pytest.raises(ValueError, match="must not all give the same score, as they do for 3 records"):
@@ -140,7 +140,7 @@ def test_scores_without_any_spread_are_refused_by_every_variance() -> None:
 
 
 @given(st.sampled_from(VARIANCES), st.booleans(), st.floats(-5, 5), st.floats(0.1, 10))
-def test_scores_do_not_depend_on_their_unit(variance: Any, online: bool, shift: float, factor: float) -> None:
+def test_scores_are_invariant_to_their_unit(variance: Any, online: bool, shift: float, factor: float) -> None:
     s = shadows_of(5)
     once = lira(*of_lira(s), online=online, variance=variance)
     again = lira(
@@ -160,7 +160,7 @@ def test_offline_is_one_sided_and_beats_the_two_sided_density() -> None:
     assert lira(low, s["inside"], s["shadows"])[0] == lira(low, s["inside"], s["shadows"]).min()
 
 
-def test_a_hundred_deviations_are_told_from_two_hundred() -> None:
+def test_scores_of_100_and_200_deviations_are_distinguished() -> None:
     s = shadows_of(7)
     far = [lira(s["target"] + shift, s["inside"], s["shadows"])[0] for shift in (100.0, 200.0)]
     assert far[1] > far[0]
@@ -171,7 +171,7 @@ def test_a_hundred_deviations_are_told_from_two_hundred() -> None:
 
 @pytest.mark.parametrize("online", [False, True])
 @pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0])
-def test_rmia_counts_the_population_it_beats(online: bool, gamma: float) -> None:
+def test_rmia_counts_the_population_records_that_it_beats(online: bool, gamma: float) -> None:
     s, a = shadows_of(8), 0.3
     found = rmia(**{k: v for k, v in s.items() if k != "member"}, online=online, a=a, gamma=gamma)
     p = {k: 1 / (1 + np.exp(-s[k].numpy())) for k in ("target", "shadows", "z_target", "z_shadows")}
@@ -187,7 +187,7 @@ def test_rmia_counts_the_population_it_beats(online: bool, gamma: float) -> None
 
 
 def test_rmia_counts_a_tie_as_beaten() -> None:
-    """The ratio is at least gamma, not above it; records with the population's own scores beat all of it."""
+    """The ratio is at least gamma, not above it; records with the population's scores beat the whole population."""
     even = {"target": torch.zeros(2), "shadows": torch.zeros(3, 2), "inside": torch.zeros(3, 2, dtype=torch.bool)}
     found = rmia(**even, z_target=torch.tensor([0.0, 0.0, 1.0]), z_shadows=torch.zeros(3, 3))
     assert found.tolist() == pytest.approx([2 / 3, 2 / 3])
@@ -205,7 +205,7 @@ def test_rmia_works_with_one_shadow_and_gamma_keeps_the_order() -> None:
 # The set itself.
 
 
-def test_nearest_finds_what_a_set_started_from() -> None:
+def test_nearest_finds_the_initial_images_of_a_set() -> None:
     g = derive(10)
     records = torch.rand(200, 1, 4, 4, generator=g)
     images = records[:50] + 0.02 * torch.randn(50, 1, 4, 4, generator=g)
@@ -223,7 +223,7 @@ def test_nearest_is_one_minus_the_ratio_of_distances() -> None:
 
 
 @given(st.integers(0, 1000), st.booleans())
-def test_images_that_are_there_several_times_count_once(seed: int, classes: bool) -> None:
+def test_repeated_images_count_once(seed: int, classes: bool) -> None:
     drawn = derive(seed)
     images, records = (torch.rand(n, 1, 2, 2, generator=drawn) for n in (6, 9))
     labels, own = (torch.arange(6) % 2, torch.arange(9) % 2) if classes else (None, None)
@@ -233,7 +233,7 @@ def test_images_that_are_there_several_times_count_once(seed: int, classes: bool
     assert torch.equal(found, nearest(images, records, labels, own))
 
 
-def test_many_candidates_are_compared_in_parts() -> None:
+def test_candidates_are_compared_in_chunks() -> None:
     g = derive(11)
     images, records = torch.rand(7, 1, 3, 3, generator=g), torch.rand(2500, 1, 3, 3, generator=g)
     whole = nearest(images, records)
@@ -285,5 +285,5 @@ def test_invalid_arguments_are_named(case: int) -> None:
         call()
 
 
-def test_no_refusal_is_left_out() -> None:
+def test_every_refusal_is_tested() -> None:
     assert len(refusals()) == 19

@@ -1,4 +1,4 @@
-"""ShadowScores: their design, their folder, the same with any number of workers; and attacks judged on each in turn."""
+"""ShadowScores: design, folder, equal results for any workers, and evaluation on each shadow as target."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def pipeline(run: Any = fit, **changes: Any) -> Pipeline:
 
 
 def drawn(seed: int, count: int = 12, records: int = 60, effect: float = 1.0) -> ShadowScores:
-    """Scores of shadows without any training: records with their own means, models with their own shift."""
+    """Return scores of shadows without training: records with their own means, models with their own shift."""
     inside, g = halves(count, records, seed), derive(seed, "scores")
     own = torch.randn(records, generator=derive(3), dtype=torch.float64)
     scores = own + torch.randn(count, records, generator=g, dtype=torch.float64) + effect * inside
@@ -62,7 +62,7 @@ def same(a: ShadowScores, b: ShadowScores) -> bool:
 
 
 @given(st.integers(1, 6), st.integers(4, 25), st.integers(0, 1000))
-def test_halves_are_balanced_and_say_nothing_of_a_target_in_the_rest(pairs: int, records: int, seed: int) -> None:
+def test_halves_are_balanced_and_independent_of_the_target(pairs: int, records: int, seed: int) -> None:
     inside = halves(2 * pairs, records, seed)
     assert inside.sum(0).tolist() == [pairs] * records
     assert set(inside.sum(1).tolist()) <= {records // 2, (records + 1) // 2}
@@ -73,15 +73,15 @@ def test_halves_are_balanced_and_say_nothing_of_a_target_in_the_rest(pairs: int,
         assert rest.inside.sum(0).tolist() == [pairs - 1] * records
 
 
-def test_every_half_is_as_likely() -> None:
-    """Pairs of records are together in a half with probability (n/2 - 1) / (n - 1)."""
+def test_every_half_is_equally_likely() -> None:
+    """Two records are together in a half with probability (n/2 - 1) / (n - 1)."""
     inside = halves(4000, 6, 0)[::2].double()
     together = (inside.T @ inside) / 2000
     assert (together[~torch.eye(6, dtype=torch.bool)] - 0.5 * 2 / 5).abs().max() < 0.05
     assert (inside.mean(0) - 0.5).abs().max() < 0.05
 
 
-def test_a_balance_that_tells_the_target_is_refused() -> None:
+def test_balance_that_reveals_the_target_is_refused() -> None:
     """Every record in exactly half of the shadows, as in public releases of LiRA, but not in pairs: the rest has a
     record once less often if the target has it, and counting finds all members."""
     keep = torch.rand(8, 40, generator=derive(5)).argsort(0) < 4
@@ -99,7 +99,7 @@ def test_a_balance_that_tells_the_target_is_refused() -> None:
 # Running it.
 
 
-def test_shadows_are_what_the_pipeline_gives() -> None:
+def test_shadows_contain_the_pipelines_scores() -> None:
     found = run_shadows(pipeline(), 4, seed=3, progress=False)
     seeds: list[int] = []
 
@@ -120,7 +120,7 @@ def test_shadows_are_what_the_pipeline_gives() -> None:
 
 
 @pytest.mark.parametrize(("workers", "where"), [(3, "threads"), (1, "processes")])
-def test_workers_change_nothing(workers: int, where: Any) -> None:
+def test_number_of_workers_changes_nothing(workers: int, where: Any) -> None:
     there: set[str] = set()
 
     def closure(indices: Tensor, seed: int) -> Any:
@@ -134,7 +134,7 @@ def test_workers_change_nothing(workers: int, where: Any) -> None:
     assert where == "processes" or all(name.startswith("shadow") for name in there)
 
 
-def test_a_stopped_run_goes_on_and_more_shadows_can_follow(tmp_path: Path) -> None:
+def test_interrupted_run_resumes_and_shadows_can_be_added(tmp_path: Path) -> None:
     calls: list[int] = []
 
     def fragile(indices: Tensor, seed: int) -> Any:
@@ -163,7 +163,7 @@ def test_a_stopped_run_goes_on_and_more_shadows_can_follow(tmp_path: Path) -> No
     assert len(calls) == 12
 
 
-def test_what_was_under_way_when_another_failed_is_kept(tmp_path: Path) -> None:
+def test_shadows_in_progress_during_a_failure_are_kept(tmp_path: Path) -> None:
     def at_once(indices: Tensor, seed: int) -> Any:
         raise RuntimeError("no data")
 
@@ -189,7 +189,7 @@ def test_what_was_under_way_when_another_failed_is_kept(tmp_path: Path) -> None:
     assert not (tmp_path / "shadow-00002.safetensors").exists()
 
 
-def test_a_folder_of_another_design_is_refused(tmp_path: Path) -> None:
+def test_folder_of_another_design_is_refused(tmp_path: Path) -> None:
     run_shadows(pipeline(), 4, out=tmp_path, progress=False)
     other = IMAGES.clone()
     other[0, 0, 0, 0] += 1
@@ -215,14 +215,14 @@ def test_a_folder_of_another_design_is_refused(tmp_path: Path) -> None:
         run_shadows(pipeline(), 4, out=tmp_path)
 
 
-def test_a_damaged_shadow_is_named(tmp_path: Path) -> None:
+def test_damaged_shadow_is_named(tmp_path: Path) -> None:
     run_shadows(pipeline(), 4, out=tmp_path, progress=False)
     (tmp_path / "shadow-00002.safetensors").write_bytes(b"half")
     with pytest.raises(ValueError, match=r"shadow-00002\.safetensors is damaged"):
         run_shadows(pipeline(), 4, out=tmp_path)
 
 
-def test_an_estimate_costs_one_shadow_and_keeps_it(tmp_path: Path) -> None:
+def test_cost_estimate_runs_one_shadow_and_keeps_it(tmp_path: Path) -> None:
     calls: list[int] = []
 
     def counted(indices: Tensor, seed: int) -> Any:
@@ -241,7 +241,7 @@ def test_an_estimate_costs_one_shadow_and_keeps_it(tmp_path: Path) -> None:
     assert facts["tag"] == "mean"
 
 
-def test_a_fit_that_draws_globally_is_seeded_or_warned_of() -> None:
+def test_fit_with_global_draws_is_seeded_or_warned_of() -> None:
     def careless(indices: Tensor, seed: int) -> Any:
         shift = torch.rand(())
         return {"model": lambda x, y: x.flatten(1).sum(1) + shift}
@@ -258,7 +258,7 @@ def test_a_fit_that_draws_globally_is_seeded_or_warned_of() -> None:
     torch.set_rng_state(before)
 
 
-def test_a_model_is_scored_in_eval_mode_and_in_parts() -> None:
+def test_model_is_scored_in_eval_mode_and_in_chunks() -> None:
     network = nn.Sequential(build(lambda: ConvNet((1, 8, 8), 3, width=4, depth=1, norm="batch"), 0), nn.Dropout(0.5))
     images, labels = torch.randn(9, 1, 8, 8, generator=derive(0)), torch.arange(9) % 3
     network.train()
@@ -273,8 +273,8 @@ def test_a_model_is_scored_in_eval_mode_and_in_parts() -> None:
 # Judging attacks.
 
 
-def test_a_threshold_never_saw_its_target() -> None:
-    """Whatever the target and its complement score, their thresholds stay."""
+def test_threshold_is_independent_of_its_target() -> None:
+    """Thresholds do not depend on the scores of the target and its complement."""
     one = drawn(1)
     attacks = {n: ATTACKS[n] for n in ("threshold", "LiRA offline", "RMIA offline")}
     first = leave_one_out(one, attacks, fpr=0.1, progress=False)
@@ -286,14 +286,14 @@ def test_a_threshold_never_saw_its_target() -> None:
         assert first[name].points[0].threshold != second[name].points[0].threshold
 
 
-def test_where_every_false_alarm_is_allowed_everybody_is_called_a_member() -> None:
+def test_allowed_rate_of_one_calls_every_record_a_member() -> None:
     [found] = leave_one_out(drawn(1), {"t": ATTACKS["threshold"]}, fpr=1.0, progress=False).values()
     assert {p.threshold for p in found.points} == {-math.inf}
     assert (found.tpr.value, found.fpr.value) == (1, 1)
 
 
-def test_it_is_the_loop_that_it_says_it_is() -> None:
-    """Target by target, and the error of the mean from the pairs' means."""
+def test_leave_one_out_equals_a_plain_loop() -> None:
+    """Target by target, and the standard error from the means of pairs."""
     one, fpr = drawn(2, count=8, records=40), 0.1
     found = leave_one_out(one, {"LiRA": ATTACKS["LiRA offline"]}, fpr=fpr, confidence=0.9, progress=False)["LiRA"]
     scores, inside, rows = one.scores["model"], one.inside, []
@@ -319,8 +319,8 @@ def test_it_is_the_loop_that_it_says_it_is() -> None:
     assert str(found).startswith("TPR ")
 
 
-def test_few_hits_have_an_interval_at_least_as_wide_as_that_of_a_count() -> None:
-    """Where nobody is called a member there is no spread; that is not certainty."""
+def test_few_hits_have_an_interval_at_least_as_wide_as_a_count() -> None:
+    """Without any predicted member there is no spread, but no certainty either."""
     one = drawn(5, count=8, records=40)
     nobody = leave_one_out(one, {"a": lambda t: -t.scores.argsort().argsort().double()}, fpr=0.05, progress=False)["a"]
     hits = sum(p.tpr.hits for p in nobody.points)
@@ -330,8 +330,8 @@ def test_few_hits_have_an_interval_at_least_as_wide_as_that_of_a_count() -> None
     assert nobody.tpr.high >= high
 
 
-def test_halves_drawn_one_by_one_are_targets_too() -> None:
-    """Rows without complements, as `ShadowScores` takes them: each is its own unit, and left out alone."""
+def test_independently_drawn_halves_are_accepted() -> None:
+    """Rows without complements are units of their own, and left out alone."""
     g, n = derive(11), 14
     inside = torch.rand(n, 40, generator=g) < 0.5
     scores = torch.randn(n, 40, generator=g, dtype=torch.float64) + 1.5 * inside
@@ -344,7 +344,7 @@ def test_halves_drawn_one_by_one_are_targets_too() -> None:
     assert found.auc.low > 0.6
 
 
-def test_more_attacks_make_wider_intervals() -> None:
+def test_more_attacks_widen_the_intervals() -> None:
     one = drawn(3)
     alone = leave_one_out(one, {"a": ATTACKS["threshold"]}, fpr=0.1, progress=False)["a"]
     several = leave_one_out(one, fpr=0.1, progress=False)
@@ -367,7 +367,7 @@ def rmia_of(one: ShadowScores) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return s[0], one.inside[2:], s[2:], z[0], z[2:]
 
 
-def test_attacks_find_what_is_there_and_nothing_else() -> None:
+def test_attacks_find_leaks_and_nothing_else() -> None:
     with_, without = (leave_one_out(drawn(4, effect=e), fpr=0.1, progress=False) for e in (2.0, 0.0))
     assert with_["LiRA offline"].tpr.low > 0.2
     assert with_["LiRA offline"].auc.value > with_["threshold"].auc.value
@@ -447,7 +447,7 @@ def test_invalid_arguments_are_named(case: int) -> None:
         call()
 
 
-def test_every_shadow_in_turn_is_a_target() -> None:
+def test_every_shadow_is_a_target_in_turn() -> None:
     one = drawn(0, count=4)
     found = list(one.targets("model"))
     assert len(found) == 4
@@ -456,6 +456,6 @@ def test_every_shadow_in_turn_is_a_target() -> None:
         assert torch.equal(truth, one.inside[number])
 
 
-def test_a_target_says_nothing_of_its_truth() -> None:
+def test_target_contains_no_membership_information() -> None:
     assert set(vars(drawn(0).target(0, "model"))) == set(Target.__dataclass_fields__) - {"member"}
     assert not math.isnan(float(drawn(0).target(0, "model").scores.sum()))

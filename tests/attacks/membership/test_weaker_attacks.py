@@ -28,7 +28,7 @@ IMAGES, LABELS = torch.randn(7, 1, 8, 8, generator=derive(0)), torch.arange(7) %
 
 
 class Branching(nn.Module):
-    """What vmap cannot take: a branch on the values."""
+    """Network with a branch on values, which vmap does not support."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Branching(nn.Module):
 
 
 class Root(nn.Module):
-    """The root of a weight that is 0, where its slope is infinite."""
+    """Square root of a weight that is 0, where its slope is infinite."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def by_hand(network: nn.Module, images: Tensor, labels: Tensor) -> list[float]:
 
 @pytest.mark.parametrize("norm", ["batch", "instance", "none"])
 @pytest.mark.parametrize("chunk", [None, 2])
-def test_the_gradients_norm_is_that_of_each_record_alone(norm: str, chunk: int | None) -> None:
+def test_gradient_norm_is_that_of_each_record_alone(norm: str, chunk: int | None) -> None:
     network = build(lambda: ConvNet((1, 8, 8), 3, width=4, depth=1, norm=norm), 0).train()
     before = {k: v.clone() for k, v in network.state_dict().items()}
     found = gradient_norm(network, IMAGES, LABELS, chunk=chunk)
@@ -71,7 +71,7 @@ def test_the_gradients_norm_is_that_of_each_record_alone(norm: str, chunk: int |
     assert (-found).tolist() == pytest.approx(by_hand(network, IMAGES, LABELS), rel=1e-4)
 
 
-def test_a_network_that_cannot_be_batched_goes_record_by_record() -> None:
+def test_network_that_cannot_be_batched_runs_record_by_record() -> None:
     network = build(Branching, 0)
     found = gradient_norm(network, IMAGES, LABELS)
     assert (-found).tolist() == pytest.approx(by_hand(network, IMAGES, LABELS), rel=1e-5)
@@ -79,7 +79,7 @@ def test_a_network_that_cannot_be_batched_goes_record_by_record() -> None:
     assert torch.equal(gradient_norm(frozen, IMAGES, LABELS), found)
 
 
-def test_a_parameter_may_be_one_number() -> None:
+def test_scalar_parameters_are_supported() -> None:
     network = nn.Sequential(nn.Flatten(), Root(), nn.Linear(64, 3, bias=False))
     with torch.no_grad():
         network[1].weight.fill_(0.25)
@@ -113,7 +113,7 @@ def outputs(seed: int, effect: float, shadows: int = 9, records: int = 60, d: in
     return {"inside": inside[1:], "shadows": scores[1:], "target": scores[0], "labels": labels, "truth": inside[0]}
 
 
-def test_a_shadow_classifier_is_a_logistic_regression_for_each_class() -> None:
+def test_shadow_classifier_is_a_logistic_regression_for_each_class() -> None:
     case = outputs(2, 1.0)
     truth = case.pop("truth")
     found = shadow_classifier(**case)
@@ -130,7 +130,7 @@ def test_a_shadow_classifier_is_a_logistic_regression_for_each_class() -> None:
     assert shadow_classifier(case["target"][:, 0], case["inside"], case["shadows"][:, :, 0]).shape == (60,)
 
 
-def test_it_finds_nothing_where_nothing_is_and_is_one_of_the_attacks() -> None:
+def test_shadow_classifier_finds_nothing_without_a_leak() -> None:
     inside, g = halves(6, 60, 0), derive(3)
     free = ShadowScores(inside, {"model": torch.randn(6, 60, 2, generator=g)}, labels=torch.arange(60) % 2)
     attack = {"classifier": lambda t: shadow_classifier(t.scores, t.inside, t.shadows, t.labels)}
@@ -143,8 +143,8 @@ def test_it_finds_nothing_where_nothing_is_and_is_one_of_the_attacks() -> None:
 # FedLGD's test.
 
 
-def test_densities_are_fitted_without_what_they_score() -> None:
-    """Each fold by SciPy; and on noise, fitted and judged on the same records, members stand out, cross-fitted not."""
+def test_densities_are_cross_fitted() -> None:
+    """Each fold equals SciPy's. On noise, in-sample members stand out, and cross-fitted ones do not."""
     g = derive(4)
     values, member = torch.randn(40, 8, generator=g), torch.arange(40) < 20
     found = gradient_kde(values, member)
@@ -158,8 +158,8 @@ def test_densities_are_fitted_without_what_they_score() -> None:
     assert int((again == found).sum()) == 7  # the rest of its fold
 
 
-def test_a_density_ratio_is_scipys() -> None:
-    """Records that move together with one are in its fold; of the rest SciPy makes the same ratio."""
+def test_density_ratio_equals_scipys() -> None:
+    """Identical records share a fold; SciPy gives the same ratio on the others."""
     values, member = torch.randn(20, 2, generator=derive(5)), torch.arange(20) % 2 == 0
     scores = gradient_kde(values, member, folds=5)
     for i in (0, 7, 12):
@@ -171,7 +171,7 @@ def test_a_density_ratio_is_scipys() -> None:
         assert float(scores[i]) == pytest.approx(logs[0] - logs[1])
 
 
-def test_it_finds_what_a_threshold_cannot_and_misses_what_lira_sees() -> None:
+def test_shadow_classifier_beats_a_threshold_but_not_lira() -> None:
     g = derive(6)
     member = torch.arange(400) < 200
     spread = torch.where(member, 0.3, 2.0) * torch.randn(400, generator=g)  # members in the middle
