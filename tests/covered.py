@@ -1,4 +1,4 @@
-"""How much of each package the tests run: `python tests/covered.py coverage.json`, as `make coverage` does.
+"""Report of branch coverage by package: `python tests/covered.py coverage.json`, as `make coverage` runs it.
 
 A line a package and a line for each file of which less than 90 % of the branches is taken. Ends with 1 if a package has
 less than 95 %, of its branches or of its statements.
@@ -18,14 +18,14 @@ FLOOR, LOW = 95.0, 90.0
 
 
 def share(totals: list[Mapping[str, int]], kind: str) -> float:
-    """Percent of the branches ("branches") or statements ("lines") of files that were run; 100 where there are none."""
+    """Return the percentage of executed branches ("branches") or statements ("lines") of files; 100 without any."""
     whole = "num_statements" if kind == "lines" else "num_branches"
     count = sum(one[whole] for one in totals)
     return 100 * sum(one[f"covered_{kind}"] for one in totals) / count if count else 100.0
 
 
-def told(files: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, bool]]:
-    """Lines to print, each with whether it is what was asked for.
+def report_lines(files: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, bool]]:
+    """Return the lines to print, each with whether its target is met.
 
     Args:
         files: coverage.py's, by path.
@@ -44,6 +44,6 @@ def told(files: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, bool]]:
 
 
 if __name__ == "__main__":
-    report = list(told(json.loads(Path(sys.argv[1]).read_text())["files"]))
+    report = list(report_lines(json.loads(Path(sys.argv[1]).read_text())["files"]))
     print("\n".join(line for line, _ in report))
     sys.exit(0 if all(good for _, good in report) else f"a package is below {FLOOR:.0f} %")

@@ -1,11 +1,11 @@
-"""Kill examples with -9, the parent alone, at random moments, start them again at once, and compare.
+"""Kill examples at random moments with SIGKILL (the parent alone), restart them at once, and compare the results.
 
     python -m tests.kill_examples --kills 10 [--examples quickstart feddm] [--preset smoke] [--out runs/killed]
 
-A kill comes up to a second after a random number of rounds of all runs together. Histories and models have to be those
-of an untouched run, which has to leave a summary, a table and two figures; each kill prints a line, and one that went
-wrong ends the script with 1. How long workers outlived their parent is told (one that is still importing torch ends
-when it has done so). While the first run goes on, a second process on its folder has to be refused by name.
+Each kill comes at most a second after a random number of rounds of all runs together. Histories and models must equal
+those of an uninterrupted run, which must leave a summary, a table and two figures. Each kill prints a line with the
+time that workers outlived their parent (a worker that is importing torch ends afterwards). The script exits with 1 if
+any result differs. During the first run, a second process on its folder must be refused by name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TIMES = ("seconds", "client_seconds", "server_seconds")
 def start(
     out: Path, *more: str, example: str = "quickstart", preset: str = "smoke", workers: int = 2
 ) -> subprocess.Popen[str]:
-    """An example on a folder, its output kept."""
+    """Start an example on a folder with captured output."""
     command = [sys.executable, str(ROOT / "examples" / f"{example}.py"), "--preset", preset, "--workers", str(workers)]
     return subprocess.Popen(
         [*command, "--out", str(out), *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -39,7 +39,7 @@ def start(
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    """Wait for it; its output.
+    """Wait for a process and return its output.
 
     Raises:
         AssertionError: it failed.
@@ -50,7 +50,7 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 
 def record(out: Path) -> dict[str, Any]:
-    """All that must be the same: each run's history without its seconds, and its models, byte by byte."""
+    """Return everything that must be equal: each run's history without seconds, and its models as bytes."""
     found: dict[str, Any] = {}
     for folder in sorted(p.parent for p in out.rglob("history.jsonl")):
         name = str(folder.relative_to(out))
@@ -62,24 +62,24 @@ def record(out: Path) -> dict[str, Any]:
 
 
 def rounds_of(out: Path) -> int:
-    """How many rounds the runs in a folder have written so far."""
+    """Return how many rounds the runs in a folder have written so far."""
     return sum(len(path.read_text().splitlines()) for path in out.rglob("history.jsonl"))
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started (Linux; elsewhere none are known)."""
+    """Return the child processes of a process (Linux; elsewhere none are known)."""
     path = Path(f"/proc/{pid}/task/{pid}/children")
     return [int(word) for word in path.read_text().split()] if path.exists() else []
 
 
 def running(pid: int) -> bool:
-    """Whether a process goes on (a zombie does not)."""
+    """Return whether a process is running (a zombie is not)."""
     path = Path(f"/proc/{pid}/stat")
     return path.exists() and path.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
 def killed_and_resumed(out: Path, ready: Callable[[], bool], **how: Any) -> tuple[int, float]:
-    """Kill a run's parent when `ready()` and resume at once: rounds written by then, seconds that workers lived on."""
+    """Kill a run's parent when `ready()` and resume at once: return rounds so far and seconds until workers ended."""
     first = start(out, **how)
     while not ready() and first.poll() is None:
         time.sleep(0.01)
@@ -96,7 +96,7 @@ def killed_and_resumed(out: Path, ready: Callable[[], bool], **how: Any) -> tupl
 
 
 def refused(out: Path, **how: Any) -> str:
-    """What one of two processes on the same folder hears: the second, or the first at a later study of the script."""
+    """Return the output of the refused process of two on one folder: the second, or the first at a later study."""
     both = [start(out, **how)]
     while not any(out.rglob(".owner.json")) and both[0].poll() is None:
         time.sleep(0.01)
@@ -109,8 +109,8 @@ def refused(out: Path, **how: Any) -> str:
     return heard.strip().splitlines()[-1]
 
 
-def tried(example: str, kills: int, preset: str, out: Path, moments: random.Random) -> int:
-    """Run an example whole and then, so many times, killed; how often what came of it was not the same."""
+def count_failures(example: str, kills: int, preset: str, out: Path, moments: random.Random) -> int:
+    """Run an example whole, and then killed the given number of times; return the number of different results."""
     began = time.perf_counter()
     print(f"{example}: {refused(out / 'whole', example=example, preset=preset)}", flush=True)
     for pattern, least in (("summary.json", 1), ("table.md", 1), ("*.png", 2)):
@@ -134,7 +134,7 @@ def tried(example: str, kills: int, preset: str, out: Path, moments: random.Rand
 
 
 def main() -> int:
-    """As the module says."""
+    """Run the script as described in the module's docstring."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--examples", nargs="+", choices=EXAMPLES, default=EXAMPLES)
     parser.add_argument("--kills", type=int, default=10)
@@ -143,7 +143,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     o = parser.parse_args()
     moments = random.Random(o.seed)
-    return int(sum(tried(name, o.kills, o.preset, o.out / name, moments) for name in o.examples) > 0)
+    return int(sum(count_failures(name, o.kills, o.preset, o.out / name, moments) for name in o.examples) > 0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Odd calls: valid calls with one invalid argument, and their outcomes. Shared by the tests of all packages.
+"""Unusual calls: valid calls with one invalid argument, and their outcomes. Shared by the tests of all packages.
 
 An odd call is *refused* if our code raised an error that names the argument, and *unnamed* if the message does not name
 it; *warned* if it warned; *accepted* if it returned a result that could be used; *raw* if the error came from torch,
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from distillkit import LabeledImages, Normalization
 
-__all__ = ["Call", "Outcome", "corruptions", "odd_calls", "raised_by_us", "stale", "tried", "unlisted"]
+__all__ = ["Call", "Outcome", "corruptions", "odd_calls", "outcome_of_call", "raised_by_us", "stale", "unlisted"]
 
 _ROOT = Path(__file__).parents[1]
 OURS = tuple(str(_ROOT / package) for package in ("distillkit", "fl", "attacks"))
@@ -186,7 +186,7 @@ def corruptions(value: Any) -> Iterator[tuple[str, Any]]:
 # Calls and outcomes.
 
 
-def tried(name: str, call: Call, argument: str | None, corruption: str, value: Any) -> Outcome:
+def outcome_of_call(name: str, call: Call, argument: str | None, corruption: str, value: Any) -> Outcome:
     """Make one call, use its result, and return the outcome. `argument` None makes the valid call."""
     arguments = call.arguments()
     if argument is not None:
@@ -222,7 +222,7 @@ def odd_calls(name: str, call: Call) -> Iterator[Outcome]:
         for corruption, odd in corruptions(value):
             if odd is None and optional.get(argument, False):
                 continue  # None is valid there
-            yield tried(name, call, argument, corruption, odd)
+            yield outcome_of_call(name, call, argument, corruption, odd)
 
 
 Listed = Mapping[tuple[str, str, str], str]

@@ -1,4 +1,4 @@
-"""Scripts of the repository (examples, makers of pages) as modules, for tests of their parts."""
+"""Scripts of the repository (examples, generators of pages) as modules, for tests of their parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def load_script(path: str) -> ModuleType:
-    """A fresh module of the script at `path`, relative to the repository's root; its `main` is not run."""
+    """Return a new module of the script at `path`, relative to the repository's root, without running `main`."""
     spec = importlib.util.spec_from_file_location(f"script_{Path(path).stem}", ROOT / path)
     assert spec is not None
     assert spec.loader is not None

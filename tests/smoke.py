@@ -1,4 +1,4 @@
-"""What a user has who installed the wheel and no extra: every public name, and each package once, away from here.
+"""Smoke test of an installed wheel without extras, outside the repository: public names and one use of each package.
 
     python -P tests/smoke.py FOLDER
 
@@ -25,18 +25,18 @@ ABSENT = {
 
 
 class Alone(PathFinder):
-    """Python's own search, which does not find what the wheel alone does not bring."""
+    """Python's import system without modules that the wheel does not bring."""
 
     @classmethod
     def find_spec(
         cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """None for what is absent, as for every module that is not there."""
+        """Return None for absent modules, as for any missing module."""
         return None if fullname.partition(".")[0] in ABSENT else super().find_spec(fullname, path, target)
 
 
 def names(folder: Path) -> int:
-    """How many public names there are; each is there, and from the folder."""
+    """Check that every public name exists and comes from the folder; return their number."""
     found = 0
     for top in PACKAGES:
         package = importlib.import_module(top)
@@ -50,7 +50,7 @@ def names(folder: Path) -> int:
 
 
 def work(out: Path) -> None:
-    """A set condensed, kept, drawn and judged; a federated run; what a privacy budget buys; an attack."""
+    """Condense, save, draw and evaluate a set; run federated training, plan a privacy budget, and attack."""
     import torch
 
     from attacks import roc, ssim

@@ -1,4 +1,4 @@
-"""The reference of the site has every public name of every public package, from its docstring."""
+"""The site's reference has every public name of every public package with its docstring."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ API = load_script("docs/scripts/api.py")
 PACKAGES = [package for group in API.PACKAGES.values() for package in group]
 
 
-def test_no_public_package_is_forgotten() -> None:
+def test_every_public_package_has_a_page() -> None:
     assert set(IN_USE) <= set(PACKAGES)
     offered = {id(getattr(importlib.import_module(p), n)) for p in PACKAGES for n in API.names(p)}
     for top in API.PACKAGES:
@@ -46,7 +46,7 @@ def test_every_name_is_described_once_with_its_arguments(package: str) -> None:
     assert shown == len(own) - len(modules) or package not in IN_USE
 
 
-def test_arguments_results_and_errors_are_lists_and_prose_is_kept() -> None:
+def test_arguments_results_and_errors_become_lists_and_prose_is_kept() -> None:
     def scaled(images: list[float], *, by: float = 2.0, how: type = dict, **rest: int) -> list[float]:
         """Scale a<b by x*y; see `a<b`.
 
@@ -117,7 +117,7 @@ class Derived(Base):
     def _hidden(self) -> None: ...
 
 
-def test_members_are_what_a_class_adds_and_names_of_what_it_writes_anew() -> None:
+def test_members_exclude_inherited_ones() -> None:
     own, overridden = API.members(Derived)
     assert [name for name, _ in own] == ["area", "made"]
     assert overridden == ["run"]
@@ -127,12 +127,12 @@ def test_members_are_what_a_class_adds_and_names_of_what_it_writes_anew() -> Non
     assert "Overrides `run`." in text
 
 
-def test_constants_show_their_value_and_the_words_below_them() -> None:
+def test_constants_show_their_value_and_comment() -> None:
     assert API.constant("distillkit.rng", "STATE_BYTES").startswith("STATE_BYTES = ")
     assert html.unescape(API.summary("distillkit.rng", "STATE_BYTES", 2496)).strip()
 
 
-def test_names_that_are_quoted_are_links_where_they_cannot_be_arguments() -> None:
+def test_quoted_names_are_links_unless_they_are_arguments() -> None:
     place = "distillkit.condense.md#distillkit.condense.embedding_means"
     assert API.linked("see `embedding_means`, `match`") == f"see [`embedding_means`]({place}), `match`"
     assert (

@@ -1,4 +1,4 @@
-"""What the docs say attacks found is what the records say."""
+"""Numbers of the docs about attacks equal those of the records."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LINES = SCRIPT.read(SCRIPT.RECORDS) if SCRIPT.RECORDS.exists() else []
 
 
 @pytest.mark.parametrize("path", SCRIPT.pages(), ids=lambda path: path.stem)
-def test_tables_and_numbers_of_pages_are_those_of_the_records(path: Path) -> None:
+def test_tables_and_numbers_of_pages_equal_the_records(path: Path) -> None:
     text = path.read_text()
     assert SCRIPT.filled(text, LINES) == text, "run python docs/scripts/attacks_page.py"
 
 
-def test_the_page_has_every_table() -> None:
+def test_page_has_every_table() -> None:
     text = SCRIPT.RECORDS.with_suffix(".md").read_text()
     assert [name for _, name, _ in SCRIPT.TABLE.findall(text)] == list(SCRIPT.TABLES)
     assert text.count("<!-- end of table -->") == len(SCRIPT.TABLES)
@@ -45,7 +45,7 @@ MADE = [
 ]  # fmt: skip
 
 
-def test_tables_say_the_numbers_in_per_cent_and_which_rows_are_missing() -> None:
+def test_tables_show_per_cent_and_name_missing_rows() -> None:
     page = "".join(f"<!-- table: {name} -->\nbefore\n<!-- end of table -->\n" for name in SCRIPT.TABLES)
     text = SCRIPT.filled(page, MADE)
     rows = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in text.splitlines() if row.startswith("|")]
@@ -64,7 +64,7 @@ def test_tables_say_the_numbers_in_per_cent_and_which_rows_are_missing() -> None
     assert SCRIPT.filled(text, MADE) == text
 
 
-def test_single_numbers_stand_in_sentences() -> None:
+def test_single_numbers_are_inserted_in_sentences() -> None:
     def said(words: str) -> str:
         text = SCRIPT.filled(f"a <!-- found: {words} -->old<!-- end of found --> b", MADE)
         return text.removeprefix(f"a <!-- found: {words} -->").removesuffix("<!-- end of found --> b")
@@ -81,7 +81,7 @@ def test_single_numbers_stand_in_sentences() -> None:
         said("fedlgd nearest tpr")
 
 
-def test_newer_records_of_a_row_take_the_place_of_older_ones() -> None:
+def test_newer_records_of_a_row_replace_older_ones() -> None:
     newer = [line("raw", "threshold", "model", 0.02), line("feddm", "nearest", "set", 0.3)]
     both = SCRIPT.merged(MADE, newer)
     assert [one["row"] for one in both] == ["raw", "dm", "dm-noise", "feddm", "transcript"]

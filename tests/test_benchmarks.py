@@ -1,4 +1,4 @@
-"""The table of benchmarks: both sides of a row are the same, what is noted is right, the page is its record."""
+"""The table of benchmarks: equal sides of a row, correct counts, and a page that equals its record."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SCRIPT = load_script("docs/scripts/benchmarks.py")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_both_sides_of_a_row_are_the_same(row: race.Row) -> None:
+def test_both_sides_of_a_row_are_equal(row: race.Row) -> None:
     assert race.checked(row, TINY) <= race.EXACT
 
 
-def test_sides_that_differ_are_not_timed() -> None:
+def test_different_sides_are_not_timed() -> None:
     def other(sizes: Any) -> race.Race:
         made = ROWS[0].race(sizes)
         return replace(made, plain=lambda: lambda: made.plain()() * 1.001)
@@ -36,7 +36,7 @@ def test_sides_that_differ_are_not_timed() -> None:
     assert torch.get_default_dtype() == torch.float32
 
 
-def test_convolutions_are_noted_forward_and_backward_and_done_alone() -> None:
+def test_convolutions_are_counted_forward_backward_and_single() -> None:
     images = torch.randn(2, 3, 6, 6).contiguous(memory_format=torch.channels_last)
     kernel = torch.randn(4, 3, 3, 3, requires_grad=True)
     with Convolutions() as noted:
@@ -55,7 +55,7 @@ def test_convolutions_are_noted_forward_and_backward_and_done_alone() -> None:
         assert cost["cpu"] > 0
 
 
-def test_what_is_done_once_is_no_part_of_a_later_steps_convolutions() -> None:
+def test_setup_work_is_not_counted_in_later_steps() -> None:
     def images(noted: Convolutions) -> int:
         forward = [(call[1][1][0], n) for call, n in noted.counts.items() if call[0].__name__ == "convolution.default"]
         return sum(size * n for size, n in forward)
@@ -66,14 +66,14 @@ def test_what_is_done_once_is_no_part_of_a_later_steps_convolutions() -> None:
     assert images(made.convolutions()) >= blocks * (real + synthetic)
 
 
-def test_a_peak_is_what_the_work_takes_beyond_what_there_was() -> None:
+def test_peak_memory_excludes_the_initial_use() -> None:
     kept = torch.ones(8 << 20)
     found, peak = with_peak(lambda: float(torch.ones(16 << 20).sum()))
     assert (found, len(kept)) == (16 << 20, 8 << 20)
     assert peak is None or 60 < peak < 100
 
 
-def test_the_table_is_printed_and_kept_line_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_is_printed_and_saved_line_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "made.jsonl"
     words = ["--tiny", "--here", "--seconds", "0", "--out", str(out), "--only", "class means", "--only", "width"]
     lines = table.main(words)
@@ -97,9 +97,7 @@ def test_the_table_is_printed_and_kept_line_by_line(tmp_path: Path, capsys: pyte
         SCRIPT.filled(SCRIPT.PAGE.read_text(), out.rename(tmp_path / "benchmarks.jsonl").parent)
 
 
-def test_a_run_goes_on_where_it_was_and_a_row_that_fails_takes_no_other_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_benchmark_continues_and_a_failing_row_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, did = tmp_path / "made.jsonl", list[int]()
 
     def made(number: int, tiny: bool, seconds: float) -> dict[str, Any]:
@@ -126,7 +124,7 @@ def test_a_run_goes_on_where_it_was_and_a_row_that_fails_takes_no_other_with_it(
     assert did == names
 
 
-def test_what_is_done_once_is_shared_by_the_steps_it_is_for() -> None:
+def test_setup_work_is_shared_by_its_steps() -> None:
     costs = [{"cpu": 1.0, "wall": 1.0, "faults": 0.0}] * 3
     sides = {"ours": costs, "plain": [{**c, "cpu": 10.0} for c in costs], "convolutions": costs}
     line = race._line(replace(ROWS[0], of=100), sides, {"cpu": 201.0, "wall": 1.0, "faults": 0.0})
@@ -135,7 +133,7 @@ def test_what_is_done_once_is_shared_by_the_steps_it_is_for() -> None:
 
 
 def line(**changed: Any) -> dict[str, Any]:
-    """A line as it is kept."""
+    """Return a line of the record."""
     costs = {"cpu": [2.0], "wall": [1.0]}
     return {
         "row": "a", "by": "cpu", "threads": 1, "target": None, "share_target": None, "rounds": 1, "ratio": 0.5,
@@ -145,7 +143,7 @@ def line(**changed: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_target_that_is_missed_is_marked_with_what_takes_the_time() -> None:
+def test_missed_target_is_marked_with_its_slowest_operations() -> None:
     good, slow = line(target=0.5), line(row="b", target=0.4, bounded_by=[["aten::mm", 0.613]])
     far = line(row="c", share_target=0.8)
     said = show.rows([good, slow, far]).splitlines()
@@ -161,7 +159,7 @@ def test_a_target_that_is_missed_is_marked_with_what_takes_the_time() -> None:
     assert show.grown([grown]).splitlines()[-1] == "| d | 10: 1, 1,000: 1.2 | 1.00, 1.20 (of 10), **missed** |"
 
 
-def test_a_profile_names_the_operations_of_all_threads() -> None:
+def test_profile_names_the_operations_of_all_threads() -> None:
     def work() -> None:
         from distillkit._utils.threads import thread_pool
 
@@ -171,7 +169,7 @@ def test_a_profile_names_the_operations_of_all_threads() -> None:
     assert "aten::mm" in [name for name, _ in race.largest(work)]
 
 
-def test_the_page_is_of_its_records(tmp_path: Path) -> None:
+def test_page_equals_its_records(tmp_path: Path) -> None:
     text = SCRIPT.PAGE.read_text()
     assert [mark for _, mark, _ in SCRIPT.TABLE.findall(text)] == ["benchmarks.jsonl", "peers.json", "profiles.json"]
     assert SCRIPT.filled(text, SCRIPT.RESULTS) == text, "run python docs/scripts/benchmarks.py"
@@ -184,7 +182,7 @@ def test_the_page_is_of_its_records(tmp_path: Path) -> None:
 
 
 def shapes(**changed: Any) -> dict[str, Any]:
-    """A record of peers as it is kept."""
+    """Return a record of peers."""
     rows = [{"way": way, "repeat": 0, "wall": wall, "cpu": cpu, "replies": 50}
             for way, wall, cpu in (("plain loop", 2.0, 2.0), ("ours, workers 1", 2.1, 2.1), ("Flower", 5.0, None))
             for _ in range(3)]  # fmt: skip
@@ -196,7 +194,7 @@ def shapes(**changed: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_peers_stand_beside_the_plain_loop_with_their_versions_and_replies(tmp_path: Path) -> None:
+def test_peers_are_shown_with_versions_and_replies(tmp_path: Path) -> None:
     said = bench_peers.table(shapes()).splitlines()
     assert said[0] == "`c` at commit d, e, in 10 s: p, 2 cores, PyTorch 1; 1,000 users of 50 images, 50 in a round."
     assert said[4:] == [
@@ -212,7 +210,7 @@ def test_peers_stand_beside_the_plain_loop_with_their_versions_and_replies(tmp_p
         SCRIPT.filled(SCRIPT.PAGE.read_text(), tmp_path)
 
 
-def test_rounds_in_which_clients_fail_have_no_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_with_failed_clients_have_no_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fewer(rounds: int) -> list[dict[str, Any]]:
         return [{"wall": 0.1, "cpu": 0.1, "replies": 2 + (number == 0)} for number in range(rounds)]
 
@@ -233,7 +231,7 @@ def test_rounds_in_which_clients_fail_have_no_seconds(tmp_path: Path, monkeypatc
     assert record["failed"]["pfl-research"] == "RuntimeError: gone"
 
 
-def test_operations_are_counted_by_kind_and_what_is_large_is_named() -> None:
+def test_operations_are_counted_by_kind_and_large_ones_named() -> None:
     kinds = {
         "aten::mkldnn_convolution": "convolution", "aten::addmm": "matrix product", "Python": "Python",
         "aten::native_group_norm_backward": "norm", "aten::avg_pool2d": "pooling", "aten::copy_": "copies",
@@ -254,7 +252,7 @@ def test_operations_are_counted_by_kind_and_what_is_large_is_named() -> None:
     assert set(bench_profiles.WHY) | {"convolution", "matrix product"} == {*bench_profiles.KINDS, "Python"}
 
 
-def test_what_no_operation_took_is_pythons_and_a_busy_machine_measures_nothing() -> None:
+def test_remaining_time_is_pythons_and_a_busy_machine_records_nothing() -> None:
     found = bench_profiles.shared({"norm": 0.5, "convolution": 2.0, "views": 0.001}, 4.0)
     assert found == {"convolution": 0.5, "Python": 0.3748, "norm": 0.125}
     assert list(found) == ["convolution", "Python", "norm"]

@@ -1,4 +1,4 @@
-"""An option of one name has the same bounds wherever it is taken; what differs is listed with the reason."""
+"""Options of one name have equal bounds everywhere; differences are listed with their reasons."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DIFFERENT = {
 
 
 def constants(node: ast.expr) -> list[str]:
-    """The strings that a loop over this literal goes through."""
+    """Return the strings that a loop over this literal visits."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "items":
         node = node.func.value
     found = node.keys if isinstance(node, ast.Dict) else node.elts if isinstance(node, ast.Tuple | ast.List) else []
@@ -50,12 +50,12 @@ def constants(node: ast.expr) -> list[str]:
 
 
 def number(node: ast.expr) -> str:
-    """A bound as text: numbers alike however they are written, anything else as it stands."""
+    """Return a bound as text: numbers in one notation, anything else unchanged."""
     return f"{node.value:g}" if isinstance(node, ast.Constant) and isinstance(node.value, int | float) else "..."
 
 
 def interval(call: ast.Call) -> str:
-    """The values that a call of `check` lets pass."""
+    """Return the values that a call of `check` accepts."""
     whole = ast.unparse(call.func).endswith("positive_int")
     said = {k.arg: number(k.value) for k in call.keywords}
     said |= {name: number(value) for name, value in zip(("least", "most"), call.args[2:])} if whole else {}
@@ -65,7 +65,7 @@ def interval(call: ast.Call) -> str:
 
 
 def checks(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
-    """(option, interval, line) of every check; an option that a loop names is looked up in the loop's literal."""
+    """Return (option, interval, line) of every check; for options named by a loop, use the loop's literal."""
     loops: list[tuple[ast.AST, str, list[str]]] = []
     for node in ast.walk(tree):
         for loop in [node] if isinstance(node, ast.For) else getattr(node, "generators", []):
@@ -85,7 +85,7 @@ def checks(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
 
 @cache
 def found() -> dict[str, dict[str, list[str]]]:
-    """Option -> interval -> where."""
+    """Return option -> interval -> locations."""
     everywhere: dict[str, dict[str, list[str]]] = {}
     for room in ("distillkit", "fl", "attacks"):
         for path in sorted((ROOT / room).rglob("*.py")):
@@ -95,16 +95,16 @@ def found() -> dict[str, dict[str, list[str]]]:
     return everywhere
 
 
-def test_an_option_has_the_same_bounds_everywhere() -> None:
+def test_option_has_the_same_bounds_everywhere() -> None:
     several = {option: bounds for option, bounds in found().items() if len(bounds) > 1}
     assert {option: bounds for option, bounds in several.items() if option not in DIFFERENT} == {}
 
 
-def test_the_list_of_reasons_has_no_idle_line() -> None:
+def test_list_of_reasons_has_no_unused_line() -> None:
     assert set(DIFFERENT) == {option for option, bounds in found().items() if len(bounds) > 1}
 
 
-def test_what_trains_and_optimises_agrees() -> None:
+def test_training_and_optimizer_options_agree() -> None:
     """The options that nearly every part has."""
     options = found()
     for option in ("momentum", "server_momentum"):

@@ -29,12 +29,12 @@ def listed() -> list[tuple[str, str]]:
     return found
 
 
-def test_the_cheat_sheet_lists_every_public_name_and_nothing_else() -> None:
+def test_cheat_sheet_lists_all_public_names_and_nothing_else() -> None:
     assert len(set(listed())) == len(listed())
     assert sorted(set(listed())) == sorted({(home, name) for (_, name), home in API.homes().items()})
 
 
-def test_the_table_has_every_public_package() -> None:
+def test_table_has_every_public_package() -> None:
     modules = {"distillkit.evaluate", "distillkit.normalization", "distillkit.rng", "distillkit.serialization"}
     modules |= {"distillkit.training", "distillkit.data.partition", "attacks.matching", "attacks.metrics"}
     modules |= {"attacks.statistics", "attacks.transcript"}

@@ -1,4 +1,4 @@
-"""What `make coverage` says and refuses."""
+"""Report and limits of `make coverage`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.covered import told
+from tests.covered import report_lines
 
 
 def file(statements: int, lines: int, branches: int, taken: int) -> dict[str, Any]:
@@ -18,9 +18,9 @@ GOOD = {"fl/a.py": file(10, 10, 20, 20), "attacks/a.py": file(1, 1, 0, 0), "dist
 
 
 @pytest.mark.parametrize(("lines", "taken", "good"), [(10, 15, True), (10, 14, False), (8, 20, False)])
-def test_a_package_is_its_branches_and_its_statements_together(lines: int, taken: int, good: bool) -> None:
+def test_package_is_measured_by_branches_and_statements(lines: int, taken: int, good: bool) -> None:
     """Of 100 branches and 20 statements in two files; each has to be at 95 %."""
-    found = dict(told({**GOOD, "distillkit/b.py": file(10, lines, 20, taken)}))
+    found = dict(report_lines({**GOOD, "distillkit/b.py": file(10, lines, 20, taken)}))
     said = f"distillkit: {80 + taken}.0 % of the branches, {(10 + lines) * 5}.0 % of the statements, 2 files"
     assert found.pop(said) is good
     low = {f"  distillkit/b.py: {taken * 5} %, {20 - taken} not taken"} if taken < 18 else set()
@@ -28,6 +28,6 @@ def test_a_package_is_its_branches_and_its_statements_together(lines: int, taken
     assert all(found.values())
 
 
-def test_a_package_that_was_not_measured_is_no_full_one() -> None:
+def test_unmeasured_package_is_not_fully_covered() -> None:
     with pytest.raises(ValueError, match="nothing of attacks was measured"):
-        list(told({path: GOOD[path] for path in ("fl/a.py", "distillkit/x/a.py")}))
+        list(report_lines({path: GOOD[path] for path in ("fl/a.py", "distillkit/x/a.py")}))

@@ -1,4 +1,4 @@
-"""Every `>>>` snippet of the documentation and the README runs and prints what it says."""
+"""Every `>>>` snippet of the documentation and the README runs with the printed output."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ PACKAGES = [
 
 @cache
 def sections() -> list[str]:
-    """Every part of a page from one heading to the next."""
+    """Yield every part of a page from one heading to the next."""
     found: list[list[str]] = []
     for page in PAGES:
         fenced = False
@@ -64,13 +64,13 @@ def sections() -> list[str]:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_public_name_stands_in_a_section_with_a_snippet(package: str) -> None:
+def test_every_public_name_is_in_a_section_with_a_snippet(package: str) -> None:
     runnable = [s for s in sections() if ">>> " in s]
     names = [n for n in importlib.import_module(package).__all__ if not n.startswith("__")]
     assert [n for n in names if not any(re.search(rf"\b{re.escape(n)}\b", s) for s in runnable)] == []
 
 
-def test_the_table_of_hooks_names_every_hook_with_its_arguments() -> None:
+def test_table_of_hooks_names_every_hook_with_its_arguments() -> None:
     page = (ROOT / "docs" / "user_methods.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)\(([\w, ]*)\)`", page, flags=re.M))
     slots = set(re.findall(r"^\| `(\w+)\([\w, ]*\)` \(slot\)", page, flags=re.M))

@@ -32,7 +32,7 @@ def modules(package: str) -> Iterator[Any]:
             yield importlib.import_module(found.name)
 
 
-def taken(function: Any) -> list[str]:
+def argument_names(function: Any) -> list[str]:
     """Return the names of a function's arguments, except `self`, `cls` and private ones."""
     names = inspect.signature(function).parameters
     return [n for n in names if n not in ("self", "cls") and not n.startswith("_")]
@@ -49,7 +49,7 @@ def members(cls: type) -> Iterator[Documented]:
             continue
         first = not any(name in vars(base) for base in cls.__mro__[1:])
         where = f"{cls.__module__}.{cls.__qualname__}.{name}"
-        yield Documented(where, inspect.getdoc(function) or "", taken(function) if first else [])
+        yield Documented(where, inspect.getdoc(function) or "", argument_names(function) if first else [])
 
 
 def inherited(cls: type) -> set[str]:
@@ -65,16 +65,16 @@ def documented(package: str) -> Iterator[Documented]:
                 continue
             text = inspect.getdoc(value) or ""
             if inspect.isfunction(value):
-                yield Documented(f"{module.__name__}.{name}", text, taken(value))
+                yield Documented(f"{module.__name__}.{name}", text, argument_names(value))
             elif isinstance(value, type):
                 own = "__init__" in vars(value) or dataclasses.is_dataclass(value)
-                arguments = taken(value.__init__) if own and not getattr(value, "_is_protocol", False) else []
+                arguments = argument_names(value.__init__) if own and not getattr(value, "_is_protocol", False) else []
                 first = [n for n in arguments if n not in inherited(value)]
                 yield Documented(f"{module.__name__}.{name}", text, first)
                 yield from members(value)
 
 
-def wrong(found: Documented) -> str:
+def defects(found: Documented) -> str:
     """Return what is missing in a docstring, or ""."""
     if len(found.text.split()) < 4:
         return f"{found.name}: {found.text!r} is no sentence"
@@ -86,4 +86,4 @@ def wrong(found: Documented) -> str:
 def test_every_public_docstring_is_a_sentence_and_names_every_argument(package: str) -> None:
     found = list(documented(package))
     assert found
-    assert [said for said in map(wrong, found) if said] == []
+    assert [said for said in map(defects, found) if said] == []

@@ -1,4 +1,4 @@
-"""Whatever we raise in another process arrives as it was raised: its type, its words and its facts."""
+"""Exceptions from other processes keep their type, message and attributes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ OWN: dict[type[BaseException], Callable[[], BaseException]] = {
 """One of each class that is not made of a message alone."""
 
 
-def raised() -> Iterator[type[BaseException]]:
-    """Every class of exceptions that our packages define."""
+def exception_classes() -> Iterator[type[BaseException]]:
+    """Return every class of exceptions that our packages define."""
     for package in (distillkit, attacks, fl):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             for found in vars(importlib.import_module(module.name)).values():
@@ -36,16 +36,16 @@ def raised() -> Iterator[type[BaseException]]:
                     yield found
 
 
-CLASSES = sorted(set(raised()), key=lambda kind: kind.__qualname__)
+CLASSES = sorted(set(exception_classes()), key=lambda kind: kind.__qualname__)
 
 
-def test_the_packages_are_walked() -> None:
+def test_exception_classes_are_found() -> None:
     assert set(OWN) < set(CLASSES)
     assert set(OWN) == {kind for kind in CLASSES if "__init__" in vars(kind)}
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__qualname__)
-def test_an_exception_survives_the_way_to_another_process(kind: type[BaseException]) -> None:
+def test_exception_survives_pickling(kind: type[BaseException]) -> None:
     error = OWN.get(kind, lambda: kind("the message"))()
     error.add_note("in a worker")
     found = pickle.loads(pickle.dumps(error))

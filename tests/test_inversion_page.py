@@ -1,4 +1,4 @@
-"""The page on inversion says what its records say, and an interrupted measurement goes on where it stopped."""
+"""Numbers of the page on inversion equal its records, and an interrupted measurement continues."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     return found
 
 
-def test_the_tables_of_the_page_are_of_its_records() -> None:
+def test_tables_of_the_page_equal_the_records() -> None:
     text = PAGE.PAGE.read_text()
     assert {part for _, part, _ in PAGE.TABLE.findall(text)} == set(PAGE.TABLES)
     assert PAGE.filled(text, RECORDS) == text, "run python docs/scripts/inversion_page.py"
 
 
-def test_every_case_has_all_its_seeds_and_a_commit_without_changes() -> None:
+def test_every_case_has_all_seeds_and_a_clean_commit() -> None:
     wanted = {"images": 20, "formulas": 1, "defences": 5, "classes": 1, "clients": 6}
     for part, seeds in wanted.items():
         for rows in PAGE.cases([r for r in RECORDS if r["part"] == part]).values():
@@ -40,7 +40,7 @@ def test_every_case_has_all_its_seeds_and_a_commit_without_changes() -> None:
     assert all(r["commit"] and "+" not in r["commit"] and "--cifar" in r["command"] for r in RECORDS)
 
 
-def test_a_table_shows_medians_with_their_range_and_counts_labels() -> None:
+def test_table_shows_medians_with_their_range_and_counts_labels() -> None:
     common = {"case": "here", "method": "dlg", "steps": 2, "guess": 10.0, "guess_aligned": 11.0, "seconds": 1.0}
     rows = [{**common, "label": k > 0, "psnr": 10.0 * k, "aligned": 30.0} for k in range(3)]
     line = PAGE.images(rows).splitlines()[-1]
@@ -48,7 +48,7 @@ def test_a_table_shows_medians_with_their_range_and_counts_labels() -> None:
     assert line == f"| {' | '.join(cells)} |"
 
 
-def test_what_has_a_line_is_not_measured_again(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_cases_are_not_measured_again(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[int] = []
 
     def part(done: set[str]) -> Iterator[dict[str, Any]]:
@@ -70,7 +70,7 @@ def test_what_has_a_line_is_not_measured_again(script: ModuleType, monkeypatch: 
     assert all(r["part"] == "stub" and r["command"] == "python docs/scripts/inversion.py" for r in lines)
 
 
-def test_a_record_is_its_own_nearest_and_a_defence_that_is_measured_is_not_measured_again(script: ModuleType) -> None:
+def test_nearest_record_is_itself_and_measured_defences_are_skipped(script: ModuleType) -> None:
     clients = sys.modules["inversion_clients"]
     digits = clients.load("digits", size=16).train[:5]
     assert clients.nearest(digits.pixels()[2:3], digits) > 100

@@ -1,4 +1,4 @@
-"""The notebooks: what is executed is their source, the page shows what came of it, and the source runs."""
+"""Notebooks: executed cells equal their source, the page shows the outputs, and the source runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def notebook(name: str) -> Any:
     return json.loads((FOLDER / f"{name}.ipynb").read_text())
 
 
-def test_all_notebooks_have_a_source_and_a_place_in_the_navigation() -> None:
+def test_all_notebooks_have_a_source_and_a_navigation_entry() -> None:
     for suffix in ("py", "ipynb", "md"):
         assert sorted(path.stem for path in FOLDER.glob(f"*.{suffix}")) == sorted(SCRIPT.NAMES)
     navigation = (ROOT / "mkdocs.yml").read_text()
@@ -31,7 +31,7 @@ def test_all_notebooks_have_a_source_and_a_place_in_the_navigation() -> None:
 
 
 @pytest.mark.parametrize("name", SCRIPT.NAMES)
-def test_a_notebook_is_its_source_executed_from_the_first_cell_to_the_last(name: str) -> None:
+def test_notebook_is_its_source_executed_in_order(name: str) -> None:
     found = notebook(name)
     for cell in found["cells"]:
         for output in cell.pop("outputs", ()):
@@ -52,7 +52,7 @@ def test_a_notebook_is_its_source_executed_from_the_first_cell_to_the_last(name:
 
 
 @pytest.mark.parametrize("name", SCRIPT.NAMES)
-def test_the_page_shows_the_notebook(name: str) -> None:
+def test_page_shows_the_notebook(name: str) -> None:
     text, pictures = SCRIPT.page(name, notebook(name))
     assert (FOLDER / f"{name}.md").read_text() == text
     assert len(pictures) == len(list(FOLDER.glob(f"{name}_*.png"))) > 0
@@ -60,7 +60,7 @@ def test_the_page_shows_the_notebook(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCRIPT.NAMES)
-def test_the_source_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = (FOLDER / f"{name}.py").read_text()
     assert len(SCRIPT.quick(source)) != len(source)
     monkeypatch.chdir(tmp_path)
@@ -69,7 +69,7 @@ def test_the_source_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     runpy.run_path("source.py", run_name="__main__")
 
 
-def test_cells_are_text_or_code_without_what_is_for_tests_alone() -> None:
+def test_cells_are_text_or_code_without_test_only_lines() -> None:
     source = "# %% [markdown]\n# # Title\n#\n# Words.\n\n# %%\nsteps = 300  # quick: 2\nf(\n    x,\n)  # fmt: skip\n"
     assert SCRIPT.cells(source) == [("markdown", "# Title\n\nWords."), ("code", "steps = 300\nf(\n    x,\n)")]
     assert "steps = 2\n" in SCRIPT.quick(source)

@@ -1,4 +1,4 @@
-"""Blocks of generated images on the pages can be read: what is in them is named, and they are large enough."""
+"""Blocks of generated images on the pages are labelled and large enough."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WITHOUT = {
 """Pages on components that are tables and snippets alone."""
 
 
-def test_pages_on_components_have_a_picture() -> None:
+def test_pages_on_components_have_an_image() -> None:
     pages = {page.stem: page.read_text() for page in (DOCS / "components").glob("*.md")}
     shown = {name: re.findall(r"!\[.+?\]\(\.\./pictures/(\w+)\.png\)", text) for name, text in pages.items()}
     assert {name for name, found in shown.items() if not found} == WITHOUT
@@ -52,12 +52,12 @@ def test_pages_on_components_have_a_picture() -> None:
 MADE = re.findall(r'save\(.*, "(\w+)"\)$', (DOCS / "scripts" / "pictures_plot.py").read_text(), re.MULTILINE)
 
 
-def test_all_pictures_of_the_page_of_plots_are_looked_at() -> None:
+def test_all_images_of_the_page_of_plots_are_checked() -> None:
     assert len(MADE) == 9
 
 
 @pytest.mark.parametrize("name", [*BLOCKS, *MADE, *COMPONENTS, "inversion_clients"])
-def test_pictures_are_large_enough(name: str) -> None:
+def test_images_are_large_enough(name: str) -> None:
     width, height = Image.open(DOCS / "pictures" / f"{name}.png").size
     assert width >= 1000
     assert height >= 400

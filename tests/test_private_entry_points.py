@@ -50,7 +50,7 @@ def convnet(outputs: int = 3) -> nn.Module:
 
 
 def standalone(ledger: Ledger | None) -> dict[str, Callable[[], Any]]:
-    """What each function leaves in its result, or in the ledger that it returns or was given."""
+    """Return what each function leaves in its result or in its ledger."""
     data, own, first = images(), ledger or Ledger(), Passes(first_num_networks=1)
     small: dict[str, Any] = {"networks": RandomNetworks(convnet), "ipc": 1, "steps": 1, "ledger": ledger}
     embedders = PublicEmbedders(RandomNetworks(convnet), 1, like=data)
@@ -85,7 +85,7 @@ RUNS = {
 }
 
 
-def test_the_list_names_every_private_entry_point_and_nothing_else() -> None:
+def test_list_names_all_private_entry_points_and_nothing_else() -> None:
     public = [getattr(distillkit.privacy, name) for name in distillkit.privacy.__all__]
     functions = {f.__name__ for f in public if inspect.isfunction(f) and "ledger" in inspect.signature(f).parameters}
     classes = set()
@@ -103,7 +103,7 @@ def test_the_list_names_every_private_entry_point_and_nothing_else() -> None:
     assert set(standalone(None)) | set(RUNS) == set(ASSUMPTIONS)
 
 
-def test_the_docs_say_what_the_code_assumes() -> None:
+def test_docs_list_the_codes_assumptions() -> None:
     page = (ROOT / "docs/components/privacy.md").read_text()
     section = page.split("## Assumptions and what you may publish")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", section, re.MULTILINE)
@@ -116,7 +116,7 @@ def test_the_docs_say_what_the_code_assumes() -> None:
 
 
 @pytest.mark.parametrize("entry", sorted(standalone(None)))
-def test_a_result_says_what_is_assumed_and_what_a_fresh_ledger_means(entry: str) -> None:
+def test_result_lists_assumptions_and_the_meaning_of_a_new_ledger(entry: str) -> None:
     ledger = Ledger()
     info = standalone(ledger)[entry]()
     assert info["assumed_public"][entry] == list(ASSUMPTIONS[entry])
@@ -127,6 +127,6 @@ def test_a_result_says_what_is_assumed_and_what_a_fresh_ledger_means(entry: str)
 
 
 @pytest.mark.parametrize("entry", sorted(RUNS))
-def test_every_row_of_a_run_says_what_is_assumed(entry: str) -> None:
+def test_every_row_of_a_run_lists_the_assumptions(entry: str) -> None:
     run = simulate(RUNS[entry](), [images(0), images(1)], rounds=1, progress=False, ledger=Ledger(delta=1e-3))
     assert run.rows[0]["privacy"]["assumed_public"][entry] == list(ASSUMPTIONS[entry])

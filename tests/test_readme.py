@@ -1,4 +1,4 @@
-"""The README: snippets run in an empty file; its table of methods is what the code says, each with a golden test."""
+"""The README: snippets run in an empty file, and its table of methods equals the code, each with a golden test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
 
-def test_the_readme_shows_how_to_begin() -> None:
+def test_readme_shows_how_to_begin() -> None:
     readme = (ROOT / "README.md").read_text()
     assert len(SNIPPETS) >= 4
     assert "condensed" in re.findall(r"!\[[^\]]*\]\(docs/pictures/[^)]*\)\s+([^\[]+)", readme)[0]
@@ -32,20 +32,20 @@ def test_the_readme_shows_how_to_begin() -> None:
     assert all(f"`{package}`" in install for package in wheel["packages"])
 
 
-def test_the_readmes_pictures_exist() -> None:
+def test_readme_images_exist() -> None:
     pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (ROOT / "README.md").read_text())
     assert len(pictures) >= 2
     assert all((ROOT / picture).is_file() for picture in pictures)
 
 
-def test_setting_up_says_what_it_does() -> None:
+def test_setup_commands_are_as_documented() -> None:
     steps = (ROOT / "Makefile").read_text().split("$(STAMP): pyproject.toml\n")[1].split("\n\n")[0]
     assert re.search(r"@echo .*GB.*minutes", steps)
     assert not re.search(r"\s(-q|--quiet)\b|@.*pip", steps)
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
-def test_a_snippet_runs_when_pasted_into_an_empty_file(snippet: str, tmp_path: Path) -> None:
+def test_snippet_runs_when_pasted_into_an_empty_file(snippet: str, tmp_path: Path) -> None:
     (tmp_path / "pasted.py").write_text(snippet)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
@@ -61,14 +61,14 @@ def script() -> Any:
     return load_script("docs/scripts/methods_table.py")
 
 
-def test_the_readmes_table_is_what_the_script_writes(script: Any) -> None:
+def test_readme_table_equals_the_scripts_output(script: Any) -> None:
     _, _, rest = (ROOT / "README.md").read_text().partition(script.START)
     written, mark, _ = rest.partition(script.END)
     assert mark
     assert written.strip() == script.table(), "run python docs/scripts/methods_table.py"
 
 
-def test_every_golden_test_says_where_its_numbers_come_from() -> None:
+def test_every_golden_test_names_its_source() -> None:
     """A paper's algorithm, equation or section, a file of a release, or that the construction is our own."""
     cited = re.compile(r"Algorithm|Eqs?\.|section|\.py\b|no formula is printed|of our own", re.ASCII)
     found = 0
@@ -81,7 +81,7 @@ def test_every_golden_test_says_where_its_numbers_come_from() -> None:
     assert found > 25
 
 
-def test_every_row_has_a_card_and_a_golden_test_and_every_golden_test_a_row(script: Any) -> None:
+def test_every_row_has_a_card_and_a_golden_test(script: Any) -> None:
     names = set(script.public())
     assert names == {"FedAvg", "ClientDP", *fl.addons.__all__, *fl.methods.__all__} - {"ClippedCrossEntropy"}
     assert set(script.golden_tests()) == names
@@ -90,7 +90,7 @@ def test_every_row_has_a_card_and_a_golden_test_and_every_golden_test_a_row(scri
             assert (ROOT / target).is_file(), row
 
 
-def test_a_name_without_a_golden_test_cannot_stand(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_method_without_a_golden_test_is_refused(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tests = script.golden_tests()
     monkeypatch.setattr(script, "golden_tests", lambda: {n: t for n, t in tests.items() if n != "SCAFFOLD"})
     with pytest.raises(ValueError, match="marked golden for SCAFFOLD"):

@@ -1,4 +1,4 @@
-"""Pages of results say what their records say: every table is the one that the script makes of them."""
+"""Tables on pages of results equal those that the script generates from their records."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ STUDIES = [p for p in sorted(RESULTS.glob("*.jsonl")) if "format" in json.loads(
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.stem)
-def test_the_tables_of_a_page_are_of_its_records(path: Path) -> None:
+def test_tables_of_a_page_equal_its_records(path: Path) -> None:
     text = path.with_suffix(".md").read_text()
     assert SCRIPT.TABLE.search(text)
     assert SCRIPT.filled(text, path) == text, f"run python docs/scripts/results.py {path.stem}"
 
 
-def test_the_tables_of_a_card_are_of_the_records_that_it_names() -> None:
+def test_tables_of_a_card_equal_its_records() -> None:
     cards = {card: card.read_text() for card in SCRIPT.cards()}
     with_tables = [card for card, text in cards.items() if SCRIPT.TABLE.search(text)]
     assert with_tables
@@ -36,8 +36,8 @@ def test_the_tables_of_a_card_are_of_the_records_that_it_names() -> None:
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.stem)
-def test_every_way_of_a_study_had_as_many_tries(path: Path, tmp_path: Path) -> None:
-    """Records of before there were studies hold no tries; a page may hold a study of what was chosen in another."""
+def test_every_candidate_of_a_study_had_equally_many_configurations(path: Path, tmp_path: Path) -> None:
+    """Records without a study have no configurations; a page may show a study of what another one chose."""
     for choice in json.loads(path.open().readline()).get("choices", []):
         own = tmp_path / "choice.json"
         own.write_text(json.dumps(choice))
@@ -66,7 +66,7 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
-def test_tables_are_made_in_their_places_and_making_them_again_changes_nothing(records: Path) -> None:
+def test_generating_tables_is_idempotent(records: Path) -> None:
     kinds = ["paired task=digits", "to_target accuracy=0.6", "at_equal by=bytes", "worst_clients", "summary task=other"]
     text = SCRIPT.filled(page(*kinds), records)
     assert text.count("words\n") == len(kinds)
@@ -75,7 +75,7 @@ def test_tables_are_made_in_their_places_and_making_them_again_changes_nothing(r
     assert SCRIPT.filled(text, records) == text
 
 
-def test_ways_are_chosen_and_ordered_columns_hidden_and_published_numbers_added(records: Path) -> None:
+def test_candidates_are_selected_and_ordered_with_published_numbers(records: Path) -> None:
     said = 'summary task=digits ways="FedDM|VHL, noise|FedAvg" hide="task|best % *" published=yes columns=bytes_up'
     found = rows(SCRIPT.filled(page(said), records))
     assert found[0] == [
@@ -86,13 +86,13 @@ def test_ways_are_chosen_and_ordered_columns_hidden_and_published_numbers_added(
     assert found[3][1] == "0 of 2"
 
 
-def test_one_seed_is_chosen_and_what_is_missing_of_others_is_not_its_concern(records: Path) -> None:
+def test_one_seed_is_selected_ignoring_missing_others(records: Path) -> None:
     said = 'summary task=digits ways="FedAvg|FedDM" seeds=0'
     found = rows(SCRIPT.filled(page(said), records))
     assert [line[2] for line in found[1:]] == ["1", "1"]
 
 
-def test_counts_are_added_up_and_shown_with_their_interval(tmp_path: Path) -> None:
+def test_counts_are_summed_and_shown_with_their_interval(tmp_path: Path) -> None:
     lines = [
         Record({"task": "a", "method": way, "seed": s, "accuracy_last": None, "found": f, "of": 20, "seconds": s})
         for way, counts in (("one", (3, 4, 0)), ("two", (20, 20)))
@@ -120,19 +120,19 @@ def test_counts_are_added_up_and_shown_with_their_interval(tmp_path: Path) -> No
         ("summary hide=x", "names must be columns of the table"),
     ],
 )
-def test_a_table_that_cannot_be_made_is_refused(records: Path, said: str, words: str) -> None:
+def test_impossible_table_is_refused(records: Path, said: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         SCRIPT.filled(page(said), records)
 
 
-def test_the_curves_that_a_page_shows_are_drawn(records: Path) -> None:
+def test_curves_of_a_page_are_drawn(records: Path) -> None:
     said = 'curves: mine task=digits ways="FedDM|FedAvg" by=client_seconds'
     SCRIPT.draw(f"<!-- {said} -->\n![a](../pictures/other.png)", records)
     drawn = [p.name for p in (records.parents[1] / "pictures").iterdir()]
     assert drawn == ["mine.png"]
 
 
-def test_a_study_of_a_switch_is_taken_under_a_name_of_its_own(tmp_path: Path) -> None:
+def test_study_of_a_switch_is_used_under_its_own_name(tmp_path: Path) -> None:
     write(tmp_path, [record([0.5], "FedAvg", seed) for seed in (0, 1)])
     (tmp_path / "digits-FedAvg-1" / "domains.json").write_text('{"mnist": 0.25}')
     found = SCRIPT.taken(f"{tmp_path}@digits, 180 rounds")
@@ -141,14 +141,14 @@ def test_a_study_of_a_switch_is_taken_under_a_name_of_its_own(tmp_path: Path) ->
     assert found[1].last("accuracy_domain.mnist") == 0.25
 
 
-def test_a_page_says_the_commits_of_its_records(tmp_path: Path) -> None:
+def test_page_names_the_commits_of_its_records(tmp_path: Path) -> None:
     runs = [record(0.5, "DM", seed, commit=commit) for seed, commit in enumerate(("abc", "def", "abc"))]
     path = write_records(runs, tmp_path / "mine.jsonl")
     text = "Of <!-- commits -->old<!-- end of commits -->."
     assert SCRIPT.filled(text, path) == "Of <!-- commits -->abc, def<!-- end of commits -->."
 
 
-def test_new_records_are_held_against_those_before(
+def test_new_records_are_compared_with_earlier_ones(
     records: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page_file = records.with_suffix(".md")
@@ -164,6 +164,6 @@ def test_new_records_are_held_against_those_before(
     assert len(read_records(records)) == 2
 
 
-def test_pages_with_records_have_marks_that_end() -> None:
+def test_markers_of_records_on_pages_are_closed() -> None:
     for path in RESULTS.glob("*.md"):
         assert len(re.findall("<!-- table", path.read_text())) == path.read_text().count("<!-- end of table -->")

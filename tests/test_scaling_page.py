@@ -1,4 +1,4 @@
-"""The page on scaling says what its record says, and its formulas are what real rounds of every method count."""
+"""The page on scaling: tables equal its record, and formulas equal the costs of real rounds of every method."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 
 
 class Recording(Aggregator):
-    """Keeps the replies, too."""
+    """Also keeps the replies."""
 
     made: list[Recording]
 
@@ -73,7 +73,7 @@ Played = tuple[str, Method, Run, Recording, dict[str, int]]
 
 @cache
 def clients() -> list[LabeledImages]:
-    """Four of them, with eight images of two of the three classes each, and none in common."""
+    """Return four clients, each with eight images of two of the three classes and none in common."""
     data = digits()
 
     def of(label: int, client: int) -> Tensor:
@@ -83,8 +83,8 @@ def clients() -> list[LabeledImages]:
 
 
 @pytest.fixture(scope="module", params=METHODS)
-def played(request: pytest.FixtureRequest) -> Played:
-    """A method's name, the method, its run, the replies of the last round, and what a client then remembers."""
+def measured_rounds(request: pytest.FixtureRequest) -> Played:
+    """Return a method's name, the method, its run, the last round's replies, and a client's memory."""
     method, memory = METHODS[request.param](), dict[str, int]()
     stage = MemoryStore.stage
 
@@ -105,8 +105,8 @@ def played(request: pytest.FixtureRequest) -> Played:
     return request.param, method, run, Recording.made[-1], memory
 
 
-def letters(name: str, method: Method, run: Run) -> dict[str, float]:
-    """What the letters of the formulas stand for in these runs."""
+def formula_variables(name: str, method: Method, run: Run) -> dict[str, float]:
+    """Return the values of the formulas' variables in these runs."""
     network = next(iter(method.inner.architectures(CLASSES).values()))
     weights = list(network.state_dict().values())
     state = payload_bytes(run.server.state)
@@ -125,12 +125,12 @@ def test_every_public_method_and_add_on_has_formulas() -> None:
     assert sorted(named) == sorted(public) == sorted(METHODS)
 
 
-def test_formulas_are_what_rounds_count_and_what_is_kept(
-    played: Played,
+def test_formulas_equal_measured_traffic_and_memory(
+    measured_rounds: Played,
 ) -> None:
-    name, method, run, _, memory = played
+    name, method, run, _, memory = measured_rounds
     cost = COSTS.cost_of(name)
-    values = letters(name, method, run)
+    values = formula_variables(name, method, run)
     said = {what: COSTS.bytes_of(getattr(cost, what), values) for what in ("up", "down", "once", "client", "server")}
     first, row = run.rows[0]["down"], run.rows[-1]
     bodies = [key for key in first if f"{key.split(':')[0]}:digest" in first and not key.endswith(":digest")]
@@ -144,14 +144,16 @@ def test_formulas_are_what_rounds_count_and_what_is_kept(
     assert counted == said
 
 
-def test_what_the_server_holds_of_each_client_is_what_has_the_rule_union(
-    played: Played,
+def test_server_state_per_client_consists_of_union_entries(
+    measured_rounds: Played,
 ) -> None:
-    name, method, run, last, _ = played
+    name, method, run, last, _ = measured_rounds
     cost = COSTS.cost_of(name)
     found = dict(last.result()._values.items())
     rows = Message.unchecked({key: value for key, value in found.items() if last.entries[key].rule == "union"})
-    assert sum(payload_bytes(rows).values()) / CLIENTS == COSTS.bytes_of(cost.each, letters(name, method, run))
+    assert sum(payload_bytes(rows).values()) / CLIENTS == COSTS.bytes_of(
+        cost.each, formula_variables(name, method, run)
+    )
 
 
 def tensors(value: Any) -> dict[str, Tensor]:
@@ -160,11 +162,11 @@ def tensors(value: Any) -> dict[str, Tensor]:
     return value if isinstance(value, dict) else {"": torch.as_tensor(value)}
 
 
-def test_two_levels_of_servers_would_reduce_to_the_same(
-    played: Played,
+def test_two_level_aggregation_gives_the_same_result(
+    measured_rounds: Played,
 ) -> None:
-    """Sums and weights of the parts add up to those of the whole, in float64; rows of the parts are those of it."""
-    last = played[3]
+    """Sums and weights of the parts add up to those of the whole, in float64; rows of the parts are in the whole."""
+    last = measured_rounds[3]
     whole, parts = last.result(), []
     for half in (last.replies[:3], last.replies[3:]):
         reducer = Aggregator(last.entries)
@@ -193,13 +195,13 @@ def _assert_adds_up(entry: Entry[Any], whole: AggregatedReplies, parts: list[Agg
 # The page.
 
 
-def test_the_tables_of_the_page_are_of_its_record() -> None:
+def test_tables_of_the_page_equal_its_record() -> None:
     text = PAGE.PAGE.read_text()
     assert {name for _, name, _ in PAGE.TABLE.findall(text)} == {*PAGE.TABLES, *PAGE.BARE}
     assert PAGE.filled(text) == text, "run python docs/scripts/scaling.py"
 
 
-def test_the_record_has_every_case_once_of_a_commit_without_changes() -> None:
+def test_record_has_every_case_once_from_a_clean_commit() -> None:
     bench = load_script("tests/benchmarks/bench_scaling.py")
     record = json.loads(PAGE.RECORD.read_text())
     found = [tuple(row[name] for name in bench.Case.__annotations__) for row in record["rows"]]

@@ -1,4 +1,4 @@
-"""The site builds without a warning, works from its folder, shows formulas as formulas, and code whole."""
+"""The site builds without warnings, works from its folder, and shows formulas and whole lines of code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 @pytest.fixture(scope="session")  # of the module alone it is built anew when a process comes back to it
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built once for all processes of a run."""
+    """Build the site once for all processes of a run."""
     from mkdocs.commands.build import build
     from mkdocs.config import load_config
 
@@ -38,39 +38,39 @@ def html_of(site: Path, page: Path) -> str:
 
 
 def formulas(text: str) -> int:
-    """Displayed and inline formulas of a Markdown page, outside code."""
+    """Return displayed and inline formulas of a Markdown page, outside code."""
     text = re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)
     text, displayed = re.subn(r"\$\$.+?\$\$", "", text, flags=re.DOTALL)
     return displayed + len(re.findall(r"\$[^$]+?\$", text))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_every_formula_is_drawn(site: Path, page: Path) -> None:
+def test_every_formula_is_rendered(site: Path, page: Path) -> None:
     html = html_of(site, page)
     assert html.count("<math") == formulas(page.read_text())
     shown = re.sub(r"<(script|pre|code)\b.*?</\1>", "", html, flags=re.DOTALL)
     assert not re.search(r"arithmatex|\$\$|\\[(\[]", shown)
 
 
-def test_there_are_formulas_to_draw() -> None:
+def test_formulas_exist() -> None:
     assert sum(formulas(p.read_text()) for p in PAGES) > 100
 
 
-def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+def test_nothing_is_loaded_from_other_hosts(site: Path) -> None:
     for page in site.rglob("*.html"):
         assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=.?(https?:)?//", page.read_text()), page
     for style in site.rglob("*.css"):
         assert not re.search(r"(url\(|@import)\s*.?(https?:)?//", style.read_text()), style
 
 
-def test_the_search_works_from_the_folder(site: Path) -> None:
-    """A browser reads scripts of a folder, but no JSON, and starts no worker."""
+def test_search_works_from_the_folder(site: Path) -> None:
+    """Browsers load scripts from a folder, but no JSON, and start no worker."""
     assert (site / "search" / "search_index.js").read_text().startswith("var __index = {")
     assert '<script src="../iframe-worker.js">' in html_of(site, ROOT / "docs" / "components" / "sets.md")
 
 
 def copied(page: str) -> str:
-    """What the copy buttons of a page's snippets give."""
+    """Return what the copy buttons of a page's snippets copy."""
     return "\n".join(html.unescape(code) for code in re.findall(r'data-copy="([^"]*)"', page))
 
 
@@ -90,7 +90,7 @@ def test_snippets_are_shown_and_copied_without_prompts(site: Path, page: Path) -
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_fence_is_closed(page: Path) -> None:
-    """Each opens with a word or nothing, and ends bare; so a bare one in the wrong place shows in its neighbours."""
+    """Opening fences have one word or nothing and closing ones nothing; a misplaced one shows in its neighbours."""
     opened = False
     for line in page.read_text().splitlines():
         if line.startswith("```"):
@@ -102,7 +102,7 @@ def test_every_fence_is_closed(page: Path) -> None:
 
 
 @pytest.mark.parametrize(("characters", "narrow"), [(120, False), (116, True)], ids=["wide", "narrow"])
-def test_lines_of_code_are_shown_whole(characters: int, narrow: bool) -> None:
+def test_lines_of_code_fit_their_block(characters: int, narrow: bool) -> None:
     """In the theme's measures: margins of 1.2 rem, a padding of 1.18 em, a glyph of 0.6 em.
 
     A narrow screen has 1280 pixels, 20 to a rem. A line of a snippet is 4 shorter without its prompt.
@@ -116,7 +116,7 @@ def test_lines_of_code_are_shown_whole(characters: int, narrow: bool) -> None:
     assert float(size) * (characters * 0.6 + 2 * 1.18) <= (64 if narrow else float(page)) - 2 * float(bar) - 2 * 1.2
 
 
-def test_the_reference_is_in_the_navigation_and_has_an_anchor_for_every_name(site: Path) -> None:
+def test_reference_is_in_the_navigation_with_an_anchor_for_every_name(site: Path) -> None:
     api = load_script("docs/scripts/api.py")
     start = (site / "index.html").read_text()
     for package in (p for group in api.PACKAGES.values() for p in group):
@@ -125,7 +125,7 @@ def test_the_reference_is_in_the_navigation_and_has_an_anchor_for_every_name(sit
         assert {f"{package}.{n}" for n in api.names(package) if api.homes()[package, n] == package} <= ids
 
 
-def test_numbers_do_not_break_and_marks_leave_no_paragraph() -> None:
+def test_numbers_do_not_break_and_markers_leave_no_paragraph() -> None:
     hook = load_script("docs/scripts/typography.py")
     assert hook.on_page_markdown("found\n<!-- found: a b c -->1.2 %<!-- end of found -->.") == "found\n1.2 %."
     text = (
@@ -161,13 +161,13 @@ def lapses(text: str) -> list[str]:
     return [f"{wanted}: {m[0]}" for wanted, lapse in LAPSES.items() for m in re.finditer(lapse, prose)]
 
 
-def test_numbers_are_written_in_one_way() -> None:
+def test_numbers_are_written_consistently() -> None:
     assert {str(page.relative_to(ROOT)): found for page in PAGES if (found := lapses(page.read_text()))} == {}
 
 
 @pytest.mark.parametrize(
     "wrong", ["5%", "3MB", "5±1", "5 +/- 1", "12345 images", "3\u20135", "\u22121", "2 pp", "3\u00d7"]
 )
-def test_a_lapse_in_a_number_is_seen(wrong: str) -> None:
+def test_inconsistent_number_is_detected(wrong: str) -> None:
     assert lapses(f"It has {wrong} there.")
     assert not lapses(f"It has `{wrong}` there, 5 % ± 1, 12,345 and ±15.")

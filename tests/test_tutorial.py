@@ -1,4 +1,4 @@
-"""The tutorial: pasted into an empty file it runs and prints what it says; one step without us; the last on Flower."""
+"""The tutorial: runs in an empty file with the printed output; one step in plain PyTorch; the last on Flower."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?(?:e-?\d+)?")
 
 
 def same(printed: str, page: str) -> bool:
-    """Whether the words are the same, and the numbers: shares to `POINTS`, intervals not at all, others exactly."""
+    """Return whether words and numbers are equal: shares up to `POINTS`, intervals not compared, others exactly."""
     for line, wanted in zip(printed.strip().splitlines(), page.strip().splitlines(), strict=True):
         shares = "%" in wanted or "|" in wanted
         (a, x), (b, y) = (parts(text, shares) for text in (line, wanted))
@@ -34,7 +34,7 @@ def same(printed: str, page: str) -> bool:
 
 
 def parts(line: str, shares: bool) -> tuple[list[str], list[float]]:
-    """A line's words with # for numbers, and these; without tables' rules and what is in an interval."""
+    """Return a line's words with # for numbers, and the numbers, without table rules and intervals."""
     line = re.sub(r"-{2,}", " ", re.sub(r"\[.*?\]", "[]", line) if shares else line)
     return _NUMBER.sub("#", line).split(), [float(number) for number in _NUMBER.findall(line)]
 
@@ -53,7 +53,7 @@ def test_numbers_are_compared_by_their_kind(printed: str, page: str, expected: b
     assert same(printed, page) is expected
 
 
-def test_the_walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     script = load_script("docs/scripts/tutorial.py")
     printed, warned = script.walked(tmp_path)
     assert "Warning" not in warned
@@ -70,7 +70,7 @@ def test_the_walk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) 
 
 
 def plain_pytorch(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The step that says so runs alone, where none of our packages can be imported."""
+    """Run the marked step alone, where none of our packages can be imported."""
     page = PAGE.read_text().split("## 4. ")[1].split("\n## ")[0]
     with monkeypatch.context() as without:
         for name in ("distillkit", "fl", "attacks"):
@@ -79,7 +79,7 @@ def plain_pytorch(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def on_flower(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the last step's commands configure, played by the example's app on a grid in memory."""
+    """Run the last step's configuration with the example's app on an in-memory grid."""
     page = PAGE.read_text().split("## 10. ")[1]
     given = [as_toml(text) for text in re.findall(r"--node-config '([^']*)'", page)]
     (config,) = (as_toml(text) for text in re.findall(r"-c '([^']*)'", page))
@@ -107,5 +107,5 @@ def on_flower(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def as_toml(config: str) -> dict[str, Any]:
-    """Flower's `key=value key=value`, read as it reads it."""
+    """Parse Flower's `key=value key=value` as Flower does."""
     return tomllib.loads("\n".join(re.split(r" (?=[\w-]+=)", config)))

@@ -1,4 +1,4 @@
-"""The wheel brings what is used and nothing else, and what it holds works alone."""
+"""The wheel contains the used modules and nothing else, and works alone."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ OF_MKDOCS = {"markdown", "pygments"}
 """What mkdocs and mkdocs-material are made of and bring: a hook works on their objects."""
 
 
-def brought(requirements: list[str]) -> set[str]:
-    """The modules of requirements, each of which has a lower bound and no other."""
+def required_modules(requirements: list[str]) -> set[str]:
+    """Return the modules of requirements, each of which has a lower bound only."""
     plain = [re.fullmatch(r"([\w-]+)>=[\d.]+", one) for one in requirements]
     assert None not in plain, requirements
     names = [found[1] for found in plain if found]
@@ -31,7 +31,7 @@ def brought(requirements: list[str]) -> set[str]:
 
 @cache
 def imported(*files: Path) -> frozenset[str]:
-    """The first names of what files import, wherever it stands in them, but Python's own and the repository's."""
+    """Return the top-level names of all imports in files, without Python's own and the repository's."""
     found = set()
     for path in files:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -52,9 +52,9 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 """By name. `docs` is for a checkout: the packages import nothing of it; `dev` is all that tests need."""
 
 
-def test_what_is_imported_is_required_and_what_is_required_is_imported() -> None:
-    needed = brought(PROJECT["project"]["dependencies"])
-    optional = brought([*EXTRAS["flower"], *EXTRAS["pld"], *EXTRAS["secure"]])
+def test_imports_equal_requirements() -> None:
+    needed = required_modules(PROJECT["project"]["dependencies"])
+    optional = required_modules([*EXTRAS["flower"], *EXTRAS["pld"], *EXTRAS["secure"]])
     used = imported(*sources(*PACKAGES))
     assert {"torch", "sklearn", "PIL", "flwr"} <= used
     assert used - needed - optional == set()
@@ -63,23 +63,23 @@ def test_what_is_imported_is_required_and_what_is_required_is_imported() -> None
     assert not needed & optional
 
 
-def test_what_the_site_is_made_of_is_its_extra() -> None:
+def test_site_dependencies_are_in_their_extra() -> None:
     settings = (ROOT / "mkdocs.yml").read_text()
     hooks = [ROOT / name for name in re.findall(r"docs/scripts/\w+\.py", settings)]
-    needed, used = brought(EXTRAS["docs"]), imported(*hooks)
+    needed, used = required_modules(EXTRAS["docs"]), imported(*hooks)
     assert len(hooks) >= 4
     own = {path.stem for path in sources("docs/scripts")} | {"tests"}
-    assert used - needed - brought(PROJECT["project"]["dependencies"]) - OF_MKDOCS - own == set()
+    assert used - needed - required_modules(PROJECT["project"]["dependencies"]) - OF_MKDOCS - own == set()
     assert needed - used - {re.search(r"theme:\n  name: (\w+)", settings)[1]} == set()  # type: ignore[index]
 
 
-def test_tests_have_every_extra_but_flowers_own() -> None:
+def test_tests_have_every_extra_except_flowers() -> None:
     assert EXTRAS["dev"][0] == "distillkit[docs,pld,secure]"  # Flower has an environment of its own: make test-flower
     assert set(EXTRAS) == {"flower", "pld", "secure", "docs", "dev"}
 
 
-def test_what_the_wheel_holds_works_alone(tmp_path: Path) -> None:
-    """The wheel holds the packages' folders as they are; here they stand away from the repository."""
+def test_wheel_works_alone(tmp_path: Path) -> None:
+    """The wheel contains the packages' folders unchanged; here they are copied away from the repository."""
     for package in PACKAGES:
         shutil.copytree(ROOT / package, tmp_path / "alone" / package, ignore=shutil.ignore_patterns("__pycache__"))
     own = {key: value for key, value in os.environ.items() if not key.startswith("COVERAGE_")}  # these are copies

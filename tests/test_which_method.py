@@ -1,4 +1,4 @@
-"""What the page of choices says is what the records say; it names every method's card."""
+"""Numbers of the page on choosing a method equal the records; it names every method's card."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ SCRIPT = load_script("docs/scripts/which_method.py")
 TEXT = SCRIPT.PAGE.read_text()
 
 
-def test_the_tables_of_the_page_are_of_the_records() -> None:
+def test_tables_of_the_page_equal_the_records() -> None:
     assert SCRIPT.filled(TEXT) == TEXT, "run python docs/scripts/which_method.py"
     assert [name for _, name, _ in SCRIPT.CHOICE.findall(TEXT)] == list(SCRIPT.TABLES)
 
 
-def test_numbers_stand_beside_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_are_beside_their_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
     made = {("digits", "DM"): {"last %": "12.3 ± 0.4", "ε": "–"}}
     row = SCRIPT.Row(("a set", "DM"), "DM", (("dm", "nearest", "by the set"), ("dm", "LiRA offline", "by the model")))
     choice = SCRIPT.Choice("any", "digits", ("for", "way"), (("ε", "ε"), ("last %", "accuracy %")), (row,), "found %")

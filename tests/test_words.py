@@ -35,10 +35,10 @@ class Named(NamedTuple):
 @cache
 def named() -> tuple[Named, ...]:
     """Return every annotated argument and field."""
-    return tuple(walked())
+    return tuple(arguments_and_fields())
 
 
-def walked() -> Iterator[Named]:
+def arguments_and_fields() -> Iterator[Named]:
     """Yield every annotated argument and field."""
     for path in (path for top in PACKAGES for path in sorted((ROOT / top).rglob("*.py"))):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -51,7 +51,7 @@ def walked() -> Iterator[Named]:
                         yield Named(where, field.target.id, ast.unparse(field.annotation))
 
 
-def wanted(annotation: str) -> tuple[str, ...]:
+def allowed_names(annotation: str) -> tuple[str, ...]:
     """Return the names allowed for an argument with this annotation; empty for other annotations."""
     if re.search(r"\b(Network)?Factory\b", annotation):
         return ("factory", "decoder")  # an inversion creates a new decoder for every batch
@@ -70,6 +70,6 @@ def test_each_name_has_one_meaning() -> None:
 
 
 def test_each_kind_of_argument_has_one_name() -> None:
-    found = [n for n in named() if wanted(n.annotation)]
+    found = [n for n in named() if allowed_names(n.annotation)]
     assert len(found) > 50
-    assert [n for n in found if n.name not in wanted(n.annotation)] == []
+    assert [n for n in found if n.name not in allowed_names(n.annotation)] == []

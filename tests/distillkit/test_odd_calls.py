@@ -124,7 +124,7 @@ from distillkit.rng import derive
 from distillkit.select import centroid_distances, kmeans_balance, prune_by_confidence, select
 from distillkit.sets import as_set
 from distillkit.training import Protocol, accuracy, require_protocol, train
-from tests.odd_calls import Call, Listed, Outcome, odd_calls, stale, tried, unlisted
+from tests.odd_calls import Call, Listed, Outcome, odd_calls, outcome_of_call, stale, unlisted
 
 PACKAGES = (
     "distillkit",
@@ -480,7 +480,7 @@ CALLS: dict[str, Call] = {
     "psnr": C(psnr, images=lambda: torch.rand(2, 1, 16, 16), references=lambda: torch.rand(2, 1, 16, 16)),
     "ssim": C(ssim, images=lambda: torch.rand(2, 1, 16, 16), references=lambda: torch.rand(2, 1, 16, 16)),
     "clopper_pearson": C(clopper_pearson, hits=3, trials=9),
-    "bonferroni": C(bonferroni, confidence=0.95, tried=3),
+    "bonferroni": C(bonferroni, confidence=0.95, outcome_of_call=3),
     "ppv": C(ppv, tpr=0.5, fpr=0.1, prior=0.5),
     "max_lower_bound": C(max_lower_bound, runs=20),
     "Audit": C(Audit, inside=lambda: normal(8), outside=lambda: normal(8, seed=1), claim=lambda: [(1.0, 1e-5)]),
@@ -859,7 +859,7 @@ def outcomes(name: str) -> list[Outcome]:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_odd_calls_are_refused_warned_of_or_accepted(name: str) -> None:
-    valid = tried(name, CALLS[name], None, "", None)
+    valid = outcome_of_call(name, CALLS[name], None, "", None)
     assert valid.kind in ("accepted", "warned"), valid
     assert not (found := unlisted(outcomes(name), ACCEPTED, OTHERWISE)), "\n".join(found)
 

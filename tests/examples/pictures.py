@@ -1,4 +1,4 @@
-"""A folder of somebody's own pictures, for tests of `--data`."""
+"""A folder of user images for tests of `--data`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from PIL import Image
 
 
 def folder(path: Path, shade: int = 0, mode: str = "RGB", each: int = 10) -> Path:
-    """Pictures of two classes, bright and dark ones."""
+    """Write images of two classes, bright and dark ones."""
     for label, name in enumerate(("cats", "dogs")):
         (path / name).mkdir(parents=True)
         for i in range(each):

@@ -1,4 +1,4 @@
-"""The study that an example's words ask for, without running it."""
+"""The study requested by an example's command line, without running it."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import pytest
 
 from distillkit.study import Study
 
-__all__ = ["asked"]
+__all__ = ["requested_study"]
 
 
-class Asked(Exception):
+class RequestedStudy(Exception):
     """Raised in place of a run."""
 
 
-def asked(script: ModuleType, patch: pytest.MonkeyPatch, *words: object) -> Study:
-    """The first study that these words ask for, which is not run."""
+def requested_study(script: ModuleType, patch: pytest.MonkeyPatch, *words: object) -> Study:
+    """Return the first study that this command line requests, without running it."""
     studies: list[Study] = []
 
     def stop(study: Study, *_: object, **__: object) -> None:
         studies.append(study)
-        raise Asked
+        raise RequestedStudy
 
     with patch.context() as inside:
         inside.setattr(script, "run_study", stop)
-        with pytest.raises(Asked):
+        with pytest.raises(RequestedStudy):
             script.main(list(map(str, words)))
     return studies[0]

@@ -31,7 +31,7 @@ def own_data(path: Path) -> Path:
     return path
 
 
-def test_all_methods_on_own_data_write_what_they_promise(
+def test_all_methods_on_user_data_write_their_results(
     condense: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -61,7 +61,7 @@ def test_all_methods_on_own_data_write_what_they_promise(
     assert torch.equal(dm, longer)
 
 
-def test_presets_try_equally_often_and_paper_is_as_published(condense: ModuleType) -> None:
+def test_presets_have_equal_searches_and_paper_is_as_published(condense: ModuleType) -> None:
     def ways(*words: str) -> dict[str, Condense]:
         return condense.ways(condense.arguments(["--dataset", "digits", *words]))
 
@@ -76,7 +76,7 @@ def test_presets_try_equally_often_and_paper_is_as_published(condense: ModuleTyp
     assert condense.arguments(["--dataset", "digits", "--ipc", "50"]).ipc == 50
 
 
-def test_the_embedding_is_trained_once_for_a_task(condense: ModuleType) -> None:
+def test_embedding_is_trained_once_per_task(condense: ModuleType) -> None:
     real = LabeledImages(torch.rand(20, 1, 8, 8, generator=derive(0)), torch.arange(20) % 2, num_classes=2)
     made: list[torch.nn.Module] = []
 
@@ -105,7 +105,7 @@ def test_the_embedding_is_trained_once_for_a_task(condense: ModuleType) -> None:
         (["--data", "mine"], ["--data has no effect with --dataset digits"]),
     ],
 )
-def test_a_wrong_command_is_told_in_a_line(
+def test_invalid_command_is_reported_in_one_line(
     condense: ModuleType, argv: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
@@ -115,7 +115,7 @@ def test_a_wrong_command_is_told_in_a_line(
     assert [word for word in words if word not in told] == []
 
 
-def test_data_that_cannot_be_read_end_the_program_without_a_traceback(
+def test_unreadable_data_end_the_program_without_a_traceback(
     condense: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "pets").mkdir()

@@ -1,4 +1,4 @@
-"""What `--data` names: the root of the datasets, or the user's own pictures, told apart by what lies there."""
+"""`--data`: the root of the datasets or a folder of user images, distinguished by its content."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def words(options: ModuleType, *given: object) -> object:
     return options.parse_arguments(parser, list(map(str, given)))
 
 
-def test_a_root_is_told_from_own_pictures(options: ModuleType, tmp_path: Path) -> None:
+def test_dataset_root_and_user_images_are_distinguished(options: ModuleType, tmp_path: Path) -> None:
     mine, split = folder(tmp_path / "mine"), folder(tmp_path / "split" / "train").parent
     for name in ("MNIST/raw", "cifar-10-batches-py", "MNIST-M", "empty"):
         (tmp_path / name.split("/")[0] / "root" / name).mkdir(parents=True)
@@ -51,7 +51,7 @@ def test_a_root_is_told_from_own_pictures(options: ModuleType, tmp_path: Path) -
     assert (words(options).data, words(options).pictures) == (None, [])  # type: ignore[attr-defined]
 
 
-def test_what_does_not_exist_is_refused_with_what_belongs_there(
+def test_missing_folder_is_refused_with_the_expected_content(
     options: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -62,7 +62,7 @@ def test_what_does_not_exist_is_refused_with_what_belongs_there(
     assert "class/picture.png" in said
 
 
-def test_one_folder_is_dealt_and_several_are_a_client_each(
+def test_one_folder_is_partitioned_and_several_are_clients(
     data: ModuleType, options: ModuleType, tmp_path: Path
 ) -> None:
     deal = partial(partition.iid, clients=4)
@@ -82,7 +82,7 @@ def test_one_folder_is_dealt_and_several_are_a_client_each(
     assert all(json.dumps(to_config(task, store=tmp_path / "store", name="task")) for task in (one, three))
 
 
-def test_an_npz_is_dealt_too(data: ModuleType, options: ModuleType, tmp_path: Path) -> None:
+def test_npz_file_is_partitioned_too(data: ModuleType, options: ModuleType, tmp_path: Path) -> None:
     pixels, labels = np.zeros((6, 8, 8), np.uint8), np.arange(6) % 2
     pixels[3:] = 200
     parts = {f"{part}_{kind}": array for part in ("train", "test") for kind, array in
@@ -93,7 +93,7 @@ def test_an_npz_is_dealt_too(data: ModuleType, options: ModuleType, tmp_path: Pa
     assert torch.equal(task.load().train.labels, torch.tensor(labels))
 
 
-def test_a_dataset_that_is_missing_ends_the_script_with_what_to_put_where(data: ModuleType, tmp_path: Path) -> None:
+def test_missing_dataset_ends_the_script_with_instructions(data: ModuleType, tmp_path: Path) -> None:
     deal = partial(partition.iid, clients=2)
     for name, need in (("cifar10", "data_batch_1"), ("mnist", "train-images-idx3-ubyte")):
         task = Task("missing", partial(load, name, root=str(tmp_path)), deal)

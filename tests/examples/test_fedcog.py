@@ -1,4 +1,4 @@
-"""FedCOG's script: the same model up to its first round, every ablation another method, tables made of the records."""
+"""FedCOG's script: equal models until its first round, distinct ablations, tables from the records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image
 
 from distillkit.serialization import to_config
 from distillkit.study import read_records
-from tests.examples.studies import asked
+from tests.examples.studies import requested_study
 from tests.scripts import load_script
 
 WORDS = ("--preset", "smoke", "--rounds", "2", "--steps", "1", "--headline", "--workers", "1", "--device", "cpu")
@@ -26,11 +26,11 @@ def script() -> Any:
 
 @pytest.fixture
 def planned(script: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What the words ask to be run."""
-    return partial(asked, script, monkeypatch)
+    """Return the runs that the command line requests."""
+    return partial(requested_study, script, monkeypatch)
 
 
-def test_fedcog_is_its_base_up_to_its_first_round_and_the_table_says_what_came_after(
+def test_fedcog_equals_its_base_until_its_first_round(
     script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.main([*WORDS, "--out", str(tmp_path)])
@@ -52,7 +52,7 @@ def test_fedcog_is_its_base_up_to_its_first_round_and_the_table_says_what_came_a
     assert (tmp_path / "table.md").read_text() in said
 
 
-def test_all_ways_are_different_methods_with_what_fedavg_chose(planned: Any, tmp_path: Path) -> None:
+def test_all_candidates_are_distinct_methods_with_fedavgs_choice(planned: Any, tmp_path: Path) -> None:
     study = planned("--preset", "smoke", "--out", tmp_path)
     ways, task = study.design.candidates, study.design.tasks["digits-dirichlet"]
     split, seen = task.load(), dict[str, str]()
@@ -91,7 +91,7 @@ def test_presets_are_the_claims_and_the_papers(planned: Any, script: Any, tmp_pa
     assert (cog.start_round, cog.steps, made.settings.phases[0].steps) == (1, 10, 10)
 
 
-def test_own_pictures_are_the_clients(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_image_folders_are_the_clients(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for north, name in enumerate(("north", "south", "west")):
         for label in range(2):
             (tmp_path / name / str(label)).mkdir(parents=True)
@@ -104,6 +104,6 @@ def test_own_pictures_are_the_clients(script: Any, tmp_path: Path, capsys: pytes
     assert all(record.rows[0]["drawn"] == [0, 1, 2] for record in read_records(tmp_path / "out"))
 
 
-def test_a_missing_data_set_says_what_to_put_where(script: Any, tmp_path: Path) -> None:
+def test_missing_dataset_is_reported_with_instructions(script: Any, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"(?s)fashionmnist-dirichlet cannot be read.*FashionMNIST/raw"):
         script.main(["--data", str(tmp_path), "--out", str(tmp_path / "out")])

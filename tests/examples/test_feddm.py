@@ -1,4 +1,4 @@
-"""FedDM's example as a user runs it: claim and switches from records; private rows state what their ledger says."""
+"""FedDM's example as a user runs it: claim and switches from records, and private rows with their ledger's epsilon."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def play(module: ModuleType, out: Path, *more: str) -> None:
     module.main(["--preset", "smoke", "--out", str(out), "--workers", "1", "--device", "cpu", *more])
 
 
-def test_every_private_row_is_at_the_epsilon_asked_for(
+def test_every_private_row_has_the_requested_epsilon(
     feddm: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     play(feddm, tmp_path, "--dp", *feddm.TITLES, "--epsilon", "8")
@@ -49,7 +49,7 @@ def test_every_private_row_is_at_the_epsilon_asked_for(
     assert (tmp_path / "table.md").read_text() in said
 
 
-def test_tries_are_equally_many_at_every_epsilon_on_public_images(
+def test_searches_are_equal_at_every_epsilon_on_public_images(
     feddm: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     studies: list[Study] = []
@@ -68,7 +68,7 @@ def test_tries_are_equally_many_at_every_epsilon_on_public_images(
     assert set(studies[-1].design.candidates) == {"FedAvg", "FedProx", "SCAFFOLD", "FedDM"}
 
 
-def test_a_step_of_dp_sgd_has_no_more_records_than_it_may(feddm: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dp_sgd_steps_respect_the_record_limit(feddm: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     studies: list[Study] = []
     monkeypatch.setattr(feddm, "run_study", lambda study, *_: studies.append(study))
     feddm.main(["--dp", "class_means"])
@@ -83,8 +83,8 @@ def test_a_step_of_dp_sgd_has_no_more_records_than_it_may(feddm: ModuleType, mon
         assert (dp.rate, dp.size) == (rate, size)
 
 
-def asked(module: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str) -> list[Study]:
-    """The studies that a command asks for; none is run."""
+def requested_studies(module: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str) -> list[Study]:
+    """Return the studies that a command requests, without running them."""
     studies: list[Study] = []
     with monkeypatch.context() as patch:
         patch.setattr(module, "require_data", lambda tasks: None)
@@ -94,10 +94,10 @@ def asked(module: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str) -> l
 
 
 @pytest.mark.parametrize("preset", ["cpu", "paper"])
-def test_the_claim_has_three_seeds_and_equal_tries_and_the_rest_one_seed(
+def test_claim_has_three_seeds_and_equal_searches_and_the_rest_one_seed(
     feddm: ModuleType, monkeypatch: pytest.MonkeyPatch, preset: str
 ) -> None:
-    studies = asked(feddm, monkeypatch, "--preset", preset)
+    studies = requested_studies(feddm, monkeypatch, "--preset", preset)
     assert [study.out.name for study in studies] == ["mnist", "mnist-more", "cifar10", "cifar10-more"]
     for claim, more in zip(studies[::2], studies[1::2]):
         assert [name.split("-")[1] for name in claim.design.tasks] == ["dirichlet0.01"]
@@ -117,12 +117,12 @@ def test_the_claim_has_three_seeds_and_equal_tries_and_the_rest_one_seed(
         assert {order.task for order in more.design.final_runs({}) if order.method in switched} <= {where}
 
 
-def test_every_number_of_the_paper_stands_beside_a_row_of_the_presets(
+def test_every_number_of_the_paper_is_beside_a_row_of_the_presets(
     feddm: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows: set[tuple[str, str]] = set()
     for words in (["--preset", "paper"], ["--preset", "cpu"]):
-        for study in asked(feddm, monkeypatch, *words):
+        for study in requested_studies(feddm, monkeypatch, *words):
             rows |= {(order.task, order.method) for order in study.design.final_runs({})}
     silent = {(task, method) for task, found in feddm.PAPER.items() for method in found} - rows
     # The paper turns this switch on three splits, ours on one; rho 5 is FedDM itself unless another was chosen.
@@ -130,7 +130,7 @@ def test_every_number_of_the_paper_stands_beside_a_row_of_the_presets(
 
 
 @pytest.mark.filterwarnings("ignore:SCAFFOLD changes nothing before round 2")
-def test_both_tables_come_from_records_with_figures_and_are_not_run_twice(
+def test_both_tables_come_from_records_and_are_not_run_twice(
     feddm: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--rounds", "1", "--steps", "1", "--split", "0.01"]
@@ -155,7 +155,7 @@ def test_both_tables_come_from_records_with_figures_and_are_not_run_twice(
     assert (tmp_path / "digits-more" / "table.md").read_text() == table
 
 
-def test_three_folders_of_pictures_are_three_clients(feddm: ModuleType, tmp_path: Path) -> None:
+def test_three_folders_of_images_are_three_clients(feddm: ModuleType, tmp_path: Path) -> None:
     folders = [str(folder(tmp_path / name, 60 * i)) for i, name in enumerate(("north", "south", "west"))]
     play(feddm, tmp_path / "out", "--data", *folders, "--size", "8", "--rounds", "1", "--steps", "1", "--only", "claim")
     found = read_records(tmp_path / "out" / "own")
@@ -163,7 +163,7 @@ def test_three_folders_of_pictures_are_three_clients(feddm: ModuleType, tmp_path
     assert all(len(r.rows[0]["drawn"]) == 3 for r in found)
 
 
-def test_private_rows_are_for_their_datasets_alone(feddm: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_private_rows_exist_only_for_their_datasets(feddm: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--dataset", "cifar10"], ["--split", "0.3"], ["--dataset", "digits", "mnist"]):
         with pytest.raises(SystemExit):
             feddm.main(["--dp", "sums", *words])

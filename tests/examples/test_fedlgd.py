@@ -1,4 +1,4 @@
-"""FedLGD's example: its tables' numbers are those of its records, and every way can be written down and tried."""
+"""FedLGD's example: table numbers from records, and serializable candidates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image
 
 from distillkit.serialization import to_config
 from distillkit.study import equal_search_sizes, read_records
-from tests.examples.studies import asked
+from tests.examples.studies import requested_study
 from tests.scripts import load_script
 
 TINY = ["--preset", "smoke", "--rounds", "2", "--steps", "1", "--workers", "1", "--device", "cpu"]
@@ -28,7 +28,7 @@ def shows() -> ModuleType:
     return load_script("examples/_fedlgd.py")
 
 
-def test_the_table_of_the_paper_is_run_and_every_number_of_it_is_in_the_records(
+def test_table_of_the_paper_is_run_and_its_numbers_are_in_the_records(
     fedlgd: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fedlgd.main([*TINY, "--no-ablations", "--out", str(tmp_path)])
@@ -52,10 +52,10 @@ def test_the_table_of_the_paper_is_run_and_every_number_of_it_is_in_the_records(
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
 
 
-def test_every_way_is_another_method_that_can_be_written_down(
+def test_every_candidate_is_a_distinct_serializable_method(
     fedlgd: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study = asked(fedlgd, monkeypatch, "--preset", "cpu", "--domains", "digits", "digits-m-like")
+    study = requested_study(fedlgd, monkeypatch, "--preset", "cpu", "--domains", "digits", "digits-m-like")
     assert (study.num_configurations, study.design.seeds) == (4, (0, 1, 2))
     ways, seen = study.design.candidates, dict[str, str]()
     [task] = study.design.tasks.values()
@@ -71,10 +71,10 @@ def test_every_way_is_another_method_that_can_be_written_down(
     assert len(seen) >= 4 * 10
 
 
-def test_the_papers_preset_has_the_papers_settings_and_can_be_cut_short(
+def test_paper_preset_has_the_papers_settings_and_can_be_shortened(
     fedlgd: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study = asked(fedlgd, monkeypatch, "--preset", "paper", "--rounds", "1", "--steps", "10", "--ipc", "10")
+    study = requested_study(fedlgd, monkeypatch, "--preset", "paper", "--rounds", "1", "--steps", "10", "--ipc", "10")
     [task] = study.design.tasks.values()
     assert task.rounds == 1
     assert task.data.args[0] == ("mnist", "svhn", "usps", "synthdigits", "mnistm")  # type: ignore[union-attr]
@@ -84,12 +84,12 @@ def test_the_papers_preset_has_the_papers_settings_and_can_be_cut_short(
     assert {k: v for k, v in way.settings.items() if k != "augment"} == {
         "ipc": 10, "anchors": 10, "batch": 32, "batch_real": 256, **cut
     }  # fmt: skip
-    whole = asked(fedlgd, monkeypatch, "--preset", "paper").design.candidates["FedLGD"].settings
+    whole = requested_study(fedlgd, monkeypatch, "--preset", "paper").design.candidates["FedLGD"].settings
     assert [whole[name] for name in cut] == [10_000, 100, 500]
     assert whole["ipc"] == 50
 
 
-def test_domains_have_as_many_pictures_as_each_other_with_their_shares_of_classes(shows: ModuleType) -> None:
+def test_domains_have_equally_many_images_and_their_class_shares(shows: ModuleType) -> None:
     split = shows.digits(("digits", "digits-m-like", "synthdigits-like"), None, 16, 100, 30)
     assert split.domains == ("digits", "digits-m-like", "synthdigits-like")
     assert split.train.columns["domain"].bincount().tolist() == [100] * 3
@@ -101,14 +101,14 @@ def test_domains_have_as_many_pictures_as_each_other_with_their_shares_of_classe
         assert int(counts.max()) <= 11
 
 
-def test_the_means_of_table_1_are_those_of_its_domains(shows: ModuleType) -> None:
-    """Table 1's own averages, to the rounding of its cells; the one that does not fit is the paper's."""
+def test_means_of_table_1_are_those_of_its_domains(shows: ModuleType) -> None:
+    """Averages of Table 1 up to the rounding of its cells; the one that differs is the paper's."""
     for name, row in shows.TABLE_1.items():
         for cells in row:
             assert sum(cells[:5]) / 5 == pytest.approx(cells[5], abs=0.101), name
 
 
-def test_own_pictures_in_three_folders_are_three_clients(
+def test_user_images_in_three_folders_are_three_clients(
     fedlgd: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[tuple[str, ...]] = []
@@ -130,7 +130,7 @@ def test_own_pictures_in_three_folders_are_three_clients(
     assert drawn == [("north", "south", "west")]
 
 
-def test_a_missing_source_says_what_to_put_where(fedlgd: ModuleType, tmp_path: Path) -> None:
+def test_missing_source_is_reported_with_instructions(fedlgd: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended:
         fedlgd.main(["--preset", "cpu", "--data", str(tmp_path), "--out", str(tmp_path / "out")])
     assert "MNIST/raw" in str(ended.value)

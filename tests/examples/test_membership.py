@@ -24,7 +24,7 @@ def read(path: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_rows_are_added_and_what_is_finished_is_not_run_again(
+def test_rows_are_appended_and_finished_ones_not_run_again(
     membership: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["--preset", "smoke", "--workers", "1", "--out", str(tmp_path), "--rows"]
@@ -54,7 +54,7 @@ def test_rows_are_added_and_what_is_finished_is_not_run_again(
     assert "above 25 dB" in shown
 
 
-def test_the_cost_is_said_from_one_timed_run_which_is_kept(
+def test_cost_is_estimated_from_one_timed_run_which_is_kept(
     membership: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--preset", "smoke", "--workers", "1", "--out", str(tmp_path), "--rows", "raw", "--shadows", "600"]
@@ -77,7 +77,7 @@ def test_the_cost_is_said_from_one_timed_run_which_is_kept(
     ],
     ids=["seeds", "shadows", "device"],
 )
-def test_what_it_cannot_do_is_refused(
+def test_unsupported_arguments_are_refused(
     membership: ModuleType, words: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -86,7 +86,7 @@ def test_what_it_cannot_do_is_refused(
 
 
 @pytest.mark.parametrize("row", _pipelines.ROWS)
-def test_every_pipeline_gives_scores_of_its_model_and_its_sets(row: str) -> None:
+def test_every_pipeline_returns_scores_of_its_model_and_sets(row: str) -> None:
     pipeline = _pipelines.pipeline(row, "smoke")
     inside = halves(4, len(pipeline.images), 0)[0]
     scorers = pipeline.fit(inside.nonzero().flatten(), 1)
@@ -107,7 +107,7 @@ def test_every_pipeline_gives_scores_of_its_model_and_its_sets(row: str) -> None
         assert float(near[started].median()) < float(near[inside & ~started].median())
 
 
-def test_two_sided_scores_are_how_far_the_target_is_from_the_mean_without_the_record() -> None:
+def test_two_sided_scores_are_distances_from_the_mean_without_record() -> None:
     target = Target(
         torch.tensor([3.0, -1.0]), torch.tensor([[True, False], [False, True], [False, False]]),
         torch.tensor([[9.0, 1.0], [1.0, 7.0], [2.0, 3.0]]), None, None, None,
@@ -115,7 +115,7 @@ def test_two_sided_scores_are_how_far_the_target_is_from_the_mean_without_the_re
     assert _membership.two_sided(target).tolist() == [1.5, 3.0]
 
 
-def test_few_shadows_are_the_first_sixteen_pairs_kept_whole() -> None:
+def test_few_shadows_are_the_first_sixteen_complete_pairs() -> None:
     inside = halves(24, 50, 0)
     scores = torch.randn(25, 50, generator=derive(0), dtype=torch.float64)
     changed = torch.cat([scores[:16], scores[16:24] + 5.0])
@@ -126,7 +126,7 @@ def test_few_shadows_are_the_first_sixteen_pairs_kept_whole() -> None:
     assert not torch.equal(one, _membership.MODEL["LiRA online"](Target(scores[24], inside, changed, None, None, None)))
 
 
-def test_a_share_is_a_mean_over_runs_with_an_interval_over_pairs() -> None:
+def test_share_is_a_mean_over_runs_with_an_interval_over_pairs() -> None:
     of = torch.ones(6, 10, dtype=torch.bool)
     called = torch.arange(10) < torch.tensor([1, 3, 2, 2, 5, 5])[:, None]
     mean, low, high = _membership.share(called, of)
@@ -137,7 +137,7 @@ def test_a_share_is_a_mean_over_runs_with_an_interval_over_pairs() -> None:
     assert same == pytest.approx([0.0, 0.0, 1 - 0.025 ** (1 / 60)])  # Clopper and Pearson's, of sixty
 
 
-def test_records_of_one_pipeline_say_what_a_leaking_one_gives_away() -> None:
+def test_leaking_pipeline_is_visible_in_its_records() -> None:
     inside, generator = halves(8, 400, 0), derive(1)
     margin = torch.randn(8, 50, generator=generator, dtype=torch.float64)
     model = torch.randn(8, 400, generator=generator, dtype=torch.float64) + 3.0 * inside

@@ -1,4 +1,4 @@
-"""The table of methods: every way can be built, tried as often as every other and repeated from its record."""
+"""The table of methods: every candidate can be built, searched equally often and repeated from its record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def script() -> Any:
     return load_script("examples/methods.py")
 
 
-def test_every_way_has_four_tries_each_another_method_that_can_be_written_down(script: Any, tmp_path: Path) -> None:
+def test_every_candidate_has_four_distinct_serializable_configurations(script: Any, tmp_path: Path) -> None:
     found = {**script.ways(9, 1), **script.controls()}
     assert len(found) == 56
     task = script.task(10)
@@ -35,7 +35,7 @@ def test_every_way_has_four_tries_each_another_method_that_can_be_written_down(s
             seen[said] = name
 
 
-def test_personal_ways_are_chosen_by_own_tests_and_so_is_what_they_are_held_against(script: Any) -> None:
+def test_personal_methods_and_baselines_are_chosen_by_own_tests(script: Any) -> None:
     rules = {name: way.rule for name, way in script.ways(9, 1).items()}
     own = {name for name, rule in rules.items() if rule == "own"}
     assert own == {
@@ -50,7 +50,7 @@ def run(script: Any, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     script.main()
 
 
-def test_it_prints_its_tables_and_runs_nothing_twice(
+def test_script_prints_its_tables_and_runs_nothing_twice(
     script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--out", str(tmp_path), "--methods", "FedDF, 20 steps", "FedRep"]
@@ -74,7 +74,7 @@ def test_it_prints_its_tables_and_runs_nothing_twice(
     assert [config["recipe"] is not None for config in configs] == [True] * 5
 
 
-def test_tries_are_equally_many_on_record(script: Any, tmp_path: Path) -> None:
+def test_searches_on_record_are_equal(script: Any, tmp_path: Path) -> None:
     found = script.ways(2, 20)
     few = {name: found[name] for name in ("FedAvg", script.OWN)}
     study = Study(tmp_path, script.task(1), few, seeds=(0,))
@@ -83,7 +83,7 @@ def test_tries_are_equally_many_on_record(script: Any, tmp_path: Path) -> None:
     assert [one.rule for one in read_choice(tmp_path)[0]] == ["last", "own"]
 
 
-def test_a_method_of_no_such_name_is_refused(
+def test_unknown_method_is_refused(
     script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

@@ -1,4 +1,4 @@
-"""Every example understands the same options, says so, and refuses what they cannot mean."""
+"""Common options of all examples, their help, and refusal of invalid ones."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ EXAMPLES = sorted(p.name for p in (ROOT / "examples").glob("[!_]*.py"))
 COMMON = ("--preset", "--seeds", "--out", "--workers", "--device", "--data", "--estimate")
 
 
-def test_there_are_examples() -> None:
+def test_examples_exist() -> None:
     assert len(EXAMPLES) >= 5
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
-def test_an_example_shows_the_idea_and_not_the_plumbing(path: Path) -> None:
+def test_examples_contain_no_plumbing(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 150
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_help_names_the_common_options_and_what_the_example_is_for(
+def test_help_names_the_common_options_and_the_purpose(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     example = load_script(f"examples/{name}")
@@ -44,7 +44,7 @@ def test_help_names_the_common_options_and_what_the_example_is_for(
 
 @pytest.mark.parametrize("words", ["--workers 0", "--workers 2.5", "--device gpu", "--preset large"])
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_words_that_mean_nothing_are_refused_by_name(
+def test_unknown_options_are_refused_by_name(
     name: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     example = load_script(f"examples/{name}")
@@ -56,7 +56,7 @@ def test_words_that_mean_nothing_are_refused_by_name(
 
 
 @pytest.mark.parametrize("name", ["membership.py", "methods.py", "privacy_report.py", "quickstart.py"])
-def test_data_that_would_not_be_read_are_refused(
+def test_ignored_data_are_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", [name, "--data", str(tmp_path), "--out", str(tmp_path / "out")])
@@ -66,7 +66,7 @@ def test_data_that_would_not_be_read_are_refused(
     assert "has no effect: these digits come with scikit-learn; omit it" in capsys.readouterr().err
 
 
-def test_the_folder_is_the_presets_unless_it_is_named() -> None:
+def test_folder_is_the_presets_by_default() -> None:
     options = load_script("examples/_options.py")
     parser = options.command_line("Nothing.", out="runs/nothing")
     assert options.parse_arguments(parser, []).out == Path("runs/nothing-cpu")
@@ -76,7 +76,7 @@ def test_the_folder_is_the_presets_unless_it_is_named() -> None:
     assert options.parse_arguments(parser, []).device in ("cpu", "cuda")
 
 
-def test_a_claim_stands_before_the_runs_and_below_the_table_and_an_estimate_runs_nothing(
+def test_claim_is_printed_first_and_with_the_table_and_estimates_run_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = load_script("examples/_options.py")
@@ -129,7 +129,7 @@ def test_a_claim_stands_before_the_runs_and_below_the_table_and_an_estimate_runs
     ],
     ids=lambda value: value,
 )  # fmt: skip
-def test_what_would_not_be_read_beside_the_others_is_refused(
+def test_ignored_combinations_of_options_are_refused(
     name: str,
     words: str,
     said: str,
@@ -137,7 +137,7 @@ def test_what_would_not_be_read_beside_the_others_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Each word alone means something; a default is not a word."""
+    """Each option alone is valid; defaults do not count."""
     place = str(folder(tmp_path / "pictures", each=1))
     given = ["--preset", "smoke", *(place if word == "PICTURES" else word for word in words.split())]
     monkeypatch.setattr(sys, "argv", [name, *given])

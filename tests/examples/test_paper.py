@@ -1,4 +1,4 @@
-"""The papers' numbers beside ours, settings that were chosen, and the images that travelled."""
+"""Comparison with the papers' numbers, chosen settings, and images sent to the server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def paper() -> ModuleType:
     return load_script("examples/_paper.py")
 
 
-def test_the_papers_numbers_stand_beside_ours_with_their_source(paper: ModuleType) -> None:
+def test_papers_numbers_are_beside_ours_with_their_source(paper: ModuleType) -> None:
     records = Records([record([0.1, a], way, 0) for way, a in (("FedAvg", 0.5), ("FedDM", 0.7))])
     table = paper.beside(summary_table(records), {"digits": {"FedDM": "72.0 ± 0.1"}}, "Table 2 of somebody, 2023.")
     assert table.header[-1] == "paper %"
@@ -34,14 +34,14 @@ def test_the_papers_numbers_stand_beside_ours_with_their_source(paper: ModuleTyp
     assert paper.beside(summary_table(records), {"mnist": {"FedDM": "1"}}, "another") == summary_table(records)
 
 
-def test_the_settings_of_a_way_are_those_it_ran_with_or_its_first_tries(paper: ModuleType) -> None:
+def test_settings_of_a_candidate_are_those_of_its_run_or_first_trials(paper: ModuleType) -> None:
     records = Records([record(0.5, "FedDM", 0, settings={"rho": 5.0, "ipc": 10})])
     ways = {"FedDM": Federated(FedDM, search=[{"rho": 20.0}, {"rho": 5.0}], settings={"ipc": 10})}
     assert paper.chosen(records, ways, "FedDM", "digits") == {"rho": 5.0, "ipc": 10}
     assert paper.chosen(records, ways, "FedDM", "mnist") == {"rho": 20.0, "ipc": 10}
 
 
-def test_the_images_that_the_server_has_are_drawn_of_the_first_run_of_each_way(
+def test_received_images_are_drawn_from_each_candidates_first_run(
     paper: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def factory(outputs: int) -> torch.nn.Module:
@@ -69,7 +69,7 @@ def test_the_images_that_the_server_has_are_drawn_of_the_first_run_of_each_way(
     assert not (tmp_path / "none.png").exists()
 
 
-def test_ablations_are_drawn_beside_the_headline_where_they_ran(
+def test_ablations_are_drawn_beside_the_headline_if_they_ran(
     paper: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[list[tuple[str, str, int]]] = []
@@ -90,7 +90,7 @@ def test_ablations_are_drawn_beside_the_headline_where_they_ran(
 
 
 @pytest.mark.parametrize("name", ["fedlgd", "vhl", "feddm", "fedcog", "single_image"])
-def test_the_page_of_results_and_the_script_print_the_same_numbers_of_the_paper(name: str) -> None:
+def test_results_page_and_script_print_the_same_numbers_of_the_paper(name: str) -> None:
     module = load_script(f"examples/_{name}.py")
     page = Path(__file__).parents[2] / "docs" / "results" / f"{name}_published.json"
     assert json.loads(page.read_text()) == (module.AVERAGES[0] if name == "fedlgd" else module.PAPER)

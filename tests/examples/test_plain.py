@@ -1,4 +1,4 @@
-"""The plain examples are short, and run when they are started alone in an empty folder."""
+"""The short examples run alone in an empty folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(script: Path, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_a_script_is_short_and_needs_nothing_but_the_packages(script: Path) -> None:
+def test_script_is_short_and_needs_only_the_packages(script: Path) -> None:
     text = script.read_text()
     assert len(text.splitlines()) <= 60
     assert not re.search(r"argparse|_options|sys\.argv", text)
@@ -55,7 +55,7 @@ def test_condense_folder(tmp_path: Path) -> None:
     assert (tmp_path / "small.png").is_file()
 
 
-def test_fedavg_by_hand_gives_the_same_bits_as_simulate(tmp_path: Path) -> None:
+def test_fedavg_by_hand_equals_simulate_bitwise(tmp_path: Path) -> None:
     assert "by hand are equal" in run(ROOT / "examples/plain/fedavg_by_hand.py", tmp_path)
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.scripts import load_script
 
 
-def test_a_run_is_made_and_reported_and_one_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_run_and_user_run_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = load_script("examples/privacy_report.py")
     [found] = script.main(["--preset", "smoke", "--out", str(tmp_path)])
     assert found.verdict.startswith("This run sends private records")

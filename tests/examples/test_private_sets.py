@@ -22,7 +22,7 @@ def private_sets() -> ModuleType:
     return load_script("examples/private_sets.py")
 
 
-def test_every_row_says_what_its_ledger_says(
+def test_every_row_shows_its_ledgers_epsilon(
     private_sets: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--preset", "smoke", "--out", str(tmp_path), "--workers", "1", "--device", "cpu"]
@@ -58,29 +58,33 @@ def test_every_row_says_what_its_ledger_says(
 
 
 @pytest.fixture
-def asked(private_sets: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Study]:
+def requested_studies(private_sets: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Study]:
     studies: list[Study] = []
     monkeypatch.setattr(private_sets, "run_study", lambda study, *_, **__: studies.append(study))
     return studies
 
 
-def ways(module: ModuleType, asked: list[Study], *words: str) -> dict[str, Condense]:
+def ways(module: ModuleType, requested_studies: list[Study], *words: str) -> dict[str, Condense]:
     module.main(list(words))
-    return dict(asked[-1].design.candidates)  # type: ignore[arg-type]
+    return dict(requested_studies[-1].design.candidates)  # type: ignore[arg-type]
 
 
-def test_tries_are_equally_many_on_public_images_only(private_sets: ModuleType, asked: list[Study]) -> None:
-    small = ways(private_sets, asked)
-    study = asked[-1]
+def test_searches_are_equal_and_on_public_images_only(private_sets: ModuleType, requested_studies: list[Study]) -> None:
+    small = ways(private_sets, requested_studies)
+    study = requested_studies[-1]
     assert study.num_configurations == 4
     assert {way.like for way in small.values()} == {None, "class means, epsilon 8"}
     assert study.design.tune_on is not None
     name, size, *_, records = study.design.tune_on.data.args  # type: ignore[union-attr]
     assert (name, size, records) == ("usps", 16, private_sets.RECORDS["digits"])
     private_sets.main(["--dataset", "usps"])
-    assert asked[-1].design.tune_on.data.args[0] == "mnist"  # type: ignore[union-attr]
-    full = ways(private_sets, asked, "--dataset", "fashionmnist28", "--preset", "paper")
-    assert (asked[-1].num_configurations, asked[-1].design.tune_on, len(asked[-1].design.seeds)) == (1, None, 10)
+    assert requested_studies[-1].design.tune_on.data.args[0] == "mnist"  # type: ignore[union-attr]
+    full = ways(private_sets, requested_studies, "--dataset", "fashionmnist28", "--preset", "paper")
+    assert (
+        requested_studies[-1].num_configurations,
+        requested_studies[-1].design.tune_on,
+        len(requested_studies[-1].design.seeds),
+    ) == (1, None, 10)
     assert {way.num_networks for way in full.values()} == {5}
     sgd = small["image SGD, epsilon 8"]
     network = partial(ConvNet, (1, 16, 16), 10)
@@ -89,7 +93,7 @@ def test_tries_are_equally_many_on_public_images_only(private_sets: ModuleType, 
         assert made.keywords["size"] == records
 
 
-def test_images_of_the_tries_are_others(private_sets: ModuleType) -> None:
+def test_images_of_the_search_are_distinct(private_sets: ModuleType) -> None:
     split = private_sets.images("digits", 8, 0.1307, 0.3081, None, 300)
     assert (len(split.train), len(split.validation), len(split.test)) == (300, 1138, 359)
     pixels = {tuple(x.flatten().tolist()) for x in split.train.images}
@@ -97,11 +101,11 @@ def test_images_of_the_tries_are_others(private_sets: ModuleType) -> None:
     assert (split.train.normalization.mean, split.train.normalization.std) == ((0.1307,), (0.3081,))
 
 
-def test_without_noise_it_is_the_private_set_at_an_epsilon_without_end(
-    private_sets: ModuleType, asked: list[Study]
+def test_without_noise_the_private_set_has_infinite_epsilon(
+    private_sets: ModuleType, requested_studies: list[Study]
 ) -> None:
-    found = ways(private_sets, asked, "--preset", "smoke", "--epsilons", "1e12")
-    task = asked[-1].design.tasks["digits"]
+    found = ways(private_sets, requested_studies, "--preset", "smoke", "--epsilons", "1e12")
+    task = requested_studies[-1].design.tasks["digits"]
     split = task.load()
     noised, clean = (
         found[name]
@@ -112,7 +116,7 @@ def test_without_noise_it_is_the_private_set_at_an_epsilon_without_end(
     assert float((noised - clean).abs().mean()) < 0.02
 
 
-def test_bfloat16_networks_move_a_class_sum_by_one_record_of_length_one_and_train(private_sets: ModuleType) -> None:
+def test_bfloat16_networks_have_unit_sensitivity_and_train(private_sets: ModuleType) -> None:
     images = torch.rand(6, 1, 8, 8, generator=derive(0))
     real = LabeledImages(images, torch.tensor([0, 1, 0, 1, 0, 1]), num_classes=2)
 
@@ -135,8 +139,10 @@ def test_bfloat16_networks_move_a_class_sum_by_one_record_of_length_one_and_trai
     assert torch.equal(again(images), network(images))
 
 
-def test_networks_of_the_full_size_learn_from_the_pass_before(private_sets: ModuleType, asked: list[Study]) -> None:
-    found = ways(private_sets, asked, "--dataset", "mnist28", "--epsilons", "1", "--methods", "class_means")
+def test_full_size_networks_learn_from_the_previous_pass(
+    private_sets: ModuleType, requested_studies: list[Study]
+) -> None:
+    found = ways(private_sets, requested_studies, "--dataset", "mnist28", "--epsilons", "1", "--methods", "class_means")
     small = {
         "num_networks": 1,
         "first_num_networks": 1,
@@ -149,7 +155,7 @@ def test_networks_of_the_full_size_learn_from_the_pass_before(private_sets: Modu
     way = found["class means, epsilon 1"]
     make = way.make(  # type: ignore[misc]
         factory=lambda: private_sets.Bfloat16((1, 28, 28), 10, width=4, depth=3),
-        task=asked[-1].design.tasks["mnist28"],
+        task=requested_studies[-1].design.tasks["mnist28"],
         **small,
     )
     ledger = Ledger(delta=1e-5)

@@ -1,4 +1,4 @@
-"""The demo runs as a user runs it, and does not run twice what is finished."""
+"""The demo as a user runs it, without repeating finished runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def script() -> Any:
 
 
 def demo(script: Any, out: Path) -> str:
-    """What it prints, its runs made one after the other in this process."""
+    """Return the demo's output, with its runs one after the other in this process."""
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
         patch.setattr(sys, "argv", ["quickstart.py", "--preset", "smoke", "--workers", "1", "--out", str(out)])
@@ -36,13 +36,13 @@ def demo(script: Any, out: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def untouched(script: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def uninterrupted(script: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     out = tmp_path_factory.mktemp("untouched")
     return out, demo(script, out)
 
 
-def test_the_demo_tells_each_run_prints_its_table_and_draws(untouched: tuple[Path, str]) -> None:
-    out, said = untouched
+def test_demo_reports_each_run_prints_its_table_and_draws(uninterrupted: tuple[Path, str]) -> None:
+    out, said = uninterrupted
     lines = json.loads((out / "summary.json").read_text())
     assert [(x["task"], x["method"]) for x in lines] == [(task, way) for task in TASKS for way in WAYS]
     for line in lines:
@@ -60,17 +60,15 @@ def test_the_demo_tells_each_run_prints_its_table_and_draws(untouched: tuple[Pat
         assert (out / f"{name}.png").stat().st_size > 5000
 
 
-def test_the_demo_killed_and_started_again_at_once_writes_the_same_records(
-    tmp_path: Path, untouched: tuple[Path, str]
-) -> None:
-    """The parent alone is killed, in the middle; `python -m tests.kill_examples --kills 10` does it at random."""
+def test_killed_and_restarted_demo_writes_the_same_records(tmp_path: Path, uninterrupted: tuple[Path, str]) -> None:
+    """Only the parent is killed, in the middle; `python -m tests.kill_examples --kills 10` kills at random moments."""
     out = tmp_path / "run"
     done, _ = killed_and_resumed(out, lambda: rounds_of(out) >= 1)
     assert 1 <= done < 16
-    assert record(out) == record(untouched[0])
+    assert record(out) == record(uninterrupted[0])
 
 
-def test_all_ways_have_eight_tries_that_can_be_written_down(script: Any, tmp_path: Path) -> None:
+def test_all_candidates_have_eight_serializable_configurations(script: Any, tmp_path: Path) -> None:
     preset = script.PRESETS["cpu"]
     tasks = [script.task(alpha, preset["rounds"]) for alpha in preset["alphas"]]
     ways = script.ways("cpu")
@@ -86,7 +84,7 @@ def test_all_ways_have_eight_tries_that_can_be_written_down(script: Any, tmp_pat
     assert len(said) == 4 * 8
 
 
-def test_what_the_demo_takes_is_the_best_of_the_recorded_tries(script: Any) -> None:
+def test_demo_uses_the_best_of_the_recorded_configurations(script: Any) -> None:
     tuned, _ = read_choice(ROOT / "docs" / "results" / "quickstart.jsonl")
     best = {
         t.method: t.configurations[t.chosen]["settings"] for t in tuned if t.task == TASKS[1] and t.chosen is not None

@@ -1,4 +1,4 @@
-"""The single image's script: selections that differ in one thing, rivals with the same clients, tables from records."""
+"""The single image's script: selections differing in one setting, baselines with equal clients, tables from records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 
 from distillkit.serialization import to_config
 from distillkit.study import read_records
-from tests.examples.studies import asked
+from tests.examples.studies import requested_study
 from tests.scripts import load_script
 
 WORDS = ("--preset", "smoke", "--rounds", "2", "--steps", "1", "--headline", "--workers", "1", "--device", "cpu")
@@ -27,11 +27,11 @@ def script() -> Any:
 
 @pytest.fixture
 def planned(script: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What the words ask to be run."""
-    return partial(asked, script, monkeypatch)
+    """Return the runs that the command line requests."""
+    return partial(requested_study, script, monkeypatch)
 
 
-def test_selections_are_compared_and_what_is_shown_is_in_the_records(
+def test_selections_are_compared_and_shown_from_the_records(
     script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.main([*WORDS, "--out", str(tmp_path)])
@@ -54,7 +54,7 @@ def test_selections_are_compared_and_what_is_shown_is_in_the_records(
     assert (tmp_path / "table.md").read_text() in said
 
 
-def test_all_ways_are_different_methods_and_every_paper_row_is_one(planned: Any, script: Any, tmp_path: Path) -> None:
+def test_all_candidates_are_distinct_and_cover_the_papers_rows(planned: Any, script: Any, tmp_path: Path) -> None:
     study = planned("--preset", "smoke", "--out", tmp_path)
     ways, task = study.design.candidates, study.design.tasks["digits"]
     split, seen = task.load(), dict[str, str]()
@@ -86,7 +86,7 @@ def test_presets_are_the_claims_and_the_papers(planned: Any, tmp_path: Path) -> 
     assert (unselected.keep, unselected.count) == (5000, 5000)
 
 
-def test_own_pictures_are_the_clients_and_an_own_image_is_shared(
+def test_user_images_are_clients_and_a_user_image_is_shared(
     script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for north, name in enumerate(("north", "south", "west")):
@@ -108,6 +108,6 @@ def test_own_pictures_are_the_clients_and_an_own_image_is_shared(
     assert torch.equal(script.photograph(tmp_path / "shared.png", 3), shared.permute(2, 0, 1) / 255)
 
 
-def test_missing_data_says_what_to_put_where(script: Any, tmp_path: Path) -> None:
+def test_missing_data_are_reported_with_instructions(script: Any, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"(?s)cifar10 cannot be read.*cifar10\.npz"):
         script.main(["--data", str(tmp_path), "--out", str(tmp_path / "out")])

@@ -1,4 +1,4 @@
-"""VHL's example: its tables' numbers are those of its records, and every way can be written down and tried."""
+"""VHL's example: table numbers from records, and serializable candidates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PIL import Image
 from distillkit.serialization import to_config
 from distillkit.study import Records, read_records, write_records
 from tests.distillkit.study import written
-from tests.examples.studies import asked
+from tests.examples.studies import requested_study
 from tests.scripts import load_script
 
 TINY = ["--preset", "smoke", "--rounds", "2", "--steps", "1", "--workers", "1", "--device", "cpu", "--no-ablations"]
@@ -47,10 +47,10 @@ def test_every_number_of_the_table_is_in_the_records(
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
 
 
-def test_every_way_is_another_method_that_can_be_written_down(
+def test_every_candidate_is_a_distinct_serializable_method(
     vhl: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study = asked(vhl, monkeypatch, "--preset", "cpu", "--dataset", "fashionmnist", "digits")
+    study = requested_study(vhl, monkeypatch, "--preset", "cpu", "--dataset", "fashionmnist", "digits")
     assert (study.num_configurations, study.design.seeds, list(study.design.tasks)) == (
         4,
         (0, 1, 2),
@@ -72,8 +72,8 @@ def test_every_way_is_another_method_that_can_be_written_down(
     assert (whole.momentum, whole.weight_decay, whole.lr_decay) == (0.9, 1e-4, 0.992)
 
 
-def test_the_papers_preset_has_the_papers_settings(vhl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    study = asked(vhl, monkeypatch, "--preset", "paper", "--rounds", "1", "--steps", "10")
+def test_paper_preset_has_the_papers_settings(vhl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = requested_study(vhl, monkeypatch, "--preset", "paper", "--rounds", "1", "--steps", "10")
     assert list(study.design.tasks) == ["fashionmnist", "cifar10"] == list(vhl.PAPER)
     for task in study.design.tasks.values():
         assert (task.rounds, task.participation, task.factory) == (1, 0.5, "resnet18")
@@ -84,7 +84,7 @@ def test_the_papers_preset_has_the_papers_settings(vhl: ModuleType, monkeypatch:
     assert aligned == [f"VHL, aligned at body.{number}" for number in (4, 6, 8)]
 
 
-def test_own_pictures_have_as_many_virtual_classes_as_real_ones(
+def test_user_images_have_equally_many_virtual_and_real_classes(
     vhl: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -103,13 +103,13 @@ def test_own_pictures_have_as_many_virtual_classes_as_real_ones(
     assert len(record.rows[0]["drawn"]) == 2
 
 
-def test_a_switch_is_turned_with_the_settings_of_another_study(
+def test_switch_uses_the_settings_of_another_study(
     vhl: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = [written.record([0.5], name, task="cifar10", settings={"lr": 0.07}) for name in vhl.TRIES]
     write_records(Records(runs), tmp_path / "there.jsonl")
     words = ["--pair", "--participation", "1", "--network", "resnet8", "--settings-of", str(tmp_path / "there.jsonl")]
-    study = asked(vhl, monkeypatch, *words, "--dataset", "cifar10")
+    study = requested_study(vhl, monkeypatch, *words, "--dataset", "cifar10")
     assert [dict(way.search[0]) for way in study.design.candidates.values()] == [{"lr": 0.07}] * 2
     assert list(study.design.candidates) == list(vhl.TRIES)
     [task] = study.design.tasks.values()

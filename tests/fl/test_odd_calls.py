@@ -41,7 +41,7 @@ from fl.filters.client_dp import Adaptive
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
 from fl.networks import Networks
 from tests.fl.federations import Tiny, images, with_label_rows
-from tests.odd_calls import Call, Listed, Outcome, odd_calls, stale, tried, unlisted
+from tests.odd_calls import Call, Listed, Outcome, odd_calls, outcome_of_call, stale, unlisted
 
 
 @cache
@@ -481,7 +481,7 @@ def outcomes(name: str) -> list[Outcome]:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_odd_calls_are_refused_warned_of_or_accepted(name: str) -> None:
-    valid = tried(name, CALLS[name], None, "", None)
+    valid = outcome_of_call(name, CALLS[name], None, "", None)
     assert valid.kind in ("accepted", "warned"), valid
     assert not (found := unlisted(outcomes(name), ACCEPTED, OTHERWISE)), "\n".join(found)
 

@@ -7,7 +7,7 @@ import json
 from tests.flower_real.certificates import write_certificates, write_key
 from tests.flower_real.deployed import Flower, wait_for
 from tests.flower_real.record import noting
-from tests.flower_real.test_equal import beside
+from tests.flower_real.test_equal import run_with_threads
 
 TLS = ("--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key")
 """Arguments of the SuperLink; all processes run in the folder with these files."""
@@ -29,7 +29,7 @@ def secured(key: str) -> tuple[str, ...]:
     return ("--root-certificates", "ca.crt", *LOCAL, "--auth-supernode-private-key", key)
 
 
-def test_an_unregistered_node_and_a_plain_connection_get_nowhere() -> None:
+def test_unregistered_nodes_and_plain_connections_are_refused() -> None:
     with noting("closed") as told:
         with closed() as flower:
             registered = flower.ask("supernode", "register", "known.pub", "here")
@@ -56,7 +56,7 @@ def test_an_unregistered_node_and_a_plain_connection_get_nowhere() -> None:
         )
         assert run["status"] == "finished:completed"
         assert found["FedAvg"]["failed"] == [{}]
-        assert found["FedAvg"]["hash"] == beside("FedAvg", "once", 1)
+        assert found["FedAvg"]["hash"] == run_with_threads("FedAvg", "once", 1)
         assert [node["status"] for node in nodes].count("online") == 1
         assert '"success": false' in plain
         assert "Failed to activate SuperNode" in logs["unknown"]

@@ -23,7 +23,7 @@ TRIES = 8
 DEPLOYED = ("FedDM", "SCAFFOLD")
 
 
-def beside(name: str, setting: str, clients: int) -> str:
+def run_with_threads(name: str, setting: str, clients: int) -> str:
     """Return the hash of a run with threads."""
     held = [load_client(k, clients) for k in range(clients)]
     return outcome_hash(simulate(METHODS[name](), held, test=settings.test_set(), progress=False, **SETTINGS[setting]))
@@ -36,7 +36,7 @@ def compared(
     rows = []
     for name in names:
         line = found.get(name, {"hash": None, "failed": None, "seconds": None})
-        row = {"method": name, "hash_threads": beside(name, setting, clients), "hash_flower": line["hash"]}
+        row = {"method": name, "hash_threads": run_with_threads(name, setting, clients), "hash_flower": line["hash"]}
         rows.append({**row, "failed": line["failed"], "seconds": line["seconds"]})
         print(f"| {setting} | {' | '.join(map(str, rows[-1].values()))} |", flush=True)
     return rows
@@ -49,7 +49,7 @@ def require_equal(rows: list[dict[str, Any]]) -> None:
         assert not any(row["failed"]), row
 
 
-def played(flower: Flower, config: dict[str, Any]) -> tuple[dict[str, Any], str]:
+def run_simulation(flower: Flower, config: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """Run in a simulation of four nodes, and return Flower's entry of the run and its log."""
     for tried in range(TRIES):  # Ray gives its own start 15 and 30 seconds, whatever the machine is busy with
         name = f"run{tried}"
@@ -60,15 +60,15 @@ def played(flower: Flower, config: dict[str, Any]) -> tuple[dict[str, Any], str]
     return run, log
 
 
-def test_the_tree_that_is_tested_is_this_one() -> None:
+def test_installed_packages_are_those_of_this_tree() -> None:
     assert Path(fl.__file__).parents[1] == ROOT
 
 
-def test_methods_in_a_simulation_of_flower_have_the_hashes_of_threads(capsys: pytest.CaptureFixture[str]) -> None:
+def test_methods_in_a_flower_simulation_equal_threads(capsys: pytest.CaptureFixture[str]) -> None:
     with noting("simulated") as told:
         with Flower(simulation=True) as flower:
             out = flower.folder / "out"
-            run, log = played(flower, {"methods": " ".join(SIMULATED), "setting": "simulated", "out": str(out)})
+            run, log = run_simulation(flower, {"methods": " ".join(SIMULATED), "setting": "simulated", "out": str(out)})
             found = flower.results(out)
         with capsys.disabled():
             print("\n| place | method | with threads | on Flower | failed | seconds |\n|---|---|---|---|---|---:|")
@@ -78,7 +78,7 @@ def test_methods_in_a_simulation_of_flower_have_the_hashes_of_threads(capsys: py
         assert {line["distillkit"] for line in found.values()} == {str(ROOT / "fl")}
 
 
-def test_methods_on_deployed_nodes_have_the_hashes_of_threads(capsys: pytest.CaptureFixture[str]) -> None:
+def test_methods_on_deployed_nodes_equal_threads(capsys: pytest.CaptureFixture[str]) -> None:
     with noting("deployed") as told:
         with Flower() as flower:
             out = flower.folder / "out"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.flower_real.deployed import Flower, wait_for
 from tests.flower_real.record import noting
-from tests.flower_real.test_equal import beside
+from tests.flower_real.test_equal import run_with_threads
 
 ONE = {"max-concurrent": 1}
 """One client at a time: a round can be interrupted after one reply, and machines keep up with the heartbeats."""
@@ -20,7 +20,7 @@ def deployed() -> Flower:
     return Flower(link=("--database", "state.db"))
 
 
-def test_a_killed_client_and_one_that_hangs_answer_again_and_a_run_without_answers_fails() -> None:
+def test_killed_and_hanging_clients_return_and_an_empty_round_fails() -> None:
     with noting("mishaps") as told:
         with deployed() as flower:
             out = flower.folder / "out"
@@ -37,7 +37,7 @@ def test_a_killed_client_and_one_that_hangs_answer_again_and_a_run_without_answe
         print(json.dumps(found, indent=1), logs["first"][-2000:], logs["second"][-2000:])
         assert first["status"] == "finished:completed"
         assert found["FedDM"]["failed"] == [{}]
-        assert found["FedDM"]["hash"] == beside("FedDM", "once", 2)
+        assert found["FedDM"]["hash"] == run_with_threads("FedDM", "once", 2)
         killed, hung, after = found["Mishaps"]["failed"]
         assert list(killed) == ["0"]
         assert killed["0"].startswith("lost: ")
@@ -59,7 +59,7 @@ def rounds(out: Path) -> int:
     return len((out / "runs" / "SCAFFOLD" / "history.jsonl").read_text().splitlines())
 
 
-def test_a_killed_server_and_a_restarted_superlink_change_no_bit() -> None:
+def test_killed_server_and_restarted_superlink_change_no_bit() -> None:
     with noting("restarts") as told:
         with deployed() as flower:
             out = flower.folder / "out"
@@ -84,6 +84,6 @@ def test_a_killed_server_and_a_restarted_superlink_change_no_bit() -> None:
         print(told["status"], log[-3000:])
         assert runs[0]["status"] == "finished:completed"
         assert not any(run["status"] == "finished:completed" for run in runs[1:])
-        assert found["SCAFFOLD"]["hash"] == beside("SCAFFOLD", "killed", 2)
+        assert found["SCAFFOLD"]["hash"] == run_with_threads("SCAFFOLD", "killed", 2)
         assert found["SCAFFOLD"]["failed"] == [{}] * 3
         assert not left

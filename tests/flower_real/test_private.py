@@ -23,7 +23,7 @@ SETTING = {"first": "once", "second": "twice", "third": "once"}
 RUNS = {"first": ("DPSGD", "PrivateFedDM"), "second": ("DPSGD",), "third": ("DPSGD",)}
 
 
-def beside() -> Iterator[list[float]]:
+def reference_epsilons() -> Iterator[list[float]]:
     """Yield the epsilons of each method's rounds in process, in successive runs on one ledger."""
     held, ledger = [load_client(k, 2) for k in range(2)], Ledger(None)
     for run in ("first", "second"):
@@ -43,17 +43,17 @@ def write_policy(path: Path, *, epsilon: float = 8.0, smallest_sigma: float = 2.
     path.write_text("".join([*lines, "largest_clip = inf\n"]))
 
 
-def paid(node: Path) -> float | None:
+def spent_epsilon(node: Path) -> float | None:
     """Return the epsilon of all runs together in a node's ledger."""
     (path,) = node.glob("ledgers/*.jsonl")
     return Ledger(path, disjoint=False).epsilon()
 
 
-def test_private_runs_compose_on_the_nodes_and_their_owners_have_the_last_word(
+def test_private_runs_compose_on_the_nodes_within_their_policies(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with noting("private") as told:
-        wanted = list(beside())
+        wanted = list(reference_epsilons())
         told["rows"] = [
             {"run": run, "method": name, "simulate": wanted.pop(0)} for run in ("first", "second") for name in RUNS[run]
         ]
@@ -83,7 +83,7 @@ def _play(told: dict[str, Any]) -> None:
             told["status"][name] = flower.end(name, number)["status"]
             found[name], log = flower.results(out), flower.log(name)
             print(f"== {name}\n{log[-3000:]}")
-        told["ledgers"] = [paid(node) for node in nodes]
+        told["ledgers"] = [spent_epsilon(node) for node in nodes]
     for row in told["rows"]:
         line = found[row["run"]].get(row["method"], {})
         row |= {"flower": line.get("epsilon"), "failed": line.get("failed")}

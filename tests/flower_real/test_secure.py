@@ -16,7 +16,7 @@ from fl import Run, simulate
 from fl.study import outcome_hash
 from tests.flower_real.deployed import APP, Flower
 from tests.flower_real.record import noting
-from tests.flower_real.test_equal import SETTINGS, load_client, played, settings
+from tests.flower_real.test_equal import SETTINGS, load_client, run_simulation, settings
 
 sys.path.append(str(APP))
 from dk_app.sealed import SEALED, averaging, enrol, sealed
@@ -24,30 +24,28 @@ from dk_app.sealed import SEALED, averaging, enrol, sealed
 CLIENTS = 4
 
 
-def beside(method: Any) -> Run:
+def run_with_threads(method: Any) -> Run:
     """Return a run with threads."""
     held = [load_client(k, CLIENTS) for k in range(CLIENTS)]
     return simulate(method, held, test=settings.test_set(), progress=False, **SETTINGS["secure"])
 
 
-def apart(one: Run, other: Run) -> float:
+def max_difference(one: Run, other: Run) -> float:
     """Return the largest difference of a weight."""
     first, second = (dict(run.models[""].state_dict()) for run in (one, other))
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
-def test_secure_sums_in_a_simulation_of_flower_are_those_of_threads(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_secure_sums_in_a_flower_simulation_equal_threads(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with noting("secure") as told, Flower(simulation=True) as flower:
         out = flower.folder / "out"
         enrol(out / "keys", CLIENTS)
-        run, log = played(flower, {"methods": " ".join(SEALED), "setting": "secure", "out": str(out)})
+        run, log = run_simulation(flower, {"methods": " ".join(SEALED), "setting": "secure", "out": str(out)})
         found = flower.results(out)
         assert run["status"] == "finished:completed", log[-3000:]
         enrol(tmp_path, CLIENTS)
-        threads = {name: beside(sealed(name, tmp_path, node=True, **settings.FAST)) for name in SEALED}
-        plain = beside(averaging(400, **settings.FAST))
+        threads = {name: run_with_threads(sealed(name, tmp_path, node=True, **settings.FAST)) for name in SEALED}
+        plain = run_with_threads(averaging(400, **settings.FAST))
         told["rows"] = [
             {
                 "method": name, "hash_threads": outcome_hash(run), "hash_flower": found[name]["hash"],
@@ -55,7 +53,7 @@ def test_secure_sums_in_a_simulation_of_flower_are_those_of_threads(
             }
             for name, run in threads.items()
         ]  # fmt: skip
-        told["apart"] = apart(plain, threads["SecureSums"])
+        told["apart"] = max_difference(plain, threads["SecureSums"])
         with capsys.disabled():
             print(f"\n{json.dumps(told, indent=1)}", flush=True)
         for row in told["rows"]:

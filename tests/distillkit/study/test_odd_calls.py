@@ -27,7 +27,7 @@ from distillkit.study import (
 from fl.study import at_equal, to_target, worst_clients
 from tests.distillkit.study.sample_records import record
 from tests.distillkit.study.test_tuning import AVG, write
-from tests.odd_calls import Call, Listed, Outcome, odd_calls, stale, tried, unlisted
+from tests.odd_calls import Call, Listed, Outcome, odd_calls, outcome_of_call, stale, unlisted
 
 
 def runs() -> list[Record]:
@@ -84,7 +84,7 @@ def outcomes(name: str) -> list[Outcome]:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_odd_calls_are_refused_or_accepted(name: str) -> None:
-    valid = tried(name, CALLS[name], None, "", None)
+    valid = outcome_of_call(name, CALLS[name], None, "", None)
     assert valid.kind == ("refused" if name in ("read_records", "pictures") else "accepted"), valid
     assert not (found := unlisted(outcomes(name), ACCEPTED, OTHERWISE)), "\n".join(found)
 
