@@ -17,7 +17,7 @@ test: $(STAMP)
 # Count branches, also in worker processes; fails below 95 % for a package.
 coverage: $(STAMP)
 	$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal --cov --cov-report=json:coverage.json
-	$(BIN)/python tests/covered.py coverage.json
+	$(BIN)/python tests/coverage_report.py coverage.json
 
 # Build the wheel and use it away from the repository.
 wheel: $(STAMP)

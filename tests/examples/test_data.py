@@ -14,7 +14,7 @@ import torch
 from distillkit.data import load, partition
 from distillkit.serialization import to_config
 from distillkit.study import Task
-from tests.examples.pictures import folder
+from tests.examples.image_folder import folder
 from tests.scripts import load_script
 
 

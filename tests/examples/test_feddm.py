@@ -10,7 +10,7 @@ import pytest
 
 from distillkit.privacy import Ledger
 from distillkit.study import Records, Study, equal_search_sizes, read_records
-from tests.examples.pictures import folder
+from tests.examples.image_folder import folder
 from tests.scripts import load_script
 
 

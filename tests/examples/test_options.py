@@ -12,7 +12,7 @@ from distillkit.data import load, partition
 from distillkit.study import Study, Task, summary_table
 from fl import FedAvg
 from fl.study import Federated
-from tests.examples.pictures import folder
+from tests.examples.image_folder import folder
 from tests.scripts import ROOT, load_script
 
 EXAMPLES = sorted(p.name for p in (ROOT / "examples").glob("[!_]*.py"))

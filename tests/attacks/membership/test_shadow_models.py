@@ -35,7 +35,7 @@ from attacks.membership import (
 )
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
-from tests.attacks.membership.fits import IMAGES, fit
+from tests.attacks.membership.importable_fit import IMAGES, fit
 
 LABELS = torch.arange(20) % 2
 POPULATION = (torch.rand(6, 1, 4, 4, generator=derive(1)), torch.arange(6) % 2)

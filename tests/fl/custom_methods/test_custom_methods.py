@@ -14,10 +14,10 @@ from torch import nn
 from fl import ClientData, FedAvg, Loopback, Networks, Run, simulate
 from fl.addons import SCAFFOLD, FedProx
 from tests.fl import quadratic
+from tests.fl.custom_methods.feddyn import FedDyn
+from tests.fl.custom_methods.fedmd import FedMD
 from tests.fl.federations import Tiny, federation, images
 from tests.fl.invariances import assert_same
-from tests.fl.outside.feddyn import FedDyn
-from tests.fl.outside.fedmd import FedMD
 
 HERE = Path(__file__).parent
 

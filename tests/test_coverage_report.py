@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.covered import report_lines
+from tests.coverage_report import report_lines
 
 
 def file(statements: int, lines: int, branches: int, taken: int) -> dict[str, Any]:

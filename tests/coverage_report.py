@@ -1,7 +1,7 @@
-"""Report of branch coverage by package: `python tests/covered.py coverage.json`, as `make coverage` runs it.
+"""Report of branch coverage by package: `python tests/coverage_report.py coverage.json`, as `make coverage` runs it.
 
-A line a package and a line for each file of which less than 90 % of the branches is taken. Ends with 1 if a package has
-less than 95 %, of its branches or of its statements.
+Prints a line for each package, and one for each file with less than 90 % of its branches covered. Exits with 1 if less
+than 95 % of a package's branches or statements are covered.
 """
 
 from __future__ import annotations
