@@ -104,10 +104,7 @@ def synth_digits_like(
     Raises:
         TypeError, ValueError: numbers that are not integers, or too small.
     """
-    counts = {
-        "train": check.positive_int(train, "train", least=10),
-        "test": check.positive_int(test, "test", least=10),
-    }
+    counts = {"train": check.positive_int(train, "train", least=10), "test": check.positive_int(test, "test", least=10)}
     check.positive_int(size, "size", least=8)
     rng = as_generator(generator)
     pixels, labels = {}, {}

@@ -153,12 +153,7 @@ def invert(
     if n:
         info |= {"target_accuracy": float(right.double().mean()), "loss": total / n}
     return LabeledImages(
-        images,
-        targets,
-        num_classes=num_classes,
-        normalization=normalization,
-        columns={"logits": logits},
-        info=info,
+        images, targets, num_classes=num_classes, normalization=normalization, columns={"logits": logits}, info=info
     )
 
 

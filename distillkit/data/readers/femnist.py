@@ -24,11 +24,7 @@ _SOURCE = "LEAF's data/femnist (https://github.com/TalwalkarLab/leaf): ./preproc
 
 
 def load_femnist(
-    path: AnyPath,
-    *,
-    size: Size | None = None,
-    channels: int | None = None,
-    normalization: Normalization | None = None,
+    path: AnyPath, *, size: Size | None = None, channels: int | None = None, normalization: Normalization | None = None
 ) -> Split:
     """Load FEMNIST (Caldas et al., "LEAF", 2018) from LEAF's files: 28x28 grey characters of 62 classes, by writer.
 
