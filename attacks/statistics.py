@@ -86,6 +86,18 @@ class Rate:
     high: float
     confidence: float
 
+    @staticmethod
+    def of(hits: int, trials: int, confidence: float = 0.95) -> Rate:
+        """Return the rate with its `clopper_pearson` interval.
+
+        Args:
+            hits, trials, confidence: as in `clopper_pearson`.
+
+        Raises:
+            TypeError, ValueError: numbers out of range.
+        """
+        return Rate(hits, trials, *clopper_pearson(hits, trials, confidence), confidence)
+
     @property
     def value(self) -> float:
         """The counted share, hits / trials."""
@@ -112,10 +124,6 @@ class Estimate:
 
     def __str__(self) -> str:
         return f"{self.value:.3g} ({self.low:.3g} to {self.high:.3g})"
-
-
-def _rate(hits: int, trials: int, confidence: float) -> Rate:
-    return Rate(hits, trials, *clopper_pearson(hits, trials, confidence), confidence)
 
 
 @dataclass(frozen=True)
@@ -185,7 +193,7 @@ def at_threshold(
         )
     hits, false = (int((side >= threshold).sum()) for side in (inside, outside))
     return OperatingPoint(
-        float(threshold), _rate(hits, len(inside), confidence), _rate(false, len(outside), confidence), false < FEW
+        float(threshold), Rate.of(hits, len(inside), confidence), Rate.of(false, len(outside), confidence), false < FEW
     )
 
 
@@ -260,14 +268,14 @@ class Roc:
         surely_below, surely_above = _sure_counts(fpr, self.others, tail)
         strict = 0 if surely_below is None else self._within(surely_below)
         loose = -1 if surely_above is None else int(torch.searchsorted(self.false, surely_above))
-        found = _rate(int(self.hits[place]), self.members, confidence)
+        found = Rate.of(int(self.hits[place]), self.members, confidence)
         lowest, highest = (float(self.hits[at]) / self.members for at in (strict, loose))
         low = found.value - math.hypot(found.value - found.low, found.value - lowest)
         high = found.value + math.hypot(found.high - found.value, max(0.0, highest - found.value))
         tpr = replace(found, low=max(0.0, low), high=min(1.0, high))
         counted = int(self.false[place])
         return OperatingPoint(
-            float(self.thresholds[place]), tpr, _rate(counted, self.others, confidence), counted < FEW
+            float(self.thresholds[place]), tpr, Rate.of(counted, self.others, confidence), counted < FEW
         )
 
     def _within(self, false: int) -> int:

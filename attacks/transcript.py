@@ -31,6 +31,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from distillkit._utils import check
 from distillkit.sets import LabeledImages
 
 __all__ = ["DamagedTranscript", "NoTranscript", "TranscriptMessage", "Value", "read_transcript"]
@@ -92,8 +93,7 @@ def read_transcript(folder: str | os.PathLike[str]) -> Iterator[TranscriptMessag
         NoTranscript: the folder does not exist or has no messages. Raised by the call itself.
         DamagedTranscript: a message was altered; raised when it is reached.
     """
-    if not isinstance(folder, str | os.PathLike):
-        raise TypeError(f"folder must be the path of a run's folder, got {type(folder).__name__}")
+    check.instance(folder, str | os.PathLike, "folder", "the path of a run's folder")
     at = Path(folder) / "transcript"
     if not Path(folder).is_dir():
         raise NoTranscript(f"folder must be the folder of a run, but {folder} does not exist")

@@ -58,16 +58,15 @@ def split_runs(inside: Tensor, outside: Tensor, generator: int | torch.Generator
         inside, outside: scores, [n] or [n, d].
         generator: draws the split.
     """
-    rng, parts = as_generator(generator), []
+    rng = as_generator(generator)
     worlds = {"inside": _table(inside, "inside"), "outside": _table(outside, "outside")}
     widths = [values.shape[1] for values in worlds.values()]
     if widths[0] != widths[1]:
         raise ValueError(
             f"inside and outside must have the same statistics for each run, got {widths[0]} and {widths[1]} columns"
         )
-    for values in worlds.values():
-        parts.append(values[torch.randperm(len(values), generator=rng)].tensor_split(2))
-    return tuple(dict(zip(worlds, (part[place] for part in parts))) for place in (0, 1))  # type: ignore[return-value]
+    parts = [values[torch.randperm(len(values), generator=rng)].tensor_split(2) for values in worlds.values()]
+    return dict(zip(worlds, (part[0] for part in parts))), dict(zip(worlds, (part[1] for part in parts)))
 
 
 def candidate_events(runs: SplitRuns) -> Iterator[tuple[list[Event], Tensor, int, Tensor, int]]:

@@ -62,8 +62,7 @@ def audit_noise(drawn: Mapping[float, int], charged: Sequence[tuple[float, int]]
 
     Returns:
         The noise that is lacking and the noise that was not charged. Standard deviations that differ only by rounding
-        count
-        as equal.
+        count as equal.
 
     Raises:
         TypeError, ValueError: standard deviations that are not positive, or counts that are not whole numbers.
@@ -75,17 +74,11 @@ def audit_noise(drawn: Mapping[float, int], charged: Sequence[tuple[float, int]]
         raise TypeError(f"charged must be a list of pairs (standard deviation, numbers), got {charged!r:.60}")
     entries = [(std, count, 1, "drawn") for std, count in drawn.items()]
     entries += [(std, count, -1, "charged") for std, count in pairs]
-    checked = [
-        (
-            check.real_number(std, f"standard deviation of {name}", above=0.0),
-            sign * check.positive_int(count, f"numbers of {name}", least=0),
-        )
-        for std, count, sign, name in entries
-    ]
     excess: dict[float, int] = {}
-    for std, count in checked:
+    for std, count, sign, name in entries:
+        std = check.real_number(std, f"standard deviation of {name}", above=0.0)
         own = next((s for s in excess if math.isclose(s, std, rel_tol=_RELATIVE_TOLERANCE)), std)
-        excess[own] = excess.get(own, 0) + count
+        excess[own] = excess.get(own, 0) + sign * check.positive_int(count, f"numbers of {name}", least=0)
     return NoiseAudit(
         {std: -count for std, count in sorted(excess.items()) if count < 0},
         {std: count for std, count in sorted(excess.items()) if count > 0},

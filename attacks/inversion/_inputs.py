@@ -10,16 +10,16 @@ from torch.func import functional_call
 
 from distillkit._utils import check
 
-__all__ = ["check_bias", "check_layer", "check_tensors", "compute_logits", "copy_state"]
+__all__ = ["check_bias", "check_layer", "check_tensors", "check_update", "compute_logits", "copy_state"]
 
 
-def check_bias(bias_gradient: Tensor, least: int = 1) -> Tensor:
+def check_bias(bias_gradient: Tensor, least: int = 1, name: str = "bias_gradient") -> Tensor:
     """Return the gradient of a bias as float64 [K] after checking it."""
-    check.float_tensor(bias_gradient, "bias_gradient", "[K], one number per unit")
+    check.float_tensor(bias_gradient, name, "[K], one number per unit")
     if bias_gradient.ndim != 1 or len(bias_gradient) < least:
-        raise ValueError(f"bias_gradient must be [K] with K at least {least}, got shape {list(bias_gradient.shape)}")
+        raise ValueError(f"{name} must be [K] with K at least {least}, got shape {list(bias_gradient.shape)}")
     if not bool(torch.isfinite(bias_gradient).all()):
-        raise ValueError("bias_gradient must be finite, got NaN or Inf")
+        raise ValueError(f"{name} must be finite, got NaN or Inf")
     return bias_gradient.detach().double()
 
 
@@ -35,21 +35,27 @@ def check_layer(weight_gradient: Tensor, bias_gradient: Tensor) -> tuple[Tensor,
     return weight, bias.to(weight.device)
 
 
-def check_tensors(network: nn.Module, tensors: Sequence[Tensor], name: str) -> tuple[Tensor, ...]:
-    """Return the tensors after checking that there is one per parameter, and that they are finite and not all 0."""
-    if not isinstance(network, nn.Module):
-        raise TypeError(f"network must be an nn.Module, got {type(network).__name__}")
-    shapes = [list(p.shape) for p in network.parameters()]
-    given = check.sequence(tensors, name, "tensors, one per parameter of the network", len(shapes))
-    for i, (one, shape) in enumerate(zip(given, shapes)):
-        check.float_tensor(one, f"{name}[{i}]")
-        if list(one.shape) != shape:
-            raise ValueError(f"{name} must have the shapes of network.parameters(), got {list(one.shape)}, not {shape}")
-        if not bool(one.isfinite().all()):
+def check_tensors(tensors: Sequence[Tensor], name: str) -> tuple[Tensor, ...]:
+    """Return the detached tensors after checking that they are finite and not all 0."""
+    given = check.sequence(tensors, name, "tensors")
+    for i, one in enumerate(given):
+        if not bool(check.float_tensor(one, f"{name}[{i}]").isfinite().all()):
             raise ValueError(f"{name} must be finite, got NaN or Inf")
     if not any(bool(one.any()) for one in given):
-        raise ValueError(f"{name} must not all be 0: such tensors reveal nothing")
+        raise ValueError(f"{name} must not be empty or all 0: such a message reveals nothing")
     return tuple(one.detach() for one in given)
+
+
+def check_update(network: nn.Module, tensors: Sequence[Tensor], name: str) -> tuple[Tensor, ...]:
+    """Return the detached tensors after checking that there is one per parameter, as in `check_tensors`."""
+    check.instance(network, nn.Module, "network", "an nn.Module")
+    shapes = [list(p.shape) for p in network.parameters()]
+    check.sequence(tensors, name, "tensors, one per parameter of the network", len(shapes))
+    given = check_tensors(tensors, name)
+    for one, shape in zip(given, shapes):
+        if list(one.shape) != shape:
+            raise ValueError(f"{name} must have the shapes of network.parameters(), got {list(one.shape)}, not {shape}")
+    return given
 
 
 def copy_state(network: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -157,20 +157,20 @@ def _of_gradients(
     num_classes: int, bias: Tensor | None, change: Tensor | None, weight: Tensor | None, size: int | None
 ) -> Iterator[Bounds]:
     if bias is not None:
-        row = _summing_to_zero(_sized(check_bias(bias, 2), "bias_gradient", num_classes), "bias_gradient")
+        row = _class_rows(check_bias(bias, 2), "bias_gradient", num_classes)
         low, high = _unbounded(num_classes)
         low[row < 0] = 1
         if size is not None:
             low = torch.maximum(low, (-row * size - 1e-4 * size).ceil().long())
         yield low, high, "the bias gradient of cross-entropy with hard labels, not scaled up"
     if change is not None:
-        row = _summing_to_zero(_sized(_vector(change), "bias_change", num_classes), "bias_change")
+        row = _class_rows(check_bias(change, 2, "bias_change"), "bias_change", num_classes)
         low, high = _unbounded(num_classes)
         low[row > 1e-5 * row.abs().max()] = 1
         yield low, high, "the bias change by plain SGD on cross-entropy with hard labels only"
     if weight is not None:
-        rows = _sized(check.matrix(weight, "weight_gradient").detach().double().cpu(), "weight_gradient", num_classes)
-        _summing_to_zero(rows, "weight_gradient")
+        matrix = check.matrix(weight, "weight_gradient").detach().double().cpu()
+        rows = _class_rows(matrix, "weight_gradient", num_classes)
         low, high = _unbounded(num_classes)
         low[(rows < 0).any(1)] = 1
         yield (low, high, "the weight gradient of cross-entropy with hard labels, on features that are never negative")
@@ -206,11 +206,8 @@ def _of_labels(num_classes: int, labels: Tensor, ipc: int | None) -> Iterator[Bo
         raise ValueError(
             f"ipc must be at least the number of images of every class, got {ipc} but {int(counts.max())} of one"
         )
-    yield (
-        counts,
-        torch.where(counts < ipc, counts, _UNBOUNDED),
-        f"images started from up to {ipc} different records per class",
-    )
+    high = torch.where(counts < ipc, counts, _UNBOUNDED)
+    yield counts, high, f"images started from up to {ipc} different records per class"
 
 
 def _with_size(low: Tensor, high: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -220,26 +217,16 @@ def _with_size(low: Tensor, high: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return torch.maximum(low, size - others_high), torch.minimum(bounded, (size - others_low).clamp(min=0))
 
 
-def _vector(change: Tensor) -> Tensor:
-    check.float_tensor(change, "bias_change", "[K], one number a class")
-    if change.ndim != 1 or not bool(change.isfinite().all()):
-        raise ValueError(f"bias_change must be finite, [K], got shape {list(change.shape)}, NaN or Inf")
-    return change.detach().double()
-
-
-def _sized(rows: Tensor, name: str, num_classes: int) -> Tensor:
+def _class_rows(rows: Tensor, name: str, num_classes: int) -> Tensor:
+    """Return rows or entries per class on the CPU after checking their number, and that they sum to 0."""
     if len(rows) != num_classes:
         raise ValueError(f"{name} must have one row or entry for each of {num_classes} classes, got {list(rows.shape)}")
-    return rows.cpu()
-
-
-def _summing_to_zero(rows: Tensor, name: str) -> Tensor:
     if bool((rows.sum(0).abs() > 1e-4 * rows.abs().sum(0).max()).any()):
         raise ValueError(
             f"{name} must sum to 0 over the classes, as with softmax cross-entropy: noise, weight decay, an adaptive "
             "optimizer or another loss leave nothing certain; for an estimate call class_counts"
         )
-    return rows
+    return rows.cpu()
 
 
 def _format_classes(held: ClassBounds, which: Tensor) -> str:

@@ -95,8 +95,7 @@ def compare_messages(
     for name, message in messages.items():
         require_message(message, f"messages[{name!r}]")
     check.batch_of_images(images)
-    if not isinstance(normalization, Normalization):
-        raise TypeError(f"normalization must be a Normalization, got {type(normalization).__name__}")
+    check.instance(normalization, Normalization, "normalization", "a Normalization")
     labels = check.class_labels(labels, len(images), None)
     if fixed := sorted({"shape", "count"} & set(options)):
         raise TypeError(f"options must not include {', '.join(fixed)}, which the images determine")

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from attacks.inversion._inputs import check_tensors
 from distillkit._utils import check
 
 __all__ = ["ObservedMessage", "ReplayableMessage"]
@@ -99,7 +100,7 @@ class ReplayableMessage:
         *,
         ordered: bool = False,
     ) -> None:
-        self.observed = _finite(observed)
+        self.observed = check_tensors(observed, "observed")
         self._replay = check.callable_with(replay, "replay", ["images", "labels"], "a function of both")
         self.num_classes = check.positive_int(num_classes, "num_classes", least=2)
         self.ordered = check.boolean(ordered, "ordered")
@@ -115,14 +116,3 @@ class ReplayableMessage:
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
         """Raise an error for any `count` and `noise`: labels cannot be inferred from an arbitrary message."""
         raise ValueError("labels must be given: they cannot be inferred from an arbitrary message")
-
-
-def _finite(observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    given = check.sequence(observed, "observed", "tensors")
-    for i, one in enumerate(given):
-        check.float_tensor(one, f"observed[{i}]")
-        if not bool(one.isfinite().all()):
-            raise ValueError("observed must be finite, got NaN or Inf")
-    if not any(bool(one.any()) for one in given):
-        raise ValueError("observed must not be empty or all 0: such a message reveals nothing")
-    return tuple(one.detach() for one in given)

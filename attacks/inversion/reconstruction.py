@@ -120,8 +120,7 @@ def invert_message(
     if group and (not geiping or restarts < 2):
         raise ValueError(f"group needs method='geiping' and at least 2 restarts, got {method!r} and {restarts}")
     seed = check.positive_int(seed, "seed", least=0)
-    if not isinstance(normalization, Normalization):
-        raise TypeError(f"normalization must be a Normalization, got {type(normalization).__name__}")
+    check.instance(normalization, Normalization, "normalization", "a Normalization")
     if len(normalization.mean) not in (1, dims[0]):
         raise ValueError(f"normalization must have one value per channel of {dims}, got {len(normalization.mean)}")
     require_message(message, "message")
@@ -187,13 +186,8 @@ def _priors(priors: Sequence[tuple[float, Prior]]) -> list[tuple[float, Prior]]:
     wanted = "pairs (weight, function of images)"
     for pair in check.sequence(priors, "priors", wanted):
         check.sequence(pair, "priors", wanted, 2)
-    return [
-        (
-            check.real_number(weight, "priors", least=0),
-            check.callable_with(prior, "priors", ["images"], "a function of images to a scalar"),
-        )
-        for weight, prior in priors
-    ]
+        check.callable_with(pair[1], "priors", ["images"], "a function of images to a scalar")
+    return [(check.real_number(weight, "priors", least=0), prior) for weight, prior in priors]
 
 
 def _pull(images: dict[int, Tensor], labels: dict[int, Tensor], weight: float) -> dict[int, Tensor]:

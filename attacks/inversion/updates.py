@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from attacks.inversion._inputs import check_tensors, compute_logits, copy_state
+from attacks.inversion._inputs import check_update, compute_logits, copy_state
 from attacks.inversion.labels import class_counts, infer_label
 from distillkit._utils import check
 
 __all__ = ["FedAvgUpdate", "Gradient"]
+
+_State = dict[str, Tensor]
 
 
 class Gradient:
@@ -32,7 +34,7 @@ class Gradient:
     ordered = False
 
     def __init__(self, network: nn.Module, gradients: Sequence[Tensor]) -> None:
-        self.observed = check_tensors(network, gradients, "gradients")
+        self.observed = check_update(network, gradients, "gradients")
         self.network = network
 
     @staticmethod
@@ -107,7 +109,7 @@ class FedAvgUpdate:
         weight_decay: float = 0.0,
         order: Sequence[Tensor] | None = None,
     ) -> None:
-        self.observed = check_tensors(network, update, "update")
+        self.observed = check_update(network, update, "update")
         self.network = network
         self.lr = check.real_number(lr, "lr", above=0)
         self.epochs = check.positive_int(epochs, "epochs")
@@ -197,13 +199,7 @@ class FedAvgUpdate:
 
 
 def _gradient(
-    network: nn.Module,
-    parameters: dict[str, Tensor],
-    buffers: dict[str, Tensor],
-    images: Tensor,
-    labels: Tensor,
-    *,
-    graph: bool = False,
+    network: nn.Module, parameters: _State, buffers: _State, images: Tensor, labels: Tensor, *, graph: bool = False
 ) -> tuple[Tensor, ...]:
     out = functional_call(network, {**parameters, **buffers}, (images,))
     value = F.cross_entropy(out, labels)

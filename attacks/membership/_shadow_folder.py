@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from attacks.membership.pipeline import RunScores
+from distillkit._utils import check
 from distillkit._utils.files import read_tensors, write_atomically, write_tensors
 from distillkit.locking import locked
 
@@ -37,8 +38,7 @@ def open_shadow_folder(
     if out is None:
         yield {}
         return
-    if not isinstance(out, str | os.PathLike):
-        raise TypeError(f"out must be the path of a folder, got {type(out).__name__}")
+    check.instance(out, str | os.PathLike, "out", "the path of a folder")
     with locked(Path(out) / "shadows.lock", f"the folder of shadows {out}"):
         _require_same(design, Path(out) / "design.json")
         paths = {number: _path(out, number) for number in range(count)}

@@ -45,8 +45,7 @@ def gradient_norm(network: nn.Module, images: Tensor, labels: Tensor, *, chunk: 
     Paper: Nasr, Shokri and Houmansadr, "Comprehensive privacy analysis of deep learning" (S&P 2019), who show that
     gradients reveal members; their attack learns from whole gradients, this one uses only the norm.
     """
-    if not isinstance(network, nn.Module):
-        raise TypeError(f"network must be an nn.Module, got {type(network).__name__}")
+    check.instance(network, nn.Module, "network", "an nn.Module")
     images = check.batch_of_images(images).detach()
     labels = check.class_labels(labels, len(images), None).to(images.device)
     values = {name: p.detach() for name, p in network.named_parameters()}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,17 +15,7 @@ from attacks.membership._inputs import finite_scores
 from attacks.membership.lira import lira
 from attacks.membership.rmia import rmia
 from attacks.membership.shadow_scores import ShadowScores, Target
-from attacks.statistics import (
-    FEW,
-    Estimate,
-    OperatingPoint,
-    Rate,
-    at_threshold,
-    bonferroni,
-    clopper_pearson,
-    ppv_interval,
-    roc,
-)
+from attacks.statistics import FEW, Estimate, OperatingPoint, Rate, at_threshold, bonferroni, ppv_interval, roc
 from distillkit._utils import check
 from distillkit._utils.progress import bar
 
@@ -135,8 +127,7 @@ def leave_one_out(
     Source: Liang and Zeger, "Longitudinal data analysis using generalized linear models" (Biometrika 1986), for the
     error of a mean of clusters.
     """
-    if not isinstance(shadows, ShadowScores):
-        raise TypeError(f"shadows must be ShadowScores, got {type(shadows).__name__}")
+    check.instance(shadows, ShadowScores, "shadows", "ShadowScores")
     check.one_of(scorer, "scorer", tuple(shadows.scores))
     tried = _attacks(attacks, shadows, scorer)
     check.real_number(fpr, "fpr", above=0.0, most=1.0)
@@ -154,27 +145,23 @@ def leave_one_out(
         raise ValueError(f"shadows must be at least three pairs, a target's and two others, got {len(shadows)}")
     rounds = len(tried) * (int(units.max()) + 1)
     with bar(rounds, "attacks", unit="round", progress=progress) as shown:
-        return {a: _found(a, run, shadows, scorer, units, fpr, each, shown.update) for a, run in tried.items()}
+        return {
+            name: _evaluate(partial(_scores, name, attack), shadows, scorer, units, fpr, each, shown)
+            for name, attack in tried.items()
+        }
 
 
-def _found(
-    attack: str,
-    run: Attack,
-    shadows: ShadowScores,
-    scorer: str,
-    units: Tensor,
-    fpr: float,
-    confidence: float,
-    tick: Callable[[], object],
+def _evaluate(
+    score: Attack, shadows: ShadowScores, scorer: str, units: Tensor, fpr: float, confidence: float, shown: Any
 ) -> AttackResult:
     truth, thresholds = shadows.inside.cpu(), []
-    own = [_scores(attack, run, shadows.target(t, scorer)) for t in range(len(shadows))]
+    own = [score(shadows.target(t, scorer)) for t in range(len(shadows))]
     for unit in range(int(units.max()) + 1):
         rest = units != unit
         known = shadows.only(rest)
-        judges = torch.stack([_scores(attack, run, known.target(i, scorer)) for i in range(len(known))])
-        thresholds.append(_threshold(judges[~truth[rest]].sort(descending=True).values, fpr))
-        tick()
+        known_scores = torch.stack([score(known.target(i, scorer)) for i in range(len(known))])
+        thresholds.append(_threshold(known_scores[~truth[rest]].sort(descending=True).values, fpr))
+        shown.update()
     points = [
         at_threshold(scores, member, thresholds[unit], confidence=confidence, chosen_elsewhere=True)
         for scores, member, unit in zip(own, truth, units.tolist())
@@ -245,8 +232,8 @@ def _rate(counted: Sequence[Rate], units: Tensor, confidence: float) -> Estimate
     hits, trials = sum(r.hits for r in counted), sum(r.trials for r in counted)
     if min(hits, trials - hits) >= FEW:
         return found
-    low, high = clopper_pearson(hits, trials, confidence)
-    return Estimate(found.value, min(found.low, low), max(found.high, high), confidence)
+    whole = Rate.of(hits, trials, confidence)
+    return Estimate(found.value, min(found.low, whole.low), max(found.high, whole.high), confidence)
 
 
 def _percent(rate: Estimate) -> str:

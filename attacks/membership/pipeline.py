@@ -71,8 +71,7 @@ class Pipeline:
             images, labels = check.sequence(self.population, "population", "tensors, images and labels", 2)
             check.batch_of_images(images, "population (its images)")
             check.class_labels(labels, len(images), None, "population (its labels)")
-        if not isinstance(self.tag, str):
-            raise TypeError(f"tag must be a string, got {type(self.tag).__name__}")
+        check.instance(self.tag, str, "tag", "a string")
 
     __repr__ = short_repr
 
@@ -139,8 +138,7 @@ def model_scorer(
         TypeError: no network, or a score that is not a function of logits and labels.
         ValueError: a chunk below 1.
     """
-    if not isinstance(network, nn.Module):
-        raise TypeError(f"network must be an nn.Module, got {type(network).__name__}")
+    check.instance(network, nn.Module, "network", "an nn.Module")
     if score is not None:
         check.callable_with(score, "score", ("logits", "labels"), "such as attacks.membership.stable_logit")
         if isinstance(score, nn.Module):

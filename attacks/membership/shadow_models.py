@@ -166,8 +166,7 @@ class _Design:
     """Records and seed of each shadow, and the facts that a folder stores to recognise the design."""
 
     def __init__(self, pipeline: Pipeline, count: int, seed: int) -> None:
-        if not isinstance(pipeline, Pipeline):
-            raise TypeError(f"pipeline must be a Pipeline, got {type(pipeline).__name__}")
+        check.instance(pipeline, Pipeline, "pipeline", "a Pipeline")
         check.positive_int(count, "count", least=4)
         self.pipeline, self.count = pipeline, count
         self.inside = halves(count, len(pipeline.images), seed)

@@ -12,7 +12,7 @@ from attacks.reporting._findings import Findings, evaluate_scores, format_percen
 from attacks.reporting._messages import ObservedData
 from attacks.reporting._rendering import Section, Table, histogram, image_grid
 from attacks.reporting.similarity import PSNR_LEVELS, closest_images, random_baseline, record_scores
-from attacks.statistics import OperatingPoint, Rate, clopper_pearson
+from attacks.statistics import OperatingPoint, Rate
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
@@ -173,16 +173,10 @@ def _groups(
         findings.missing.append("rates for records that images started from, and for the rest: give started_from=")
         return []
     if not isinstance(started_from, Tensor) or started_from.is_floating_point() or started_from.dtype == torch.bool:
-        raise TypeError(
-            "started_from must be an int tensor [S] of indices of members, got "
-            f"{getattr(started_from, 'dtype', started_from)}"
-        )
-    if (
-        started_from.ndim != 1
-        or not len(started_from)
-        or int(started_from.min()) < 0
-        or int(started_from.max()) >= len(inside.pixels)
-    ):
+        got = getattr(started_from, "dtype", started_from)
+        raise TypeError(f"started_from must be an int tensor [S] of indices of members, got {got}")
+    valid = (started_from >= 0) & (started_from < len(inside.pixels))
+    if started_from.ndim != 1 or not len(started_from) or not bool(valid.all()):
         raise ValueError(f"started_from must hold at least one index of a member, 0 to {len(inside.pixels) - 1}, [S]")
     first = torch.isin(inside.index, started_from.cpu())
     rows = []
@@ -197,5 +191,4 @@ def _groups(
 
 
 def _share(hits: Tensor) -> Rate:
-    count, total = int(hits.sum()), len(hits)
-    return Rate(count, total, *clopper_pearson(count, total), 0.95)
+    return Rate.of(int(hits.sum()), len(hits))

@@ -74,13 +74,10 @@ def adversary_section(run: RecordedRun) -> Section:
     if run.published_set is not None and not run.history:
         rows = [["recipients of the published set", "its images and labels", "set.safetensors"]]
     else:
+        observer = "an observer of sums only (secure aggregation)"
         rows = [
             ["the server", "every message of every client", kept],
-            [
-                "an observer of sums only (secure aggregation)",
-                "the sum of a round's replies",
-                "not attacked separately",
-            ],
+            [observer, "the sum of a round's replies", "not attacked separately"],
             ["recipients of the models", "the global model, the last or all", models],
         ]
     facts = [f"{n}: {run.config[n]}" for n in ("method", "task", "clients", "rounds", "seed") if n in run.config]

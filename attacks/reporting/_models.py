@@ -128,8 +128,9 @@ def shadow_parts(
         return [words, Table(header, rows)]
     rows = [["this run", *row] for row in rows]
     for name, other in baselines.items():
-        beside = _shadowed(other, count, workers, out / f"shadows-{_folder(name)}", progress)
-        rows += [[name, *key, *_cells(one)] for key, one in beside.items()]
+        folder = re.sub(r"\W+", "_", name)
+        baseline = _shadowed(other, count, workers, out / f"shadows-{folder}", progress)
+        rows += [[name, *key, *_cells(one)] for key, one in baseline.items()]
     together = words.replace("all rows", "all rows of one pipeline")
     return [
         f"{together} The baselines are attacked in the same way, on the same halves.",
@@ -155,7 +156,3 @@ def _cells(found: AttackResult) -> list[str]:
     auc = f"{found.auc.value:.3f} ({found.auc.low:.3f} to {found.auc.high:.3f})"
     rates = [f"{100 * r.value:.1f} % ({100 * r.low:.1f} to {100 * r.high:.1f})" for r in (found.tpr, found.fpr)]
     return [auc, *rates]
-
-
-def _folder(name: str) -> str:
-    return re.sub(r"\W+", "_", name)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from attacks.transcript import NoTranscript, TranscriptMessage, read_transcript
+from distillkit._utils import check
 from distillkit._utils.provenance import RUN_FORMAT
 from distillkit.sets import LabeledImages
 
@@ -131,27 +132,23 @@ def open_run(folder: str | os.PathLike[str]) -> RecordedRun:
         NoRun: the folder holds no run.
         DamagedRun: a file cannot be read.
     """
-    if not isinstance(folder, str | os.PathLike):
-        raise TypeError(f"folder must be the path of a run's folder, got {type(folder).__name__}")
-    path = Path(folder)
+    path = Path(check.instance(folder, str | os.PathLike, "folder", "the path of a run's folder"))
     if not (path / "config.json").is_file():
         raise NoRun(f"{path} holds no run (no config.json): give the out= folder of simulate, or of one run of a study")
-    config = _json(path / "config.json", _text(path / "config.json"))
+    (config,) = _objects(path / "config.json", lines=False)
     if config.get("format", "distillkit.run/1") not in ("distillkit.run/1", RUN_FORMAT):
         raise DamagedRun(
             f"{path / 'config.json'} has the format {config['format']!r}, but this version supports "
             f"{RUN_FORMAT!r}: use the version of distillkit that wrote it"
         )
+    models = sorted((path / "checkpoint").glob("model*.safetensors"))
     return RecordedRun(
         path,
         config,
         _lines(path / "history.jsonl") or [],
         _lines(path / "ledger.jsonl"),
         _published_set(path / "set.safetensors"),
-        {
-            p.stem.removeprefix("model").removeprefix("-"): p
-            for p in sorted((path / "checkpoint").glob("model*.safetensors"))
-        },
+        {model.stem.removeprefix("model").removeprefix("-"): model for model in models},
         _has_transcript(path),
     )
 
@@ -173,32 +170,22 @@ def _published_set(path: Path) -> LabeledImages | None:
         raise DamagedRun(f"{path} cannot be read ({error}): restore it from a backup, or make the set again") from error
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except ValueError as error:
-        raise DamagedRun(f"{path} cannot be read ({error}): restore it from a backup, or run again") from error
-
-
-def _json(path: Path, text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise DamagedRun(f"{path} cannot be read ({error}): restore it from a backup, or run again") from error
-    if not isinstance(found, Mapping):
-        raise DamagedRun(
-            f"{path} holds {type(found).__name__}, expected an object: restore it from a backup, or run again"
-        )
-    return dict(found)
-
-
 def _lines(path: Path) -> list[dict[str, Any]] | None:
-    """Return the lines of a JSON-lines file, or None if it is missing.
+    return _objects(path, lines=True) if path.exists() else None
+
+
+def _objects(path: Path, *, lines: bool) -> list[dict[str, Any]]:
+    """Return the objects of a JSON-lines file, or the object of a JSON file.
 
     A line that was only partly written is skipped; the line after it marks it as torn.
     """
-    if not path.exists():
-        return None
-    lines = _text(path).splitlines()
-    torn = {i for i, line in enumerate(lines[1:]) if line.replace(" ", "") == '{"torn":true}'}
-    return [_json(path, line) for i, line in enumerate(lines) if i not in torn]
+    try:
+        texts = path.read_text().splitlines() if lines else [path.read_text()]
+        torn = {i for i, text in enumerate(texts[1:]) if text.replace(" ", "") == '{"torn":true}'}
+        found = [json.loads(text) for i, text in enumerate(texts) if i not in torn]
+    except ValueError as error:
+        raise DamagedRun(f"{path} cannot be read ({error}): restore it from a backup, or run again") from error
+    if wrong := [one for one in found if not isinstance(one, dict)]:
+        kind = type(wrong[0]).__name__
+        raise DamagedRun(f"{path} holds {kind}, expected an object: restore it from a backup, or run again")
+    return found

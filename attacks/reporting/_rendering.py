@@ -14,7 +14,7 @@ from torch import Tensor
 
 from distillkit._utils.display import as_png
 
-__all__ = ["BulletList", "Figure", "Section", "Table", "histogram", "image_grid", "render_html", "render_markdown"]
+__all__ = ["BulletList", "Part", "Section", "Table", "histogram", "image_grid", "render_html", "render_markdown"]
 
 _STYLE = """
 :root{color-scheme:light}*{box-sizing:border-box}
@@ -98,8 +98,7 @@ def render_html(title: str, verdict: str, lists: Sequence[BulletList], sections:
     """
     body = [f"<h1>{html.escape(title)}</h1>", f'<p class="verdict">{_text(verdict)}</p>', *map(_html, lists)]
     for section in sections:
-        body.append(f"<h2>{html.escape(section.title)}</h2>")
-        body += [_html(part) for part in section.parts]
+        body += [f"<h2>{html.escape(section.title)}</h2>", *map(_html, section.parts)]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -147,8 +146,7 @@ def render_markdown(
     """
     lines = [f"# {title}", f"**{verdict}**", *map(_markdown, lists)]
     for section in sections:
-        lines.append(f"## {section.title}")
-        lines += [_markdown(part) for part in section.parts]
+        lines += [f"## {section.title}", *map(_markdown, section.parts)]
     return "\n\n".join([*lines, f"*{footer}*"]) + "\n"
 
 

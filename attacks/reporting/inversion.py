@@ -17,7 +17,7 @@ from attacks.metrics import psnr
 from attacks.reporting._findings import Findings
 from attacks.reporting._images import Records
 from attacks.reporting._recorded_run import RecordedRun
-from attacks.reporting._rendering import Section, Table, image_grid
+from attacks.reporting._rendering import Part, Section, Table, image_grid
 from attacks.reporting.similarity import PSNR_LEVELS
 from attacks.transcript import TranscriptMessage
 from distillkit._utils import check
@@ -27,6 +27,7 @@ from distillkit.rng import derive
 __all__ = ["Inversion"]
 
 _DRAWS, _SHOWN = 99, 8
+_HEADER = ("images compared with", "PSNR in dB", "aligned")
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,19 +68,13 @@ class Inversion:
     seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.owners is not None:
-            for own in check.sequence(self.owners, "owners", "index tensors, one per client"):
-                if not isinstance(own, Tensor) or own.ndim != 1 or own.is_floating_point() or own.dtype == torch.bool:
-                    raise TypeError(
-                        f"owners must be int tensors of indices of members, one per client, got {own!r:.60}"
-                    )
+        owners = () if self.owners is None else self.owners
+        for own in check.sequence(owners, "owners", "index tensors, one per client"):
+            if not isinstance(own, Tensor) or own.ndim != 1 or own.is_floating_point() or own.dtype == torch.bool:
+                raise TypeError(f"owners must be int tensors of indices of members, one per client, got {own!r:.60}")
         if self.build_message is not None:
-            check.callable_with(
-                self.build_message,
-                "build_message",
-                ("down", "up"),
-                "a function of both messages that returns an ObservedMessage",
-            )
+            example = "a function of both messages that returns an ObservedMessage"
+            check.callable_with(self.build_message, "build_message", ("down", "up"), example)
         for name in ("max_records", "steps", "restarts"):
             check.positive_int(getattr(self, name), name)
         for name, least in (("client", 0), ("round", 1)):
@@ -241,11 +236,8 @@ def inversion_section(
     else:
         assert network is not None
         message = fedavg_update(run, network, down, up, count)
-    normalization = (
-        Normalization(mean=run.normalization[0], std=run.normalization[1])
-        if run.normalization is not None
-        else IDENTITY
-    )
+    recorded = run.normalization
+    normalization = IDENTITY if recorded is None else Normalization(recorded[0], recorded[1])
     shape, labels = tuple(inside.pixels.shape[1:]), None
     if invert.known_labels and own is not None:
         if inside.data is None:
@@ -278,70 +270,51 @@ def inversion_section(
         "Aligned: after the best change of brightness and contrast, which norm layers hide."
     )
     if own is None:
-        return _compare_nearest(section, images, inside, outside, findings)
-    return _compare_own(section, images, own, inside, outside, f"{who} in round {up.round}", findings)
+        section.parts += _compare_nearest(images, inside, outside, findings)
+    else:
+        section.parts += _compare_own(images, own, inside, outside, f"{who} in round {up.round}", findings)
+    return section
 
 
 def _compare_own(
-    section: Section,
-    images: Tensor,
-    own: Tensor,
-    inside: Records,
-    outside: Records | None,
-    who: str,
-    findings: Findings,
-) -> Section:
+    images: Tensor, own: Tensor, inside: Records, outside: Records | None, who: str, findings: Findings
+) -> list[Part]:
     """Compare images with the client's own records, and with held-out images of the same classes."""
     truth = inside.pixels[own]
     found, plain, aligned = _scored(images, truth)
     order = aligned.argsort(descending=True)[:_SHOWN]
-    section.parts.append(
-        image_grid(
-            [found[order], align(found, truth)[order], truth[order]],
-            f"Recovered images, the same aligned, and the client's records, the closest first. PSNR aligned: "
-            f"{', '.join(f'{v:.0f}' for v in aligned[order].tolist())} dB.",
-        )
+    grid = image_grid(
+        [found[order], align(found, truth)[order], truth[order]],
+        f"Recovered images, the same aligned, and the client's records, the closest first. PSNR aligned: "
+        f"{', '.join(f'{v:.0f}' for v in aligned[order].tolist())} dB.",
     )
-    rows = [["the client's records", *(f"{float(v.mean()):.1f} (best {float(v.max()):.1f})" for v in (plain, aligned))]]
-    header = ["images compared with", "PSNR in dB", "aligned"]
+    rows = [["the client's records", *map(_mean_and_best, (plain, aligned))]]
     if outside is None:
         findings.missing.append("whether the inverted images are more than similar to the records: give non_members=")
-        section.parts.append(Table(header, rows))
-        return section
+        return [grid, Table(_HEADER, rows)]
     draws = [_scored(images, outside.selected[index])[1:] for index in _draw_held_out(inside, own, outside)]
     rates = [torch.stack([draw[k].mean() for draw in draws]) for k in (0, 1)]
-    rows.append(
-        ["the same number of held-out images", *(f"{float(r.mean()):.1f} (best {float(r.max()):.1f})" for r in rates)]
-    )
+    rows.append(["the same number of held-out images", *map(_mean_and_best, rates)])
     beaten = int((rates[1] >= aligned.mean()).sum())
-    section.parts += [
-        Table(header, rows),
+    recovered = int((aligned >= PSNR_LEVELS[0]).sum())
+    means = f"{float(aligned.mean()):.1f} dB aligned, held-out images of its classes {float(rates[1].mean()):.1f}"
+    result = f"inverting the update of {who} recovers"
+    if beaten:
+        findings.add_negative("inversion", f"{result} images no closer to its records than to others ({means})")
+    elif recovered:
+        share = f"{recovered} of its {len(own)} records above {PSNR_LEVELS[0]} dB"
+        findings.add_leak("inversion", f"{result} {share} (mean {means})")
+    else:
+        findings.add_leak("inversion", f"{result} images closer to its records than to others ({means})")
+    return [
+        grid,
+        Table(_HEADER, rows),
         f"Means over {len(own)} images, each paired with one record. Held-out images of the same classes were drawn "
         f"{_DRAWS} times, and were as close {beaten} times.",
     ]
-    recovered = int((aligned >= PSNR_LEVELS[0]).sum())
-    means = f"{float(aligned.mean()):.1f} dB aligned, held-out images of its classes {float(rates[1].mean()):.1f}"
-    if beaten:
-        findings.add_negative(
-            "inversion",
-            f"inverting the update of {who} recovers images no closer to its records than to others ({means})",
-        )
-    elif recovered:
-        findings.add_leak(
-            "inversion",
-            f"inverting the update of {who} recovers {recovered} of its {len(own)} records above {PSNR_LEVELS[0]} dB "
-            f"(mean {means})",
-        )
-    else:
-        findings.add_leak(
-            "inversion", f"inverting the update of {who} recovers images closer to its records than to others ({means})"
-        )
-    return section
 
 
-def _compare_nearest(
-    section: Section, images: Tensor, inside: Records, outside: Records | None, findings: Findings
-) -> Section:
+def _compare_nearest(images: Tensor, inside: Records, outside: Records | None, findings: Findings) -> list[Part]:
     findings.missing.append("whether inverted images show the client's records: give invert=Inversion(owners=...)")
     rows, drawn = [], [images]
     for name, records in (("private record", inside), ("held-out image", outside)):
@@ -349,15 +322,17 @@ def _compare_nearest(
             near = torch.stack([_nearest(one, records.selected) for one in images])
             drawn.append(near)
             plain, aligned = psnr(images, near), psnr(align(images, near), near)
-            means = [f"{float(v.mean()):.1f} (best {float(v.max()):.1f})" for v in (plain, aligned)]
-            rows.append([f"the nearest {name} of {len(records.selected)}", *means])
+            rows.append([f"the nearest {name} of {len(records.selected)}", *map(_mean_and_best, (plain, aligned))])
     words = "Recovered images, and below each the nearest private record" + (" and held-out image." if outside else ".")
-    section.parts += [
+    return [
         image_grid([one[:_SHOWN] for one in drawn], words),
-        Table(["images compared with", "PSNR in dB", "aligned"], rows),
+        Table(_HEADER, rows),
         "In a larger set the nearest image is closer by chance alone, so this does not show whose records these are.",
     ]
-    return section
+
+
+def _mean_and_best(decibels: Tensor) -> str:
+    return f"{float(decibels.mean()):.1f} (best {float(decibels.max()):.1f})"
 
 
 def _scored(images: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tensor]:

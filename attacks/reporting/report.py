@@ -246,9 +246,7 @@ def _require_normalization(run: RecordedRun, name: str, records: Records | None)
         )
 
 
-def _select_records(
-    given: LabeledImages | Tensor | None, name: str, run: RecordedRun, max_records: int
-) -> Records | None:
+def _select_records(given: LabeledImages | Tensor | None, name: str, run: RecordedRun, most: int) -> Records | None:
     if given is None:
         return None
     data = given if isinstance(given, LabeledImages) else None
@@ -265,5 +263,5 @@ def _select_records(
             "them as the run did (the same size=)"
         )
     count, purpose = len(images), "members" if name == "members" else "outsiders"
-    order = torch.randperm(count, generator=derive(0, purpose)) if count > max_records else torch.arange(count)
-    return Records(pixels.clamp(0, 1).float().cpu(), order[:max_records].sort().values, data)
+    order = torch.randperm(count, generator=derive(0, purpose)) if count > most else torch.arange(count)
+    return Records(pixels.clamp(0, 1).float().cpu(), order[:most].sort().values, data)

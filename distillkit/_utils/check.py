@@ -236,6 +236,23 @@ def boolean(value: bool, name: str) -> bool:
     return value
 
 
+def instance(value: T, kind: Any, name: str, wanted: str) -> T:
+    """Check that `value` is an instance of `kind` and return it.
+
+    Args:
+        value: the value to check.
+        kind: a class, or several as for `isinstance`.
+        name: the argument's name in messages.
+        wanted: description of the kind for the message, for example "an nn.Module".
+
+    Raises:
+        TypeError: another kind of value.
+    """
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be {wanted}, got {type(value).__name__}")
+    return value
+
+
 def mapping(values: Mapping[str, T], name: str) -> Mapping[str, T]:
     """Check that `values` is a mapping with string keys and return it.
 
