@@ -28,21 +28,18 @@ def even_counts(total: int, parts: int) -> Tensor:
     return total // parts + (torch.arange(parts) < total % parts).long()
 
 
-def require_enough(group: Tensor, owners: int, labels: Tensor, what: str = "class") -> None:
-    """Refuse to divide a group among more owners than it has images."""
-    if len(group) < owners:
-        raise ValueError(
-            f"{what} {int(labels[group[0]])} has {len(group)} images for {owners} clients, which need one each; "
-            "use fewer clients"
-        )
-
-
-def allocate_evenly(groups: list[Tensor], owns: Tensor, labels: Tensor, generator: Seed) -> list[Tensor]:
-    """Divide each group evenly among its owners (bool [clients, groups])."""
+def allocate_evenly(
+    groups: list[Tensor], owns: Tensor, labels: Tensor, generator: Seed, what: str = "class"
+) -> list[Tensor]:
+    """Divide each group evenly among its owners (bool [clients, groups]). `what` names a group in errors."""
     counts = torch.zeros(owns.shape, dtype=torch.long)
     for k, group in enumerate(groups):
         owners = int(owns[:, k].sum())
-        require_enough(group, owners, labels)
+        if len(group) < owners:
+            raise ValueError(
+                f"{what} {int(labels[group[0]])} has {len(group)} images for {owners} clients, which need one each; "
+                "use fewer clients"
+            )
         counts[owns[:, k], k] = even_counts(len(group), owners)
     return allocate(groups, counts, labels, generator)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -14,27 +15,14 @@ from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import Normalization
 from distillkit.sets import LabeledImages, StoredImages
 
-__all__ = ["assemble", "assemble_raw", "assemble_stored"]
-
-Columns = Mapping[str, Mapping[str, Tensor]]
+__all__ = ["SplitBuilder", "assemble_raw"]
 
 
-def assemble(
-    pixels: Mapping[str, Tensor],
-    labels: Mapping[str, Tensor],
-    classes: Sequence[str],
-    normalization: Normalization | None,
-    info: Mapping[str, Any],
-    *,
-    classes_given: bool = True,
-    columns: Columns | None = None,
-    users: Sequence[str] = (),
-    domains: Sequence[str] = (),
-) -> Split:
-    """Build a `Split` from the pixels and labels of `train`, `test` and perhaps `validation`.
+@dataclass(frozen=True)
+class SplitBuilder:
+    """Labels and description of the parts `train`, `test` and perhaps `validation`, from which splits are built.
 
-    Args:
-        pixels: by part, float [N, C, H, W] in [0, 1]; overwritten.
+    Attributes:
         labels: by part.
         classes: the class names, in label order.
         normalization: of all parts; None measures mean and standard deviation on `train`.
@@ -43,24 +31,55 @@ def assemble(
         columns: by part, further columns of the sets.
         users, domains: the names that the columns `user` and `domain` index.
     """
-    normalization = normalization or Normalization.of(pixels["train"])
-    sets = {}
-    for part, images in pixels.items():
-        for chunk in images.split(1024):
-            chunk.copy_(normalization.encode(chunk))
-        with without_warnings():  # dark pictures may look like pixels that were never normalized
-            sets[part] = LabeledImages(
-                images,
-                labels[part],
-                num_classes=len(classes),
-                normalization=normalization,
-                info={**info, "split": part},
-                columns=(columns or {}).get(part),
-                classes_given=classes_given,
-            )
-    return Split(
-        sets["train"], sets["test"], tuple(classes), sets.get("validation"), users=tuple(users), domains=tuple(domains)
-    )
+
+    labels: Mapping[str, Tensor]
+    classes: Sequence[str]
+    normalization: Normalization | None
+    info: Mapping[str, Any]
+    classes_given: bool = True
+    columns: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    users: Sequence[str] = ()
+    domains: Sequence[str] = ()
+
+    def build(self, pixels: Mapping[str, Tensor]) -> Split:
+        """Build a split in memory.
+
+        Args:
+            pixels: by part, float [N, C, H, W] in [0, 1]; overwritten.
+        """
+        normalization = self.normalization or Normalization.of(pixels["train"])
+        sets = {}
+        for part, images in pixels.items():
+            for chunk in images.split(1024):
+                chunk.copy_(normalization.encode(chunk))
+            with without_warnings():  # dark pictures may look like pixels that were never normalized
+                sets[part] = LabeledImages(images, self.labels[part], **self._options(part, normalization))
+        names = {"users": tuple(self.users), "domains": tuple(self.domains)}
+        return Split(sets["train"], sets["test"], tuple(self.classes), sets.get("validation"), **names)
+
+    def build_stored(self, cache: Cache, rows: Mapping[str, Tensor]) -> StoredSplit:
+        """Build a split whose pictures stay in a cache.
+
+        Args:
+            cache: the pictures of all parts.
+            rows: by part, the indices of its pictures in the cache.
+        """
+        normalization = self.normalization or cached_normalization(cache.sums[rows["train"]], cache.file.shape)
+        sets = {
+            part: StoredImages(cache.file, own, self.labels[part], **self._options(part, normalization))
+            for part, own in rows.items()
+        }
+        classes, users = tuple(self.classes), tuple(self.users)
+        return StoredSplit(sets["train"], sets["test"], classes, sets.get("validation"), users=users)
+
+    def _options(self, part: str, normalization: Normalization) -> dict[str, Any]:
+        return {
+            "num_classes": len(self.classes),
+            "normalization": normalization,
+            "columns": self.columns.get(part),
+            "info": {**self.info, "split": part},
+            "classes_given": self.classes_given,
+        }
 
 
 def assemble_raw(
@@ -80,40 +99,5 @@ def assemble_raw(
         size, channels, normalization: see `load`.
     """
     pixels = {part: to_pixels(images, size, channels) for part, (images, _) in raw.items()}
-    return assemble(pixels, {part: own for part, (_, own) in raw.items()}, classes, normalization, {"dataset": dataset})
-
-
-def assemble_stored(
-    cache: Cache,
-    rows: Mapping[str, Tensor],
-    labels: Mapping[str, Tensor],
-    classes: Sequence[str],
-    normalization: Normalization | None,
-    info: Mapping[str, Any],
-    *,
-    classes_given: bool = True,
-    columns: Columns | None = None,
-    users: Sequence[str] = (),
-) -> StoredSplit:
-    """Build a `StoredSplit` from a cache, as `assemble` builds a `Split`.
-
-    Args:
-        cache: the pictures of all parts.
-        rows: by part, the indices of its pictures in the cache.
-        labels, classes, normalization, info, classes_given, columns, users: see `assemble`.
-    """
-    normalization = normalization or cached_normalization(cache.sums[rows["train"]], cache.file.shape)
-    sets = {
-        part: StoredImages(
-            cache.file,
-            own,
-            labels[part],
-            num_classes=len(classes),
-            normalization=normalization,
-            columns=(columns or {}).get(part),
-            info={**info, "split": part},
-            classes_given=classes_given,
-        )
-        for part, own in rows.items()
-    }
-    return StoredSplit(sets["train"], sets["test"], tuple(classes), sets.get("validation"), users=tuple(users))
+    labels = {part: own for part, (_, own) in raw.items()}
+    return SplitBuilder(labels, classes, normalization, {"dataset": dataset}).build(pixels)

@@ -33,6 +33,7 @@ from distillkit._utils.conversion import format_bytes
 from distillkit._utils.files import read_tensors, write_tensors
 from distillkit._utils.progress import bar
 from distillkit._utils.threads import thread_pool
+from distillkit.data._pixels import AnyPath
 from distillkit.locking import locked
 from distillkit.normalization import Normalization
 from distillkit.sets._stored import PixelFile
@@ -100,15 +101,7 @@ def files_key(files: Iterable[tuple[str, os.stat_result]]) -> str:
 
 
 def open_cache(
-    source: Path,
-    key: str,
-    count: int,
-    shape: Shape,
-    fill: Fill,
-    *,
-    options: str,
-    folder: str | os.PathLike[str] | None,
-    progress: bool,
+    source: Path, key: str, count: int, shape: Shape, fill: Fill, options: str, folder: AnyPath | None, progress: bool
 ) -> Cache:
     """Open the cache of a source; write it first if it is missing or the source has changed.
 
@@ -175,7 +168,8 @@ class CacheWriter:
         self._pixels, self._rows = complete.with_suffix(".npy"), complete.with_suffix(".rows")
         self._each, self._row = math.prod(shape), _DIGEST + 16 * shape[0]
         if not self._resumable():
-            _require_space(complete.parent, count * self._each)
+            if (free := shutil.disk_usage(complete.parent).free) < count * self._each:
+                raise OSError(errno.ENOSPC, f"{format_bytes(free)} are free")
             with self._pixels.open("wb") as file:
                 header = {"descr": "|u1", "fortran_order": False, "shape": (count, *shape)}
                 np.lib.format.write_array_header_1_0(file, header)
@@ -305,12 +299,6 @@ def _writable(where: Path, size: int) -> Iterator[None]:
             f"cannot write a cache of {format_bytes(size)} to {where} ({error.strerror or error}); give "
             "cache=, a folder with enough space",
         ) from error
-
-
-def _require_space(where: Path, size: int) -> None:
-    free = shutil.disk_usage(where).free
-    if free < size:
-        raise OSError(errno.ENOSPC, f"{format_bytes(free)} are free")
 
 
 def _hash(data: bytes | memoryview) -> bytes:

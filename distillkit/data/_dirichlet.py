@@ -11,6 +11,8 @@ from distillkit._utils import check
 from distillkit.data._allocation import Seed, allocate, class_groups
 from distillkit.rng import as_generator
 
+_Draw = Callable[[Tensor, torch.Generator], Tensor]
+
 
 def dirichlet(
     labels: Tensor, clients: int, alpha: float, *, min_size: int = 10, tries: int = 1000, generator: Seed = 0
@@ -34,13 +36,11 @@ def dirichlet(
     Raises:
         TypeError, ValueError: a bad argument, fewer than `clients * min_size` images, or no acceptable draw.
     """
-    groups = class_groups(labels, clients)
-    sizes = torch.tensor([len(group) for group in groups])
 
-    def draw(rng: torch.Generator) -> Tensor:
-        return _cut(sizes, _log_gamma(alpha, (len(groups), clients), rng).softmax(1)).T
+    def draw(sizes: Tensor, rng: torch.Generator) -> Tensor:
+        return _cut(sizes, _log_gamma(alpha, (len(sizes), clients), rng).softmax(1)).T
 
-    return _draw_allocation(draw, groups, labels, clients, alpha, min_size, tries, generator)
+    return _draw_allocation(draw, labels, clients, alpha, min_size, tries, generator)
 
 
 def dirichlet_capped(
@@ -59,18 +59,15 @@ def dirichlet_capped(
     Raises:
         TypeError, ValueError: as `dirichlet`.
     """
-    groups = class_groups(labels, clients)
-    sizes = torch.tensor([len(group) for group in groups])
-    cap = labels.numel() / clients
 
-    def draw(rng: torch.Generator) -> Tensor:
-        counts = torch.zeros(clients, len(groups), dtype=torch.long)
+    def draw(sizes: Tensor, rng: torch.Generator) -> Tensor:
+        counts, cap = torch.zeros(clients, len(sizes), dtype=torch.long), int(sizes.sum()) / clients
         for k, size in enumerate(sizes):
             logits = _log_gamma(alpha, (clients,), rng).masked_fill(counts.sum(1) >= cap, -torch.inf)
             counts[:, k] = _cut(size, logits.softmax(0))
         return counts
 
-    return _draw_allocation(draw, groups, labels, clients, alpha, min_size, tries, generator)
+    return _draw_allocation(draw, labels, clients, alpha, min_size, tries, generator)
 
 
 def dirichlet_prior(labels: Tensor, clients: int, alpha: float, *, generator: Seed = 0) -> list[Tensor]:
@@ -204,16 +201,11 @@ def _log_gamma(alpha: float, shape: tuple[int, ...], generator: torch.Generator)
 
 
 def _draw_allocation(
-    draw: Callable[[torch.Generator], Tensor],
-    groups: list[Tensor],
-    labels: Tensor,
-    clients: int,
-    alpha: float,
-    min_size: int,
-    tries: int,
-    generator: Seed,
+    draw: _Draw, labels: Tensor, clients: int, alpha: float, min_size: int, tries: int, generator: Seed
 ) -> list[Tensor]:
     """Draw tables of counts until every client has `min_size` images, and allocate by that table."""
+    groups = class_groups(labels, clients)
+    sizes = torch.tensor([len(group) for group in groups])
     min_size = check.positive_int(min_size, "min_size", least=0)
     tries = check.positive_int(tries, "tries")
     if clients * min_size > labels.numel():
@@ -223,7 +215,7 @@ def _draw_allocation(
     rng = as_generator(generator)
     best = 0
     for _ in range(tries):
-        counts = draw(rng)
+        counts = draw(sizes, rng)
         smallest = int(counts.sum(1).min())
         if smallest >= min_size:
             return allocate(groups, counts, labels, rng)

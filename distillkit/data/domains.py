@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
-from distillkit.data._assembly import assemble
+from distillkit.data._assembly import SplitBuilder
 from distillkit.data._pixels import AnyPath, Size, to_pixels
 from distillkit.data.datasets import load
 from distillkit.data.readers._folder_layout import split_folders, subfolders
@@ -127,9 +127,8 @@ def as_domains(
     labels: dict[str, Tensor] = {}
     columns: dict[str, dict[str, Tensor]] = {}
     for part in ("train", "test", "validation"):
-        sets = {name: getattr(split, part) for name, split in splits.items()}
-        numbers = [number for number, data in enumerate(sets.values()) if data is not None]
-        sets = {name: data for name, data in sets.items() if data is not None}
+        sets = {name: data for name, split in splits.items() if (data := getattr(split, part)) is not None}
+        numbers = [list(splits).index(name) for name in sets]
         if not sets:
             continue
         pixels[part] = _join(sets, size, channels)
@@ -139,9 +138,8 @@ def as_domains(
     origins = [{key: value for key, value in split.train.info.items() if key != "split"} for split in splits.values()]
     info = {"dataset": "+".join(splits), "domains": list(splits), "sources": origins}
     given = classes is not None or all(split.train.classes_given for split in splits.values())
-    return assemble(
-        pixels, labels, names, normalization, info, classes_given=given, columns=columns, domains=tuple(splits)
-    )
+    builder = SplitBuilder(labels, names, normalization, info, given, columns, domains=tuple(splits))
+    return builder.build(pixels)
 
 
 def _folder_sources(folder: Path) -> dict[str, Path]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from distillkit._utils import check, conversion
-from distillkit.data._assembly import assemble
+from distillkit.data._assembly import SplitBuilder
 from distillkit.data._pixels import to_pixels
 from distillkit.data.split import Split
 from distillkit.normalization import Normalization
@@ -58,8 +58,7 @@ def mnist_m_like(
     Raises:
         TypeError, ValueError: not a `Split` of grey pictures, or photos of another type or smaller than the digits.
     """
-    if not isinstance(digits, Split):
-        raise TypeError(f"digits must be a Split, as load('mnist') gives it, got {type(digits).__name__}")
+    check.instance(digits, Split, "digits", "a Split, as load('mnist') gives it")
     channels, height, width = digits.train.shape
     if channels != 1:
         raise ValueError(f"digits must be grey (one channel), got {channels} channels; load them with channels=1")
@@ -75,7 +74,7 @@ def mnist_m_like(
     name = str(digits.train.info.get("dataset", "digits"))
     info = {"dataset": "mnistm-like" if name == "mnist" else f"{name}-m-like", "photos": len(images)}
     labels = {part: data.labels for part, data in parts.items()}
-    return assemble(pixels, labels, digits.classes, normalization, info, classes_given=digits.train.classes_given)
+    return SplitBuilder(labels, digits.classes, normalization, info, digits.train.classes_given).build(pixels)
 
 
 def synth_digits_like(
@@ -111,7 +110,7 @@ def synth_digits_like(
     for part, count in counts.items():
         labels[part] = (torch.arange(count) % 10)[torch.randperm(count, generator=rng)]
         pixels[part] = _draw(labels[part], size, rng)
-    return assemble(pixels, labels, tuple("0123456789"), normalization, {"dataset": "synthdigits-like"})
+    return SplitBuilder(labels, tuple("0123456789"), normalization, {"dataset": "synthdigits-like"}).build(pixels)
 
 
 def _photos(photos: Sequence[Tensor | NDArray[Any]] | None, height: int, width: int) -> list[Tensor]:
@@ -162,10 +161,9 @@ def _draw(labels: Tensor, size: int, rng: torch.Generator) -> Tensor:
     stroke, ground = _colours(count, rng)
     masks = torch.empty(count, 1, size, size)
     for i, digit in enumerate(labels.tolist()):
-        beside = [str(n) if s else "" for n, s in zip(text[i].tolist(), shown[i].tolist())]
+        left, right = (str(n) if s else "" for n, s in zip(text[i].tolist(), shown[i].tolist()))
         masks[i, 0] = _mask(
-            digit,
-            beside,
+            [left, str(digit), right],
             _FONTS[int(face[i])],
             size,
             height=0.5 + 0.4 * height[i],
@@ -185,15 +183,7 @@ def _colours(count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def _mask(
-    digit: int,
-    beside: list[str],
-    face: str,
-    size: int,
-    *,
-    height: float,
-    turn: float,
-    shift: tuple[float, float],
-    blur: float,
+    digits: list[str], face: str, size: int, *, height: float, turn: float, shift: tuple[float, float], blur: float
 ) -> Tensor:
     """Return the coverage of each pixel by the stroke, [size, size] in [0, 1]; drawn at twice the size."""
     from PIL import Image, ImageDraw, ImageFilter
@@ -202,8 +192,9 @@ def _mask(
     canvas = Image.new("L", (side, side))
     font = _font(face, round(height * side / 0.73))  # a digit is about 0.73 of its font's size
     draw = ImageDraw.Draw(canvas)
-    half = font.getlength(str(digit)) / 2
-    for text, x, anchor in ((str(digit), 0.0, "mm"), (beside[0], -half, "rm"), (beside[1], half, "lm")):
+    left, digit, right = digits
+    half = font.getlength(digit) / 2
+    for text, x, anchor in ((digit, 0.0, "mm"), (left, -half, "rm"), (right, half, "lm")):
         if text:
             draw.text((side / 2 + x, side / 2), text, fill=255, font=font, anchor=anchor)
     moved = (shift[0] * side, shift[1] * side)

@@ -15,15 +15,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
-from distillkit.data._allocation import (
-    Seed,
-    allocate,
-    allocate_evenly,
-    as_index_tensors,
-    class_groups,
-    even_counts,
-    require_enough,
-)
+from distillkit.data._allocation import Seed, allocate, allocate_evenly, as_index_tensors, class_groups, even_counts
 from distillkit.data._dirichlet import dirichlet, dirichlet_capped, dirichlet_prior, domains_by_dirichlet
 from distillkit.rng import as_generator
 
@@ -190,14 +182,10 @@ def by_domain(domains: Tensor, clients: int | None = None, *, generator: Seed = 
     each, rest = divmod(len(groups) if clients is None else clients, len(groups))
     if rest:
         raise ValueError(f"clients must be a multiple of the number of domains, {len(groups)}, got {clients}")
-    for group in groups:
-        require_enough(group, each, domains, "domain")
-    rng = as_generator(generator)
-    shares = []  # per domain, because a table [clients, domains] is large for many users
-    for group in groups:
-        shuffled = group[torch.randperm(len(group), generator=rng)]
-        shares.append([part.sort().values for part in shuffled.split(even_counts(len(group), each).tolist())])
-    return [own[turn].to(domains.device) for turn in range(each) for own in shares]
+    rng, owners = as_generator(generator), torch.ones(each, 1, dtype=torch.bool)
+    # Per domain, because a table [clients, domains] is large for many users.
+    shares = [allocate_evenly([group], owners, domains, rng, "domain") for group in groups]
+    return [own[turn] for turn in range(each) for own in shares]
 
 
 def cap_size(

@@ -119,9 +119,7 @@ def frozen_eval_copy(network: nn.Module, name: str) -> nn.Module:
     Raises:
         TypeError: not an `nn.Module`.
     """
-    if not isinstance(network, nn.Module):
-        raise TypeError(f"{name} must be an nn.Module, got {type(network).__name__}")
-    return frozen_copy(network).eval()
+    return frozen_copy(check.instance(network, nn.Module, name, "an nn.Module")).eval()
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

@@ -17,12 +17,7 @@ __all__ = ["class_latents", "map_chunks", "to_noise_set"]
 
 
 def class_latents(
-    num_classes: int,
-    per_class: int,
-    shape: tuple[int, ...],
-    mean_std: float,
-    sample_std: float,
-    generator: torch.Generator,
+    num_classes: int, per_class: int, shape: tuple[int, ...], mean_std: float, sample_std: float, rng: torch.Generator
 ) -> Tensor:
     """Draw float [K * n, *shape], class by class: class means ~ N(0, mean_std^2), samples ~ N(mean, sample_std^2).
 
@@ -33,8 +28,8 @@ def class_latents(
     per_class = check.positive_int(per_class, "per_class")
     mean_std = check.real_number(mean_std, "mean_std", least=0.0)
     sample_std = check.real_number(sample_std, "sample_std", above=0.0)
-    means = mean_std * torch.randn(num_classes, *shape, generator=generator)
-    samples = sample_std * torch.randn(num_classes * per_class, *shape, generator=generator)
+    means = mean_std * torch.randn(num_classes, *shape, generator=rng)
+    samples = sample_std * torch.randn(num_classes * per_class, *shape, generator=rng)
     return means.repeat_interleave(per_class, 0).add_(samples)
 
 

@@ -87,13 +87,8 @@ def stylegan_noise(
     maps = [draw(1, side, side) for side in network.noise_sides] if noise_gain else []
     with bar(len(latents), "stylegan_noise", unit="image", progress=progress) as shown:
         raw = map_chunks(lambda z, *noise: network(z, noise or None, noise_gain), chunk, device, shown, latents, *maps)
-    info = {
-        "mean_std": mean_std,
-        "sample_std": sample_std,
-        "noise_gain": noise_gain,
-        "width": width,
-        **provenance(given),
-    }
+    info = {"mean_std": mean_std, "sample_std": sample_std, "noise_gain": noise_gain, "width": width}
+    info |= provenance(given)
     return to_noise_set(raw, num_classes, clamp=clamp, normalization=normalization, method="stylegan_noise", **info)
 
 

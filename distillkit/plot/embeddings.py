@@ -64,15 +64,9 @@ def tsne(
     positions = _tsne(points, perplexity, as_generator(generator)).split(sizes)
     for i, (position, mark) in enumerate(zip(positions, marks, strict=True)):
         check.class_labels(mark, None, count)
-        ax.scatter(
-            position[:, 0].tolist(),
-            position[:, 1].tolist(),
-            c=[colours[int(m)] for m in mark],
-            marker=MARKERS[i % len(MARKERS)],
-            s=22,
-            linewidths=0.3,
-            edgecolors="white",
-        )
+        x, y = position.T.tolist()
+        colour = [colours[int(m)] for m in mark]
+        ax.scatter(x, y, c=colour, marker=MARKERS[i % len(MARKERS)], s=22, linewidths=0.3, edgecolors="white")
     ax.set(xticks=[], yticks=[], xlabel="t-SNE 1", ylabel="t-SNE 2")
     shapes = [
         Line2D([], [], linestyle="", marker=MARKERS[i % len(MARKERS)], color="#555555", label=name)

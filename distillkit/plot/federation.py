@@ -89,8 +89,7 @@ def partition(
     for i, total in enumerate(counts.sum(1).tolist()):
         ax.annotate(f"{total:,}", (i, 1.0), xycoords=("data", "axes fraction"), **above)
     ax.annotate("total", (-0.02, 1.0), xycoords="axes fraction", ha="right", **small)
-    step = -(-clients // 40)
-    ax.set_xticks(range(0, clients, step))
+    ax.set_xticks(range(0, clients, -(-clients // 40)))
     ax.set_yticks(range(num_classes), names)
     ax.set(xlim=(-0.7, clients - 0.3), ylim=(num_classes - 0.4, -0.6), xlabel="client", ylabel="class")
     ax.set_axisbelow(True)
@@ -147,11 +146,8 @@ def curves(
             if len(points) > 1:
                 ax.axhspan(float(mean - points.std()), float(mean + points.std()), color=colour, alpha=0.1, linewidth=0)
             continue
-        look: dict[str, Any] = {
-            "color": colour,
-            "marker": marker,
-            "linestyle": LINE_STYLES[i // len(LINE_COLOURS) % len(LINE_STYLES)],
-        }
+        style = LINE_STYLES[i // len(LINE_COLOURS) % len(LINE_STYLES)]
+        look: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": style}
         every = -(-points.shape[1] // 25)
         ax.plot(*mean.T.tolist(), label=label, markersize=4, linewidth=1.5, markevery=every, **look)
         if len(points) > 1:

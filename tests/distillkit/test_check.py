@@ -145,3 +145,9 @@ def test_rows() -> None:
     ):
         with pytest.raises(error, match="embeddings must.*" + words):
             check.matrix(bad, "embeddings")  # type: ignore[arg-type]
+
+
+def test_instance() -> None:
+    assert check.instance(3, int, "count", "an integer") == 3
+    with pytest.raises(TypeError, match="count must be an integer, got str"):
+        check.instance("3", int, "count", "an integer")

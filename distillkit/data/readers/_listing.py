@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distillkit.data._assembly import assemble, assemble_stored
+from distillkit.data._assembly import SplitBuilder
 from distillkit.data._cache import files_key, fill_in_threads, open_cache
 from distillkit.data._hold_out import hold_out_classes
 from distillkit.data._pixels import AnyPath, Size, height_and_width, to_bytes
@@ -18,7 +19,7 @@ from distillkit.data.readers._pictures import read_picture, read_pictures, requi
 from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import Normalization
 
-__all__ = ["Listing", "open_listing", "read_listing", "require_files", "require_pictures", "user_columns"]
+__all__ = ["Listing", "open_listing", "read_listing", "require_files", "require_pictures", "user_listing"]
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ def read_listing(
         ValueError: an unreadable picture, pictures of different shapes, or more pictures than fit in memory.
     """
     pixels = read_pictures(listing.files, size, channels, open_with=listing.open_with, progress=progress)
-    pixels, labels, columns, info = _with_test(listing, pixels, test_fraction)
-    return assemble(pixels, labels, listing.classes, normalization, info, columns=columns, users=listing.users)
+    pixels, builder = _with_test(listing, pixels, normalization, test_fraction)
+    return builder.build(pixels)
 
 
 def open_listing(
@@ -100,16 +101,14 @@ def open_listing(
     fill, options = fill_in_threads(picture, workers), f"{height_and_width(size)} {channels}"
     opened = open_cache(path, key, len(files), (c, h, w), fill, options=options, folder=cache, progress=progress)
     rows = dict(zip(listing.files, torch.arange(len(files)).split([len(part) for part in listing.files.values()])))
-    rows, labels, columns, info = _with_test(listing, rows, test_fraction)
-    return assemble_stored(
-        opened, rows, labels, listing.classes, normalization, info, columns=columns, users=listing.users
-    )
+    rows, builder = _with_test(listing, rows, normalization, test_fraction)
+    return builder.build_stored(opened, rows)
 
 
 def _with_test(
-    listing: Listing, parts: dict[str, Tensor], fraction: float
-) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """Return `parts`, labels, columns and info of a listing, with a test set held out of `train` if it has none."""
+    listing: Listing, parts: dict[str, Tensor], normalization: Normalization | None, fraction: float
+) -> tuple[dict[str, Tensor], SplitBuilder]:
+    """Return `parts` and the builder of a listing, with a test set held out of `train` if it has none."""
     parts, labels, columns, info = dict(parts), dict(listing.labels), dict(listing.columns), dict(listing.info)
     if "test" not in parts:
         info["test_fraction"] = fraction
@@ -118,7 +117,7 @@ def _with_test(
             table["train"], table["test"] = table["train"][kept], table["train"][held_out]
         own = columns.get("train", {})
         columns["train"], columns["test"] = ({name: c[rows] for name, c in own.items()} for rows in (kept, held_out))
-    return parts, labels, columns, info
+    return parts, SplitBuilder(labels, listing.classes, normalization, info, columns=columns, users=listing.users)
 
 
 def require_files(folder: Path, names: list[str], dataset: str, source: str) -> None:
@@ -157,14 +156,23 @@ def require_pictures(folder: Path, names: dict[str, list[str]], source: str) -> 
     return {part: [folder / name for name in own] for part, own in names.items()}
 
 
-def user_columns(owners: dict[str, list[str]], users: list[str]) -> dict[str, dict[str, Tensor]]:
-    """Return the column `user` of each part.
+def user_listing(
+    dataset: str,
+    files: dict[str, list[Path]],
+    labels: dict[str, Tensor],
+    classes: Sequence[str],
+    owners: dict[str, list[str]],
+    users: list[str],
+) -> Listing:
+    """Return the listing of a dataset whose pictures belong to users, with the column `user`.
 
     Args:
+        dataset: its name, for example "leaf-celeba"; `open_leaf_celeba` opens it.
+        files, labels, classes: as in `Listing`.
         owners: by part, the name of each picture's user.
         users: all names, in the order of their numbers.
     """
     number = {user: i for i, user in enumerate(users)}
-    return {
-        part: {"user": torch.tensor([number[user] for user in own], dtype=torch.long)} for part, own in owners.items()
-    }
+    columns = {part: {"user": torch.tensor([number[u] for u in own]).long()} for part, own in owners.items()}
+    opener = f"open_{dataset.replace('-', '_')}"
+    return Listing(files, labels, tuple(classes), {"dataset": dataset}, columns, tuple(users), opener)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from distillkit.data.readers.npz import load_npz, open_npz
 from distillkit.data.split import Split, StoredSplit
 
 __all__ = ["CLASSES", "load_medmnist", "open_medmnist"]
+
+S = TypeVar("S", Split, StoredSplit)
 
 _ORGANS = (
     "bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidney-right", "liver", "lung-left", "lung-right",
@@ -63,10 +66,7 @@ def load_medmnist(root: Path, *, name: str, side: int | None = None, **options: 
         FileNotFoundError: no such file; says where to get it.
         ValueError: a damaged file, a missing array, or labels outside the classes.
     """
-    file = _file(root, name, side)
-    split = load_npz(file, classes=CLASSES[name], **options)
-    _require_validation(file, split.validation)
-    return split
+    return _read(load_npz, root, name, side, **options)
 
 
 def open_medmnist(
@@ -79,22 +79,17 @@ def open_medmnist(
         workers: ignored; the file is streamed.
         options: see `open_npz`.
     """
-    file = _file(root, name, side)
-    split = open_npz(file, classes=CLASSES[name], **options)
-    _require_validation(file, split.validation)
-    return split
+    return _read(open_npz, root, name, side, **options)
 
 
-def _file(root: Path, name: str, side: int | None) -> Path:
+def _read(read: Callable[..., S], root: Path, name: str, side: int | None, **options: Any) -> S:
     file = root / f"{name}{'' if side is None else f'_{side}'}.npz"
     if not file.is_file():
         raise FileNotFoundError(
             f"{file.stem} is not in {root}: missing {file.name}. Get it from {_SOURCE}; download= fetches only "
             "torchvision's datasets. Or give the root of your copy with root= or DISTILLKIT_DATA."
         )
-    return file
-
-
-def _require_validation(file: Path, validation: object) -> None:
-    if validation is None:
+    split = read(file, classes=CLASSES[name], **options)
+    if split.validation is None:
         raise ValueError(f"{file} lacks val_images and val_labels, which MedMNIST's files have; get it from {_SOURCE}")
+    return split

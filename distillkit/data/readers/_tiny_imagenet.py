@@ -74,9 +74,5 @@ def _list(folder: Path) -> Listing:
     if not files["test"]:
         raise ValueError(f"{annotations} names no pictures; {_SOURCE}")
     require_files(folder / "val" / "images", [file.name for file in files["test"]], _NAME, _SOURCE)
-    return Listing(
-        files,
-        {part: torch.tensor(own, dtype=torch.long) for part, own in labels.items()},
-        tuple(words[wnid] for wnid in ids),
-        {"dataset": _NAME},
-    )
+    rows = {part: torch.tensor(own, dtype=torch.long) for part, own in labels.items()}
+    return Listing(files, rows, tuple(words[wnid] for wnid in ids), {"dataset": _NAME})

@@ -18,7 +18,7 @@ from distillkit.data.readers._listing import (
     read_listing,
     require_files,
     require_pictures,
-    user_columns,
+    user_listing,
 )
 from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import Normalization
@@ -112,23 +112,16 @@ def _list_celeba(folder: Path, attributes: str | Sequence[str]) -> Listing:
     for file, table in ((_ATTRIBUTES, has), (_IDENTITIES, person)):
         if lacking := [name for name in split if name not in table]:
             raise ValueError(f"{folder / file} lacks {len(lacking)} pictures of {_PARTITION}, such as {lacking[0]}")
-    names: dict[str, list[str]] = {
-        part: [name for name, (number,) in split.items() if number == code] for code, part in _PARTS.items()
-    }
+    names = {part: [name for name, (number,) in split.items() if number == code] for code, part in _PARTS.items()}
     if empty := [part for part, own in names.items() if not own]:
         raise ValueError(f"{folder / _PARTITION} has no pictures of {', '.join(empty)}")
     rows = {part: torch.tensor([[has[n][k] == "1" for k in columns] for n in own]) for part, own in names.items()}
     owners = {part: [person[name][0] for name in own] for part, own in names.items()}
     users = sorted({user for own in owners.values() for user in own}, key=int)
-    return Listing(
-        require_pictures(folder / _IMAGES, names, _SOURCE),
-        {part: own[:, 0].long() if one else own.float() for part, own in rows.items()},
-        (f"not {wanted[0]}", wanted[0]) if one else tuple(wanted),
-        {"dataset": "celeba"},
-        user_columns(owners, users),
-        tuple(users),
-        "open_celeba",
-    )
+    labels = {part: own[:, 0].long() if one else own.float() for part, own in rows.items()}
+    classes = (f"not {wanted[0]}", wanted[0]) if one else tuple(wanted)
+    files = require_pictures(folder / _IMAGES, names, _SOURCE)
+    return user_listing("celeba", files, labels, classes, owners, users)
 
 
 def load_leaf_celeba(
@@ -196,15 +189,9 @@ def _list_leaf_celeba(folder: Path, images: AnyPath | None) -> Listing:
     users = sorted({user for users_of in read.values() for user in users_of}, key=lambda name: (len(name), name))
     names = {part: [name for own in data.values() for name in own.x] for part, data in read.items()}
     owners = {part: [user for user, own in data.items() for _ in own.x] for part, data in read.items()}
-    return Listing(
-        require_pictures(where, names, _SOURCE),
-        {part: torch.from_numpy(np.concatenate([own.y for own in data.values()])) for part, data in read.items()},
-        ("not Smiling", "Smiling"),
-        {"dataset": "leaf-celeba"},
-        user_columns(owners, users),
-        tuple(users),
-        "open_leaf_celeba",
-    )
+    labels = {part: torch.from_numpy(np.concatenate([u.y for u in data.values()])) for part, data in read.items()}
+    files = require_pictures(where, names, _SOURCE)
+    return user_listing("leaf-celeba", files, labels, ("not Smiling", "Smiling"), owners, users)
 
 
 def _convert(x: list[Any], y: list[Any]) -> UserData | None:

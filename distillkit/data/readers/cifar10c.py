@@ -69,19 +69,15 @@ def load_cifar10c(
             another layout.
     """
     folder = Path(path).expanduser()
-    names = [
-        check.one_of(name, "corruptions", CORRUPTIONS) for name in check.sequence(corruptions, "corruptions", "names")
-    ]
-    degrees = [
-        check.positive_int(degree, "severities", most=_SEVERITIES)
-        for degree in check.sequence(severities, "severities", "numbers in 1..5")
-    ]
+    names = check.sequence(corruptions, "corruptions", "names")
+    names = tuple(check.one_of(name, "corruptions", CORRUPTIONS) for name in names)
+    degrees = check.sequence(severities, "severities", "numbers in 1..5")
+    degrees = tuple(check.positive_int(degree, "severities", most=_SEVERITIES) for degree in degrees)
     for option, given in (("corruptions", names), ("severities", degrees)):
         if not given or len(set(given)) != len(given):
-            raise ValueError(f"{option} must be distinct, at least one, got {given}")
-    if missing := [
-        file for file in (*(f"{name}.npy" for name in names), "labels.npy") if not (folder / file).is_file()
-    ]:
+            raise ValueError(f"{option} must be distinct, at least one, got {list(given)}")
+    files = (*(f"{name}.npy" for name in names), "labels.npy")
+    if missing := [file for file in files if not (folder / file).is_file()]:
         raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}; get CIFAR-10-C from {_SOURCE}")
     labels = _array(folder / "labels.npy", None)
     blocks = [slice((d - 1) * len(labels) // _SEVERITIES, d * len(labels) // _SEVERITIES) for d in degrees]

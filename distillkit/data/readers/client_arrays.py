@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from distillkit._utils import check
-from distillkit.data._assembly import assemble
+from distillkit.data._assembly import SplitBuilder
 from distillkit.data._pixels import AnyPath, Size, to_pixels
 from distillkit.data.split import Split
 from distillkit.normalization import Normalization
@@ -83,8 +83,7 @@ def load_client_arrays(
     names = [str(k) for k in range(largest + 1)] if classes is None else check.sequence(classes, "classes", "names")
     info = {"dataset": folder.resolve().name}
     users = [f"client{i}" for i in range(total)]
-    given = classes is not None
-    return assemble(pixels, labels, names, normalization, info, classes_given=given, columns=owners, users=users)
+    return SplitBuilder(labels, names, normalization, info, classes is not None, owners, users).build(pixels)
 
 
 def _client_numbers(folder: Path) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from distillkit.data._assembly import assemble
+from distillkit.data._assembly import SplitBuilder
 from distillkit.data._pixels import AnyPath, Size, to_pixels
 from distillkit.data.readers._leaf import UserData, as_labels, read_users
 from distillkit.data.split import Split
@@ -62,7 +62,7 @@ def load_femnist(
         counts = torch.tensor([len(pictures.y) for pictures in users.values()])
         owners[part] = {"user": torch.tensor([number[user] for user in users]).repeat_interleave(counts)}
     info = {"dataset": "femnist"}
-    return assemble(pixels, labels, _CLASSES, normalization, info, columns=owners, users=names)
+    return SplitBuilder(labels, _CLASSES, normalization, info, columns=owners, users=names).build(pixels)
 
 
 def _convert(x: list[Any], y: list[Any]) -> UserData | None:

@@ -16,7 +16,7 @@ from distillkit.data.readers._listing import (
     read_listing,
     require_files,
     require_pictures,
-    user_columns,
+    user_listing,
 )
 from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import Normalization
@@ -123,15 +123,7 @@ def _list(folder: Path, labels: str) -> Listing:
     owners = {part: [record["user_id"] for record in own] for part, own in by_part.items()}
     users = sorted({user for own in owners.values() for user in own})
     names = {part: [f"{record['image_id']}.jpg" for record in own] for part, own in by_part.items()}
-    return Listing(
-        require_pictures(folder / _IMAGES, names, _SOURCE),
-        rows,
-        tuple(classes),
-        {"dataset": "flair"},
-        user_columns(owners, users),
-        tuple(users),
-        "open_flair",
-    )
+    return user_listing("flair", require_pictures(folder / _IMAGES, names, _SOURCE), rows, classes, owners, users)
 
 
 def _is_record(record: Any, key: str) -> bool:

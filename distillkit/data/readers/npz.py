@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distillkit.data._assembly import assemble, assemble_stored
+from distillkit.data._assembly import SplitBuilder
 from distillkit.data._cache import BLOCK, CacheWriter, files_key, open_cache
 from distillkit.data._pixels import AnyPath, Size, height_and_width, to_bytes, to_pixels
 from distillkit.data.split import Split, StoredSplit
@@ -57,7 +57,7 @@ def load_npz(
     pixels = {part: to_pixels(_as_images(arrays[f"{n}_images"], n), size, channels) for part, n in names.items()}
     labels = {part: _as_labels(arrays[f"{n}_labels"], n, len(pixels[part])) for part, n in names.items()}
     classes, given = _class_names(path, labels, classes)
-    return assemble(pixels, labels, classes, normalization, {"dataset": path.stem}, classes_given=given)
+    return SplitBuilder(labels, classes, normalization, {"dataset": path.stem}, given).build(pixels)
 
 
 def open_npz(
@@ -119,7 +119,7 @@ def open_npz(
     total, options = sum(counts.values()), f"{height_and_width(size)} {channels}"
     opened = open_cache(path, key, total, (c, h, w), fill, options=options, folder=cache, progress=progress)
     rows = dict(zip(counts, torch.arange(total).split(list(counts.values()))))
-    return assemble_stored(opened, rows, labels, classes, normalization, {"dataset": path.stem}, classes_given=given)
+    return SplitBuilder(labels, classes, normalization, {"dataset": path.stem}, given).build_stored(opened, rows)
 
 
 @contextmanager

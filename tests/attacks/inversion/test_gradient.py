@@ -144,7 +144,7 @@ HEADLESS = nn.Sequential(nn.Flatten(), nn.Linear(64, 2, bias=False))
 BAD: list[tuple[Any, str]] = [
     (lambda: invert_gradient(NET, GOOD[:-1], SHAPE), "gradients must be 4 tensors"),
     (lambda: invert_gradient(NET, GOOD[::-1], SHAPE), r"gradients must have the shapes of network.parameters\(\)"),
-    (lambda: invert_gradient(NET, [0 * g for g in GOOD], SHAPE), "gradients must not all be 0"),
+    (lambda: invert_gradient(NET, [0 * g for g in GOOD], SHAPE), "gradients must not be empty or all 0"),
     (lambda: invert_gradient(NET, [g / 0 for g in GOOD], SHAPE), "gradients must be finite"),
     (lambda: invert_gradient(NET, GOOD, (3, 8, 8)), "network must take images of shape"),
     (

@@ -284,7 +284,7 @@ BAD: list[tuple[Any, str]] = [
     ),
     (lambda: ReplayableMessage([], SENT.replay, 5), "observed must not be empty or all 0"),
     (lambda: ReplayableMessage([torch.ones(2) / 0], SENT.replay, 5), "observed must be finite"),
-    (lambda: FedAvgUpdate(NET, [0 * p for p in ONES], lr=0.1), "update must not all be 0"),
+    (lambda: FedAvgUpdate(NET, [0 * p for p in ONES], lr=0.1), "update must not be empty or all 0"),
     (lambda: FedAvgUpdate(NET, ONES, lr=0.1, epochs=2, order=[torch.tensor([0])]), "order replaces epochs and batch"),
     (
         lambda: FedAvgUpdate.of(NET, pictures(2), torch.tensor([0, 1]), lr=0.1, order=[torch.arange(2)] * 3),
