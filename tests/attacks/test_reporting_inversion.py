@@ -18,7 +18,6 @@ from attacks.reporting import Inversion
 from attacks.reporting._findings import Findings
 from attacks.reporting._images import Records
 from attacks.reporting._recorded_run import open_run
-from attacks.reporting._rendering import Section
 from attacks.reporting.inversion import _compare_own, _draw_held_out, fedavg_update, message_pair, record_counts
 from attacks.transcript import TranscriptMessage
 from distillkit import LabeledImages
@@ -212,8 +211,8 @@ def test_similar_reconstructions_are_found_below_the_threshold() -> None:
     own, truth = OWNERS[1], TRAIN.pixels()[OWNERS[1]]
     noise = 0.2 * torch.randn(truth.shape, generator=derive(0))
     hidden, nothing = Findings(), Findings()
-    _compare_own(Section(""), (truth + noise).clamp(0, 1), own, inside, outside, "client 1", hidden)
-    _compare_own(Section(""), (0.5 + noise).clamp(0, 1), own, inside, outside, "client 1", nothing)
+    _compare_own((truth + noise).clamp(0, 1), own, inside, outside, "client 1", hidden)
+    _compare_own((0.5 + noise).clamp(0, 1), own, inside, outside, "client 1", nothing)
     [line] = hidden.leaks
     assert line.startswith("inverting the update of client 1 recovers images closer to its records than to others (")
     [line] = nothing.not_found
