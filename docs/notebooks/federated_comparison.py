@@ -90,13 +90,13 @@ study.table(columns=["bytes_up"]).without("best % *", "best of the seeds' mean %
 study.curves()
 
 # %% [markdown]
-# The same curves by bytes, because FedDM's messages differ in size from weights.
+# FedDM's messages differ in size from weights, so draw the same curves by bytes as well.
 
 # %%
 study.curves(by="bytes")
 
 # %% [markdown]
-# ## Are the differences significant?
+# ## Differences between candidates
 #
 # Runs with the same seed share initial weights and partition, so candidates are compared seed by seed. The interval is
 # that of the mean difference over seeds. An interval that contains 0 shows no difference.
@@ -105,8 +105,8 @@ study.curves(by="bytes")
 paired_differences(records, base="FedAvg")
 
 # %% [markdown]
-# The chosen configurations. With three or more values, the table says whether the best lies at the edge of the grid.
-# With two values it always does, so search more values in a real study.
+# The next table shows the chosen configurations. With three or more values, it also shows whether the best value is at
+# the edge of the grid. With two values the best always is, so search more values in a real study.
 
 # %%
 from distillkit.study import tuning_table

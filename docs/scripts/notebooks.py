@@ -121,7 +121,7 @@ def page(name: str, notebook: dict[str, Any]) -> tuple[str, list[bytes]]:
             plain = "".join(data.get("text/plain", ""))
             if "image/png" in data:
                 pictures.append(base64.b64decode("".join(data["image/png"])))
-                parts.append(f"![What the cell above draws]({name}_{len(pictures)}.png)")
+                parts.append(f"![Output of the cell above]({name}_{len(pictures)}.png)")
             elif plain.startswith("| "):
                 parts.append(plain)
             elif "text/html" in data:
