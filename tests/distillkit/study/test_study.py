@@ -55,7 +55,7 @@ class Known(Candidate):
     def run(self, made: Number, job: Job) -> dict[str, Any]:
         if job.run == self.stop_at:
             raise KeyboardInterrupt
-        self.ran.append(job.run)
+        self.executed.append(job.run)
         if made.value < 0:
             raise FloatingPointError("it diverged")
         assert job.notes["validation"] == job.validation
@@ -75,13 +75,13 @@ def known(**options: Any) -> Known:
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
-    Known.ran.clear()
+    Known.executed.clear()
     Known.stop_at = ""
 
 
 def executed(study: Study) -> list[str]:
     study.run(trial=False, progress=False)
-    return list(Known.ran)
+    return list(Known.executed)
 
 
 def test_all_candidates_compare_equally_many_configurations(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_study_resumes_after_an_interruption(tmp_path: Path) -> None:
 
     whole = executed(study("whole"))
     for place in whole:
-        Known.ran.clear()
+        Known.executed.clear()
         Known.stop_at = place
         with pytest.raises(KeyboardInterrupt):
             executed(study(place))
@@ -141,7 +141,7 @@ def test_each_run_is_reported_once_when_it_ends(tmp_path: Path) -> None:
 def test_seeds_candidates_and_tasks_can_be_added_but_not_changed(tmp_path: Path) -> None:
     candidates = {"A": known(search=grid(value=[1, 2]))}
     executed(Study(tmp_path, task(), candidates, seeds=(0,)))
-    Known.ran.clear()
+    Known.executed.clear()
     more = Study(tmp_path, [task(), task("other")], {**candidates, "B": known(search=grid(value=[3, 4]))}, seeds=(0, 1))
     assert set(executed(more)) == {
         "made-b-0-100", "made-b-1-100", "other-a-0-100", "other-a-1-100", "other-b-0-100", "other-b-1-100",
@@ -234,7 +234,7 @@ def test_ablation_runs_only_on_its_tasks_and_seeds(tmp_path: Path) -> None:
     assert {t.method for t in read_choice(tmp_path)[0] if t.task == "one"} == {"A"}
     (tmp_path / "two-c-1" / "summary.json").unlink()
     assert study().records().missing == (("two", "C", 1),)
-    Known.ran.clear()
+    Known.executed.clear()
     assert executed(Study(tmp_path, [task("one"), task("two")], {"A": candidates["A"]}, seeds=(0, 1))) == []
     assert study().records().missing == (("two", "C", 1),)  # what the folder has asked for stays asked for
     candidates["C"] = replace(candidates["C"], seeds=[0, 1])
@@ -310,7 +310,7 @@ def test_task_without_a_name_is_refused_first(tmp_path: Path) -> None:
     study = Study(tmp_path, task(partition=lambda labels: [torch.arange(len(labels))]), {"A": known()})
     with pytest.raises(SerializationError, match="tasks\\['made'\\].partition"):
         executed(study)
-    assert not Known.ran
+    assert not Known.executed
 
 
 def few(steps: int, lr: float = 1.0) -> Any:
