@@ -50,8 +50,7 @@ class FedMD(Method):
         return Message.unchecked({**dict(server.state.items()), self.public.key: server.data["public"]})
 
     def expect(self, server: Any, client: int) -> Any:
-        scores = torch.zeros(self.subset, server.task.num_classes)
-        return {self.scores.key: EntrySpec(scores, minimum=-1e4, maximum=1e4)}
+        return {self.scores.key: EntrySpec(torch.ones(self.subset, server.task.num_classes), minimum=-1e4, maximum=1e4)}
 
     def fit(self, client: Any, net: Any, purpose: str, images: Any, targets: Any, loss: Any, epochs: int) -> None:
         optimizer = torch.optim.Adam(net.train().parameters(), lr=self.lr)
