@@ -209,7 +209,7 @@ def advice(rows: Rows) -> str:
         ["thousands of machines", "Flower, some hundred clients drawn in a round (`participation=100`)",
          f"{a:.1f} CPU ms per client and {1e6 * b:.0f} ms per million weights on both sides, and Flower's own"],
         ["more clients in a round", "fewer drawn clients, or a tree of servers, which does not exist yet",
-         "see [the first limit](#to-a-million) and [several levels](#several-levels-of-servers)"],
+         "see [the first limit](#a-million-clients) and [several levels](#several-levels-of-servers)"],
     ]  # fmt: skip
     return words(table("you have | use | cost", lines))
 
