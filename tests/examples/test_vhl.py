@@ -12,7 +12,7 @@ from PIL import Image
 
 from distillkit.serialization import to_config
 from distillkit.study import Records, read_records, write_records
-from tests.distillkit.study import written
+from tests.distillkit.study import sample_records
 from tests.examples.studies import requested_study
 from tests.scripts import load_script
 
@@ -106,7 +106,7 @@ def test_user_images_have_equally_many_virtual_and_real_classes(
 def test_switch_uses_the_settings_of_another_study(
     vhl: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = [written.record([0.5], name, task="cifar10", settings={"lr": 0.07}) for name in vhl.TRIES]
+    runs = [sample_records.record([0.5], name, task="cifar10", settings={"lr": 0.07}) for name in vhl.TRIES]
     write_records(Records(runs), tmp_path / "there.jsonl")
     words = ["--pair", "--participation", "1", "--network", "resnet8", "--settings-of", str(tmp_path / "there.jsonl")]
     study = requested_study(vhl, monkeypatch, *words, "--dataset", "cifar10")

@@ -21,7 +21,7 @@ from tests.distillkit.study.test_study import Known, known, task
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
-    Known.ran.clear()
+    Known.executed.clear()
     Known.stop_at = ""
 
 
