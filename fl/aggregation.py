@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar, cast, overload
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from fl.schema import BadReply, EntrySpec, Schema, check_reply
 
 __all__ = ["AggregatedReplies", "Aggregator", "BadReply", "EntrySpec", "Schema", "check_reply", "finalize"]
 
-V = TypeVar("V")
 
 _PIECE = 1 << 18
 """Numbers that are multiplied and added at once: 2 MiB in float64, which caches hold, in few calls."""
@@ -80,7 +79,7 @@ def finalize(rule: str, over: float | None, total: Tensor, weight: Any, like: An
     return float(total)
 
 
-class AggregatedReplies:
+class AggregatedReplies(Message):
     """Aggregated replies of a round: what `Method.receive` gets in place of the single replies.
 
     `replies[entry]` is the mean, sum etc. of the values that the clients sent under that entry, in the type of its
@@ -96,22 +95,7 @@ class AggregatedReplies:
     def __init__(
         self, values: Message, weights: Mapping[str, Any], sums: Mapping[str, Any], clients: list[int]
     ) -> None:
-        self._values, self._weights, self._sums = values, weights, sums
-        self.clients = clients
-
-    def __getitem__(self, entry: Entry[V]) -> V:
-        return self._values[entry]
-
-    def __contains__(self, entry: object) -> bool:
-        return entry in self._values
-
-    @overload
-    def get(self, entry: Entry[V]) -> V | None: ...
-    @overload
-    def get(self, entry: Entry[V], default: V) -> V: ...
-    def get(self, entry: Entry[V], default: V | None = None) -> V | None:
-        """Return the aggregated value of `entry`, or `default` if no client sent it."""
-        return self._values[entry] if entry in self else default
+        self._values, self._weights, self._sums, self.clients = dict(values.items()), weights, sums, clients
 
     def weight(self, entry: Entry[Any], name: str | None = None) -> Any:
         """Return the sum of the weights behind a mean: the total weight of the clients that sent the entry.
@@ -147,7 +131,7 @@ class AggregatedReplies:
             entry: the entry to change.
             value: its new value; weights and sums stay as they are.
         """
-        values = self._values.copy()
+        values = self.copy()
         values[entry] = value
         return AggregatedReplies(values, self._weights, self._sums, self.clients)
 

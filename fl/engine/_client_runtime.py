@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from distillkit.privacy import BudgetExhausted, Ledger
 from fl.engine._client_memory import MemoryStore
-from fl.engine._clients import ClientData
+from fl.engine._clients import ClientData, ClientRegistry
 from fl.engine._devices import placed
 from fl.engine._transport import ClientRequest, ClientResult, RequestHeader, noise_of, reason_of
 from fl.method import Method
@@ -37,7 +37,7 @@ class ClientRuntime:
 
     method: Method
     task: LabelTask
-    client_data: Sequence[ClientData] | Mapping[int, ClientData]
+    client_data: ClientRegistry | Mapping[int, ClientData]
     memories: MemoryStore
     device: torch.device
     stop: threading.Event = field(default_factory=threading.Event)

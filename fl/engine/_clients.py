@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,7 +13,15 @@ from torch.utils.data import DataLoader, Dataset
 from distillkit._utils import conversion
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
 
-__all__ = ["ClientData", "ClientRegistry", "extend_classes", "read_or_stored", "read_set", "require_like"]
+__all__ = [
+    "ClientData",
+    "ClientRegistry",
+    "extend_classes",
+    "fitting_set",
+    "read_or_stored",
+    "read_set",
+    "require_like",
+]
 
 Either = TypeVar("Either", bound=LabeledImages | StoredImages)
 
@@ -111,6 +119,25 @@ def require_like(first: LabeledImages, other: LabeledImages | StoredImages, name
         raise ValueError(f"{name} has labels as {kinds[other.labels.ndim]}, clients[0] as {kinds[first.labels.ndim]}")
 
 
+def fitting_set(data: Either, name: str, first: LabeledImages, *, classes: bool = True) -> Either:
+    """Return a set of the server if it has images and fits the first client's; see `require_like`.
+
+    Args:
+        data: the set.
+        name: of the argument, for messages.
+        first: the first client's set.
+        classes: whether its classes and labels must agree, too; a set that was read with fewer classes is extended.
+
+    Raises:
+        ValueError: the set is empty or does not fit.
+    """
+    if not len(data):
+        raise ValueError(f"{name} has no images: leave it out, or pass some")
+    data = extend_classes(data, first.num_classes, True) if classes else data
+    require_like(first, data, name, classes=classes)
+    return data
+
+
 def read_or_stored(given: Any, name: str, progress: bool) -> LabeledImages | StoredImages:
     """Convert a user's argument as `read_set` does, but return a stored set unread.
 
@@ -123,7 +150,7 @@ def read_or_stored(given: Any, name: str, progress: bool) -> LabeledImages | Sto
     return given if isinstance(given, StoredImages) else read_set(given, name, progress)
 
 
-class ClientRegistry(Sequence[ClientData]):
+class ClientRegistry:
     """Data of all clients of a run, each checked against the first: before round 1, or when its client is drawn.
 
     Datasets, loaders and pairs of images and labels are read into memory; a stored set stays in its file. A set whose
@@ -168,6 +195,9 @@ class ClientRegistry(Sequence[ClientData]):
     def __len__(self) -> int:
         return len(self._clients)
 
+    def __iter__(self) -> Iterator[ClientData]:
+        return (self[number] for number in range(len(self)))
+
     def _read(self, number: int) -> ClientData:
         given, name = self._clients[number], f"clients[{number}]"
         if not isinstance(given, ClientData):
@@ -179,13 +209,7 @@ class ClientRegistry(Sequence[ClientData]):
         test = None if data.test is None else extend_classes(data.test, self._classes, self._classes_given)
         return ClientData(extend_classes(data.train, self._classes, self._classes_given), test)
 
-    @overload
-    def __getitem__(self, number: int) -> ClientData: ...
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[ClientData]: ...
-    def __getitem__(self, number: int | slice) -> ClientData | Sequence[ClientData]:
-        if isinstance(number, slice):
-            return [self[k] for k in range(*number.indices(len(self)))]
+    def __getitem__(self, number: int) -> ClientData:
         return self._checked[number] if self.whole else self._checked_data(number, self._read(number))
 
     def _checked_data(self, number: int, data: ClientData) -> ClientData:

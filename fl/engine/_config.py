@@ -46,7 +46,7 @@ class RunFolder:
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str | Path):
-            raise TypeError(f"path must be a folder's path, got {type(self.path).__name__}")
+            raise TypeError(f"out must be a folder's path or a RunFolder(path, ...), got {type(self.path).__name__}")
         check.boolean(self.transcript, "transcript")
         if self.notes is not None:
             check.mapping(self.notes, "notes")

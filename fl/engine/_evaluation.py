@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from distillkit.sets import LabeledImages, StoredImages
-from fl.aggregation import BadReply, check_reply
 from fl.engine import history
 from fl.engine._devices import placed
 from fl.engine._dispatch import Dispatcher
+from fl.engine._replies import validate
 from fl.engine._transport import BundledExchange, ClientRequest, ClientResult
 from fl.message import Message, payload_bytes
 from fl.method import evaluation_batch_size
@@ -102,7 +103,8 @@ class ClientEvaluation:
             return
         reason, found = result.error, Message()
         if reason is None:
-            reason, found = self._validate(result.client, result.reply)
+            work = partial(validate, self._dispatcher, self.server, "evaluate", result)
+            reason, found = self._dispatcher.thread.run(work)
         if reason is not None:
             self._failed[result.client] = reason
             return
@@ -113,30 +115,6 @@ class ClientEvaluation:
         self._up += sum(payload_bytes(found).values())
         self._spared += result.spared
         self._dispatcher.cache_index.update(result.client, request)
-
-    def _validate(self, client: int, reply: Message | None) -> tuple[str | None, Message]:
-        """Return why a client's reply cannot be used, or None; and the reply, empty without anything to evaluate."""
-        dispatcher, server = self._dispatcher, self.server
-
-        def work() -> tuple[str | None, Message]:
-            schema = dispatcher.method.expect_evaluation(server, client)
-            try:
-                if reply is None or (isinstance(reply, Message) and not len(reply)):
-                    return None, Message()
-                found = check_reply(placed(reply, server.device), dispatcher.entries, schema)
-                for _, group in found.items():
-                    if not isinstance(group, dict):
-                        raise BadReply(
-                            f"a test's results must be groups of the task's sums, name -> `LabelTask.sums`, got "
-                            f"{type(group).__name__}"
-                        )
-                    for sums in group.values():
-                        server.task.check_sums(sums)
-            except Exception as error:  # a reply may hold anything: however its check fails, this reply has failed
-                return str(error)[:300], Message()
-            return None, found
-
-        return dispatcher.thread.run(work)
 
     def completed_row(self) -> dict[str, Any]:
         """Return the row that was open, with the results."""

@@ -1,7 +1,7 @@
 """The path of a reply: request it from a client, validate it, accumulate it.
 
-`ReplyCollector.collect` plays one exchange of a round in these three steps, and `ReplyCollector.validate` holds every
-check that a reply must pass before anything of it counts.
+`ReplyCollector.collect` performs these three steps for one exchange of a round. `validate` makes every check that a
+reply must pass before it counts, in exchanges as in evaluations.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from fl.engine._dispatch import Dispatcher
 from fl.engine._transport import BundledExchange, ClientRequest, ClientResult
 from fl.engine.store import Store
 from fl.message import Message, payload_bytes
-from fl.participants import Interrupted
+from fl.participants import Interrupted, Server
+from fl.task import LabelTask
 
-__all__ = ["ReplyCollector", "RoundStats"]
+__all__ = ["ReplyCollector", "RoundStats", "validate"]
 
 
 class ReplyCollector:
@@ -71,7 +72,8 @@ class ReplyCollector:
                 stats.empty.append(result.client)
                 continue
             stats.seconds += result.seconds
-            reason = result.error or dispatcher.thread.run(partial(self._accumulate, reducer, verb, result))
+            work = partial(validate, dispatcher, self.server, verb, result, reducer)
+            reason = result.error or dispatcher.thread.run(work)[0]
             self._record(verb, result, request, stats, valid=reason is None)
             if reason is not None:
                 stats.fail(verb, result.client, reason, late=late)
@@ -80,50 +82,6 @@ class ReplyCollector:
             if verb != "answer":
                 dispatcher.cache_index.update(result.client, request, memory)
         return reducer
-
-    def _accumulate(self, reducer: Aggregator, verb: str, result: ClientResult) -> str | None:
-        """Validate one reply and accumulate it, or return why it cannot be used; nothing of such a reply counts."""
-        schema = self._schema(verb, result.client)
-        try:
-            reply = self.validate(verb, result, schema)
-            reducer.require(reply)
-        except BadReply as error:
-            return str(error)[:300]
-        except (Interrupted, BudgetExhausted):
-            raise
-        except Exception as error:  # a reply may hold anything: however its check fails, this reply has failed
-            return f"cannot be used: {type(error).__name__}: {error}"[:300]
-        reducer.fold(result.client, reply)
-        return None
-
-    def _schema(self, verb: str, client: int) -> Schema:
-        if verb == "answer":
-            return self.method.expect_answer(self.server, client)
-        if verb == "local":
-            return self.method.expect(self.server, client)
-        return self.method.expect_exchange(self.server, verb, client)
-
-    def validate(self, verb: str, result: ClientResult, schema: Schema) -> Message:
-        """Check a client's reply and notes, and return the reply with what the server derives from it.
-
-        Args:
-            verb: the exchange.
-            result: what the client sent.
-            schema: entries, shapes and bounds of the reply; see `fl.aggregation.check_reply`.
-
-        Raises:
-            BadReply: an entry is missing, undeclared, or out of its type, shape or bounds.
-        """
-        wrong = [k for k, n in result.notes.items() if not isinstance(n, int | float) or not math.isfinite(n)]
-        if wrong:
-            raise BadReply(f"its note {wrong[0]!r} is no finite number")
-        entries = self.dispatcher.entries
-        reply = check_reply(placed(result.reply, self.server.device), entries, schema)
-        derived = self.method.read_reply(self.server, reply) if verb == "local" else Message()
-        if not len(derived):
-            return reply
-        reply = Message.unchecked({**dict(reply.items()), **dict(derived.items())})
-        return check_reply(reply, entries, {**schema, **{key: EntrySpec(value) for key, value in derived.items()}})
 
     def _record(
         self, verb: str, result: ClientResult, request: ClientRequest | None, stats: RoundStats, *, valid: bool
@@ -137,6 +95,69 @@ class ReplyCollector:
         for direction, message in (("down", request.message if request is not None else None), ("up", reply)):
             if message is not None:
                 self.transcript.record(self.server.round, client, direction, message, verb)
+
+
+def validate(
+    dispatcher: Dispatcher, server: Server, verb: str, result: ClientResult, aggregator: Aggregator | None = None
+) -> tuple[str | None, Message]:
+    """Check a client's reply and accumulate it. Nothing of an invalid reply counts.
+
+    Args:
+        dispatcher: has the method and its entries.
+        server: the server that takes the reply; the call is made in its thread.
+        verb: the exchange, or "evaluate".
+        result: what the client sent.
+        aggregator: accumulates a valid reply; None if the caller does.
+
+    Returns:
+        Why the reply cannot be used, or None; and the reply with the entries that the server derives from it.
+    """
+    method, client = dispatcher.method, result.client
+    known = {"answer": method.expect_answer, "local": method.expect, "evaluate": method.expect_evaluation}
+    schema = known[verb](server, client) if verb in known else method.expect_exchange(server, verb, client)
+    try:
+        reply = _checked_reply(dispatcher, server, verb, result, schema)
+        if aggregator is not None:
+            aggregator.require(reply)
+    except BadReply as error:
+        return str(error)[:300], Message()
+    except (Interrupted, BudgetExhausted):
+        raise
+    except Exception as error:  # a reply may hold anything: however its check fails, this reply has failed
+        return f"cannot be used: {type(error).__name__}: {error}"[:300], Message()
+    if aggregator is not None:
+        aggregator.fold(client, reply)
+    return None, reply
+
+
+def _checked_reply(dispatcher: Dispatcher, server: Server, verb: str, result: ClientResult, schema: Schema) -> Message:
+    """Return a valid reply with the entries derived from it; the reply to an evaluation may be empty.
+
+    Raises:
+        BadReply: an entry is missing, undeclared, or out of its type, shape or bounds; see `fl.schema.check_reply`.
+    """
+    entries, reply = dispatcher.entries, result.reply
+    if verb == "evaluate" and (reply is None or (isinstance(reply, Message) and not len(reply))):
+        return Message()
+    wrong = [k for k, n in result.notes.items() if not isinstance(n, int | float) or not math.isfinite(n)]
+    if wrong and verb != "evaluate":
+        raise BadReply(f"its note {wrong[0]!r} is not a finite number")
+    reply = check_reply(placed(reply, server.device), entries, schema)
+    if verb == "evaluate":
+        _check_sums(reply, server.task)
+    derived = dispatcher.method.read_reply(server, reply) if verb == "local" else Message()
+    if not len(derived):
+        return reply
+    reply = Message.unchecked({**dict(reply.items()), **dict(derived.items())})
+    return check_reply(reply, entries, {**schema, **{key: EntrySpec(value) for key, value in derived.items()}})
+
+
+def _check_sums(reply: Message, task: LabelTask) -> None:
+    for key, group in reply.items():
+        if not isinstance(group, dict):
+            raise BadReply(f"{key} must map names to `LabelTask.sums` of an evaluation, got {type(group).__name__}")
+        for sums in group.values():
+            task.check_sums(sums)
 
 
 @dataclass

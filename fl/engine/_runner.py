@@ -86,7 +86,10 @@ def execute(
         transport = stack.enter_context(deployment.open(context))
         stack.callback(server.stop.set)
         method.check_run(server, config.rounds)
-        record = _record(method, config, deployment, server, store)
+        record: dict[str, Any] = {}
+        if store is not None:
+            key = store.key() if method.private or method.sealed else b""
+            record = config_of(method, config, server, deployment.fingerprint(key), deployment.faults, key)
         run_id = tensor_fingerprint([json.dumps({k: v for k, v in record.items() if k not in FREE})])
         dispatcher = Dispatcher(method, server, transport, thread, config.secret)
         transcript = folder is not None and folder.transcript
@@ -128,16 +131,6 @@ def _server(config: RunConfig, deployment: Deployment) -> Server:
         data={name: placed(data, device) for name, data in (config.server_data or {}).items()},  # type: ignore[arg-type,misc]
         device=device, stop=threading.Event(), ledger=config.ledger, dtype=first.images.dtype,  # type: ignore[arg-type]
     )  # fmt: skip
-
-
-def _record(
-    method: Method, config: RunConfig, deployment: Deployment, server: Server, store: Store | None
-) -> dict[str, Any]:
-    """Return the contents of config.json; empty for a run without a folder."""
-    if store is None:
-        return {}
-    key = store.key() if method.private or method.sealed else b""
-    return config_of(method, config, server, deployment.fingerprint(key), deployment.faults, key)
 
 
 def _resume(config: RunConfig, runner: RoundRunner, record: dict[str, Any]) -> list[dict[str, Any]] | None:

@@ -6,7 +6,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from numbers import Integral, Real
+from numbers import Integral
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +22,7 @@ from distillkit.privacy.validation._arguments import (
     require_given_num_classes,
 )
 from distillkit.sets import Images, LabeledImages, StoredImages
-from fl.engine._clients import ClientData, ClientRegistry, extend_classes, read_or_stored, read_set, require_like
+from fl.engine._clients import ClientData, ClientRegistry, fitting_set, read_or_stored, read_set
 from fl.engine._config import RunConfig, RunFolder
 from fl.method import Method
 from fl.task import Classification, LabelTask
@@ -57,8 +57,6 @@ def validate(
     seed = check.positive_int(config.seed, "seed", least=0)
     share = config.participation
     drawn = _drawn_count(share, clients, config.min_replies, drawn_by_method=method.draws_clients)
-    if config.out is not None and not isinstance(config.out, str | Path | RunFolder):
-        raise TypeError(f"out must be a folder's path or a RunFolder(path, ...), got {type(config.out).__name__}")
     folder = config.folder
     if check.boolean(config.resume, "resume") and folder is None:
         raise ValueError("resume needs a folder: give out, as out='runs/first'")
@@ -131,11 +129,7 @@ def _test_set(test: object, first: LabeledImages, progress: bool) -> LabeledImag
     """
     if test is None:
         return None
-    data = extend_classes(read_or_stored(test, "test", progress), first.num_classes, True)
-    if not len(data):
-        raise ValueError("test has no images: leave it out, or pass some")
-    require_like(first, data, "test")
-    return data
+    return fitting_set(read_or_stored(test, "test", progress), "test", first)
 
 
 def _server_sets(given: Mapping[str, Images] | None, first: LabeledImages, progress: bool) -> dict[str, LabeledImages]:
@@ -149,18 +143,10 @@ def _server_sets(given: Mapping[str, Images] | None, first: LabeledImages, progr
     Raises:
         TypeError, ValueError: not a mapping of names to sets, an empty set, or one in another space.
     """
-    if given is not None and not isinstance(given, Mapping):
-        raise TypeError(f"server_data must map names to sets, as {{'proxy': data}}, got {type(given).__name__}")
-    sets = {
-        name: extend_classes(
-            read_set(data, f"server_data[{name!r}]", progress), first.num_classes if name == "validation" else 0, True
-        )
-        for name, data in (given or {}).items()
-    }
-    for name, data in sets.items():
-        if not len(data):
-            raise ValueError(f"server_data[{name!r}] has no images: leave it out, or pass some")
-        require_like(first, data, f"server_data[{name!r}]", classes=name == "validation")
+    sets: dict[str, LabeledImages] = {}
+    for name, images in check.mapping({} if given is None else given, "server_data").items():
+        label = f"server_data[{name!r}]"
+        sets[name] = fitting_set(read_set(images, label, progress), label, first, classes=name == "validation")
     return sets
 
 
@@ -194,9 +180,7 @@ def _drawn_count(participation: float | int, clients: int, min_replies: int, *, 
                 "this warning: participation=1 / len(clients))"
             )
     else:
-        number = isinstance(participation, Real) and not isinstance(participation, bool)
-        share = float(participation) if number else participation
-        wanted = max(1, round(check.real_number(share, "participation", above=0.0, most=1.0) * clients))
+        wanted = max(1, round(check.real_number(participation, "participation", above=0.0, most=1.0) * clients))
     if wanted > clients:
         raise ValueError(f"participation asks for {wanted} clients, but there are {clients}")
     if min_replies > wanted:

@@ -308,7 +308,7 @@ def test_non_numeric_note_rejects_the_reply() -> None:
                 local.client.notes["kept"] = "twice"
 
     row = play(FedAvg(Noting(), factory=Tiny, **SMALL), 1).rows[0]
-    assert row["failed"] == {"1": "its note 'kept' is no finite number"}
+    assert row["failed"] == {"1": "its note 'kept' is not a finite number"}
 
 
 def test_limit_of_client_claims_is_an_option() -> None:
