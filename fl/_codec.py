@@ -37,16 +37,11 @@ def _pack(key: str, value: Value, tensors: Tensors) -> dict[str, Any]:
     if isinstance(value, Tensor):
         tensors[key] = value
         return {"kind": "tensor"}
-    if isinstance(value, dict):
-        for name, tensor in value.items():
-            tensors[f"{key}{_SEPARATOR}{name}"] = tensor
-        return {"kind": "group", "names": list(value)}
-    if isinstance(value, LabeledImages):
-        parts, facts = value.parts()
-        for name, tensor in parts.items():
-            tensors[f"{key}{_SEPARATOR}{name}"] = tensor
-        return {"kind": "set", "names": list(parts), **facts}
-    return {"kind": "plain", "value": value}
+    if not isinstance(value, dict | LabeledImages):
+        return {"kind": "plain", "value": value}
+    group, metadata = value.parts() if isinstance(value, LabeledImages) else (value, {})
+    tensors.update({f"{key}{_SEPARATOR}{name}": tensor for name, tensor in group.items()})
+    return {"kind": "group" if isinstance(value, dict) else "set", "names": list(group), **metadata}
 
 
 def _unpack(key: str, form: Any, tensors: Tensors) -> Value:

@@ -47,7 +47,7 @@ Rounds = Annotated[tuple[int, ...], _rounds]
 
 
 def check_options(options: Any) -> dict[str, Any]:
-    """Check the fields of a dataclass against their types: the types of this module, `Literal` and `bool`.
+    """Check the fields of a dataclass against their types: the types of this module, `Literal`, `bool` and `str`.
 
     `None` passes where the type allows it. Fields of other types are not checked.
 
@@ -82,4 +82,6 @@ def _checked(value: Any, name: str, hint: Any) -> Any:
         return get_args(hint)[1](value, name)
     if get_origin(hint) is Literal:
         return check.one_of(value, name, get_args(hint))
+    if hint is str and not isinstance(value, str):
+        raise TypeError(f"{name} must be a string, got {type(value).__name__}")
     return check.boolean(value, name) if hint is bool else value

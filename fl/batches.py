@@ -64,8 +64,6 @@ class Phase:
         check_options(self)
         if self.steps is not None and self.epochs != 1:
             raise ValueError(f"give epochs or steps, not both: got epochs={self.epochs}, steps={self.steps}")
-        if not isinstance(self.train, str):
-            raise TypeError(f"train must be a pattern of parameter names, got {type(self.train).__name__}")
 
     def trains(self, name: str) -> bool:
         """Return whether this phase trains the parameter called `name`."""

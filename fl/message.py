@@ -242,10 +242,6 @@ def _tensors(key: str, value: Value) -> Iterator[tuple[str, Tensor]]:
         yield from parts.items()
 
 
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
 def payload_bytes(message: Message) -> dict[str, int]:
     """Return the payload size of each entry in bytes, by key; a run's history records these sizes.
 
@@ -258,14 +254,14 @@ def payload_bytes(message: Message) -> dict[str, int]:
     found: dict[str, int] = {}
     for key, value in message.items():
         if isinstance(value, Tensor):
-            found[key] = _bytes(value)
+            found[key] = value.nbytes
         elif isinstance(value, dict):
-            found[key] = sum(_bytes(t) for t in value.values())
+            found[key] = sum(t.nbytes for t in value.values())
         elif isinstance(value, LabeledImages):
-            found[key] = _bytes(value.images)
-            found[f"{key}:labels"] = _bytes(value.labels)
+            found[key] = value.images.nbytes
+            found[f"{key}:labels"] = value.labels.nbytes
             for name, column in value.columns.items():
-                found[f"{key}:{name}"] = _bytes(column)
+                found[f"{key}:{name}"] = column.nbytes
         elif isinstance(value, str):
             found[key] = len(value.encode())
         else:

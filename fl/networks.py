@@ -18,7 +18,7 @@ from distillkit.rng import derive
 from fl.message import Tensors
 from fl.participants import Client, Server
 
-__all__ = ["Factory", "Networks", "copied"]
+__all__ = ["Factory", "Networks", "copied", "embedding_size"]
 
 Factory = Callable[[int], nn.Module]
 """Called with the number of outputs, gives the network."""
@@ -165,10 +165,13 @@ class Networks:
 
     def all_first(self, server: Server) -> Tensors:
         """Return w_0 of every architecture as one group on the server's device, for the state of the `server`."""
-        found: Tensors = {}
-        for name in self.names:
-            found |= self.prefixed(self.first(name, server.task.num_classes, server.seed), name)
+        found = self.for_each(lambda name: self.first(name, server.task.num_classes, server.seed))
         return {n: t.to(server.device) for n, t in found.items()}
+
+    def for_each(self, compute: Callable[[str], Tensors]) -> Tensors:
+        """Return the tensors that `compute` returns for the name of each architecture, as one group."""
+        groups = ((name, compute(name)) for name in self.names)
+        return {n: t for name, tensors in groups for n, t in self.prefixed(tensors, name).items()}
 
     def on(self, side: Server | Client, weights: Tensors, name: str | None = None) -> nn.Module:
         """Return a new network with given weights and buffers on a participant's device; the caller may change it.
@@ -233,9 +236,7 @@ class Networks:
         self._require_initial(server.task.num_classes)
 
     def _require_initial(self, classes: int) -> None:
-        known: Tensors = {}
-        for name, net in self.templates(classes).items():
-            known |= self.prefixed(dict(net.state_dict()), name)
+        known = self.for_each(lambda name: dict(self.template(name, classes).state_dict()))
         given = self.initial or {}
         unknown = sorted(set(given) - set(known), key=str)
         if unknown:
@@ -261,6 +262,12 @@ def _blanks(network: nn.Module, weights: Tensors) -> dict[int, Any]:
     bare = (v for v in held if type(v) in (dict, OrderedDict, set) and not v and not getattr(v, "__dict__", None))
     empty = {id(value): type(value)() for value in bare}
     return empty | {id(p): nn.Parameter(torch.empty_like(p), p.requires_grad) for p in plain}
+
+
+@torch.no_grad()
+def embedding_size(network: nn.Module, images: Tensor) -> int:
+    """Return the length of the embeddings of a network in eval mode, from a batch of images of any value."""
+    return split(network.eval()).features(images).shape[1]
 
 
 def copied(network: nn.Module) -> Tensors:

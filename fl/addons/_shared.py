@@ -17,6 +17,7 @@ from fl.addons._distill import distill_models, falling_steps, starts_from_averag
 from fl.addons.scaffold import SCAFFOLD
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings
+from fl.averaging._composition import require_whole_models
 from fl.averaging.addon import overrides
 from fl.message import Entry, Message, Tensors
 from fl.method import NoUsableReply
@@ -65,11 +66,7 @@ class Shared(AddOn):
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse personal parameters, and add-ons that need averages in every round if `rate` is below 1."""
-        if settings.personal:
-            raise ValueError(
-                f"{self.name} distils whole models on the server: nothing can be personal, got "
-                f"personal={settings.personal}"
-            )
+        require_whole_models(self, settings, "it distils them on the server")
         for addon in addons if self.rate < 1 else ():
             if isinstance(addon, SCAFFOLD) or any(overrides(addon, slot) for slot in _AVERAGES):
                 raise ValueError(

@@ -16,6 +16,7 @@ from fl._options import Decay, NonNegative, NonNegativeInt, Positive, Rounds
 from fl.addons.condensed import SELECTED
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings, Step
+from fl.averaging._composition import require_one_architecture, require_whole_models
 from fl.batches import Batch
 from fl.message import Entry, Message, Tensors
 
@@ -92,11 +93,8 @@ class Anchors(AddOn):
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse several architectures, personal parameters, and Adam, whose change is no sum of gradients."""
-        if len(settings.networks.names) > 1 or settings.personal:
-            raise ValueError(
-                "Anchors needs one architecture that the server holds whole, whose gradient it matches; got "
-                f"personal={settings.personal}, {len(settings.networks.names)} architecture(s)"
-            )
+        require_one_architecture(self, settings, "it matches the gradient of one model")
+        require_whole_models(self, settings, "it matches their gradient on the server")
         if settings.optimizer.name == "adam":
             raise ValueError(
                 "Anchors needs optimizer='sgd', got 'adam', with which the change of weights is no sum of gradients"

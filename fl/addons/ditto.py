@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from distillkit.losses import proximal
 from fl._options import NonNegative
 from fl.averaging import AddOn, Local, Settings
+from fl.averaging._composition import require_whole_models
 from fl.batches import Phase
 from fl.message import Entry, Message, Tensors
 
@@ -53,11 +54,7 @@ class Ditto(AddOn):
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse personal parameters, because v_k is pulled towards a whole global model."""
-        if settings.personal:
-            raise ValueError(
-                "Ditto needs a whole global model to pull towards, and there is none with "
-                f"personal={settings.personal}: leave it out"
-            )
+        require_whole_models(self, settings, "it pulls a client's model towards the global one")
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
         """Take this round's steps on v_k, and keep it in the client's memory."""

@@ -17,7 +17,7 @@ from fl._options import AtLeastTwo, NonNegative, Positive, PositiveInt
 from fl.addons._latent import Head, LatentGenerator, diversity
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings, Step
-from fl.averaging.addon import overrides
+from fl.averaging._composition import require_one_architecture, require_unscaled, require_whole_models
 from fl.averaging.optimizer import load_state, saved_state
 from fl.message import Entry, Message, Tensors
 from fl.networks import copied
@@ -80,17 +80,9 @@ class FedGen(AddOn):
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse replies without every client's classifier, or with classifiers of several kinds."""
-        if settings.personal or len(settings.networks.names) > 1:
-            raise ValueError(
-                "FedGen learns from one kind of classifier: no personal parameters, one architecture; got "
-                f"personal={settings.personal}, {len(settings.networks.names)} architecture(s)"
-            )
-        for addon in addons:
-            if overrides(addon, "scale_update"):
-                raise ValueError(
-                    f"FedGen needs the clients' classifiers, but {addon.name} rescales what they send: leave one of "
-                    "the two out"
-                )
+        require_one_architecture(self, settings, "its generator learns from one kind of classifier")
+        require_whole_models(self, settings, "its generator learns from the clients' classifiers")
+        require_unscaled(self, addons)
 
     def _head(self, server: AveragingServer) -> Head:
         return Head(server.network(server.settings.networks.names[0]), server.shape)

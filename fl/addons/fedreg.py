@@ -88,7 +88,8 @@ class FedReg(AddOn):
         if not names:
             return
         if not scratch:
-            scratch["batches"], scratch["copy"] = self._generated(local), self._copy(local)
+            scratch["batches"], scratch["copy"] = self._generated(local), local.new_network()
+            seed_dropout(scratch["copy"], local.generator(self, "dropout"))
         batches: list[tuple[Tensor, ...]] = scratch["batches"]
         pseudo, known, perturbed, labels = batches[local.steps % len(batches)]
         copy: nn.Module = scratch["copy"]
@@ -105,11 +106,6 @@ class FedReg(AddOn):
         with torch.no_grad():
             for name, r in zip(names, rest):
                 step.trained[name].copy_(local.start[name] + r)
-
-    def _copy(self, local: Local) -> nn.Module:
-        copy = local.new_network()
-        seed_dropout(copy, local.generator(self, "dropout"))
-        return copy
 
     def _generated(self, local: Local) -> list[tuple[Tensor, ...]]:
         """Return pseudo images and their soft labels, perturbed images and theirs, batch by batch."""

@@ -39,11 +39,6 @@ class LocalAccuracy(AddOn):
     accuracies = Entry[Tensor]("union")
     data_access = "none"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.on, str):
-            raise TypeError(f"on must be the name of a set in server_data, got {type(self.on).__name__}")
-
     @property
     def first_round(self) -> int:  # type: ignore[override]
         """The round of the first test: `every`."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from distillkit._utils import check
 from distillkit.generate import Patches
 from fl._options import Options, PositiveInt
 from fl.addons._crops import Crops
@@ -67,7 +66,6 @@ class SharedImage(Shared):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check.positive_int(self.keep, "keep", most=self.count)
         patches = Patches(self.image, self.seed, size=self.size or 1, count=self.count, **self.crops)
         object.__setattr__(self, "image", (255 * patches.image.cpu()).round().to(torch.uint8))
         self._hold(self.image, Crops(self.seed, self.count, self.size, self.crops), patches.digest[:16])

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from distillkit.losses import supervised_contrastive
-from distillkit.networks import split
 from fl._options import NonNegative, Positive, PositiveInt
 from fl.averaging import AddOn, AveragingServer, Local, Step
 from fl.message import Entry, Message, Tensors
+from fl.networks import embedding_size
 
 __all__ = ["VFA"]
 
@@ -46,17 +46,15 @@ class VFA(AddOn):
 
     def start(self, server: AveragingServer) -> None:
         """Draw the means mu_k, [K, d], of each architecture's feature space."""
-        networks, drawn = server.settings.networks, dict[str, Tensor]()
+        networks = server.settings.networks
         blank = torch.zeros(1, *server.shape, device=server.device, dtype=server.dtype)
-        for architecture in networks.names:
-            net = server.network(architecture).eval()
-            with torch.no_grad():
-                width = split(net).features(blank).shape[1]
+
+        def draw(architecture: str) -> Tensors:
+            width = embedding_size(server.network(architecture), blank)
             generator = server.generator(f"{self.key} {architecture}")
-            drawn |= networks.prefixed(
-                {"mean": torch.rand(server.task.num_classes, width, generator=generator)}, architecture
-            )
-        server.state[self.means] = drawn
+            return {"mean": torch.rand(server.task.num_classes, width, generator=generator)}
+
+        server.state[self.means] = networks.for_each(draw)
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
         """Send the means of this client's architecture; they travel once to each client."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from distillkit.sets import LabeledImages
 from fl._options import AtLeastTwo, Decay, NonNegativeInt, Options, Positive, PositiveInt
@@ -57,12 +56,11 @@ class VFTL(AddOn):
                 f"classes={server.task.num_classes} or fewer"
             )
         noise = virtual_set(server, self, self.source, self.classes, self.per_class, self.options)
-        networks, trained = server.settings.networks, dict[str, Tensor]()
-        for architecture in networks.names:
-            trained |= networks.prefixed(self._pretrained(server, architecture, noise), architecture)
-        server.state[FedAvg.model] = trained
+        server.state[FedAvg.model] = server.settings.networks.for_each(
+            lambda name: self._pretrained(server, name, noise)
+        )
 
-    def _pretrained(self, server: AveragingServer, architecture: str, noise: LabeledImages) -> Tensors:
+    def _pretrained(self, server: AveragingServer, noise: LabeledImages, architecture: str) -> Tensors:
         net = server.network(architecture).train()
         train_on_set(
             net, noise, torch.optim.SGD(net.parameters(), lr=self.lr, momentum=self.momentum), epochs=self.epochs,

@@ -21,6 +21,8 @@ __all__ = [
     "require_composable",
     "require_full_models",
     "require_one_architecture",
+    "require_unscaled",
+    "require_whole_models",
 ]
 
 
@@ -96,22 +98,48 @@ def require_full_models(asking: AddOn, settings: Settings, addons: Sequence[AddO
         ValueError: part of a model stays with its client (`personal`, `buffers`), or an add-on rescales updates.
     """
     networks, some = settings.networks, 2  # classes: buffers do not depend on how many
-    if settings.personal:
-        raise ValueError(
-            f"{asking.name} runs the clients' whole models on the server: nothing can be personal, got "
-            f"personal={settings.personal}; leave it out"
-        )
+    require_whole_models(asking, settings, "it runs the clients' models on the server")
+    require_unscaled(asking, addons)
     if settings.buffers != "mean" and any(floating_buffers(networks.template(n, some)) for n in networks.names):
         raise ValueError(
             f"{asking.name} runs the clients' models on the server, but their batch statistics stay at home: give "
             "buffers='mean', or a network without them (norm='instance')"
         )
-    for addon in addons:
-        if overrides(addon, "scale_update"):
-            raise ValueError(
-                f"{asking.name} needs the clients' models, but {addon.name} rescales what they send: leave one of the "
-                "two out"
-            )
+
+
+def require_whole_models(asking: AddOn, settings: Settings, reason: str) -> None:
+    """Refuse a method with personal parameters; for the `check` of an add-on that needs all parameters on the server.
+
+    Args:
+        asking: the add-on that needs them.
+        settings: the method's options.
+        reason: why, for the message.
+
+    Raises:
+        ValueError: some parameters are personal.
+    """
+    if settings.personal:
+        raise ValueError(
+            f"{asking.name} needs whole models, so nothing can be personal: {reason}; leave personal out, got "
+            f"personal={settings.personal}"
+        )
+
+
+def require_unscaled(asking: AddOn, addons: Sequence[AddOn]) -> None:
+    """Refuse add-ons that rescale the clients' updates; for the `check` of an add-on that reads them.
+
+    Args:
+        asking: the add-on that reads them.
+        addons: the active add-ons.
+
+    Raises:
+        ValueError: naming the other add-on.
+    """
+    for addon in (a for a in addons if overrides(a, "scale_update")):
+        raise ValueError(
+            f"{asking.name} needs the clients' models, but {addon.name} rescales what they send: leave one of the two "
+            "out"
+        )
 
 
 def require_one_architecture(addon: AddOn, settings: Settings, reason: str) -> None:

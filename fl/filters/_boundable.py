@@ -70,7 +70,9 @@ def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
     for addon in (a for a in addons if not overrides(a, "answer")):
         for entry in declared_entries(addon):
             if entry.rule != "first" and entry not in clips and entry.key not in weights:
-                raise PrivacyError(_unclipped(entry))
+                maximum = "is a maximum, to which no noise can be added:"
+                reason = maximum if entry.rule == "max" else "has no clip: give clip={entry: C} for it too, or"
+                raise PrivacyError(f"{entry.name} {reason} leave its owner out")
 
 
 def require_shapes(schema: Schema, clips: Mapping[Entry[Any], float]) -> None:
@@ -103,10 +105,3 @@ def _fixed(like: EntrySpec) -> bool:
     return like.max_rows is None and all(
         t.dtype in wide if isinstance(t, Tensor) else isinstance(t, float) for t in group.values()
     )
-
-
-def _unclipped(entry: Entry[Any]) -> str:
-    rule = "give clip={entry: C} for it too, or leave its owner out"
-    if entry.rule == "max":
-        return f"{entry.name} is a maximum, to which no noise can be added: leave its owner out"
-    return f"{entry.name} travels without a clip: {rule}"

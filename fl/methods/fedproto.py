@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -21,7 +22,7 @@ from fl.averaging.settings import learning_rate
 from fl.batches import batch_at, shuffled_indices
 from fl.message import Entry, Message, Tensors
 from fl.method import Method, Predictor, evaluation_spec, require_single_label
-from fl.networks import Factory, Networks, copied
+from fl.networks import Factory, Networks, copied, embedding_size
 from fl.participants import Client, Server
 from fl.schema import MAX_WEIGHT
 
@@ -117,11 +118,8 @@ class FedProto(Method):
         """
         require_single_label("FedProto", server.task)
         classes, blank = server.task.num_classes, torch.zeros(1, *server.shape, dtype=server.dtype)
-        sizes = {}
-        for name in self.networks.names:
-            net = split(self.networks.draw(name, classes, torch.Generator()).eval())
-            with torch.no_grad():
-                sizes[name] = net.features(blank).shape[1]
+        draw = partial(self.networks.draw, classes=classes, generator=torch.Generator())
+        sizes = {name: embedding_size(draw(name), blank) for name in self.networks.names}
         if len(set(sizes.values())) > 1:
             raise ValueError(
                 f"factory: the architectures' embeddings must have one size to share prototypes, got {sizes}"

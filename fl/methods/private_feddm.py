@@ -10,22 +10,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from distillkit import privacy
 from distillkit._sanity_checks import warn
 from distillkit._utils import check
 from distillkit.networks import NetworkBall
-from distillkit.privacy import (
-    ASSUMPTIONS,
-    Account,
-    EmbeddingNetworks,
-    PrivacyError,
-    PrivateInitialization,
-    PublicEmbedders,
-    class_sums,
-    fit_to_means,
-    image_sgd,
-    private_histogram,
-    release,
-)
+from distillkit.privacy import PrivacyError, PublicEmbedders
 from distillkit.privacy.validation._arguments import (
     as_private_set,
     initial_images,
@@ -33,7 +22,7 @@ from distillkit.privacy.validation._arguments import (
     refuse_measured_normalization,
 )
 from distillkit.sets import LabeledImages
-from fl.aggregation import AggregatedReplies, EntrySpec, Schema
+from fl.aggregation import AggregatedReplies, Schema
 from fl.message import Entry
 from fl.method import NoUsableReply
 from fl.methods.feddm import FedDM
@@ -107,7 +96,7 @@ class PrivateFedDM(FedDM):
         **options: Any,
     ) -> None:
         if options.pop("init", "noise") != "noise":
-            raise PrivateInitialization(
+            raise privacy.PrivateInitialization(
                 "a private set starts from noise: real images would be in the release itself; leave init out"
             )
         if "batch_real" in options:
@@ -166,7 +155,7 @@ class PrivateFedDM(FedDM):
             refuse_measured_normalization(server.normalization, type(self).__name__)
         if server.ledger is not None:
             server.ledger.assume(
-                next(k for k in (getattr(c, "key", "") for c in type(self).__mro__) if k in ASSUMPTIONS)
+                next(k for k in (getattr(c, "key", "") for c in type(self).__mro__) if k in privacy.ASSUMPTIONS)
             )
         if server.ledger is not None and self.sizes is not None:
             refuse_large_delta(sum(self.sizes), server.ledger.delta)
@@ -190,7 +179,7 @@ class PrivateFedDM(FedDM):
             options["centers"] = around
         return PublicEmbedders(NetworkBall(network, self.rho), self.num_networks, like=like, seed=seed, **options)
 
-    def charged(self, client: Client) -> tuple[LabeledImages, Account]:
+    def charged(self, client: Client) -> tuple[LabeledImages, privacy.Account]:
         """Return the records of `client`, checked for a private release, and the account that their release charges.
 
         Raises:
@@ -199,7 +188,7 @@ class PrivateFedDM(FedDM):
         if client.ledger is None:
             raise PrivacyError("the client has no ledger to charge: run the method with `simulate`, which gives it one")
         options: dict[str, Any] = {"delta": client.ledger.delta, "public_statistics": self.public_statistics}
-        account = Account(client.ledger, client=client.id, round=client.round, secret=client.secret)
+        account = privacy.Account(client.ledger, client=client.id, round=client.round, secret=client.secret)
         return as_private_set(client.data, None, **options), account
 
     def sizes_of(self, client: Client) -> Tensor:
@@ -211,7 +200,7 @@ class PrivateFedDM(FedDM):
             return client.data.images.new_tensor(self.sizes, dtype=torch.float64)
         if self.counts not in client.memory:
             real, account = self.charged(client)
-            client.memory[self.counts] = private_histogram(
+            client.memory[self.counts] = privacy.private_histogram(
                 real.labels, num_classes=real.num_classes, sigma=self.sigma_sizes, ledger=account
             )
         return client.memory[self.counts]
@@ -226,13 +215,13 @@ class PrivateFedDM(FedDM):
         start = start.to(real.images)
         if self.mechanism == "class_means":
             embedders = self.embedders(network, real, client.generator("maps"), None if last is None else start[chosen])
-            sums = class_sums(real.images, real.labels, embedders, num_classes=real.num_classes)
-            noised = release(sums, sigma=self.sigma, sensitivity=embedders.sensitivity, ledger=account)
+            sums = privacy.class_sums(real.images, real.labels, embedders, num_classes=real.num_classes)
+            noised = privacy.release(sums, sigma=self.sigma, sensitivity=embedders.sensitivity, ledger=account)
             images = self.fit(start, embedders, noised, counts, self.kept(counts))
         else:
-            ball = EmbeddingNetworks(NetworkBall(network, self.rho), match=self.match, augment=self.augment)
+            ball = privacy.EmbeddingNetworks(NetworkBall(network, self.rho), match=self.match, augment=self.augment)
             public = replace(real.normalization, measured=False)  # `charged` has checked it
-            images = image_sgd(
+            images = privacy.image_sgd(
                 real.replace(normalization=public), size=max(1, round(float(counts.sum()))), sigma=self.sigma,
                 delta=account.ledger.delta, ipc=self.ipc, networks=ball, clip=self.clip, rate=self.rate,
                 steps=self.steps, lr=self.lr, momentum=self.momentum, init=self.as_set(start, real), ledger=account,
@@ -274,7 +263,7 @@ class PrivateFedDM(FedDM):
         images = start.unflatten(0, (len(counts), self.ipc)).clone()
         if bool(kept.any()):
             targets = (sums / counts.clamp_min(1.0).view(1, -1, 1))[:, kept]
-            fitted = fit_to_means(
+            fitted = privacy.fit_to_means(
                 images[kept].flatten(0, 1), embedders, targets, steps=self.steps, lr=self.lr, momentum=self.momentum
             )
             images[kept] = fitted.unflatten(0, (-1, self.ipc))
@@ -293,10 +282,7 @@ class PrivateFedDM(FedDM):
         """Expect the reply of FedDM; with `weights="samples"` a weight for each image."""
         schema, rows = super().expect(server, client), self.ipc * server.task.num_classes
         if self.weights == "samples":
-            weights = EntrySpec(
-                torch.zeros(1), max_rows=rows, same_rows_as=self.images, minimum=0.0, maximum=self.max_samples
-            )
-            schema[self.samples.key] = weights
+            schema[self.samples.key] = replace(schema[self.samples.key], max_rows=rows, same_rows_as=self.images)
         return schema
 
     def train(self, server: Server, union: LabeledImages, weight: Tensor) -> None:

@@ -66,12 +66,8 @@ class SummedFedDM(PrivateFedDM):
     def start(self, server: Server) -> None:
         """Draw w_0, determine the length of a sum, and add a remark on the basis of epsilon to the ledger."""
         super().start(server)
-        shape = (
-            self.num_networks,
-            server.task.num_classes,
-            self.shared_embedders(server, server.state, self.blank(server)).dim,
-        )
-        server.state[self.sums] = torch.zeros(shape, dtype=torch.float64)
+        dim = self.shared_embedders(server, server.state, self.blank(server)).dim
+        server.state[self.sums] = torch.zeros(self.num_networks, server.task.num_classes, dim, dtype=torch.float64)
         if self.noise == "shares" and server.ledger is not None:
             server.ledger.add_remark(REMARK)
 

@@ -239,8 +239,8 @@ BASES: dict[str, tuple[Make, dict[str, str]]] = {
     ),
     "FedRep": (
         representation,
-        {"Anchors": "holds whole", "Ditto": "whole global model", "FedDF": "nothing can be personal",
-         "FedGen": "no personal parameters", "SharedImage": "nothing can be personal",
+        {"Anchors": "nothing can be personal", "Ditto": "nothing can be personal", "FedDF": "nothing can be personal",
+         "FedGen": "nothing can be personal", "SharedImage": "nothing can be personal",
          "SharedPool": "nothing can be personal", "LocalAccuracy": "nothing can be personal"},
     ),
     "FedLGD": (

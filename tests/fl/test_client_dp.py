@@ -471,9 +471,9 @@ class Normed(Tiny):
 
 BUILT: list[tuple[Any, Any, str]] = [
     (lambda: FedAvg(factory=Tiny), 1.0, "how many images a client has is private: give weights='uniform'"),
-    (lambda: averaging(SCAFFOLD()), 1.0, r"SCAFFOLD\.drift travels without a clip: give clip="),
-    (lambda: averaging(FedNova()), 1.0, r"FedNova\.tau travels without a clip"),
-    (lambda: averaging(FedExP()), 1.0, r"FedExP\.norm travels without a clip"),
+    (lambda: averaging(SCAFFOLD()), 1.0, r"SCAFFOLD\.drift has no clip: give clip="),
+    (lambda: averaging(FedNova()), 1.0, r"FedNova\.tau has no clip"),
+    (lambda: averaging(FedExP()), 1.0, r"FedExP\.norm has no clip"),
     (lambda: averaging(FedDF(steps=1)), {FedAvg.update: 1.0, FedDF.logits: 1.0}, "FedDF reads single replies"),
     (lambda: averaging(FedGen()), 1.0, "FedGen reads single replies on the server"),
     (lambda: averaging(Anchors(init="statistics")), 1.0, "Anchors asks every client before round 1"),

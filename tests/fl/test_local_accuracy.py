@@ -68,7 +68,7 @@ def test_missing_test_set_is_an_error() -> None:
 def test_refusals() -> None:
     with pytest.raises(ValueError, match="every"):
         LocalAccuracy(every=0)
-    with pytest.raises(TypeError, match="on must be the name"):
+    with pytest.raises(TypeError, match="on must be a string"):
         LocalAccuracy(on=TEST)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="LocalAccuracy needs the clients' models, but FedNova rescales"):
         FedAvg(LocalAccuracy(), FedNova(), factory=Tiny)

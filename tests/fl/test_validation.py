@@ -206,7 +206,7 @@ def test_lazy_client_is_checked_when_drawn() -> None:
         ),
         ({"clients": [ClientData(images(9, 0), 3)]}, r"clients\[0\].test must be a LabeledImages, .* got int"),  # type: ignore[arg-type]
         ({"test": 3}, "test must be a LabeledImages, .* got int"),
-        ({"server_data": images(9, 0)}, "server_data must map names to sets"),
+        ({"server_data": images(9, 0)}, "server_data must map names to values"),
         ({"server_data": {"proxy": 3}}, r"server_data\['proxy'\] must be a LabeledImages"),
         ({"task": Classification}, "got the class Classification"),
         ({"task": 3}, "task must be an object"),
