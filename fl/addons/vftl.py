@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -56,9 +57,7 @@ class VFTL(AddOn):
                 f"classes={server.task.num_classes} or fewer"
             )
         noise = virtual_set(server, self, self.source, self.classes, self.per_class, self.options)
-        server.state[FedAvg.model] = server.settings.networks.for_each(
-            lambda name: self._pretrained(server, name, noise)
-        )
+        server.state[FedAvg.model] = server.settings.networks.for_each(partial(self._pretrained, server, noise))
 
     def _pretrained(self, server: AveragingServer, noise: LabeledImages, architecture: str) -> Tensors:
         net = server.network(architecture).train()
