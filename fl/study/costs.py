@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distillkit._utils import check
@@ -71,22 +71,15 @@ def to_target(records: RecordsLike, *, accuracy: float) -> Table:
     for g in group_records(records):
         places = [_first(r.rows, target) for r in g.records]
         reached = sum(place is not None for place in places)
-        numbers: dict[str, Any] = {"task": g.task, "method": g.method, "seeds": len(g.records), "reached": reached}
-        cells = [g.task, g.method, g.seeds, f"{reached} of {len(places)}" if _has_rounds(g) else "no rounds"]
-        whole = reached == len(places) > 0
-        for by in _SHOWN:
-            costs = [spent(r.rows, by)[p] for r, p in zip(g.records, places) if p is not None]
-            part, cell = numbers_of(by, costs if whole else [])
-            numbers |= part
-            cells.append(cell)
+        numbers = {"task": g.task, "method": g.method, "seeds": len(g.records), "reached": reached}
+        reaching = [(r, p) for r, p in zip(g.records, places) if p is not None] if reached == len(places) else []
+        costs, cells = _columns({by: [spent(r.rows, by)[p] for r, p in reaching] for by in _SHOWN})
         at = _mean_first(g, target)
-        for by in _SHOWN:
-            mean = None if at is None else statistics.fmean(_until(r.rows, by, at) for r in g.records)
-            part, cell = numbers_of(by, [mean])
-            numbers[f"mean_{by}"] = part[by]
-            cells.append(cell)
-        printed.append(tuple(cells))
-        rows.append(numbers)
+        ends = {by: [_until(r.rows, by, at) for r in g.records] if at is not None else [] for by in _SHOWN}
+        means, mean_cells = _columns({by: [statistics.fmean(e)] if e else [None] for by, e in ends.items()})
+        count = f"{reached} of {len(places)}" if _has_rounds(g) else "no rounds"
+        printed.append((g.task, g.method, g.seeds, count, *cells, *mean_cells))
+        rows.append({**numbers, **costs, **{f"mean_{by}": means[by] for by in _SHOWN}})
     header = ("task", "method", "seeds", f"reached {100 * target:g} %", "rounds", "MB", "client s")
     notes = (
         "Rounds, MB up and down of all clients, and CPU seconds of all clients until the target: mean ± standard "
@@ -119,24 +112,19 @@ def at_equal(records: RecordsLike, *, by: str = "rounds", budget: float | None =
     runs = [r for r in _all(found) if r.rows and not r.failed]
     if not runs:
         raise ValueError("records must hold runs with rounds; these have none")
-    least: dict[str, float] = {}
+    smallest: dict[str, float] = {}
     for r in runs:
-        least[r.task] = min(least.get(r.task, float("inf")), spent(r.rows, by)[-1])
+        smallest[r.task] = min(smallest.get(r.task, float("inf")), spent(r.rows, by)[-1])
     columns = ("accuracy", "round") if by == "rounds" else ("accuracy", "round", by)
     printed, rows = [], []
     for g in found:
-        own = least.get(g.task, 0.0) if budget is None else float(budget)
+        own = smallest.get(g.task, 0.0) if budget is None else float(budget)
         ends = [_within(r, by, own) for r in g.records]
-        numbers: dict[str, Any] = {"task": g.task, "method": g.method, "seeds": len(g.records), "budget": own}
-        cells = [g.task, g.method, g.seeds]
-        for name in columns:
-            part, cell = numbers_of(name, [end[name] for end in ends])
-            numbers |= part
-            cells.append(cell)
-        printed.append(tuple(cells))
-        rows.append(numbers)
-    said = (f"{_budget(value, by)} on {task}" for task, value in least.items())
-    within = _budget(budget, by) if budget is not None else ", ".join(said)
+        numbers, cells = _columns({name: [end[name] for end in ends] for name in columns})
+        printed.append((g.task, g.method, g.seeds, *cells))
+        rows.append({"task": g.task, "method": g.method, "seeds": len(g.records), "budget": own, **numbers})
+    shared = (f"{_budget(value, by)} on {task}" for task, value in smallest.items())
+    within = _budget(budget, by) if budget is not None else ", ".join(shared)
     notes = (f"Last tested round of each candidate within {within}.",)
     names = ("accuracy %", "after round", "MB spent" if by.startswith("bytes") else "client s spent")
     return Table(("task", "method", "seeds", *names[: len(columns)]), tuple(printed), rows, notes)
@@ -164,21 +152,23 @@ def worst_clients(records: RecordsLike) -> Table:
     columns = [f"accuracy_{model}.{what}" for model in models for what in ("mean", "std", "worst10")]
     printed, rows = [], []
     for g in found:
-        numbers: dict[str, Any] = {"task": g.task, "method": g.method, "seeds": len(g.records)}
         tested = {n for m in models for n in g.values(f"accuracy_{m}.clients") if n is not None}
         ends = sorted({min(tested), max(tested)}) if tested else []
-        cells = [g.task, g.method, g.seeds, " to ".join(map(str, ends)) or NONE]
-        for column in columns:
-            part, cell = numbers_of(column, g.values(column))
-            numbers |= part
-            cells.append(cell)
-        printed.append(tuple(cells))
-        rows.append({**numbers, "clients": max(tested, default=None)})
+        numbers, cells = _columns({column: g.values(column) for column in columns})
+        printed.append((g.task, g.method, g.seeds, " to ".join(map(str, ends)) or NONE, *cells))
+        counts = {"seeds": len(g.records), **numbers, "clients": max(tested, default=None)}
+        rows.append({"task": g.task, "method": g.method, **counts})
     names = {"mean": "mean %", "std": "std over clients %", "worst10": "worst tenth %"}
     which = {"clients": "", "personal": "personal: "}
     header = [which[model] + name for model in models for name in names.values()]
     notes = ("Clients' own tests after the last round; ± is over seeds.",)
     return Table(("task", "method", "seeds", "clients tested", *header), tuple(printed), rows, notes)
+
+
+def _columns(values: Mapping[str, Sequence[float | None]]) -> tuple[dict[str, Any], list[str]]:
+    """Return the numbers of several columns by name, and their printed cells."""
+    found = [numbers_of(name, column) for name, column in values.items()]
+    return {name: number for numbers, _ in found for name, number in numbers.items()}, [cell for _, cell in found]
 
 
 def _all(found: Sequence[Group]) -> list[Record]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -92,8 +92,7 @@ class SavedRun:
         Raises:
             NotRepeatable: the run was not part of a study, so its images are unknown.
         """
-        task: Task = self._noted("task")
-        return task
+        return cast(Task, self._noted("task"))
 
     @cached_property
     def candidate(self) -> Candidate:
@@ -102,8 +101,7 @@ class SavedRun:
         Raises:
             NotRepeatable: see `task`.
         """
-        candidate: Candidate = self._noted("way")
-        return candidate
+        return cast(Candidate, self._noted("way"))
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
@@ -117,8 +115,7 @@ class SavedRun:
     @cached_property
     def kept(self) -> torch.Tensor | None:
         """Numbers of the training records that were kept; None for all."""
-        keep: torch.Tensor | None = self._noted("keep") if "keep" in (self.config.get("notes") or {}) else None
-        return keep
+        return cast(torch.Tensor, self._noted("keep")) if "keep" in (self.config.get("notes") or {}) else None
 
     def assign(self, split: Split | None = None, keep: torch.Tensor | None = None) -> Allocation:
         """Return the allocation of the images in this run.
@@ -237,8 +234,7 @@ def _models(
 
 def _labels(config: Mapping[str, Any], build: Callable[[Any], Any]) -> LabelTask:
     if config.get("labels") is not None:
-        task: LabelTask = build(config["labels"])
-        return task
+        return cast(LabelTask, build(config["labels"]))
     kinds: dict[str, Callable[[int], LabelTask]] = {"Classification": Classification, "MultiLabel": MultiLabel}
     found = re.fullmatch(r"(\w+)\(num_classes=(\d+)\)", config["task"])
     if not found or found[1] not in kinds:
@@ -249,6 +245,8 @@ def _labels(config: Mapping[str, Any], build: Callable[[Any], Any]) -> LabelTask
 def _models_from_factory(
     factory: Factory | Mapping[str, Factory], config: Mapping[str, Any], folder: Path
 ) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
     classes, models = _labels(config, from_config).num_classes, {}
     for path in sorted((folder / "checkpoint").glob("model*.safetensors")):
         name = path.stem.removeprefix("model").removeprefix("-")
@@ -256,16 +254,10 @@ def _models_from_factory(
         with torch.random.fork_rng(devices=[]):
             network = make(classes)
         try:
-            network.load_state_dict(_plain(path))
+            network.load_state_dict(load_file(path))
         except RuntimeError as error:
             raise NotRepeatable(
                 f"factory must make the network of {path}, but its weights do not fit: {error}"
             ) from error
         models[name] = network.eval().requires_grad_(False)
     return models
-
-
-def _plain(path: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(path)

@@ -56,7 +56,7 @@ def play(method: Any = None, clients: Any = None, **options: Any) -> Any:
         (lambda: FedAvg(factory=Tiny, augment=lambda x: x), r"augment is called as augment\(images, generator\)"),
         (lambda: FedAvg(factory=Tiny, objective=nn.CrossEntropyLoss), "got the class CrossEntropyLoss itself"),
         (lambda: FedAvg(factory={"a": Tiny, "b": Tiny}, assign=["a", "b"]), r"assign is called as assign\(client\)"),
-        (lambda: Phase(train=3), "train must be a pattern"),  # type: ignore[arg-type]
+        (lambda: Phase(train=3), "train must be a string"),  # type: ignore[arg-type]
     ],
 )
 def test_objects_that_are_no_add_on_raise_a_type_error_with_advice(make: Any, error: str) -> None:
