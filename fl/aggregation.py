@@ -229,19 +229,14 @@ class Aggregator:
             elif entry.rule == "union":
                 values[key] = self._union(key)
             elif isinstance(first, dict):
-                names = self._sums[key]
-                likes = self._likes(key, first)
+                other = torch.empty(0, dtype=next(iter(first.values())).dtype if first else torch.float32)
                 values[key] = {
-                    n: finalize(entry.rule, entry.over, names[n], self._weights[key].get(n), likes.get(n, names[n]))
-                    for n in names
+                    n: finalize(entry.rule, entry.over, total, self._weights[key].get(n), first.get(n, other))
+                    for n, total in self._sums[key].items()
                 }
             else:
                 values[key] = finalize(entry.rule, entry.over, self._sums[key], self._weights.get(key), first)
         return AggregatedReplies(Message.unchecked(values), self._weights, self._sums, self.clients)
-
-    def _likes(self, key: str, first: Tensors) -> Tensors:
-        dtype = next(iter(first.values())).dtype if first else torch.float32
-        return {n: first.get(n, torch.empty(0, dtype=dtype)) for n in self._sums[key]}
 
     def _union(self, key: str) -> Value:
         parts = self._rows[key]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from torch import nn
+from torch import Generator, nn
 
 from distillkit._sanity_checks import without_warnings
 from distillkit.augment import DSA, Augmentation, require_augmentation
@@ -20,7 +20,7 @@ from fl.averaging import AddOn, Local
 from fl.message import Entry
 from fl.participants import Client, Server
 
-__all__ = ["SELECTED", "Condensed"]
+__all__ = ["SELECTED", "Condensed", "condense_client"]
 
 SELECTED = tuple(range(1, 52, 5))
 """FedLGD's rounds of local and global distillation (tau): 1, 6, ..., 51."""
@@ -97,21 +97,30 @@ class Condensed(AddOn):
             own = client.memory[self.own] = self._matched(client, networks, self.init, self.steps, "condense")
         return own
 
-    @without_warnings()  # a client may own fewer images of a class than ipc, as in the paper
     def _matched(
         self, client: Client, networks: NetworkSampler, start: str | LabeledImages, steps: int, purpose: str
     ) -> LabeledImages:
-        return distribution_matching(
-            client.data.replace(columns={}),
-            networks=networks,
-            ipc=self.ipc,
-            steps=steps,
-            init=start,
-            batch_real=self.batch_real,
-            lr=self.lr,
-            momentum=self.momentum,
-            augment=self.augment,
-            generator=derive(client.seed, client.round, client.id, self.key, purpose),
-            callback=lambda _: client.check_running(),
-            progress=False,
-        )
+        generator = derive(client.seed, client.round, client.id, self.key, purpose)
+        data = client.data.replace(columns={})
+        return condense_client(self, client, data, networks, generator, steps=steps, init=start)
+
+
+@without_warnings()  # a client may own fewer images of a class than ipc, as in the papers
+def condense_client(
+    options: Any, client: Client, data: LabeledImages, networks: NetworkSampler, generator: Generator, **further: Any
+) -> LabeledImages:
+    """Condense a client's data by distribution matching, with the options of an add-on or a method.
+
+    Args:
+        options: has `ipc`, `batch_real`, `lr`, `momentum` and `augment`.
+        client: the client; its stop ends the call.
+        data: the data to condense.
+        networks: draws the networks.
+        generator: draws everything else.
+        further: other options of `distillkit.condense.distribution_matching`.
+    """
+    names = ("ipc", "batch_real", "lr", "momentum", "augment")
+    return distribution_matching(
+        data, networks=networks, generator=generator, callback=lambda _: client.check_running(), progress=False,
+        **{name: getattr(options, name) for name in names}, **further,
+    )  # fmt: skip

@@ -139,11 +139,8 @@ class FedCOG(AddOn):
     def _generated(self, local: Local, targets: Tensor, student: nn.Module | None, purpose: str) -> LabeledImages:
         shape, options = local.data.shape, dict[str, Any]()
         if self.decoder is not None:
-            options = {
-                "decoder": partial(self.decoder, shape, self.latent),
-                "latent": self.latent,
-                "betas": (0.5, 0.999),
-            }
+            decoder = partial(self.decoder, shape, self.latent)
+            options = {"decoder": decoder, "latent": self.latent, "betas": (0.5, 0.999)}
         return invert(
             local.at(local.start), targets, shape=shape, student=student, steps=self.steps, lr=self.lr,
             disagreement=self.disagreement, divergence=self.divergence, normalization=local.data.normalization,

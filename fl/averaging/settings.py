@@ -88,11 +88,9 @@ class Settings:
     def optimizer_for(self, params: Sequence[Tensor], rate: float) -> torch.optim.Optimizer:
         """Return a new optimiser of the tensors `params` at learning rate `rate`, without momentum yet."""
         given: Any = {"params": list(params), "lr": rate, "weight_decay": self.optimizer.weight_decay, "foreach": False}
-        return (
-            torch.optim.Adam(**given)
-            if self.optimizer.name == "adam"
-            else torch.optim.SGD(**given, momentum=self.momentum)
-        )
+        if self.optimizer.name == "adam":
+            return torch.optim.Adam(**given)
+        return torch.optim.SGD(**given, momentum=self.momentum)
 
     def objective_of(self, task: LabelTask) -> Objective:
         """Return the loss of a step: `objective`, or the loss of the `task`."""

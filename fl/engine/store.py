@@ -198,14 +198,8 @@ class Store:
             write_atomically(self.folder / f"model{f'-{name}' if name else ''}.safetensors", plain(model))
         if changes:
             self._append(self._records, {"round": round_number, "clients": changes})
-        manifest = {
-            "format": _FORMAT,
-            "round": round_number,
-            "run": run,
-            "server": server,
-            "cohort": dict(metadata or {}),
-        }
-        self._name({**manifest, **({} if open_row is None else {"open": dict(open_row)})})
+        place = {"round": round_number, "run": run, "server": server, "cohort": dict(metadata or {})}
+        self._write_manifest({"format": _FORMAT, **place, **({} if open_row is None else {"open": dict(open_row)})})
         for old in self.folder.glob("server.*.safetensors"):
             if old.name != server:
                 old.unlink(missing_ok=True)
@@ -213,9 +207,9 @@ class Store:
     def close(self, row: Mapping[str, Any]) -> None:
         """Add the open `row` of the last completed round to the history."""
         self.append(row)
-        self._name({k: v for k, v in (self.manifest() or {}).items() if k != "open"})
+        self._write_manifest({k: v for k, v in (self.manifest() or {}).items() if k != "open"})
 
-    def _name(self, manifest: Mapping[str, Any]) -> None:
+    def _write_manifest(self, manifest: Mapping[str, Any]) -> None:
         write_atomically(self.folder / "manifest.json", (json.dumps(manifest) + "\n").encode())
 
     def restore(self, run: str) -> Restored | None:

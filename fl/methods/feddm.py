@@ -9,13 +9,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from distillkit._sanity_checks import without_warnings
 from distillkit.augment import require_augmentation
-from distillkit.condense import distribution_matching
 from distillkit.networks import NetworkBall
 from distillkit.sets import LabeledImages
 from fl._options import Decay, NonNegative, Positive, PositiveInt, check_options
 from fl.addons._server_training import Projection, train_on_set
+from fl.addons.condensed import condense_client
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging._validation import empty_set
 from fl.averaging.settings import learning_rate
@@ -113,7 +112,6 @@ class FedDM(Method):
         """Send the current weights w_r."""
         return Message({self.model: server.state[self.model]})
 
-    @without_warnings()  # a client may own fewer images of a class than ipc, as in the paper
     def synthesize(self, client: Client, network: nn.Module) -> LabeledImages:
         """Return S_k, the set that this client sends; override it in a subclass to make the set differently.
 
@@ -123,21 +121,10 @@ class FedDM(Method):
             client: whose data the set represents.
             network: with the received weights w_r, in eval mode.
         """
-        return distribution_matching(
-            client.data,
-            networks=NetworkBall(network, self.rho),
-            ipc=self.ipc,
-            steps=self.steps,
-            match=self.match,
-            init=self.init,
-            batch_real=self.batch_real,
-            lr=self.lr,
-            momentum=self.momentum,
-            augment=self.augment,
-            generator=client.generator("images"),
-            callback=lambda _: client.check_running(),
-            progress=False,
-        )
+        return condense_client(
+            self, client, client.data, NetworkBall(network, self.rho), client.generator("images"),
+            steps=self.steps, match=self.match, init=self.init,
+        )  # fmt: skip
 
     def local(self, client: Client, message: Message) -> Message:
         """ClientUpdate of Algorithm 1: learn S_k, and send its pixels and labels and nothing else about the client."""
