@@ -61,7 +61,7 @@ REFUSED: dict[tuple[str, str], str] = {
     ("SharedImage", "SharedPool"): SLOT.format("refine"),
     ("FedNova", "LocalAccuracy"): "needs the clients' models",
     ("FedExP", "FedNova"): SLOT.format("aggregate"),
-    ("FedGen", "FedNova"): "needs the clients' classifiers",
+    ("FedGen", "FedNova"): "needs the clients' models",
     ("FedNova", "FedReg"): "is not a sum of gradients",
     ("FedReg", "FedSAM"): SLOT.format("gradient"),
     **{(name, "RobustMean"): UNGUARDED for name in ("Anchors", "FedDF", "FedGen")},

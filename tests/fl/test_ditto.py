@@ -118,7 +118,7 @@ def test_refusals() -> None:
         Ditto(-0.1)
     with pytest.raises(ValueError, match="steps must be"):
         Ditto(steps=0)
-    with pytest.raises(ValueError, match="Ditto needs a whole global model"):
+    with pytest.raises(ValueError, match="Ditto needs whole models"):
         FedAvg(Ditto(), factory=Tiny, personal="classifier.*")
     with pytest.raises(ValueError, match="both fill the slot 'personal_model'"):
         FedAvg(Ditto(), FineTune(), factory=Tiny)

@@ -262,7 +262,7 @@ def test_sum_equals_the_central_release(noise: Any, sigma: float) -> None:
 
 def test_sent_classes_depend_only_on_the_noised_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     said = torch.tensor([0.4, 20.0, 7.0], dtype=torch.float64)
-    monkeypatch.setattr("fl.methods.private_feddm.private_histogram", lambda *_, **__: said)
+    monkeypatch.setattr("distillkit.privacy.private_histogram", lambda *_, **__: said)
     first, second, empty = clients()
     for held in ([first], [second], [empty], [first[first.labels == 0]]):
         run = play(held=held, least=7.0)
