@@ -16,15 +16,9 @@ from fl._options import check_options
 from fl.message import Entry, declared_entries
 
 __all__ = [
-    "Component",
-    "KeyedObject",
-    "constructor_call",
-    "identity",
-    "require_distinct",
-    "require_own_entries",
-    "require_plain_options",
-    "stable_repr",
-]
+    "Component", "KeyedObject", "constructor_call", "identity", "require_distinct", "require_own_entries",
+    "require_plain_options", "stable_repr",
+]  # fmt: skip
 
 
 class KeyedObject(Configurable):

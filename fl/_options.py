@@ -11,18 +11,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from distillkit._utils import check
 
 __all__ = [
-    "AtLeastTwo",
-    "Decay",
-    "Fraction",
-    "NonNegative",
-    "NonNegativeInt",
-    "Options",
-    "Positive",
-    "PositiveInt",
-    "Rate",
-    "Rounds",
-    "check_options",
-]
+    "AtLeastTwo", "Decay", "Fraction", "NonNegative", "NonNegativeInt", "Options", "Positive", "PositiveInt", "Rate",
+    "Rounds", "check_options",
+]  # fmt: skip
 
 Positive = Annotated[float, functools.partial(check.real_number, above=0.0)]
 NonNegative = Annotated[float, functools.partial(check.real_number, least=0.0)]

@@ -25,14 +25,9 @@ from fl.participants import Client, Server
 from fl.task import LabelTask
 
 __all__ = [
-    "Method",
-    "NoUsableReply",
-    "Predictor",
-    "evaluation_batch_size",
-    "evaluation_spec",
-    "require_method",
+    "Method", "NoUsableReply", "Predictor", "evaluation_batch_size", "evaluation_spec", "require_method",
     "require_single_label",
-]
+]  # fmt: skip
 
 
 class NoUsableReply(RuntimeError):

@@ -30,33 +30,8 @@ from fl.addons.vftl import VFTL
 from fl.addons.vhl import VHL, NaiveVHL
 
 __all__ = [
-    "DPSGD",
-    "MOON",
-    "SCAFFOLD",
-    "VFA",
-    "VFTL",
-    "VHL",
-    "Anchors",
-    "Condensed",
-    "Ditto",
-    "FedAdagrad",
-    "FedAdam",
-    "FedAvgM",
-    "FedCOG",
-    "FedDF",
-    "FedDecorr",
-    "FedExP",
-    "FedGen",
-    "FedNova",
-    "FedProx",
-    "FedReg",
-    "FedSAM",
-    "FedYogi",
-    "FineTune",
-    "LocalAccuracy",
-    "NaiveVHL",
-    "RobustMean",
-    "SharedImage",
-    "SharedPool",
-]
+    "DPSGD", "MOON", "SCAFFOLD", "VFA", "VFTL", "VHL", "Anchors", "Condensed", "Ditto", "FedAdagrad", "FedAdam",
+    "FedAvgM", "FedCOG", "FedDF", "FedDecorr", "FedExP", "FedGen", "FedNova", "FedProx", "FedReg", "FedSAM",
+    "FedYogi", "FineTune", "LocalAccuracy", "NaiveVHL", "RobustMean", "SharedImage", "SharedPool",
+]  # fmt: skip
 __dir__ = __all__.copy

@@ -10,14 +10,7 @@ from fl.averaging.settings import Settings
 from fl.averaging.step import Output, Step
 
 __all__ = [
-    "AddOn",
-    "AveragingServer",
-    "ClientOptimizer",
-    "FedAvg",
-    "Local",
-    "Output",
-    "Settings",
-    "Step",
+    "AddOn", "AveragingServer", "ClientOptimizer", "FedAvg", "Local", "Output", "Settings", "Step",
     "require_full_models",
-]
+]  # fmt: skip
 __dir__ = __all__.copy

@@ -15,15 +15,9 @@ from fl.averaging.settings import Settings, floating_buffers
 from fl.message import Tensors
 
 __all__ = [
-    "active_addons",
-    "check_update",
-    "require_answer_schema",
-    "require_composable",
-    "require_full_models",
-    "require_one_architecture",
-    "require_unscaled",
-    "require_whole_models",
-]
+    "active_addons", "check_update", "require_answer_schema", "require_composable", "require_full_models",
+    "require_one_architecture", "require_unscaled", "require_whole_models",
+]  # fmt: skip
 
 
 def active_addons(addons: Sequence[object]) -> tuple[AddOn, ...]:

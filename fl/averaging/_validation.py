@@ -22,14 +22,9 @@ from fl.participants import Client, Server
 from fl.task import LabelTask
 
 __all__ = [
-    "empty_set",
-    "noise_set",
-    "require_matches",
-    "require_patterns",
-    "trial_trainings",
-    "try_augmentation",
+    "empty_set", "noise_set", "require_matches", "require_patterns", "trial_trainings", "try_augmentation",
     "try_objective",
-]
+]  # fmt: skip
 
 
 def _noise(server: Server) -> Tensor:

@@ -12,19 +12,9 @@ from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
 from fl.message import Message, Value
 
 __all__ = [
-    "Job",
-    "PayloadCache",
-    "PayloadMissing",
-    "PayloadStore",
-    "job_parts",
-    "pack_job",
-    "pack_result",
-    "read_job",
-    "read_result",
-    "result_parts",
-    "unpack_job",
-    "unpack_result",
-]
+    "Job", "PayloadCache", "PayloadMissing", "PayloadStore", "job_parts", "pack_job", "pack_result", "read_job",
+    "read_result", "result_parts", "unpack_job", "unpack_result",
+]  # fmt: skip
 
 _FIELDS: dict[str, tuple[type, ...]] = {
     "version": (str,), "client": (int,), "error": (str, type(None)), "absent": (bool,), "seconds": (int, float),

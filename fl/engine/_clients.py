@@ -14,14 +14,8 @@ from distillkit._utils import conversion
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
 
 __all__ = [
-    "ClientData",
-    "ClientRegistry",
-    "extend_classes",
-    "fitting_set",
-    "read_or_stored",
-    "read_set",
-    "require_like",
-]
+    "ClientData", "ClientRegistry", "extend_classes", "fitting_set", "read_or_stored", "read_set", "require_like",
+]  # fmt: skip
 
 Either = TypeVar("Either", bound=LabeledImages | StoredImages)
 

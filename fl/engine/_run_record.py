@@ -26,15 +26,9 @@ from fl.method import Method
 from fl.participants import Server
 
 __all__ = [
-    "FREE",
-    "config_of",
-    "data_fingerprint",
-    "read_config",
-    "repetition",
-    "require_same",
-    "require_whole_ledger",
+    "FREE", "config_of", "data_fingerprint", "read_config", "repetition", "require_same", "require_whole_ledger",
     "warn_if_not_resumable",
-]
+]  # fmt: skip
 
 FREE = ("rounds", "versions", "notes", "transcript")
 """Keys of config.json that a resumed run may change."""

@@ -12,17 +12,9 @@ from distillkit.study.history import SeedMean, accuracy_best, accuracy_last, bes
 from fl.task import LabelTask
 
 __all__ = [
-    "SeedMean",
-    "accuracy_best",
-    "accuracy_last",
-    "best_seed_mean",
-    "global_metrics",
-    "masked",
-    "rounds_to",
-    "summary",
-    "table",
-    "with_tests",
-]
+    "SeedMean", "accuracy_best", "accuracy_last", "best_seed_mean", "global_metrics", "masked", "rounds_to",
+    "summary", "table", "with_tests",
+]  # fmt: skip
 
 
 def global_metrics(sums: Mapping[str, Tensor], task: LabelTask) -> dict[str, Any]:

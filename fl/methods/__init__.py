@@ -13,14 +13,7 @@ from fl.methods.single_image import ClippedCrossEntropy, SingleImage
 from fl.methods.summed_feddm import SummedFedDM
 
 __all__ = [
-    "ClippedCrossEntropy",
-    "FedDM",
-    "FedLGD",
-    "FedProto",
-    "FedRep",
-    "PrivateFedDM",
-    "Real",
-    "SingleImage",
+    "ClippedCrossEntropy", "FedDM", "FedLGD", "FedProto", "FedRep", "PrivateFedDM", "Real", "SingleImage",
     "SummedFedDM",
-]
+]  # fmt: skip
 __dir__ = __all__.copy

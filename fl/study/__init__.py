@@ -7,14 +7,7 @@ from fl.study.repeat import repeat
 from fl.study.saved_run import NotRepeatable, SavedRun, load
 
 __all__ = [
-    "Federated",
-    "NotRepeatable",
-    "SavedRun",
-    "at_equal",
-    "load",
-    "outcome_hash",
-    "repeat",
-    "to_target",
+    "Federated", "NotRepeatable", "SavedRun", "at_equal", "load", "outcome_hash", "repeat", "to_target",
     "worst_clients",
-]
+]  # fmt: skip
 __dir__ = __all__.copy

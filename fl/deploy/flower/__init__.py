@@ -29,16 +29,7 @@ from fl.deploy.flower._policy import Policy, app_hash, read_policy
 from fl.deploy.flower._transport import ConnectionOptions
 
 __all__ = [
-    "ConnectionOptions",
-    "FlowerConfig",
-    "IncompatibleNode",
-    "MissingFlower",
-    "Policy",
-    "app_hash",
-    "client_app",
-    "read_policy",
-    "reply_to",
-    "serve",
-    "server_app",
-]
+    "ConnectionOptions", "FlowerConfig", "IncompatibleNode", "MissingFlower", "Policy", "app_hash", "client_app",
+    "read_policy", "reply_to", "serve", "server_app",
+]  # fmt: skip
 __dir__ = __all__.copy

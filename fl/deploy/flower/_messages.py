@@ -22,14 +22,8 @@ from fl._codec import Parts
 from fl.message import DTYPES
 
 __all__ = [
-    "MAX_MESSAGE_BYTES",
-    "GridConnection",
-    "MissingFlower",
-    "flower",
-    "from_records",
-    "loss_reason",
-    "to_records",
-]
+    "MAX_MESSAGE_BYTES", "GridConnection", "MissingFlower", "flower", "from_records", "loss_reason", "to_records",
+]  # fmt: skip
 
 MAX_MESSAGE_BYTES = 2**30
 """Default size limit of a received message."""
