@@ -89,7 +89,7 @@ def work() -> str:
     for said, (low, high) in bands.items():
         found = sorted((r, n) for n, r in ratios.items() if low <= r < high)
         lines.append([said, ", ".join(f"`{n}` {number(r)}" for r, n in found)])
-    return words(table("beside FedAvg's | client seconds, FedAvg = 1", lines))
+    return words(table("compared with FedAvg | client seconds, FedAvg = 1", lines))
 
 
 def sizes() -> Iterator[tuple[str, dict[str, float]]]:
@@ -140,7 +140,7 @@ def ratios() -> str:
             cells += [number(up / up_plain), number((up + down + once / ROUNDS) / (up_plain + down_plain))]
         lines.append([said, *cells])
     head = " | ".join(f"{name}: up | both ways" for name, _ in networks)
-    return table(f"{head.join(('beside FedAvg | ', ''))}", lines)
+    return table(f"{head.join(('method | ', ''))}", lines)
 
 
 def even() -> str:
