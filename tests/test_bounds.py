@@ -26,6 +26,9 @@ DIFFERENT = {
     "gamma": OTHER,  # FedReg's share; RMIA's threshold of a ratio
     "ipc": OFF,
     "iterations": OFF,
+    "keep": "the type has the lower bound; the number of images, the upper one, is known later",
+    "least_steps": "the type has the lower bound; `steps`, the upper one, is another option",
+    "lr": "0 keeps the network of gradient matching as it was drawn",
     "num_classes": "a task or a set may have one class, an empty set none; noise and networks tell apart at least two",
     "participation": "a number of clients, or a share of them",
     "rate": "a share of rounds, and composing or drawing with rate 0, are no release; one that is charged takes more",
@@ -64,8 +67,29 @@ def interval(call: ast.Call) -> str:
     return f"{low}, {high}{' whole' if whole else ''}"
 
 
+@cache
+def types() -> dict[str, str]:
+    """Intervals of the option types in `fl/_options.py`, by name."""
+    bounds = {}
+    for node in ast.parse((ROOT / "fl/_options.py").read_text()).body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript):
+            check = node.value.slice.elts[-1]  # type: ignore[attr-defined]
+            if isinstance(check, ast.Call):
+                bounds[node.targets[0].id] = interval(ast.Call(check.args[0], [], check.keywords))  # type: ignore[attr-defined]
+            elif ast.unparse(check).split(".")[-1] in CHECKS:
+                bounds[node.targets[0].id] = interval(ast.Call(check, [], []))  # type: ignore[attr-defined]
+    return bounds
+
+
 def checks(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
-    """Return (option, interval, line) of every check; for options named by a loop, use the loop's literal."""
+    """Return (option, interval, line) of every check and of every field whose type has a range.
+
+    For options named by a loop, the loop's literal is used.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found = [types()[n.id] for n in ast.walk(node.annotation) if isinstance(n, ast.Name) and n.id in types()]
+            yield from ((node.target.id, bounds, node.lineno) for bounds in found)
     loops: list[tuple[ast.AST, str, list[str]]] = []
     for node in ast.walk(tree):
         for loop in [node] if isinstance(node, ast.For) else getattr(node, "generators", []):
@@ -87,8 +111,8 @@ def checks(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
 def found() -> dict[str, dict[str, list[str]]]:
     """Return option -> interval -> locations."""
     everywhere: dict[str, dict[str, list[str]]] = {}
-    for room in ("distillkit", "fl", "attacks"):
-        for path in sorted((ROOT / room).rglob("*.py")):
+    for package in ("distillkit", "fl", "attacks"):
+        for path in sorted((ROOT / package).rglob("*.py")):
             for option, bounds, line in checks(ast.parse(path.read_text())):
                 where = f"{path.relative_to(ROOT)}:{line}"
                 everywhere.setdefault(option, {}).setdefault(bounds, []).append(where)
@@ -110,7 +134,8 @@ def test_training_and_optimizer_options_agree() -> None:
     for option in ("momentum", "server_momentum"):
         assert set(options[option]) == {"[0, 1)"}, options[option]
     assert len(options["momentum"]["[0, 1)"]) >= 11
-    assert set(options["lr"]) == {"(0, )"}
+    assert set(options["lr"]) == {"(0, )", "[0, )"}
+    assert [where.split(":")[0] for where in options["lr"]["[0, )"]] == ["distillkit/condense/_inner_training.py"]
     assert set(options["weight_decay"]) == set(options["server_weight_decay"]) == {"[0, )"}
     assert set(options["temperature"]) == {"(0, )"}
     assert set(options["batch_real"]) == set(options["server_batch"]) == {"[1, ) whole"}
@@ -118,6 +143,9 @@ def test_training_and_optimizer_options_agree() -> None:
 
 def test_bounds_are_read_from_the_code() -> None:
     code = """
+class Options:
+    s: Decay | None = None
+    t: tuple[PositiveInt, int] = (1, 2)
 check.real_number(x, "a", least=0, most=1.0)
 check.real_number(x, "a", least=0.0, most=1)
 check.real_number(x, "b", above=0.0)
@@ -129,6 +157,6 @@ for name, value in {"r": r}.items():
     check.real_number(value, name, below=limit)
 """
     assert [(option, bounds) for option, bounds, _ in checks(ast.parse(code))] == [
-        ("a", "[0, 1]"), ("a", "[0, 1]"), ("b", "(0, )"), ("n", "[1, ) whole"), ("m", "[2, 5] whole"),
+        ("s", "[0, 1)"), ("t", "[1, ) whole"), ("a", "[0, 1]"), ("a", "[0, 1]"), ("b", "(0, )"), ("n", "[1, ) whole"), ("m", "[2, 5] whole"),
         ("p", "[0, ) whole"), ("q", "[0, ) whole"), ("r", "(, ...)"),
     ]  # fmt: skip

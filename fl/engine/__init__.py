@@ -1,10 +1,10 @@
 """The engine: rounds, exchanges with clients, evaluation and records. It knows no method by name."""
 
 from fl.engine._clients import ClientData
-from fl.engine._config import RunConfig, RunFolder
+from fl.engine._config import RunFolder
 from fl.engine.run import Run
 from fl.engine.simulate import simulate
 from fl.engine.store import CheckpointError
 
-__all__ = ["CheckpointError", "ClientData", "Run", "RunConfig", "RunFolder", "simulate"]
+__all__ = ["CheckpointError", "ClientData", "Run", "RunFolder", "simulate"]
 __dir__ = __all__.copy

@@ -444,10 +444,10 @@ REFUSED: dict[str, tuple[AddOn, str]] = {
     "Condensed": (Condensed(), "Condensed, which trains on a set derived from the private images"),
     "Anchors": (Anchors(), "Anchors, which adds records"),
     "statistics": (Anchors(init="statistics"), "Anchors, which asks the clients for statistics"),
-    "records": (Records("nothing"), "Records, which adds records"),
-    "setup": (Asks("nothing"), "Asks, which asks the clients"),
+    "records": (Records("none"), "Records, which adds records"),
+    "setup": (Asks("none"), "Asks, which asks the clients"),
     "a user's": (Terms("batch"), r"Terms, which reads .* \(data_access = 'batch'\)"),
-    "what it sends": (Sends("example"), "Sends, which reads private examples .* and fills 'end'"),
+    "what it sends": (Sends("example"), "Sends, which reads private examples .* and fills 'after_training'"),
 }
 
 
