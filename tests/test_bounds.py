@@ -157,6 +157,6 @@ for name, value in {"r": r}.items():
     check.real_number(value, name, below=limit)
 """
     assert [(option, bounds) for option, bounds, _ in checks(ast.parse(code))] == [
-        ("s", "[0, 1)"), ("t", "[1, ) whole"), ("a", "[0, 1]"), ("a", "[0, 1]"), ("b", "(0, )"), ("n", "[1, ) whole"), ("m", "[2, 5] whole"),
-        ("p", "[0, ) whole"), ("q", "[0, ) whole"), ("r", "(, ...)"),
+        ("s", "[0, 1)"), ("t", "[1, ) whole"), ("a", "[0, 1]"), ("a", "[0, 1]"), ("b", "(0, )"),
+        ("n", "[1, ) whole"), ("m", "[2, 5] whole"), ("p", "[0, ) whole"), ("q", "[0, ) whole"), ("r", "(, ...)"),
     ]  # fmt: skip

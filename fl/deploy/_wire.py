@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from fl._codec import Parts, as_bytes, decode, to_parts
@@ -15,6 +16,9 @@ __all__ = [
     "Job", "PayloadCache", "PayloadMissing", "PayloadStore", "job_parts", "pack_job", "pack_result", "read_job",
     "read_result", "result_parts", "unpack_job", "unpack_result",
 ]  # fmt: skip
+
+_MAX_ERROR = 500
+"""Characters of an error text from a client that reach the history."""
 
 _FIELDS: dict[str, tuple[type, ...]] = {
     "version": (str,), "client": (int,), "error": (str, type(None)), "absent": (bool,), "seconds": (int, float),
@@ -207,6 +211,10 @@ def read_result(reply: Message, facts: Mapping[str, str]) -> tuple[str, ClientRe
             raise ValueError(f"not a result: its {name} is {fields[name]!r:.60}")
     if not all(isinstance(line, dict) for line in charged):
         raise ValueError("not a result: its charges must be a list of maps")
+    if not 0 <= result.seconds < math.inf:
+        raise ValueError("not a result: its seconds must be finite and at least 0")
+    if result.error is not None and len(result.error) > _MAX_ERROR:
+        result = replace(result, error=result.error[:_MAX_ERROR])
     return version, result, charged
 
 

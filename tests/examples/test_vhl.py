@@ -69,7 +69,7 @@ def test_every_candidate_is_a_distinct_serializable_method(
             assert seen.setdefault(said, name) == name
     assert len(ways) == 8 + 12
     whole = way.build(task, split, {"lr": 0.1}).settings
-    assert (whole.momentum, whole.weight_decay, whole.lr_decay) == (0.9, 1e-4, 0.992)
+    assert (whole.momentum, whole.optimizer.weight_decay, whole.optimizer.lr_decay) == (0.9, 1e-4, 0.992)
 
 
 def test_paper_preset_has_the_papers_settings(vhl: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -488,8 +489,9 @@ def test_request_round_trips_and_cached_payloads_travel_as_digests() -> None:
     [
         ({"seconds": "soon"}, "its seconds is 'soon'"), ({"client": True}, "its client is True"),
         ({"absent": None}, "its absent is None"), ({"charged": [{}, 3]}, "its charges must be a list of maps"),
+        *(({"seconds": odd}, "its seconds must be finite") for odd in (math.nan, math.inf, -1e-9, -(10**400))),
     ],
-    ids=["seconds", "client", "absent", "charged"],
+    ids=["seconds", "client", "absent", "charged", "NaN", "infinite", "negative", "huge"],
 )  # fmt: skip
 def test_malformed_replies_are_refused_by_field(change: dict[str, Any], said: str) -> None:
     reply, facts = from_parts(*result_parts("3-a", ClientResult(4, Message.unchecked({"x": 1.0}), seconds=1.0)))
@@ -497,6 +499,13 @@ def test_malformed_replies_are_refused_by_field(change: dict[str, Any], said: st
     other = json.dumps({**json.loads(facts["answer"]), **change})
     with pytest.raises(ValueError, match=f"not a result: {said}"):
         read_result(reply, {**facts, "answer": other})
+
+
+def test_error_texts_of_clients_are_cut_to_a_line_of_the_history() -> None:
+    reply, facts = from_parts(*result_parts("3-a", ClientResult(4, error="x" * 2_000_000)))
+    error = read_result(reply, facts)[1].error
+    assert error is not None
+    assert len(error) == 500
 
 
 @pytest.mark.parametrize("reply", [[1], Message.unchecked({"x": float("nan")}), Message.unchecked({"x": None})])
