@@ -189,7 +189,7 @@ def _weights(net: str, download: bool) -> Path:
 
 @functools.cache
 def _network(net: str, file: Path, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the network, built once per device; `file` exists, so torchvision finds it and does not download it."""
+    """Build the LPIPS network, once per device. The weights must be in `file`; otherwise torchvision downloads them."""
     import lpips as package
 
     try:

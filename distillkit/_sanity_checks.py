@@ -2,44 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-
 from torch import Tensor
 
+from distillkit._utils.user_warnings import warn
 from distillkit.normalization import Normalization
 
-__all__ = ["check_class_sizes", "check_images", "check_labels", "warn", "without_warnings"]
-
-_OURS = ("distillkit.", "fl.", "attacks.")
-_silent: ContextVar[bool] = ContextVar("silent", default=False)
-
-
-def warn(message: str) -> None:
-    """Issue a `UserWarning` at the user's line, the first one outside this project's packages.
-
-    Args:
-        message: the finding and the remedy.
-    """
-    if _silent.get():
-        return
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith(_OURS):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, stacklevel=level)
-
-
-@contextmanager
-def without_warnings() -> Iterator[None]:
-    """Silence `warn` in this thread during a `with` block, for callers that use unusual values on purpose."""
-    token = _silent.set(True)
-    try:
-        yield
-    finally:
-        _silent.reset(token)
+__all__ = ["check_class_sizes", "check_images", "check_labels"]
 
 
 def check_images(images: Tensor, normalization: Normalization | None) -> None:

@@ -25,10 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from distillkit._sanity_checks import warn
 from distillkit._utils import check
 from distillkit._utils.configurable import Configurable
 from distillkit._utils.files import read_tensors, write_tensors
+from distillkit._utils.user_warnings import warn
 from distillkit.fingerprint import set_fingerprint, tensor_fingerprint
 from distillkit.sets import LabeledImages
 
@@ -55,7 +55,8 @@ _RENAMED = {
     "distillkit.networks:frozen": "distillkit.networks:frozen_copy",
     "distillkit.privacy:Plan": "distillkit.privacy:NoisePlan",
     "distillkit.sets.stored": "distillkit.sets._stored",
-    "distillkit.study.condense:Placed": "distillkit.study.condense:DeviceFactory",
+    "distillkit.study.condense": "distillkit.study.condense_candidate",
+    "distillkit.study.condense:Placed": "distillkit.study.condense_candidate:DeviceFactory",
     "distillkit.study:Dealt": "distillkit.study:Allocation",
     "distillkit.study:Way": "distillkit.study:Candidate",
     "fl.averaging.entries": "fl.averaging._entries",

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distillkit._sanity_checks import warn
 from distillkit._utils import check
 from distillkit._utils.eval_mode import eval_mode
 from distillkit._utils.progress import bar
+from distillkit._utils.user_warnings import warn
 from distillkit.augment import Augmentation, apply_augmentation, require_augmentation, require_normalization
 from distillkit.chunking import chunk_size, forward_chunks
 from distillkit.networks._dropout import seeded_dropout

@@ -10,7 +10,7 @@ from scipy.stats import t as student
 from torch import Tensor
 
 from attacks import clopper_pearson
-from attacks.membership import ATTACKS, Attack, AttackResult, ShadowScores, Target, leave_one_out, lira
+from attacks.membership import SHADOW_ATTACKS, Attack, AttackResult, ShadowScores, Target, leave_one_out, lira
 
 __all__ = ["CHOICES", "FEW", "MODEL", "Line", "lines_of", "share"]
 
@@ -30,12 +30,12 @@ def two_sided(target: Target) -> Tensor:
 
 
 MODEL: Mapping[str, Attack] = {
-    **ATTACKS,
+    **SHADOW_ATTACKS,
     "LiRA offline, per example": lambda t: lira(t.scores, t.inside, t.shadows, variance="example"),
     "LiRA online, per example": lambda t: lira(t.scores, t.inside, t.shadows, online=True, variance="example"),
 }
 CHOICES: Mapping[str, Attack] = {
-    "LiRA offline, one-sided": ATTACKS["LiRA offline"],
+    "LiRA offline, one-sided": SHADOW_ATTACKS["LiRA offline"],
     "LiRA offline, two-sided": two_sided,
     f"LiRA offline, pooled, {FEW} shadows": fewer,
     f"LiRA offline, per example, {FEW} shadows": lambda t: fewer(t, variance="example"),

@@ -132,7 +132,7 @@ def test_components_only_import_exported_names_of_others() -> None:
     "line",
     [
         "from distillkit.losses._common import reduce",
-        "from distillkit.networks._init import fill",
+        "from distillkit.networks._initialization import fill",
         "from distillkit.training import _step",
         "from distillkit.networks._base import cast",
     ],

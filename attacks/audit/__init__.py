@@ -12,7 +12,7 @@ noise.
 An audit can refute a claim but never prove one. Every function states the confidence of its result.
 """
 
-from attacks.audit.claim_test import ClaimTest, audit_claim
+from attacks.audit.claim_audit import ClaimTest, audit_claim
 from attacks.audit.many_runs import epsilon_lower_bound, max_lower_bound
 from attacks.audit.noise import NoiseAudit, ReplayTest, audit_noise, replay_release
 from attacks.audit.single_run import one_run_lower_bound

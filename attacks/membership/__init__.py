@@ -9,7 +9,7 @@ targets.
 
 from attacks.membership.classifier import shadow_classifier
 from attacks.membership.gradients import gradient_kde, gradient_norm
-from attacks.membership.leave_one_out import ATTACKS, Attack, AttackResult, leave_one_out
+from attacks.membership.leave_one_out import SHADOW_ATTACKS, Attack, AttackResult, leave_one_out
 from attacks.membership.lira import VARIANCES, lira
 from attacks.membership.nearest import nearest
 from attacks.membership.pipeline import Pipeline, Scorer, model_scorer
@@ -19,8 +19,29 @@ from attacks.membership.shadow_models import BACKENDS, Cost, estimate_cost, halv
 from attacks.membership.shadow_scores import ShadowScores, Target
 
 __all__ = [
-    "ATTACKS", "BACKENDS", "VARIANCES", "Attack", "AttackResult", "Cost", "Pipeline", "Scorer", "ShadowScores",
-    "Target", "estimate_cost", "gradient_kde", "gradient_norm", "halves", "leave_one_out", "lira", "loss", "margin",
-    "model_scorer", "nearest", "rmia", "run_shadows", "shadow_classifier", "stable_logit",
+    "BACKENDS",
+    "SHADOW_ATTACKS",
+    "VARIANCES",
+    "Attack",
+    "AttackResult",
+    "Cost",
+    "Pipeline",
+    "Scorer",
+    "ShadowScores",
+    "Target",
+    "estimate_cost",
+    "gradient_kde",
+    "gradient_norm",
+    "halves",
+    "leave_one_out",
+    "lira",
+    "loss",
+    "margin",
+    "model_scorer",
+    "nearest",
+    "rmia",
+    "run_shadows",
+    "shadow_classifier",
+    "stable_logit",
 ]  # fmt: skip
 __dir__ = __all__.copy

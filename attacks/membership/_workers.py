@@ -36,7 +36,7 @@ def fit_shadows(
 ) -> Iterator[tuple[int, RunScores]]:
     """Fit shadows and yield their scores by number as they finish.
 
-    If one fails, the shadows in progress are still yielded before its error is raised.
+    If a shadow fails, the shadows in progress are finished and yielded, and then its error is raised.
 
     Args:
         pipeline: the pipeline to run.

@@ -19,7 +19,7 @@ from attacks.statistics import FEW, Estimate, OperatingPoint, Rate, at_threshold
 from distillkit._utils import check
 from distillkit._utils.progress import bar
 
-__all__ = ["ATTACKS", "Attack", "AttackResult", "leave_one_out"]
+__all__ = ["SHADOW_ATTACKS", "Attack", "AttackResult", "leave_one_out"]
 
 Attack = Callable[[Target], Tensor]
 """`attack(target)`: a score of each record, [N], higher for records that the target was trained on."""
@@ -31,7 +31,7 @@ def _rmia(target: Target, online: bool) -> Tensor:
     return rmia(target.scores, target.inside, target.shadows, target.z_scores, target.z_shadows, online=online)
 
 
-ATTACKS: Mapping[str, Attack] = {
+SHADOW_ATTACKS: Mapping[str, Attack] = {
     "threshold": lambda t: t.scores,
     "LiRA offline": lambda t: lira(t.scores, t.inside, t.shadows),
     "LiRA online": lambda t: lira(t.scores, t.inside, t.shadows, online=True),
@@ -109,8 +109,8 @@ def leave_one_out(
 
     Args:
         shadows: of one pipeline, at least 8 for LiRA; 32 or more for useful intervals.
-        attacks: by name; `ATTACKS` by default. RMIA needs stable logits and a population, so by default it is used only
-            with a population and on the scorer "model".
+        attacks: by name; `SHADOW_ATTACKS` by default. RMIA needs stable logits and a population, so by default it is
+            used only with a population and on the scorer "model".
         scorer: name of the scorer whose scores are attacked.
         fpr: false-positive rate that thresholds are chosen for, in (0, 1], at least one false positive per target.
         confidence: that all intervals of a rate or of the areas hold together, in (0, 1).
@@ -179,7 +179,7 @@ def _evaluate(
 def _attacks(attacks: Mapping[str, Attack] | None, shadows: ShadowScores, scorer: str) -> dict[str, Attack]:
     if attacks is None:
         logits = scorer == "model" and scorer in shadows.population
-        return {n: a for n, a in ATTACKS.items() if logits or not n.startswith("RMIA")}
+        return {n: a for n, a in SHADOW_ATTACKS.items() if logits or not n.startswith("RMIA")}
     check.mapping(attacks, "attacks")
     if not attacks:
         raise ValueError("attacks must hold at least one attack, got none; omit it for the defaults")

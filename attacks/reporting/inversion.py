@@ -15,9 +15,9 @@ from attacks.inversion import FedAvgUpdate, ObservedMessage, invert_message
 from attacks.matching import align, match
 from attacks.metrics import psnr
 from attacks.reporting._findings import Findings
-from attacks.reporting._images import Records
 from attacks.reporting._recorded_run import RecordedRun
 from attacks.reporting._rendering import Part, Section, Table, image_grid
+from attacks.reporting._section_images import Records
 from attacks.reporting.similarity import PSNR_LEVELS
 from attacks.transcript import TranscriptMessage
 from distillkit._utils import check

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from attacks.audit import ClaimTest, NoiseAudit, audit_claim, epsilon_lower_bound, max_lower_bound
 from attacks.reporting._findings import Findings
-from attacks.reporting._messages import ObservedData
 from attacks.reporting._recorded_run import RecordedRun
 from attacks.reporting._rendering import Section, Table
+from attacks.reporting._section_messages import ObservedData
 
 __all__ = ["Audit"]
 

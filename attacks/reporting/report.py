@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from attacks.membership import Pipeline
 from attacks.reporting._findings import MIN_NON_MEMBERS, Findings
 from attacks.reporting._findings import verdict as verdict_of
-from attacks.reporting._images import Records, membership_section, nearest_section, recovery_section
-from attacks.reporting._messages import ObservedData, adversary_section, class_section
-from attacks.reporting._models import last_model_parts, shadow_parts
 from attacks.reporting._recorded_run import RecordedRun, open_run
 from attacks.reporting._rendering import BulletList, Section, render_html, render_markdown
+from attacks.reporting._section_images import Records, membership_section, nearest_section, recovery_section
+from attacks.reporting._section_messages import ObservedData, adversary_section, class_section
+from attacks.reporting._section_models import last_model_parts, shadow_parts
 from attacks.reporting.inversion import Inversion, inversion_section
 from attacks.reporting.privacy_claim import Audit, claim_section
 from distillkit._utils import check

@@ -4,8 +4,8 @@ from distillkit.condense._inner_training import InnerTraining, loops_for
 from distillkit.condense._mean_matching import distance_to_means, embedding_means
 from distillkit.condense._state import Progress, load_state, save_state
 from distillkit.condense.coresets import herding, k_center, random_subset
-from distillkit.condense.distribution import distribution_matching
-from distillkit.condense.gradient import gradient_matching
+from distillkit.condense.distribution_matching import distribution_matching
+from distillkit.condense.gradient_matching import gradient_matching
 from distillkit.condense.initialization import class_statistics, images_from_statistics, initial_images
 from distillkit.condense.target_gradient import fit_to_gradient
 

@@ -46,9 +46,9 @@ def dirichlet(
 def dirichlet_capped(
     labels: Tensor, clients: int, alpha: float, *, min_size: int = 10, tries: int = 1000, generator: Seed = 0
 ) -> list[Tensor]:
-    """Split as `dirichlet`, but give nothing more to clients with N / clients images, as most released code does.
+    """Split as `dirichlet`, but skip a client once it has N / clients images.
 
-    This is the released code of NIID-Bench, VHL (Tang et al., ICML 2022) and FedCOG (Ye et al., ICLR 2024). Class by
+    Most released code splits in this way: NIID-Bench, VHL (Tang et al., ICML 2022) and FedCOG (Ye et al., ICLR 2024). Class by
     class, in increasing order, the shares of full clients are set to zero and the others renormalized. The result
     depends on the order of the classes and is less skewed than Dir(alpha). VHL uses `min_size` = number of classes,
     NIID-Bench and FedCOG use 10.
@@ -203,7 +203,7 @@ def _log_gamma(alpha: float, shape: tuple[int, ...], generator: torch.Generator)
 def _draw_allocation(
     draw: _Draw, labels: Tensor, clients: int, alpha: float, min_size: int, tries: int, generator: Seed
 ) -> list[Tensor]:
-    """Draw tables of counts until every client has `min_size` images, and allocate by that table."""
+    """Draw class counts per client until every client has at least `min_size` images, then allocate the images."""
     groups = class_groups(labels, clients)
     sizes = torch.tensor([len(group) for group in groups])
     min_size = check.positive_int(min_size, "min_size", least=0)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from distillkit._sanity_checks import warn
+from distillkit._utils.user_warnings import warn
 from distillkit.rng import derive
 
 __all__ = ["hold_out", "hold_out_classes", "hold_out_values"]

@@ -1,6 +1,7 @@
 """The table of named datasets, and the two functions that read them by name.
 
-A new dataset is one module in `distillkit.data.readers` and one row of `DATASETS`.
+A dataset of torchvision needs only a row of `DATASETS`: `_torchvision(...)`, with `load_torchvision`'s options where its
+class differs from MNIST's. Any other dataset needs a module in `distillkit.data.readers` and a row.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from distillkit.data._assembly import assemble_raw
+from distillkit.data._data_root import data_root
 from distillkit.data._pixels import AnyPath, Size
-from distillkit.data._root import data_root
 from distillkit.data.lookalike_digits import mnist_m_like, synth_digits_like
 from distillkit.data.readers import _torchvision as tv
 from distillkit.data.readers._digits import load_digits
@@ -71,8 +72,9 @@ def _torchvision(
     counts: tuple[int, int],
     normalization: Normalization,
     classes: tuple[str, ...] = (),
+    **options: Any,
 ) -> Dataset:
-    load = partial(tv.load_torchvision, name=name, loader=loader, files=files, classes=classes or None)
+    load = partial(tv.load_torchvision, name=name, loader=loader, files=files, classes=classes or None, **options)
     return Dataset(load, shape, counts, files[0], classes, normalization, can_download=True)
 
 
@@ -112,11 +114,13 @@ DATASETS: dict[str, Dataset] = {
         Normalization([0.2860], [0.3530]), _FASHION,
     ),
     "usps": _torchvision(
-        "usps", "USPS", tv.USPS_FILES, (1, 16, 16), (7_291, 2_007), Normalization([0.2539], [0.3842]), _DIGITS
+        "usps", "USPS", tv.USPS_FILES, (1, 16, 16), (7_291, 2_007), Normalization([0.2539], [0.3842]), _DIGITS,
+        folder="USPS",
     ),
     "svhn": _torchvision(
         "svhn", "SVHN", tv.SVHN_FILES, (3, 32, 32), (73_257, 26_032),
         Normalization([0.4377, 0.4438, 0.4728], [0.1980, 0.2010, 0.1970]), _DIGITS,
+        folder="SVHN", split_options=({"split": "train"}, {"split": "test"}), labels="labels",
     ),
     "cifar10": _torchvision(
         "cifar10", "CIFAR10", tv.CIFAR10_FILES, (3, 32, 32), (50_000, 10_000), tv.CIFAR10_NORMALIZATION,

@@ -94,7 +94,7 @@ def classes_per_client(labels: Tensor, clients: int, k: int = 2, *, generator: S
 
 
 def class_clusters(labels: Tensor, clients: int, k: int = 2, *, generator: Seed = 0) -> list[Tensor]:
-    """Give every client one of the K / k clusters of k contiguous classes; its owners divide it evenly.
+    """Give every client one cluster of k contiguous classes, and divide each cluster evenly among its clients.
 
     Client i has the classes k g, ..., k g + k - 1 with g = i mod (K / k).
 

@@ -5,10 +5,10 @@ from distillkit.generate.cnn_noise import NoiseDecoder, cnn_noise, decorrelation
 from distillkit.generate.complement import complement_targets
 from distillkit.generate.decoder import SmallDecoder
 from distillkit.generate.invert import invert
-from distillkit.generate.noise import stylegan_noise, upsampled_gaussian
 from distillkit.generate.patches import Patches
 from distillkit.generate.separability import Separability, separability
 from distillkit.generate.stylegan2 import StyleGAN2
+from distillkit.generate.stylegan_noise import stylegan_noise, upsampled_gaussian
 
 __all__ = [
     "CropParameters",

@@ -1,7 +1,8 @@
 """Networks with a features/classifier split, their initialization, and network samplers."""
 
 from distillkit.networks._base import Network, split
-from distillkit.networks._factory import KeepInit, build, frozen_copy, initialize
+from distillkit.networks._factory import KeepInit, build, frozen_copy
+from distillkit.networks._initialization import initialize
 from distillkit.networks._layers import ImageNetwork, norm_layer
 from distillkit.networks.cnn import FedCOGCNN, LeNet, SimpleCNN
 from distillkit.networks.convnet import ConvNet

@@ -13,59 +13,19 @@ from torch import nn
 
 from distillkit._utils.configurable import Configurable
 from distillkit.networks._base import require_network
-from distillkit.networks._init import draw_seed, init_own_parameters, seeded_global_rng
+from distillkit.networks._initialization import Redraw, draw_seed, initialize, seeded_global_rng
 from distillkit.rng import as_generator
 
 __all__ = [
     "KeepInit",
     "NetworkFactory",
-    "Redraw",
     "build",
     "frozen_copy",
-    "initialize",
     "keeps_init",
     "require_factory",
 ]
 
 NetworkFactory = Callable[[], nn.Module]
-Redraw = Callable[[nn.Module, torch.Generator], object]
-
-
-@torch.no_grad()
-def initialize(network: nn.Module, generator: int | torch.Generator, redraw: Redraw | None = None) -> nn.Module:
-    """Redraw all parameters of a network in place from a generator and return the network.
-
-    `RandomNetworks` calls it for every draw and `build` once. The distributions are PyTorch's defaults: Kaiming uniform
-    with a = sqrt(5) for linear and convolution weights, uniform +-1/sqrt(fan_in) for their biases, N(0, 1) for
-    embeddings, Xavier for attention, and constants for norms (running statistics are reset) and PReLU. For the networks
-    of this package, the draws are those of the constructor after `torch.manual_seed`. The constructors of torchvision
-    draw from other distributions; use `KeepInit` to keep them. Any other module with its own parameters is drawn by its
-    method `initialize(generator)` or, without one, by `reset_parameters()`. Other buffers are unchanged.
-
-    Args:
-        network: any `nn.Module`.
-        generator: an int seed, or a CPU generator, which is advanced.
-        redraw: called last as `redraw(network, generator)`, without gradients. It sets the parameters for which there
-            is no such rule (a class token, position embeddings, layer scales) and may change any other.
-
-    Raises:
-        TypeError: without `redraw`, a module without a known initialization; the message names it and the remedies.
-    """
-    require_network(network, "network")
-    generator = as_generator(generator)
-    unknown = [(name, module) for name, module in network.named_modules() if not init_own_parameters(module, generator)]
-    if redraw is not None:
-        with seeded_global_rng(draw_seed(generator)):
-            redraw(network, generator)
-    elif unknown:
-        name, module = unknown[0]
-        raise TypeError(
-            f"cannot redraw {name or 'the network'} ({type(module).__name__}): it has its own parameters; add a "
-            "method initialize(generator), keep the constructor's weights with KeepInit(factory), or pass "
-            "redraw=lambda network, generator: ... where available. FixedNetwork(network) and "
-            "NetworkBall(network, radius) accept any network"
-        )
-    return network
 
 
 class KeepInit(Configurable):

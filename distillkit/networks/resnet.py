@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from distillkit._utils.check import one_of, positive_int
-from distillkit.networks._init import init_linear
+from distillkit.networks._initialization import init_linear
 from distillkit.networks._layers import ImageNetwork, Shape, image_shape, norm_layer, require_spatial_maps
 
 __all__ = ["CifarResNet", "ResNet", "WideResNet"]

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from distillkit._utils import check
 from distillkit._utils.configurable import Configurable
 from distillkit.networks._base import Network, split
-from distillkit.networks._factory import NetworkFactory, Redraw, build, frozen_copy, initialize, keeps_init
+from distillkit.networks._factory import NetworkFactory, build, frozen_copy, keeps_init
+from distillkit.networks._initialization import Redraw, initialize
 from distillkit.rng import derive
 
 __all__ = ["FixedNetwork", "NetworkBall", "NetworkSampler", "RandomNetworks"]

@@ -7,20 +7,28 @@ epsilon; `release`, `private_histogram` and `PrivateGradient` are the building b
 
 The files, by what they answer:
 
-- Where is noise drawn? `noise.py` (`Secret`). Where is it added? `gradients/private_gradient.py` (DP-SGD on networks
-  and images), `sets/class_means.py` (`release`) and `sets/histogram.py`.
+- Where is noise drawn? `secret.py` (`Secret`). Where is it added? `gradients/private_gradient.py` (DP-SGD on networks
+  and images), `condensation/class_means.py` (`release`) and `condensation/histogram.py`. Callers outside this package
+  that add noise themselves draw it from a `Secret` and charge an `Account`.
 - Where is a ledger line written? `ledger.py` (`Ledger.spend`), into the file of `_journal.py`; `events.py` defines the
-  events, `account.py` the client and round that a call charges, `_child_ledger.py` the ledgers on other machines.
+  events, `Account` the client and round that a call charges, `_child_ledger.py` the ledgers on other machines.
 - Where is epsilon computed? `accounting/composition.py` (`compose`); `accounting/planning.py` inverts it.
 - Where are inputs refused? `validation/`: data and options, networks and losses that mix examples, delta. `errors.py`
   defines the errors, `assumptions.py` the inputs that each entry point assumes to be public.
 """
 
-from distillkit.privacy.account import Account
 from distillkit.privacy.accounting.composition import Bound, Spend, compose
 from distillkit.privacy.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_sigma
 from distillkit.privacy.accounting.planning import NoisePlan, plan_noise
 from distillkit.privacy.assumptions import ASSUMPTIONS, PUBLIC_INPUTS
+from distillkit.privacy.condensation.class_means import class_means_gradient, class_sums, fit_to_means, release
+from distillkit.privacy.condensation.condensation_options import EmbeddingNetworks, Passes
+from distillkit.privacy.condensation.condense_private import condense_private
+from distillkit.privacy.condensation.histogram import private_histogram
+from distillkit.privacy.condensation.image_sgd import image_gradients, image_sgd
+from distillkit.privacy.condensation.public_embedders import PublicEmbedder, PublicEmbedders
+from distillkit.privacy.condensation.separable import SeparableLoss, require_separable, separable, squared_distance
+from distillkit.privacy.condensation.trained_networks import TrainedNetworks
 from distillkit.privacy.errors import (
     BatchStatistics,
     BudgetExhausted,
@@ -38,20 +46,12 @@ from distillkit.privacy.events import (
     Event,
     Guarantee,
 )
-from distillkit.privacy.gradients._engines import ExampleGradients
+from distillkit.privacy.gradients._per_example_engines import ExampleGradients
 from distillkit.privacy.gradients.dp_sgd import train_private, without_batch_norm
 from distillkit.privacy.gradients.per_example import per_example_gradients, require_per_example
 from distillkit.privacy.gradients.private_gradient import PrivateGradient
-from distillkit.privacy.ledger import Ledger
-from distillkit.privacy.noise import Secret, as_secret
-from distillkit.privacy.sets.class_means import class_means_gradient, class_sums, fit_to_means, release
-from distillkit.privacy.sets.condense import condense_private
-from distillkit.privacy.sets.histogram import private_histogram
-from distillkit.privacy.sets.image_sgd import image_gradients, image_sgd
-from distillkit.privacy.sets.options import EmbeddingNetworks, Passes
-from distillkit.privacy.sets.public_embedders import PublicEmbedder, PublicEmbedders
-from distillkit.privacy.sets.separable import SeparableLoss, require_separable, separable, squared_distance
-from distillkit.privacy.sets.trained_networks import TrainedNetworks
+from distillkit.privacy.ledger import Account, Ledger
+from distillkit.privacy.secret import Secret, as_secret
 
 __all__ = [
     "ADD_OR_REMOVE_CLIENT",

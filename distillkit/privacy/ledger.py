@@ -1,4 +1,7 @@
-"""The privacy ledger: an append-only file of charges, written before a release and never rolled back."""
+"""The privacy ledger: an append-only file of charges, written before a release and never rolled back.
+
+An `Account` adds the client and round to charge, and the source of the noise.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,9 @@ from distillkit.privacy.accounting.gaussian import check_delta
 from distillkit.privacy.assumptions import ASSUMPTIONS
 from distillkit.privacy.errors import BudgetExhausted, NotAccountable
 from distillkit.privacy.events import ALL_CLIENTS, Event, Guarantee, client_id
+from distillkit.privacy.secret import Secret, as_secret
 
-__all__ = ["Ledger"]
+__all__ = ["Account", "Ledger"]
 
 _ROUNDING = 1 + 1e-9
 _RDP_REMARK = (
@@ -341,3 +345,55 @@ class Ledger:
 def _client_names(events: Sequence[Event]) -> str:
     names = ["everyone" if e.client == ALL_CLIENTS else f"client {e.client!r}" for e in events]
     return " and ".join(dict.fromkeys(names))
+
+
+class Account:
+    """A ledger with the client and round to charge, and the source of the noise.
+
+    Private calls accept it as `ledger=` wherever they accept a `Ledger`. A `Ledger` alone charges all clients, which is
+    always safe, and takes its noise from the operating system.
+
+    Args:
+        ledger: the ledger that is charged before noise is drawn.
+        client: the client whose records are released, a number or a name.
+        round: when, for the reader of the ledger.
+        secret: the source of noise and Poisson draws; see `Secret`. With a seed no guarantee holds.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        client: int | str = ALL_CLIENTS,
+        round: int = 0,
+        secret: Secret | int | None = None,
+    ) -> None:
+        if not isinstance(ledger, Ledger):
+            raise TypeError(f"ledger must be a Ledger, got {type(ledger).__name__}")
+        self.ledger, self.client, self.round = ledger, client_id(client), round
+        self.secret = as_secret(secret)
+
+    @classmethod
+    def of(cls, ledger: Ledger | Account) -> Account:
+        """Return an account as it is, and wrap a ledger in an account for all clients."""
+        return ledger if isinstance(ledger, Account) else cls(ledger)
+
+    def event(self, mechanism: str, sigma: float, *, rate: float = 1.0, count: int = 1) -> Event:
+        """Return the event of `count` releases on this account.
+
+        Args:
+            mechanism, sigma, rate, count: see `Event`.
+        """
+        return Event(mechanism, sigma, rate, count, self.client, self.round, seeded=self.secret.seeded)
+
+    def spend(self, mechanism: str, sigma: float, *, rate: float = 1.0, count: int = 1) -> None:
+        """Charge `count` releases to the ledger; call it before their noise is drawn. See `Ledger.spend`.
+
+        Args:
+            mechanism, sigma, rate, count: see `Event`.
+        """
+        self.ledger.spend(self.event(mechanism, sigma, rate=rate, count=count))
+
+    def guarantee(self) -> Guarantee:
+        """Return the guarantee for this client's records; see `Ledger.guarantee`."""
+        return self.ledger.guarantee(self.client)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from distillkit._sanity_checks import warn
 from distillkit._utils import check
+from distillkit._utils.user_warnings import warn
 from distillkit.rng import as_generator
 
 __all__ = ["centroid_distances", "kmeans_balance"]

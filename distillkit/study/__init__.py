@@ -10,7 +10,7 @@ from distillkit.study._tables import summary_table
 from distillkit.study._tuning import TuningResult, equal_search_sizes, read_choice, tuning_table
 from distillkit.study.candidate import Candidate, Cost, Job, grid
 from distillkit.study.comparisons import compare_studies, paired_differences
-from distillkit.study.condense import Condense
+from distillkit.study.condense_candidate import Condense
 from distillkit.study.figures import curves, pictures
 from distillkit.study.named_tasks import TASK_NAMES, named_task
 from distillkit.study.study import Study

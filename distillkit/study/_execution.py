@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from distillkit._sanity_checks import without_warnings
 from distillkit._utils.files import write_atomically
 from distillkit._utils.provenance import RUN_FORMAT, versions
+from distillkit._utils.user_warnings import without_warnings
 from distillkit.data import Split
 from distillkit.privacy import Ledger
 from distillkit.serialization import SerializationError, from_config, referenced_objects, to_config

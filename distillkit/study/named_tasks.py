@@ -23,7 +23,7 @@ from distillkit.data import (
     open_leaf_celeba,
     partition,
 )
-from distillkit.data._root import data_root
+from distillkit.data._data_root import data_root
 from distillkit.normalization import IDENTITY
 from distillkit.study.task import Task
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Generator, nn
 
-from distillkit._sanity_checks import without_warnings
+from distillkit._utils.user_warnings import without_warnings
 from distillkit.augment import DSA, Augmentation, require_augmentation
 from distillkit.condense import distribution_matching
 from distillkit.networks import FixedNetwork, RandomNetworks

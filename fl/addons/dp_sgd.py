@@ -11,10 +11,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from distillkit._sanity_checks import warn
 from distillkit._utils import check
+from distillkit._utils.user_warnings import warn
 from distillkit.privacy import ExampleGradients, PrivateGradient, per_example_gradients, require_per_example
-from distillkit.privacy.gradients._engines import GradientMode
+from distillkit.privacy.gradients._per_example_engines import GradientMode
 from distillkit.privacy.validation._arguments import refuse_half_precision, refuse_large_delta
 from distillkit.privacy.validation._gradient_check import choose_batch_sizes
 from distillkit.sets import LabeledImages

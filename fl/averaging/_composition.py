@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from distillkit._sanity_checks import warn
 from distillkit._utils import check
+from distillkit._utils.user_warnings import warn
 from fl._components import require_distinct, require_plain_options
 from fl.averaging.addon import SLOTS, AddOn, overrides
 from fl.averaging.settings import Settings, floating_buffers

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from distillkit._sanity_checks import warn
+from distillkit._utils.user_warnings import warn
 from distillkit.augment._validation import Augment
 from fl._codec import digest
 from fl._components import KeyedObject, require_own_entries

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from distillkit._sanity_checks import warn
 from distillkit._utils import check
+from distillkit._utils.user_warnings import warn
 from distillkit.augment._validation import Augment
 from fl._components import Component
 from fl._options import Decay, Positive, PositiveInt, check_options

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from distillkit._sanity_checks import warn, without_warnings
 from distillkit._utils.provenance import RUN_FORMAT, versions
+from distillkit._utils.user_warnings import warn, without_warnings
 from distillkit.fingerprint import network_fingerprint, set_fingerprint, tensor_fingerprint
 from distillkit.privacy import Ledger
 from distillkit.serialization import ConfigError, SerializationError, from_config, referenced_objects, to_config

@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from distillkit._sanity_checks import warn
 from distillkit._utils import check
+from distillkit._utils.user_warnings import warn
 from distillkit.privacy import Ledger
 from distillkit.privacy.validation._arguments import (
     NEW_LEDGER_REMARK,

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distillkit._sanity_checks import warn
 from distillkit._utils import check
+from distillkit._utils.user_warnings import warn
 from distillkit.privacy import ADD_OR_REMOVE_CLIENT, ALL_CLIENTS, Event, Ledger, NotAccountable, PrivacyError
 from fl._options import Fraction, NonNegative, Positive, Rate, check_options
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from distillkit import privacy
-from distillkit._sanity_checks import warn
 from distillkit._utils import check
+from distillkit._utils.user_warnings import warn
 from distillkit.networks import NetworkBall
 from distillkit.privacy import PrivacyError, PublicEmbedders
 from distillkit.privacy.validation._arguments import (

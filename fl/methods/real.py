@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from distillkit._sanity_checks import without_warnings
+from distillkit._utils.user_warnings import without_warnings
 from distillkit.condense import random_subset
 from distillkit.sets import LabeledImages
 from fl.methods.feddm import FedDM

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from distillkit._sanity_checks import warn
 from distillkit._utils import check
 from distillkit._utils.provenance import git_commit
+from distillkit._utils.user_warnings import warn
 from distillkit.data import Split
 from distillkit.privacy import Ledger
 from distillkit.sets import Images

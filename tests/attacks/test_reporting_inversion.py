@@ -16,8 +16,8 @@ from attacks import report
 from attacks.inversion import FedAvgUpdate, Gradient
 from attacks.reporting import Inversion
 from attacks.reporting._findings import Findings
-from attacks.reporting._images import Records
 from attacks.reporting._recorded_run import open_run
+from attacks.reporting._section_images import Records
 from attacks.reporting.inversion import _compare_own, _draw_held_out, fedavg_update, message_pair, record_counts
 from attacks.transcript import TranscriptMessage
 from distillkit import LabeledImages

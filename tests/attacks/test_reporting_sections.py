@@ -11,9 +11,9 @@ import torch
 
 from attacks import report
 from attacks.reporting._findings import Findings
-from attacks.reporting._messages import ObservedData, adversary_section, class_section
 from attacks.reporting._recorded_run import RecordedRun
 from attacks.reporting._rendering import Section, Table
+from attacks.reporting._section_messages import ObservedData, adversary_section, class_section
 from attacks.reporting.privacy_claim import Audit, claim_section
 from attacks.reporting.similarity import record_scores
 from distillkit import LabeledImages

@@ -650,7 +650,7 @@ NOT_CALLED = {
     ),
     **dict.fromkeys(
         (
-            "ATTACKS",
+            "SHADOW_ATTACKS",
             "CLASSIC",
             "CORRUPTIONS",
             "DATASETS",

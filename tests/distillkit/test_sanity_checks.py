@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distillkit import LabeledImages, Normalization, plot
-from distillkit._sanity_checks import without_warnings
+from distillkit._utils.user_warnings import without_warnings
 from distillkit.augment import DSA, require_augmentation
 from distillkit.condense import distribution_matching, gradient_matching, herding, random_subset
 from distillkit.evaluate import evaluate

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from distillkit._sanity_checks import warn
-from distillkit.data.readers._listing import Listing
+from distillkit._utils.user_warnings import warn
+from distillkit.data.readers._picture_list import PictureList
 
 __all__ = ["SUFFIXES", "list_folder", "split_folders", "subfolders"]
 
@@ -23,7 +23,7 @@ _SPLITS = {
 }
 
 
-def list_folder(path: Path) -> Listing:
+def list_folder(path: Path) -> PictureList:
     """List the pictures of a folder without opening them.
 
     Args:
@@ -44,7 +44,7 @@ def list_folder(path: Path) -> Listing:
         info["folders_ignored"] = skipped
     files = {part: found for part, (found, _, _) in listed.items()}
     labels = {part: torch.tensor(found, dtype=torch.long) for part, (_, found, _) in listed.items()}
-    return Listing(files, labels, tuple(classes), info, open_with="open_folder")
+    return PictureList(files, labels, tuple(classes), info, open_with="open_folder")
 
 
 def subfolders(path: Path) -> list[Path]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from distillkit.data._assembly import assemble_raw
-from distillkit.data.readers._listing import Listing, read_listing, require_pictures
+from distillkit.data.readers._picture_list import PictureList, read_picture_list, require_pictures
 from distillkit.data.readers._synth_digits import require_colour_digits
 from distillkit.data.readers.npz import load_npz
 from distillkit.data.split import Split
@@ -43,7 +43,7 @@ def load_mnist_m(root: Path, **options: Any) -> Split:
             train, test = (data.replace(info={**data.info, **_INFO}) for data in split)
             return Split(train, test, _CLASSES)
         if (folder / "mnist_m_train_labels.txt").is_file():
-            return read_listing(_list_release(folder), **options)
+            return read_picture_list(_list_release(folder), **options)
         for place in (folder, folder / "processed"):
             if (place / "mnist_m_train.pt").is_file():
                 raw = {part: _read_pt(place / f"mnist_m_{part}.pt") for part in _PARTS}
@@ -55,7 +55,7 @@ def load_mnist_m(root: Path, **options: Any) -> Split:
     )
 
 
-def _list_release(folder: Path) -> Listing:
+def _list_release(folder: Path) -> PictureList:
     """List the pictures of Ganin's `mnist_m.tar.gz`."""
     labels: dict[str, Tensor] = {}
     files: dict[str, list[Path]] = {}
@@ -73,7 +73,7 @@ def _list_release(folder: Path) -> Listing:
         labels[part] = torch.tensor([int(digit) for _, digit in lines])
         names = {part: [name for name, _ in lines]}
         files |= require_pictures(folder / f"mnist_m_{part}", names, f"get them from {_SOURCE}")
-    return Listing(files, labels, _CLASSES, _INFO)
+    return PictureList(files, labels, _CLASSES, _INFO)
 
 
 def _read_pt(file: Path) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from distillkit.data.readers._folder_layout import SUFFIXES
-from distillkit.data.readers._listing import Listing, open_listing, read_listing, require_files
+from distillkit.data.readers._picture_list import PictureList, open_picture_list, read_picture_list, require_files
 from distillkit.data.split import Split, StoredSplit
 
 __all__ = ["load_tiny_imagenet", "open_tiny_imagenet"]
@@ -33,7 +33,7 @@ def load_tiny_imagenet(path: Path, *, channels: int = 3, **options: Any) -> Spli
         FileNotFoundError: missing files.
         ValueError: another layout.
     """
-    return read_listing(_list(path), channels=channels, **options)
+    return read_picture_list(_list(path), channels=channels, **options)
 
 
 def open_tiny_imagenet(path: Path, *, channels: int = 3, **options: Any) -> StoredSplit:
@@ -41,12 +41,12 @@ def open_tiny_imagenet(path: Path, *, channels: int = 3, **options: Any) -> Stor
 
     Args:
         path, channels: see `load_tiny_imagenet`.
-        options: see `open_listing`.
+        options: see `open_picture_list`.
     """
-    return open_listing(_list(path), path, channels=channels, **options)
+    return open_picture_list(_list(path), path, channels=channels, **options)
 
 
-def _list(folder: Path) -> Listing:
+def _list(folder: Path) -> PictureList:
     require_files(folder, ["wnids.txt", "words.txt", "train", "val/val_annotations.txt", "val/images"], _NAME, _SOURCE)
     ids = sorted((folder / "wnids.txt").read_text().split())
     words = dict(line.partition("\t")[::2] for line in (folder / "words.txt").read_text().splitlines())
@@ -75,4 +75,4 @@ def _list(folder: Path) -> Listing:
         raise ValueError(f"{annotations} names no pictures; {_SOURCE}")
     require_files(folder / "val" / "images", [file.name for file in files["test"]], _NAME, _SOURCE)
     rows = {part: torch.tensor(own, dtype=torch.long) for part, own in labels.items()}
-    return Listing(files, rows, tuple(words[wnid] for wnid in ids), {"dataset": _NAME})
+    return PictureList(files, rows, tuple(words[wnid] for wnid in ids), {"dataset": _NAME})

@@ -25,6 +25,7 @@ CIFAR10_FILES = tuple(
 CIFAR100_FILES = tuple(f"cifar-100-python/{name}" for name in ("train", "test", "meta"))
 SVHN_FILES = ("SVHN/train_32x32.mat", "SVHN/test_32x32.mat")
 USPS_FILES = ("USPS/usps.bz2", "USPS/usps.t.bz2")
+_TRAIN_FLAG = ({"train": True}, {"train": False})
 
 
 def idx_files(folder: str) -> tuple[str, ...]:
@@ -43,6 +44,9 @@ def load_torchvision(
     name: str,
     loader: str,
     files: tuple[str, ...],
+    folder: str = "",
+    split_options: tuple[dict[str, Any], dict[str, Any]] = _TRAIN_FLAG,
+    labels: str = "targets",
     classes: tuple[str, ...] | None = None,
     download: bool = False,
     **options: Any,
@@ -54,6 +58,9 @@ def load_torchvision(
         name: the name that `load` knows.
         loader: the class in `torchvision.datasets`.
         files: the files below `root`.
+        folder: the folder below `root` that `loader` is called with.
+        split_options: the arguments of `loader` that select the training and the test split.
+        labels: the attribute of `loader` that contains the class indices.
         classes: the class names; None reads them from the files.
         download: see `load`.
         options: `size`, `channels` and `normalization`; see `load`.
@@ -73,31 +80,21 @@ def load_torchvision(
             f"or give the root of your copy, with these files or a {name}.npz (see load_npz), with root= or "
             "DISTILLKIT_DATA."
         )
-    raw, found = _read(root, name, loader, files, bool(missing))
-    return assemble_raw(raw, classes or found, name, **options)
-
-
-def _read(
-    root: Path, name: str, loader: str, files: tuple[str, ...], download: bool
-) -> tuple[dict[str, tuple[Tensor, Tensor]], tuple[str, ...]]:
-    """Return images [N, C, H, W] uint8 and labels of train and test, and torchvision's class names."""
     from torchvision import datasets
 
-    folder = root / loader if loader in ("USPS", "SVHN") else root
     raw: dict[str, tuple[Tensor, Tensor]] = {}
-    for part in ("train", "test"):
-        option: dict[str, Any] = {"split": part} if name == "svhn" else {"train": part == "train"}
+    for part, split in zip(("train", "test"), split_options):
         try:
-            data = getattr(datasets, loader)(str(folder), download=download, **option)
+            data = getattr(datasets, loader)(str(root / folder), download=bool(missing), **split)
         except Exception as error:
-            if download:
+            if missing:
                 raise
             raise ValueError(
                 f"{name} in {root} cannot be read ({', '.join(files)}): {error or type(error).__name__}; "
                 "delete the files and get them again"
             ) from error
-        raw[part] = _as_images(data.data), torch.as_tensor(data.labels if name == "svhn" else data.targets).long()
-    return raw, tuple(getattr(data, "classes", ()))
+        raw[part] = _as_images(data.data), torch.as_tensor(getattr(data, labels)).long()
+    return assemble_raw(raw, classes or tuple(data.classes), name, **options)
 
 
 def _as_images(data: Tensor | np.ndarray[Any, Any]) -> Tensor:

@@ -12,13 +12,13 @@ import torch
 from distillkit._utils import check
 from distillkit.data._pixels import AnyPath, Size
 from distillkit.data.readers._leaf import UserData, as_labels, read_users
-from distillkit.data.readers._listing import (
-    Listing,
-    open_listing,
-    read_listing,
+from distillkit.data.readers._picture_list import (
+    PictureList,
+    open_picture_list,
+    read_picture_list,
     require_files,
     require_pictures,
-    user_listing,
+    user_picture_list,
 )
 from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import Normalization
@@ -66,7 +66,7 @@ def load_celeba(
         ValueError: an unknown attribute, a damaged file, or another layout.
     """
     listing = _list_celeba(Path(path).expanduser(), attributes)
-    return read_listing(listing, size, channels, normalization, progress)
+    return read_picture_list(listing, size, channels, normalization, progress)
 
 
 def open_celeba(
@@ -93,10 +93,10 @@ def open_celeba(
     """
     folder = Path(path).expanduser()
     listing = _list_celeba(folder, attributes)
-    return open_listing(listing, folder, size, channels, normalization, cache, workers, progress)
+    return open_picture_list(listing, folder, size, channels, normalization, cache, workers, progress)
 
 
-def _list_celeba(folder: Path, attributes: str | Sequence[str]) -> Listing:
+def _list_celeba(folder: Path, attributes: str | Sequence[str]) -> PictureList:
     require_files(folder, [_IMAGES, _ATTRIBUTES, _IDENTITIES, _PARTITION], "celeba", _SOURCE)
     lines = (folder / _ATTRIBUTES).read_text().splitlines()
     known = lines[1].split() if len(lines) > 1 else []
@@ -121,7 +121,7 @@ def _list_celeba(folder: Path, attributes: str | Sequence[str]) -> Listing:
     labels = {part: own[:, 0].long() if one else own.float() for part, own in rows.items()}
     classes = (f"not {wanted[0]}", wanted[0]) if one else tuple(wanted)
     files = require_pictures(folder / _IMAGES, names, _SOURCE)
-    return user_listing("celeba", files, labels, classes, owners, users)
+    return user_picture_list("celeba", files, labels, classes, owners, users)
 
 
 def load_leaf_celeba(
@@ -153,7 +153,7 @@ def load_leaf_celeba(
         ValueError: a damaged file, another layout, or a user in two files of one split.
     """
     folder = Path(path).expanduser()
-    return read_listing(_list_leaf_celeba(folder, images), size, channels, normalization, progress)
+    return read_picture_list(_list_leaf_celeba(folder, images), size, channels, normalization, progress)
 
 
 def open_leaf_celeba(
@@ -180,10 +180,10 @@ def open_leaf_celeba(
     """
     folder = Path(path).expanduser()
     listing = _list_leaf_celeba(folder, images)
-    return open_listing(listing, folder, size, channels, normalization, cache, workers, progress)
+    return open_picture_list(listing, folder, size, channels, normalization, cache, workers, progress)
 
 
-def _list_leaf_celeba(folder: Path, images: AnyPath | None) -> Listing:
+def _list_leaf_celeba(folder: Path, images: AnyPath | None) -> PictureList:
     where = folder / "raw" / _IMAGES if images is None else Path(images).expanduser()
     read = read_users(folder, _convert, "names of pictures x and labels y (0 or 1)", _LEAF)
     users = sorted({user for users_of in read.values() for user in users_of}, key=lambda name: (len(name), name))
@@ -191,10 +191,11 @@ def _list_leaf_celeba(folder: Path, images: AnyPath | None) -> Listing:
     owners = {part: [user for user, own in data.items() for _ in own.x] for part, data in read.items()}
     labels = {part: torch.from_numpy(np.concatenate([u.y for u in data.values()])) for part, data in read.items()}
     files = require_pictures(where, names, _SOURCE)
-    return user_listing("leaf-celeba", files, labels, ("not Smiling", "Smiling"), owners, users)
+    return user_picture_list("leaf-celeba", files, labels, ("not Smiling", "Smiling"), owners, users)
 
 
 def _convert(x: list[Any], y: list[Any]) -> UserData | None:
+    """Convert a user's picture names and labels; return None if they are malformed, so that `read_users` raises."""
     labels = as_labels(y, 2)
     if labels is None or len(x) != len(y) or not all(isinstance(name, str) for name in x):
         return None

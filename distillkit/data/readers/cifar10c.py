@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from distillkit._sanity_checks import without_warnings
 from distillkit._utils import check
+from distillkit._utils.user_warnings import without_warnings
 from distillkit.data._pixels import AnyPath, Size, to_pixels
 from distillkit.data.readers._torchvision import CIFAR10_CLASSES, CIFAR10_NORMALIZATION
 from distillkit.data.split import Split, split_by

@@ -10,13 +10,13 @@ import torch
 
 from distillkit._utils import check
 from distillkit.data._pixels import AnyPath, Size
-from distillkit.data.readers._listing import (
-    Listing,
-    open_listing,
-    read_listing,
+from distillkit.data.readers._picture_list import (
+    PictureList,
+    open_picture_list,
+    read_picture_list,
     require_files,
     require_pictures,
-    user_listing,
+    user_picture_list,
 )
 from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import Normalization
@@ -61,7 +61,7 @@ def load_flair(
         FileNotFoundError: missing files.
         ValueError: a damaged file, or another layout.
     """
-    return read_listing(_list(Path(path).expanduser(), labels), size, channels, normalization, progress)
+    return read_picture_list(_list(Path(path).expanduser(), labels), size, channels, normalization, progress)
 
 
 def open_flair(
@@ -87,10 +87,10 @@ def open_flair(
         OSError, distillkit.locking.InUse: see `open_folder`.
     """
     folder = Path(path).expanduser()
-    return open_listing(_list(folder, labels), folder, size, channels, normalization, cache, workers, progress)
+    return open_picture_list(_list(folder, labels), folder, size, channels, normalization, cache, workers, progress)
 
 
-def _list(folder: Path, labels: str) -> Listing:
+def _list(folder: Path, labels: str) -> PictureList:
     key = _KINDS[check.one_of(labels, "labels", tuple(_KINDS))]
     require_files(folder, [_METADATA, _IMAGES], "flair", _SOURCE)
     try:
@@ -123,7 +123,7 @@ def _list(folder: Path, labels: str) -> Listing:
     owners = {part: [record["user_id"] for record in own] for part, own in by_part.items()}
     users = sorted({user for own in owners.values() for user in own})
     names = {part: [f"{record['image_id']}.jpg" for record in own] for part, own in by_part.items()}
-    return user_listing("flair", require_pictures(folder / _IMAGES, names, _SOURCE), rows, classes, owners, users)
+    return user_picture_list("flair", require_pictures(folder / _IMAGES, names, _SOURCE), rows, classes, owners, users)
 
 
 def _is_record(record: Any, key: str) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from distillkit._utils import check
 from distillkit.data._pixels import AnyPath, Size
 from distillkit.data.readers._folder_layout import SUFFIXES, list_folder
-from distillkit.data.readers._listing import open_listing, read_listing
+from distillkit.data.readers._picture_list import open_picture_list, read_picture_list
 from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import Normalization
 
@@ -50,7 +50,7 @@ def load_folder(
     """
     test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, below=1.0)
     listing = list_folder(Path(path).expanduser())
-    return read_listing(listing, size, channels, normalization, progress, test_fraction)
+    return read_picture_list(listing, size, channels, normalization, progress, test_fraction)
 
 
 def open_folder(
@@ -88,4 +88,4 @@ def open_folder(
     test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, below=1.0)
     path = Path(path).expanduser()
     listing = list_folder(path)
-    return open_listing(listing, path, size, channels, normalization, cache, workers, progress, test_fraction)
+    return open_picture_list(listing, path, size, channels, normalization, cache, workers, progress, test_fraction)

@@ -14,12 +14,11 @@ from distillkit._utils.eval_mode import preserve_modes
 from distillkit._utils.progress import bar
 from distillkit.networks._dropout import no_dropout, seeded_dropout
 from distillkit.privacy._public_noise import public_test_images
-from distillkit.privacy.account import Account
 from distillkit.privacy.accounting.planning import resolve_sigma
-from distillkit.privacy.gradients._engines import GradientMode
+from distillkit.privacy.gradients._per_example_engines import GradientMode
 from distillkit.privacy.gradients.per_example import keeps_statistics, per_example_gradients, require_per_example
 from distillkit.privacy.gradients.private_gradient import PrivateGradient
-from distillkit.privacy.ledger import Ledger
+from distillkit.privacy.ledger import Account, Ledger
 from distillkit.privacy.validation._arguments import (
     open_account,
     refuse_half_precision,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from distillkit._utils import check
 from distillkit.privacy.errors import BatchStatistics, PrivacyError
-from distillkit.privacy.gradients._engines import ExampleGradients, GradientMode, Losses
+from distillkit.privacy.gradients._per_example_engines import ExampleGradients, GradientMode, Losses
 from distillkit.privacy.validation._arguments import refuse_half_precision
 from distillkit.privacy.validation._gradient_check import choose_engine
 

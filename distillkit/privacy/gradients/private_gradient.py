@@ -10,7 +10,7 @@ from torch import Tensor
 
 from distillkit._utils import check
 from distillkit.privacy.errors import PrivacyError
-from distillkit.privacy.noise import Secret
+from distillkit.privacy.secret import Secret
 from distillkit.privacy.validation._arguments import refuse_half_precision
 
 __all__ = ["PrivateGradient"]

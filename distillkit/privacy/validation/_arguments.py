@@ -7,9 +7,8 @@ from torch import Tensor
 
 from distillkit._utils import check
 from distillkit.normalization import IDENTITY, Normalization
-from distillkit.privacy.account import Account
 from distillkit.privacy.errors import NotAccountable, PrivacyError, PrivateInitialization, PrivateStatistics
-from distillkit.privacy.ledger import Ledger
+from distillkit.privacy.ledger import Account, Ledger
 from distillkit.sets import LabeledImages, as_set
 
 __all__ = [

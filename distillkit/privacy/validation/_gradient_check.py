@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from distillkit.chunking import chunk_size
 from distillkit.networks._dropout import no_dropout
 from distillkit.privacy.errors import BatchStatistics, PrivacyError
-from distillkit.privacy.gradients._engines import ExampleGradients, UnsupportedLayer, folded_batch_message
+from distillkit.privacy.gradients._per_example_engines import ExampleGradients, UnsupportedLayer, folded_batch_message
 from distillkit.privacy.validation._side_effects import forbid_side_effects
 from distillkit.rng import derive
 

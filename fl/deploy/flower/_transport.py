@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from distillkit._sanity_checks import warn
 from distillkit._utils import check
+from distillkit._utils.user_warnings import warn
 from distillkit.privacy import BudgetExhausted, Ledger
 from distillkit.privacy._child_ledger import child_state
 from fl._codec import Parts, from_parts, to_parts

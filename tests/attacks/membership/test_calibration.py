@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attacks import roc
-from attacks.membership import ATTACKS, ShadowScores, halves, leave_one_out, lira
+from attacks.membership import SHADOW_ATTACKS, ShadowScores, halves, leave_one_out, lira
 from distillkit.rng import derive
 from tests.scripts import load_script
 
@@ -19,7 +19,7 @@ def test_attacks_computed_together_equal_leave_one_out(attack: str) -> None:
     for number, seed in enumerate((5, 6)):
         inside, scores = BENCH.design(1.0, seed, 12, 40)[:2]
         one = leave_one_out(
-            ShadowScores(inside, {"model": scores}), {"a": ATTACKS[attack]}, fpr=BENCH.FPR, progress=False
+            ShadowScores(inside, {"model": scores}), {"a": SHADOW_ATTACKS[attack]}, fpr=BENCH.FPR, progress=False
         )["a"]
         assert [p.tpr.value for p in one.points] == pytest.approx(found[number, :, 1].tolist())
         assert [p.fpr.value for p in one.points] == pytest.approx(found[number, :, 2].tolist())
@@ -32,7 +32,7 @@ def test_truth_of_simulated_targets_equals_that_of_more_models() -> None:
     truth = BENCH.rates_and_truths("LiRA offline", 1.0, range(5, 6), 12, 40)[1][0, 3]
     inside, scores, own, added = BENCH.design(1.0, 5, 12, 40)
     one = ShadowScores(inside, {"model": scores})
-    point = leave_one_out(one, {"a": ATTACKS["LiRA offline"]}, fpr=BENCH.FPR, progress=False)["a"].points[3]
+    point = leave_one_out(one, {"a": SHADOW_ATTACKS["LiRA offline"]}, fpr=BENCH.FPR, progress=False)["a"].points[3]
     g, rest = derive(1), one.without(3)
     member = halves(400, 40, 99)
     shift = BENCH.SHIFT * torch.randn(400, 1, generator=g, dtype=torch.float64)

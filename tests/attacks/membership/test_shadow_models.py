@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from attacks import clopper_pearson, roc
 from attacks.membership import (
-    ATTACKS,
+    SHADOW_ATTACKS,
     Cost,
     Pipeline,
     ShadowScores,
@@ -276,7 +276,7 @@ def test_model_is_scored_in_eval_mode_and_in_chunks() -> None:
 def test_threshold_is_independent_of_its_target() -> None:
     """Thresholds do not depend on the scores of the target and its complement."""
     one = drawn(1)
-    attacks = {n: ATTACKS[n] for n in ("threshold", "LiRA offline", "RMIA offline")}
+    attacks = {n: SHADOW_ATTACKS[n] for n in ("threshold", "LiRA offline", "RMIA offline")}
     first = leave_one_out(one, attacks, fpr=0.1, progress=False)
     scores, z = one.scores["model"].clone(), one.population["model"].clone()
     scores[4:6], z[4:6] = 7 * scores[4:6] + 3, z[4:6] - 1
@@ -287,7 +287,7 @@ def test_threshold_is_independent_of_its_target() -> None:
 
 
 def test_allowed_rate_of_one_calls_every_record_a_member() -> None:
-    [found] = leave_one_out(drawn(1), {"t": ATTACKS["threshold"]}, fpr=1.0, progress=False).values()
+    [found] = leave_one_out(drawn(1), {"t": SHADOW_ATTACKS["threshold"]}, fpr=1.0, progress=False).values()
     assert {p.threshold for p in found.points} == {-math.inf}
     assert (found.tpr.value, found.fpr.value) == (1, 1)
 
@@ -295,7 +295,9 @@ def test_allowed_rate_of_one_calls_every_record_a_member() -> None:
 def test_leave_one_out_equals_a_plain_loop() -> None:
     """Target by target, and the standard error from the means of pairs."""
     one, fpr = drawn(2, count=8, records=40), 0.1
-    found = leave_one_out(one, {"LiRA": ATTACKS["LiRA offline"]}, fpr=fpr, confidence=0.9, progress=False)["LiRA"]
+    found = leave_one_out(one, {"LiRA": SHADOW_ATTACKS["LiRA offline"]}, fpr=fpr, confidence=0.9, progress=False)[
+        "LiRA"
+    ]
     scores, inside, rows = one.scores["model"], one.inside, []
     for t in range(8):
         rest = [s for s in range(8) if s // 2 != t // 2]
@@ -336,7 +338,7 @@ def test_independently_drawn_halves_are_accepted() -> None:
     inside = torch.rand(n, 40, generator=g) < 0.5
     scores = torch.randn(n, 40, generator=g, dtype=torch.float64) + 1.5 * inside
     one = ShadowScores(inside, {"model": scores})
-    found = leave_one_out(one, {"LiRA": ATTACKS["LiRA offline"]}, fpr=0.1, progress=False)["LiRA"]
+    found = leave_one_out(one, {"LiRA": SHADOW_ATTACKS["LiRA offline"]}, fpr=0.1, progress=False)["LiRA"]
     assert len(found.points) == n
     rests = [torch.arange(n) != t for t in range(n)]
     areas = [roc(lira(scores[t], inside[r], scores[r]), inside[t]).auc for t, r in enumerate(rests)]
@@ -346,20 +348,20 @@ def test_independently_drawn_halves_are_accepted() -> None:
 
 def test_more_attacks_widen_the_intervals() -> None:
     one = drawn(3)
-    alone = leave_one_out(one, {"a": ATTACKS["threshold"]}, fpr=0.1, progress=False)["a"]
+    alone = leave_one_out(one, {"a": SHADOW_ATTACKS["threshold"]}, fpr=0.1, progress=False)["a"]
     several = leave_one_out(one, fpr=0.1, progress=False)
-    assert set(several) == set(ATTACKS)
+    assert set(several) == set(SHADOW_ATTACKS)
     assert several["threshold"].tpr.confidence == pytest.approx(1 - 0.05 / 5)
     assert several["threshold"].auc.low < alone.auc.low
     assert several["threshold"].auc.value == alone.auc.value
-    also = leave_one_out(one, {"a": ATTACKS["threshold"]}, fpr=0.1, also_tried=4, progress=False)["a"]
+    also = leave_one_out(one, {"a": SHADOW_ATTACKS["threshold"]}, fpr=0.1, also_tried=4, progress=False)["a"]
     assert also.tpr == several["threshold"].tpr
     bare = ShadowScores(one.inside, one.scores)
     assert set(leave_one_out(bare, fpr=0.1, progress=False)) == {"threshold", "LiRA offline", "LiRA online"}
     distances = ShadowScores(one.inside, {"set": one.scores["model"]}, {"set": one.population["model"]})
     assert "RMIA offline" not in leave_one_out(distances, scorer="set", fpr=0.1, progress=False)
     assert alone.ppv(0.01).value < alone.ppv(0.5).value
-    assert torch.equal(ATTACKS["RMIA online"](one.target(0, "model")), rmia(*rmia_of(one), online=True))
+    assert torch.equal(SHADOW_ATTACKS["RMIA online"](one.target(0, "model")), rmia(*rmia_of(one), online=True))
 
 
 def rmia_of(one: ShadowScores) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -434,7 +436,9 @@ REFUSALS: list[tuple[Callable[[], object], str]] = [
         r"one score per record, \[60\], got \[3\]",
     ),
     (
-        lambda: leave_one_out(ShadowScores(drawn(0).inside, drawn(0).scores), {"r": ATTACKS["RMIA online"]}, fpr=0.1),
+        lambda: leave_one_out(
+            ShadowScores(drawn(0).inside, drawn(0).scores), {"r": SHADOW_ATTACKS["RMIA online"]}, fpr=0.1
+        ),
         "RMIA needs a population",
     ),
 ]

@@ -23,7 +23,7 @@ from distillkit import LabeledImages, Normalization
 from distillkit.condense import random_subset
 from distillkit.data import _cache as caches
 from distillkit.data import clients, load_folder, load_npz, open_folder, open_npz, partition
-from distillkit.data.readers import _listing
+from distillkit.data.readers import _picture_list
 from distillkit.evaluate import evaluate
 from distillkit.networks import ConvNet
 from distillkit.sets import StoredImages, as_set
@@ -52,19 +52,19 @@ def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Record the names of decoded pictures."""
     found: list[str] = []
-    read = _listing.read_picture
+    read = _picture_list.read_picture
 
     def counted(file: Path, *options: Any) -> torch.Tensor:
         found.append(file.name)
         return read(file, *options)
 
-    monkeypatch.setattr(_listing, "read_picture", counted)
+    monkeypatch.setattr(_picture_list, "read_picture", counted)
     return found
 
 
 def cut_off(path: Path, cache: Path, decoded: list[str], after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Open a folder and interrupt the call after the given number of pictures."""
-    counted = _listing.read_picture
+    counted = _picture_list.read_picture
 
     def killed(file: Path, *options: Any) -> torch.Tensor:
         if len(decoded) > after:
@@ -72,7 +72,7 @@ def cut_off(path: Path, cache: Path, decoded: list[str], after: int, monkeypatch
         return counted(file, *options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_listing, "read_picture", killed)
+        patch.setattr(_picture_list, "read_picture", killed)
         with pytest.raises(KeyboardInterrupt):
             open_folder(path, cache=cache, workers=1)
 

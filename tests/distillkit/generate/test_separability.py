@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from distillkit.generate.noise import upsampled_gaussian
 from distillkit.generate.separability import separability
+from distillkit.generate.stylegan_noise import upsampled_gaussian
 from distillkit.rng import as_generator
 
 EASY = upsampled_gaussian(3, 24, 16, 2)

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from distillkit.networks.samplers import RandomNetworks
 from distillkit.privacy import Event, Ledger, PublicEmbedders, Secret, condense_private, image_sgd
 from distillkit.privacy import _journal as journal_module
+from distillkit.privacy.condensation import class_means
+from distillkit.privacy.condensation import condense_private as condense_module
 from distillkit.privacy.gradients import private_gradient
-from distillkit.privacy.sets import class_means, condense
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from tests.distillkit.privacy.options import grouped
@@ -80,7 +81,7 @@ def check_data_enter_only_through_the_released_sums(toy_set: LabeledImages, toy_
     """With fixed sums and public sizes, two datasets give bitwise equal images."""
     with pytest.MonkeyPatch.context() as patch:
         fixed = torch.randn(2, 3, 16, generator=derive(5), dtype=torch.float64)
-        patch.setattr(condense, "class_sums", lambda x, y, embedders, **_: fixed[: len(embedders)].clone())
+        patch.setattr(condense_module, "class_sums", lambda x, y, embedders, **_: fixed[: len(embedders)].clone())
         sizes = torch.full((3,), 4.0)
         first, *others = (
             condensed(data, toy_network, size=sizes, secret=7)
@@ -144,13 +145,13 @@ def renoise(patch: Patch) -> None:
         return step(images, embedders, k, target + secrets[0].normal(target.shape, 1.0), **options)
 
     secrets: list[Secret] = []
-    release = condense.release
+    release = condense_module.release
 
     def keep(*args: Any, **options: Any) -> Tensor:
         secrets.append(options["ledger"].secret)
         return release(*args, **options)
 
-    patch.setattr(condense, "release", keep)
+    patch.setattr(condense_module, "release", keep)
     patch.setattr(class_means, "class_means_gradient", noisy)
 
 
@@ -179,7 +180,7 @@ def leave_blocks_without_records_out(patch: Patch) -> None:
 
 
 def divide_by_the_class_count(patch: Patch) -> None:
-    as_private_set, fit_to_means = condense.as_private_set, condense.fit_to_means
+    as_private_set, fit_to_means = condense_module.as_private_set, condense_module.fit_to_means
     seen: list[Tensor] = []
 
     def keep(*args: Any, **options: Any) -> LabeledImages:
@@ -187,9 +188,9 @@ def divide_by_the_class_count(patch: Patch) -> None:
         seen.append(real.counts().clamp_min(1).view(1, -1, 1) / 4)
         return real
 
-    patch.setattr(condense, "as_private_set", keep)
+    patch.setattr(condense_module, "as_private_set", keep)
     patch.setattr(
-        condense,
+        condense_module,
         "fit_to_means",
         lambda start, embedders, targets, **o: fit_to_means(start, embedders, targets / seen[-1], **o),
     )

@@ -20,7 +20,7 @@ from distillkit.networks.samplers import RandomNetworks
 from distillkit.privacy import Event, Ledger
 from distillkit.serialization import SerializationError
 from distillkit.study import Candidate, Condense, Cost, Job, Study, Task, grid, read_choice, tuning_table
-from distillkit.study.condense import run_device, save_state
+from distillkit.study.condense_candidate import run_device, save_state
 from distillkit.training import Protocol
 
 
@@ -360,9 +360,9 @@ def test_estimate_counts_every_epoch_and_one_evaluation(tmp_path: Path, monkeypa
         return random_subset(real, ipc=1, generator=generator)
 
     candidate = Condense(lambda factory: made, num_networks=3, protocol=Protocol(epochs=50))
-    monkeypatch.setattr("distillkit.study.condense.time.perf_counter", lambda: clock[0])
-    monkeypatch.setattr("distillkit.study.condense.train", trained)
-    monkeypatch.setattr("distillkit.study.condense.accuracy", takes(11.0))
+    monkeypatch.setattr("distillkit.study.condense_candidate.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("distillkit.study.condense_candidate.train", trained)
+    monkeypatch.setattr("distillkit.study.condense_candidate.accuracy", takes(11.0))
     assert Study(tmp_path, task(), {"A": candidate}, seeds=(0,)).estimate().seconds == 7 + 3 * (51 * 2 + 11)
 
 
@@ -424,7 +424,7 @@ def test_existing_set_is_not_remade_and_its_seconds_are_unknown(tmp_path: Path) 
 def test_interrupted_condenser_continues_from_its_last_saved_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distillkit.study.condense._SAVE_INTERVAL", 0.0)
+    monkeypatch.setattr("distillkit.study.condense_candidate._SAVE_INTERVAL", 0.0)
     candidates = {"A": Condense(few(3), settings={"lr": 1.0}, num_networks=1, protocol=Protocol(epochs=1))}
     [whole] = Study(tmp_path / "whole", task(), candidates, seeds=(0,)).run(trial=False, progress=False)
     state = tmp_path / "stopped" / "made-a-0" / "state.safetensors"
@@ -433,12 +433,12 @@ def test_interrupted_condenser_continues_from_its_last_saved_step(
         save_state(path, found)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("distillkit.study.condense.save_state", stops)
+    monkeypatch.setattr("distillkit.study.condense_candidate.save_state", stops)
     study = Study(tmp_path / "stopped", task(), candidates, seeds=(0,))
     with pytest.raises(KeyboardInterrupt):
         study.run(trial=False, progress=False)
     assert state.exists()
-    monkeypatch.setattr("distillkit.study.condense.save_state", save_state)
+    monkeypatch.setattr("distillkit.study.condense_candidate.save_state", save_state)
     [found] = study.run(trial=False, progress=False)
     assert found.line["hash"] == whole.line["hash"]
     assert found.line["seconds_condense"] is None

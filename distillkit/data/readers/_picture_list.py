@@ -1,4 +1,4 @@
-"""`Listing`: the picture files of a dataset with labels and owners, and the two ways to read them."""
+"""`PictureList`: the picture files of a dataset with labels and owners, and the two ways to read them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,22 @@ from distillkit.data._assembly import SplitBuilder
 from distillkit.data._cache import files_key, fill_in_threads, open_cache
 from distillkit.data._hold_out import hold_out_classes
 from distillkit.data._pixels import AnyPath, Size, height_and_width, to_bytes
-from distillkit.data.readers._pictures import read_picture, read_pictures, require_same_shape
+from distillkit.data.readers._picture_decoding import read_picture, read_pictures, require_same_shape
 from distillkit.data.split import Split, StoredSplit
 from distillkit.normalization import Normalization
 
-__all__ = ["Listing", "open_listing", "read_listing", "require_files", "require_pictures", "user_listing"]
+__all__ = [
+    "PictureList",
+    "open_picture_list",
+    "read_picture_list",
+    "require_files",
+    "require_pictures",
+    "user_picture_list",
+]
 
 
 @dataclass(frozen=True)
-class Listing:
+class PictureList:
     """The picture files of a dataset, not decoded yet.
 
     Attributes:
@@ -45,8 +52,8 @@ class Listing:
     open_with: str = "open_dataset"
 
 
-def read_listing(
-    listing: Listing,
+def read_picture_list(
+    listing: PictureList,
     size: Size | None = None,
     channels: int | None = None,
     normalization: Normalization | None = None,
@@ -68,8 +75,8 @@ def read_listing(
     return builder.build(pixels)
 
 
-def open_listing(
-    listing: Listing,
+def open_picture_list(
+    listing: PictureList,
     path: Path,
     size: Size | None = None,
     channels: int | None = None,
@@ -85,7 +92,7 @@ def open_listing(
         listing: the pictures.
         path: the folder that contains them, after which the cache is named.
         size, channels, normalization, cache, workers, progress: see `open_folder`.
-        test_fraction: see `read_listing`.
+        test_fraction: see `read_picture_list`.
 
     Raises:
         ValueError, OSError, distillkit.locking.InUse: see `open_folder`.
@@ -106,7 +113,7 @@ def open_listing(
 
 
 def _with_test(
-    listing: Listing, parts: dict[str, Tensor], normalization: Normalization | None, fraction: float
+    listing: PictureList, parts: dict[str, Tensor], normalization: Normalization | None, fraction: float
 ) -> tuple[dict[str, Tensor], SplitBuilder]:
     """Return `parts` and the builder of a listing, with a test set held out of `train` if it has none."""
     parts, labels, columns, info = dict(parts), dict(listing.labels), dict(listing.columns), dict(listing.info)
@@ -156,23 +163,23 @@ def require_pictures(folder: Path, names: dict[str, list[str]], source: str) -> 
     return {part: [folder / name for name in own] for part, own in names.items()}
 
 
-def user_listing(
+def user_picture_list(
     dataset: str,
     files: dict[str, list[Path]],
     labels: dict[str, Tensor],
     classes: Sequence[str],
     owners: dict[str, list[str]],
     users: list[str],
-) -> Listing:
+) -> PictureList:
     """Return the listing of a dataset whose pictures belong to users, with the column `user`.
 
     Args:
         dataset: its name, for example "leaf-celeba"; `open_leaf_celeba` opens it.
-        files, labels, classes: as in `Listing`.
+        files, labels, classes: as in `PictureList`.
         owners: by part, the name of each picture's user.
         users: all names, in the order of their numbers.
     """
     number = {user: i for i, user in enumerate(users)}
     columns = {part: {"user": torch.tensor([number[u] for u in own]).long()} for part, own in owners.items()}
     opener = f"open_{dataset.replace('-', '_')}"
-    return Listing(files, labels, tuple(classes), {"dataset": dataset}, columns, tuple(users), opener)
+    return PictureList(files, labels, tuple(classes), {"dataset": dataset}, columns, tuple(users), opener)

@@ -7,19 +7,18 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from distillkit._sanity_checks import without_warnings
 from distillkit._utils import check
 from distillkit._utils.progress import bar
+from distillkit._utils.user_warnings import without_warnings
 from distillkit.chunking import chunk_size
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.privacy._public_noise import public_noise
-from distillkit.privacy.account import Account
 from distillkit.privacy.accounting.planning import resolve_sigma
+from distillkit.privacy.condensation.condensation_options import EmbeddingNetworks
+from distillkit.privacy.condensation.public_embedders import PublicEmbedder, PublicEmbedders
+from distillkit.privacy.condensation.separable import SeparableLoss, require_separable, squared_distance
 from distillkit.privacy.gradients.private_gradient import PrivateGradient
-from distillkit.privacy.ledger import Ledger
-from distillkit.privacy.sets.options import EmbeddingNetworks
-from distillkit.privacy.sets.public_embedders import PublicEmbedder, PublicEmbedders
-from distillkit.privacy.sets.separable import SeparableLoss, require_separable, squared_distance
+from distillkit.privacy.ledger import Account, Ledger
 from distillkit.privacy.validation._arguments import as_private_set, initial_images, open_account
 from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
-from distillkit.privacy.account import Account
-from distillkit.privacy.ledger import Ledger
+from distillkit.privacy.ledger import Account, Ledger
 
 __all__ = ["private_histogram"]
 

@@ -14,7 +14,7 @@ from distillkit import LabeledImages, Normalization
 from distillkit.augment import DSA
 from distillkit.condense import InnerTraining, Progress, load_state, loops_for, save_state
 from distillkit.condense._parameter_gradient import _TwiceDifferentiable, distance_to_target, parameter_gradient
-from distillkit.condense.gradient import gradient_matching
+from distillkit.condense.gradient_matching import gradient_matching
 from distillkit.condense.target_gradient import fit_to_gradient
 from distillkit.losses.matching import gradient_distance
 from distillkit.networks import ConvNet, build

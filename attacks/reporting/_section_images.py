@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from attacks.reporting._findings import Findings, evaluate_scores, format_percent, is_significant
-from attacks.reporting._messages import ObservedData
 from attacks.reporting._rendering import Section, Table, histogram, image_grid
+from attacks.reporting._section_messages import ObservedData
 from attacks.reporting.similarity import PSNR_LEVELS, closest_images, random_baseline, record_scores
 from attacks.statistics import OperatingPoint, Rate
 from distillkit.rng import derive

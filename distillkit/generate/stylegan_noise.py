@@ -9,7 +9,7 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit._utils.progress import bar
 from distillkit._utils.provenance import provenance
-from distillkit.generate._noise import class_latents, map_chunks, to_noise_set
+from distillkit.generate._noise_set import class_latents, map_chunks, to_noise_set
 from distillkit.generate.stylegan2 import StyleGAN2
 from distillkit.networks._factory import build
 from distillkit.normalization import Normalization

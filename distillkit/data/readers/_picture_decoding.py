@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from distillkit._sanity_checks import warn
 from distillkit._utils.conversion import format_bytes
 from distillkit._utils.progress import bar
+from distillkit._utils.user_warnings import warn
 from distillkit.data._pixels import Size, to_pixels
 
 __all__ = ["read_picture", "read_pictures", "require_same_shape"]

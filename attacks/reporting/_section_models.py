@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from attacks.membership import AttackResult, Pipeline, leave_one_out, loss, margin, model_scorer, run_shadows
 from attacks.reporting._findings import Findings, evaluate_scores, format_percent, is_significant
-from attacks.reporting._images import Records
 from attacks.reporting._recorded_run import DamagedRun, RecordedRun
 from attacks.reporting._rendering import Table
+from attacks.reporting._section_images import Records
 
 __all__ = ["last_model_parts", "shadow_parts"]
 

@@ -7,7 +7,8 @@ import torch
 from distillkit._utils import check
 from distillkit._utils.configurable import Configurable
 from distillkit.networks._base import Network, split
-from distillkit.networks._factory import NetworkFactory, Redraw, build, frozen_copy
+from distillkit.networks._factory import NetworkFactory, build, frozen_copy
+from distillkit.networks._initialization import Redraw
 from distillkit.sets import LabeledImages
 from distillkit.training import Protocol, require_protocol, train
 

@@ -8,18 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from distillkit._sanity_checks import warn, without_warnings
 from distillkit._utils import check
+from distillkit._utils.user_warnings import warn, without_warnings
 from distillkit.chunking import chunk_size
 from distillkit.networks.samplers import NetworkSampler, RandomNetworks
-from distillkit.privacy.account import Account
 from distillkit.privacy.accounting.gaussian import gaussian_sigma
-from distillkit.privacy.ledger import Ledger
-from distillkit.privacy.sets.class_means import class_sums, fit_to_means, release
-from distillkit.privacy.sets.histogram import private_histogram
-from distillkit.privacy.sets.options import EmbeddingNetworks, Passes
-from distillkit.privacy.sets.public_embedders import PublicEmbedders
-from distillkit.privacy.sets.trained_networks import TrainedNetworks
+from distillkit.privacy.condensation.class_means import class_sums, fit_to_means, release
+from distillkit.privacy.condensation.condensation_options import EmbeddingNetworks, Passes
+from distillkit.privacy.condensation.histogram import private_histogram
+from distillkit.privacy.condensation.public_embedders import PublicEmbedders
+from distillkit.privacy.condensation.trained_networks import TrainedNetworks
+from distillkit.privacy.ledger import Account, Ledger
 from distillkit.privacy.validation._arguments import as_private_set, initial_images, open_account
 from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from distillkit.generate._noise import class_latents
+from distillkit.generate._noise_set import class_latents
 from distillkit.generate.cnn_noise import NoiseDecoder, cnn_noise, decorrelation
-from distillkit.generate.noise import stylegan_noise, upsampled_gaussian
 from distillkit.generate.stylegan2 import StyleGAN2, _base_and_doublings
+from distillkit.generate.stylegan_noise import stylegan_noise, upsampled_gaussian
 from distillkit.networks import build
 from distillkit.normalization import Normalization
 from distillkit.privacy.validation._arguments import refuse_measured_normalization

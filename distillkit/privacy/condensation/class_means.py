@@ -14,10 +14,9 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit._utils.progress import bar
 from distillkit.chunking import chunk_size
-from distillkit.privacy.account import Account
+from distillkit.privacy.condensation.public_embedders import PublicEmbedders
 from distillkit.privacy.errors import PrivacyError
-from distillkit.privacy.ledger import Ledger
-from distillkit.privacy.sets.public_embedders import PublicEmbedders
+from distillkit.privacy.ledger import Account, Ledger
 
 __all__ = ["class_means_gradient", "class_sums", "fit_to_means", "release"]
 
