@@ -48,10 +48,10 @@ def dirichlet_capped(
 ) -> list[Tensor]:
     """Split as `dirichlet`, but skip a client once it has N / clients images.
 
-    Most released code splits in this way: NIID-Bench, VHL (Tang et al., ICML 2022) and FedCOG (Ye et al., ICLR 2024). Class by
-    class, in increasing order, the shares of full clients are set to zero and the others renormalized. The result
-    depends on the order of the classes and is less skewed than Dir(alpha). VHL uses `min_size` = number of classes,
-    NIID-Bench and FedCOG use 10.
+    Most released code splits in this way: NIID-Bench, VHL (Tang et al., ICML 2022) and FedCOG (Ye et al., ICLR 2024).
+    Class by class, in increasing order, the shares of full clients are set to zero and the others renormalized. The
+    result depends on the order of the classes and is less skewed than Dir(alpha). VHL uses `min_size` = number of
+    classes, NIID-Bench and FedCOG use 10.
 
     Args:
         labels, clients, alpha, min_size, tries, generator: see `dirichlet`.
@@ -169,7 +169,7 @@ def domains_by_dirichlet(
 def _draw_with_minimum(
     total: int, parts: int, alpha: float, min_each: int, tries: int, rng: torch.Generator
 ) -> list[int]:
-    """Draw until every one of the parts of `total` images has `min_each`."""
+    """Draw sizes of `parts` parts of `total` images until each part has at least `min_each`."""
     best = 0
     for _ in range(tries):
         counts = _cut(torch.tensor(total), _log_gamma(alpha, (parts,), rng).softmax(0))

@@ -1,7 +1,7 @@
 """The table of named datasets, and the two functions that read them by name.
 
-A dataset of torchvision needs only a row of `DATASETS`: `_torchvision(...)`, with `load_torchvision`'s options where its
-class differs from MNIST's. Any other dataset needs a module in `distillkit.data.readers` and a row.
+A dataset of torchvision needs only a row of `DATASETS`: `_torchvision(...)`, with options of `load_torchvision` where
+its class differs from MNIST's. Any other dataset needs a module in `distillkit.data.readers` and a row.
 """
 
 from __future__ import annotations

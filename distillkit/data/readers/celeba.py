@@ -195,7 +195,7 @@ def _list_leaf_celeba(folder: Path, images: AnyPath | None) -> PictureList:
 
 
 def _convert(x: list[Any], y: list[Any]) -> UserData | None:
-    """Convert a user's picture names and labels; return None if they are malformed, so that `read_users` raises."""
+    """Convert a user's picture names and labels; return None if they are malformed."""
     labels = as_labels(y, 2)
     if labels is None or len(x) != len(y) or not all(isinstance(name, str) for name in x):
         return None

@@ -66,7 +66,7 @@ def load_femnist(
 
 
 def _convert(x: list[Any], y: list[Any]) -> UserData | None:
-    """Convert a user's pictures to bytes [n, 784], and labels to int64 [n]."""
+    """Convert a user's pictures to bytes [n, 784], and labels to int64 [n]; return None if they are malformed."""
     labels = as_labels(y, len(_CLASSES))
     try:
         given = np.array(x, dtype=np.float64).reshape(-1, _SIDE * _SIDE)
