@@ -53,15 +53,15 @@ def _unpack(key: str, form: Any, tensors: Tensors) -> Value:
     if kind == "plain":
         return _finite(key, check_value(key, form["value"]))
     if kind == "tensor":
-        return _taken(key, tensors)
+        return _pop_tensor(key, tensors)
     names = form["names"]
     if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or len(set(names)) != len(names):
         raise ValueError(f"{key}: its tensors' names must be a list of different strings")
-    group = {name: _taken(f"{key}{_SEPARATOR}{name}", tensors) for name in names}
+    group = {name: _pop_tensor(f"{key}{_SEPARATOR}{name}", tensors) for name in names}
     return group if kind == "group" else _set(key, group, form)
 
 
-def _taken(name: str, tensors: Tensors) -> Tensor:
+def _pop_tensor(name: str, tensors: Tensors) -> Tensor:
     if name not in tensors:
         raise ValueError(f"its tensor {name!r} is missing")
     return tensors.pop(name)

@@ -115,8 +115,8 @@ def constructor_call(part: Component) -> str:
     if not is_dataclass(part):
         return f"{part.name}(...)"
     given = {f.name: getattr(part, f.name) for f in fields(part) if f.init and _chosen(f, getattr(part, f.name))}
-    said = [f"{n}={v!r}" if isinstance(v, int | float | str | None) else f"{n}=..." for n, v in given.items()]
-    return f"{part.name}({', '.join(said)})"
+    options = [f"{n}={v!r}" if isinstance(v, int | float | str | None) else f"{n}=..." for n, v in given.items()]
+    return f"{part.name}({', '.join(options)})"
 
 
 def _chosen(option: Field[Any], value: Any) -> bool:
@@ -139,12 +139,12 @@ def require_plain_options(part: KeyedObject, base: type[KeyedObject]) -> None:
     """
     options: list[str] = [f.name for f in fields(part)] if is_dataclass(part) else []
     for name in options:
-        said = f"{type(part).__name__}.{name}"
+        option = f"{type(part).__name__}.{name}"
         if callable(getattr(base, name, None)):
-            raise TypeError(f"{said} is a hook and cannot be an option too: rename the option")
+            raise TypeError(f"{option} is a hook and cannot be an option too: rename the option")
         if hasattr(base, name):
             raise TypeError(
-                f"{said} is no option, but its annotation makes it one: write `{name} = ...` without a type (or with "
+                f"{option} is no option, but its annotation makes it one: write `{name} = ...` without a type (or with "
                 "ClassVar[...]), or a property that works it out from an option of another name"
             )
 

@@ -53,8 +53,8 @@ def _add_weighted(total: Tensor, value: Tensor, weight: float | Tensor) -> None:
     if not even or (isinstance(weight, Tensor) and weight.ndim):
         total.add_(_weighted(value, weight))
         return
-    for held, part in zip(total.view(-1).split(_PIECE), value.detach().view(-1).split(_PIECE), strict=True):
-        held.add_(_weighted(part, weight))
+    for partial_sum, part in zip(total.view(-1).split(_PIECE), value.detach().view(-1).split(_PIECE), strict=True):
+        partial_sum.add_(_weighted(part, weight))
 
 
 def finalize(rule: str, over: float | None, total: Tensor, weight: Any, like: Any) -> Any:
@@ -186,15 +186,15 @@ class Aggregator:
         """
         self.require(reply)
         self.clients.append(client)
-        held = dict(reply.items())
-        for key, value in held.items():
+        values = dict(reply.items())
+        for key, value in values.items():
             entry = self._entries[key]
             self._first.setdefault(key, value)
             self._forms.update({(key, name): form for name, form in _forms(entry, value)})
             if entry.rule == "union":
                 self._rows.setdefault(key, []).append((client, value))
             elif entry.rule in ("mean", "sum", "max"):
-                weight: Any = held[entry.by.key] if entry.by is not None else 1.0
+                weight: Any = values[entry.by.key] if entry.by is not None else 1.0
                 if isinstance(value, dict):
                     sums, weights = self._sums.setdefault(key, {}), self._weights.setdefault(key, {})
                     for name, tensor in value.items():

@@ -258,8 +258,8 @@ def _blanks(network: nn.Module, weights: Tensors) -> dict[int, Any]:
     the cost of a copy.
     """
     plain = [p for n, p in network.named_parameters() if n in weights and type(p) is nn.Parameter and not vars(p)]
-    held = (value for module in network.modules() for value in vars(module).values())
-    bare = (v for v in held if type(v) in (dict, OrderedDict, set) and not v and not getattr(v, "__dict__", None))
+    attributes = (value for module in network.modules() for value in vars(module).values())
+    bare = (v for v in attributes if type(v) in (dict, OrderedDict, set) and not v and not getattr(v, "__dict__", None))
     empty = {id(value): type(value)() for value in bare}
     return empty | {id(p): nn.Parameter(torch.empty_like(p), p.requires_grad) for p in plain}
 

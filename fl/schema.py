@@ -32,10 +32,10 @@ class EntrySpec:
 
     Attributes:
         value: an example value. Names, shapes and dtypes of a tensor or group must equal its own. A set must have its
-            space, dtypes, columns and `info` (for most: no columns, no info), with any number of images.
-        max_rows: the most rows that a set or tensor may have (then the first dimension is free).
+            space, dtypes, columns and `info` (usually no columns and no info), with any number of images.
+        max_rows: maximum number of rows of a set or tensor (the first dimension is then free).
         same_rows_as: an entry of the same reply with as many rows as this one.
-        max_per_class: the most images of one class that a set may have.
+        max_per_class: maximum number of images of one class in a set.
         minimum, maximum: the range of every number (of a set: of its pixels). A weight, by which another entry is
             averaged, is never negative, and its default `maximum` is `MAX_WEIGHT`.
         optional: whether a reply may lack the entry.
@@ -71,9 +71,9 @@ def check_reply(reply: object, entries: Mapping[str, Entry[Any]], schema: Schema
         raise BadReply("sent nothing")
     if not isinstance(reply, Message):
         raise BadReply(f"sent a {type(reply).__name__}, want a Message")
-    held = dict(reply.items())
+    values = dict(reply.items())
     weights = {e.by.key for e in entries.values() if e.by is not None}
-    for key, value in held.items():
+    for key, value in values.items():
         if key not in entries:
             raise BadReply(f"{str(key)[:80]} is not an entry that the method declares")
         if key not in schema:
@@ -83,23 +83,23 @@ def check_reply(reply: object, entries: Mapping[str, Entry[Any]], schema: Schema
         except (TypeError, ValueError) as error:
             raise BadReply(str(error)) from error
     for key, like in schema.items():
-        if key in held:
-            _check_like(key, held[key], like, held)
+        if key in values:
+            _check_like(key, values[key], like, values)
         elif not like.optional:
             raise BadReply(f"{key} is missing")
-    for key, value in held.items():
-        least, most = schema[key].minimum, schema[key].maximum
+    for key, value in values.items():
+        minimum, maximum = schema[key].minimum, schema[key].maximum
         if key in weights:
-            least, most = max(least, 0.0), most if math.isfinite(most) else MAX_WEIGHT
+            minimum, maximum = max(minimum, 0.0), maximum if math.isfinite(maximum) else MAX_WEIGHT
         for name, part in _value_parts(value):
             label = f"{key}[{name}]" if name else key
             remedy = "; the largest weight is the method's to say (max_samples)" if key in weights else ""
-            _check_range(label, part, least, most, entries[key].bound, remedy)
-        _check_rule(entries[key], value, held)
+            _check_range(label, part, minimum, maximum, entries[key].bound, remedy)
+        _check_rule(entries[key], value, values)
     return reply
 
 
-def _check_like(key: str, got: Value, like: EntrySpec, held: Mapping[str, Value]) -> None:
+def _check_like(key: str, got: Value, like: EntrySpec, values: Mapping[str, Value]) -> None:
     want = like.value
     if isinstance(want, Tensor) and isinstance(got, Tensor):
         _check_tensor(key, got, want, like.max_rows)
@@ -117,7 +117,7 @@ def _check_like(key: str, got: Value, like: EntrySpec, held: Mapping[str, Value]
     elif type(want) is not type(got):
         raise BadReply(f"{key} is a {type(got).__name__}, want a {type(want).__name__}")
     if like.same_rows_as is not None:
-        other = held.get(like.same_rows_as.key)
+        other = values.get(like.same_rows_as.key)
         count, wanted = _rows(got), _rows(other)
         if count is None or count != wanted:
             raise BadReply(f"{key} must have a row for each of {like.same_rows_as.key}: {count} for {wanted}")
@@ -146,17 +146,17 @@ def _check_set(key: str, got: LabeledImages, want: LabeledImages, like: EntrySpe
         want.require_compatible(got)
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise BadReply(f"{key}: {error}") from error
-    most = len(got) if like.max_rows is None else like.max_rows
-    _check_tensor(f"{key} images", got.images, want.images, most)
-    _check_tensor(f"{key} labels", got.labels, want.labels, most)
+    maximum = len(got) if like.max_rows is None else like.max_rows
+    _check_tensor(f"{key} images", got.images, want.images, maximum)
+    _check_tensor(f"{key} labels", got.labels, want.labels, maximum)
     if set(got.columns) != set(want.columns):
-        came = [str(n)[:80] for n in sorted(set(got.columns) ^ set(want.columns))]
-        raise BadReply(f"{key} must have the columns {sorted(want.columns)}; too many or missing: {came[:3]}")
+        shown = [str(n)[:80] for n in sorted(set(got.columns) ^ set(want.columns))]
+        raise BadReply(f"{key} must have the columns {sorted(want.columns)}; too many or missing: {shown[:3]}")
     for name, column in got.columns.items():
-        _check_tensor(f"{key} column {name}", column, want.columns[name], most)
+        _check_tensor(f"{key} column {name}", column, want.columns[name], maximum)
     if got.info != want.info:
-        came = [str(n)[:80] for n in got.info]
-        raise BadReply(f"{key} carries info ({', '.join(came[:3])}), which is not due: send `replace(info={{}})`")
+        shown = [str(n)[:80] for n in got.info]
+        raise BadReply(f"{key} carries info ({', '.join(shown[:3])}), which is not due: send `replace(info={{}})`")
     if like.max_per_class is not None and len(got) and int(got.counts().max()) > like.max_per_class:
         raise BadReply(
             f"{key} has {int(got.counts().max())} images of one class, at most {like.max_per_class} are allowed"
@@ -174,7 +174,9 @@ def _value_parts(value: Value) -> Iterator[tuple[str, Tensor | float]]:
         yield "", value
 
 
-def _check_range(label: str, part: Tensor | float, least: float, most: float, bound: float | None, remedy: str) -> None:
+def _check_range(
+    label: str, part: Tensor | float, minimum: float, maximum: float, bound: float | None, remedy: str
+) -> None:
     if isinstance(part, Tensor):
         if not part.numel() or part.dtype == torch.bool:
             return
@@ -185,12 +187,12 @@ def _check_range(label: str, part: Tensor | float, least: float, most: float, bo
         raise BadReply(f"{label} holds NaN or Inf")
     if bound is not None and (low < -bound or high > bound):
         raise BadReply(f"{label} exceeds its bound {bound:g}")
-    if low < least or high > most:
-        came = f"{low:g}" if low == high else f"{low:g} to {high:g}"
-        raise BadReply(f"{label} must lie in [{least:g}, {most:g}], got {came}{remedy if high > most else ''}")
+    if low < minimum or high > maximum:
+        shown = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+        raise BadReply(f"{label} must lie in [{minimum:g}, {maximum:g}], got {shown}{remedy if high > maximum else ''}")
 
 
-def _check_rule(entry: Entry[Any], value: Value, held: Mapping[str, Value]) -> None:
+def _check_rule(entry: Entry[Any], value: Value, values: Mapping[str, Value]) -> None:
     """Check that the entry's aggregation rule is defined for such a value and its weight."""
     key, rule = entry.key, entry.rule
     if rule == "first":
@@ -207,9 +209,9 @@ def _check_rule(entry: Entry[Any], value: Value, held: Mapping[str, Value]) -> N
         raise BadReply(f"{key} has no rows to unite")
     if entry.by is None:
         return
-    if entry.by.key not in held:
+    if entry.by.key not in values:
         raise BadReply(f"{key} is weighted by {entry.by.key}, which is missing")
-    weight = held[entry.by.key]
+    weight = values[entry.by.key]
     if isinstance(weight, float | int) or (isinstance(weight, Tensor) and weight.ndim == 0):
         return
     if not isinstance(weight, Tensor) or weight.ndim != 1 or weight.dtype == torch.bool:

@@ -50,11 +50,11 @@ class Source(ABC):
     count: int
 
     @abstractmethod
-    def images(self, held: Tensor, indices: Tensor, view: View) -> Tensor:
+    def images(self, stored: Tensor, indices: Tensor, view: View) -> Tensor:
         """Return images [B, C, H, W], normalised, in the order of `indices` int [B]."""
 
     def outputs(
-        self, network: nn.Module, held: Tensor, indices: Tensor, view: View, width: int
+        self, network: nn.Module, stored: Tensor, indices: Tensor, view: View, width: int
     ) -> tuple[Tensor, Tensor]:
         """Return embeddings [B, d] and logits [B, width] of images, for a network in eval mode, without a graph."""
         parted = split(network)
@@ -63,14 +63,14 @@ class Source(ABC):
             embedding = parted.features(images)
             return torch.cat([embedding, parted.classifier(embedding)], dim=1)
 
-        parts = (self.images(held, part, view) for part in indices.split(500))
+        parts = (self.images(stored, part, view) for part in indices.split(500))
         together = torch.cat([out for part in parts for out in forward_chunks(both, part, chunk_size(part))])
         return together[:, :-width], together[:, -width:]
 
     def select(
         self,
         network: nn.Module,
-        held: Tensor,
+        stored: Tensor,
         keep: int,
         view: View,
         width: int,
@@ -81,7 +81,7 @@ class Source(ABC):
         everything = torch.arange(self.count)
         if keep == self.count:
             return everything.int()
-        embeddings, logits = self.outputs(network, held, everything, view, width)
+        embeddings, logits = self.outputs(network, stored, everything, view, width)
         return select(embeddings, logits, keep=keep, generator=generator, **options).int()
 
 
@@ -125,19 +125,19 @@ class Crops(Source):
 
     def _of(self, image: Tensor, size: int) -> Patches:
         """Return the patches of this image; another image or size than before empties the cache."""
-        held = self._patches
-        if held is None or held.size != size or not (image is self._image or torch.equal(image, self._image)):
-            held = self._patches = Patches(image, self.seed, size=size, count=self.count, **self.options)
+        patches = self._patches
+        if patches is None or patches.size != size or not (image is self._image or torch.equal(image, self._image)):
+            patches = self._patches = Patches(image, self.seed, size=size, count=self.count, **self.options)
             self._image = image
             self._pixels = torch.empty(self.count, len(image), size, size, dtype=torch.uint8)
             self._known = torch.zeros(self.count, dtype=torch.bool)
-        return held
+        return patches
 
-    def images(self, held: Tensor, indices: Tensor, view: View) -> Tensor:
+    def images(self, stored: Tensor, indices: Tensor, view: View) -> Tensor:
         """Return normalised crops [B, C, size, size] of an image uint8 [C, H, W], by `indices` int [B]."""
-        size, where = self.side(held, view.shape), indices.long().cpu()
+        size, where = self.side(stored, view.shape), indices.long().cpu()
         with self._lock:
-            patches = self._of(held.cpu(), size)
+            patches = self._of(stored.cpu(), size)
             for part in where[~self._known[where]].unique().split(100):
                 view.running()
                 self._pixels[part] = (255 * patches.batch(part, progress=False)).round().to(torch.uint8)
@@ -152,6 +152,6 @@ class Pool(Source):
     def __init__(self, count: int) -> None:
         self.count = count
 
-    def images(self, held: Tensor, indices: Tensor, view: View) -> Tensor:
+    def images(self, stored: Tensor, indices: Tensor, view: View) -> Tensor:
         """Return pictures [B, C, H, W] of the pool, normalised like the images with which they are used."""
-        return view.of_pixels(select_rows(held, indices.long()))
+        return view.of_pixels(select_rows(stored, indices.long()))

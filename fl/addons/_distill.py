@@ -115,18 +115,18 @@ def distill_models(
     networks = server.settings.networks
     found: Tensors = {}
     score = partial(validation_accuracy, server) if best else None
-    taken: list[int] = []
+    counts: list[int] = []
 
     def running() -> None:
         server.check_running()
-        taken[-1] += 1
+        counts[-1] += 1
 
     for name in networks.names:
-        taken.append(0)
+        counts.append(0)
         net, generator = server.network(name, server.weights(name, of=start)), server.generator(f"{owner} {name}")
         distill(net, images, teacher_logits, generator=generator, running=running, score=score, **options)
         found |= networks.prefixed(copied(net), name)
-    server.notes["distillation_steps"] = max(taken)
+    server.notes["distillation_steps"] = max(counts)
     return found
 
 

@@ -30,10 +30,10 @@ _AVERAGES = ("scale_update", "aggregate", "server_step", "evaluation_model")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Shared(AddOn):
-    """Base of `SharedImage` and `SharedPool`: rounds in which logits on images that everybody holds are sent up.
+    """Base of `SharedImage` and `SharedPool`: clients send logits on images that all participants have.
 
     Lines 4 to 12 of Algorithm 1 of "Federated Learning with a Single Shared Image" (Soni, Saeed and Asano, 2024). A
-    subclass documents the options, declares the entries, and passes the shared images to `_hold`.
+    subclass documents the options, declares the entries, and passes the shared images to `_set_source`.
     """
 
     key = "Shared"
@@ -48,7 +48,7 @@ class Shared(AddOn):
     returns: Literal["last", "best"] = "last"
     selection: Options = field(default_factory=lambda: {"kmeans_share": 0.0})
     fingerprint: str = field(init=False)
-    held: Tensor = field(init=False, repr=False)
+    pixels: Tensor = field(init=False, repr=False)
     source: Source = field(init=False, repr=False)
     data_access = "none"
     single_label = True
@@ -57,11 +57,11 @@ class Shared(AddOn):
     index: ClassVar[Entry[Tensor]]
     logits: ClassVar[Entry[Tensor]]
 
-    def _hold(self, held: Tensor, source: Source, fingerprint: str) -> None:
+    def _set_source(self, pixels: Tensor, source: Source, fingerprint: str) -> None:
         check.positive_int(self.keep, "keep", most=source.count)
         if self.least_steps is not None:
             check.positive_int(self.least_steps, "least_steps", most=self.steps)
-        for name, value in {"held": held, "source": source, "fingerprint": fingerprint}.items():
+        for name, value in {"pixels": pixels, "source": source, "fingerprint": fingerprint}.items():
             object.__setattr__(self, name, value)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
@@ -74,7 +74,7 @@ class Shared(AddOn):
                     f"rate={self.rate:g}"
                 )
 
-    def warm(self, number: int) -> bool:
+    def has_average(self, number: int) -> bool:
         """Return whether round `number` >= 1 has FedAvg initialisation, so that weights are sent up in it."""
         return starts_from_average(number, self.rate, self.warm_rounds)
 
@@ -89,13 +89,13 @@ class Shared(AddOn):
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
         """Send the numbers of the images (line 5), and once the picture or pool."""
-        message[self.picture], message[self.index] = self.held, server.state[self.index]
+        message[self.picture], message[self.index] = self.pixels, server.state[self.index]
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """Expect a row of logits for each image, and weights only in rounds with FedAvg initialisation."""
         shape = len(server.state[self.index]), server.outputs
         schema[self.logits.key] = EntrySpec(torch.zeros(shape, dtype=server.dtype))
-        for entry in () if self.warm(server.round) else _WEIGHTS:
+        for entry in () if self.has_average(server.round) else _WEIGHTS:
             schema.pop(entry.key, None)
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
@@ -103,7 +103,7 @@ class Shared(AddOn):
         net, width = local.at(local.state()), local.settings.networks.outputs(local.task.num_classes)
         message, view = local.message, View.of(local.client)
         reply[self.logits] = self.source.outputs(net, message[self.picture], message[self.index], view, width)[1]
-        for entry in () if self.warm(local.round) else _WEIGHTS:
+        for entry in () if self.has_average(local.round) else _WEIGHTS:
             if entry in reply:
                 del reply[entry]
 
@@ -111,11 +111,11 @@ class Shared(AddOn):
         """Distil the ensemble's logits into the average, or else into the previous weights (lines 11 and 12)."""
         if not float(replies.weight(self.logits)) > 0:
             raise NoUsableReply("all weights of the round's replies are zero")
-        start = server.state[FedAvg.model] if self.warm(server.round) else old
-        images = self.source.images(self.held, server.state[self.index], View.of(server))
+        start = server.state[FedAvg.model] if self.has_average(server.round) else old
+        images = self.source.images(self.pixels, server.state[self.index], View.of(server))
         period = round(1 / self.rate) if self.rate else 1
         steps = falling_steps(self.steps, self.least_steps or self.steps, period, server.round)
-        server.notes["initialised"] = int(self.warm(server.round))
+        server.notes["initialised"] = int(self.has_average(server.round))
         return distill_models(
             server, start, images, replies[self.logits], owner=self.key, best=self.returns == "best",
             steps=steps, batch=self.batch, lr=self.lr, clip=self.clip,
@@ -129,4 +129,4 @@ class Shared(AddOn):
         nets = [server.network(name).eval() for name in server.settings.networks.names]
         judge = max(nets, key=partial(validation_accuracy, server)) if "validation" in server.data else nets[0]
         width, generator = server.outputs, server.generator(f"{self.key} selection")
-        return self.source.select(judge, self.held, self.keep, View.of(server), width, generator, self.selection)
+        return self.source.select(judge, self.pixels, self.keep, View.of(server), width, generator, self.selection)

@@ -23,8 +23,8 @@ NOISE: dict[str, Callable[..., LabeledImages]] = {
 def require_source(source: object) -> None:
     """Raise TypeError unless `source` is a name or a set."""
     if not isinstance(source, str | LabeledImages):
-        names, came = ", ".join(NOISE), type(source).__name__
-        raise TypeError(f"source must be one of {names}, a name in server_data, or a LabeledImages, got {came}")
+        names, kind = ", ".join(NOISE), type(source).__name__
+        raise TypeError(f"source must be one of {names}, a name in server_data, or a LabeledImages, got {kind}")
 
 
 def virtual_set(

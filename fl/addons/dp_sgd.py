@@ -168,8 +168,8 @@ class DPSGD(AddOn):
         scratch, batch = step.local.scratch(self), step.batch
         private: PrivateGradient = scratch["private"]
         gradients: ExampleGradients = scratch["gradients"]
-        held = [batch.images, batch.labels, *(batch.columns[n] for n in sorted(batch.columns))]
-        for parts in zip(*(tensor.split(gradients.chunk) for tensor in held)):
+        tensors = [batch.images, batch.labels, *(batch.columns[n] for n in sorted(batch.columns))]
+        for parts in zip(*(tensor.split(gradients.chunk) for tensor in tensors)):
             private.add(gradients(*parts))
         public = step.public_gradient()
         noised = dict(zip(step.trained, private.take(), strict=True))

@@ -160,9 +160,11 @@ class FedCOG(AddOn):
         """Return the weighted distillation from the stored logits (section 4.2), or from hard labels."""
         if not step.has_batch(self):
             return None
-        task, logits, said = step.local.task, step.batch_of(self).columns["logits"], step.output(self).logits
+        task, targets, logits = step.local.task, step.batch_of(self).columns["logits"], step.output(self).logits
         if self.labels == "soft":
-            distance = task.distill(said, logits)
+            distance = task.distill(logits, targets)
         else:
-            distance = task.loss(said, logits.argmax(1) if task.single_label else (logits > 0)[:, : task.num_classes])
+            distance = task.loss(
+                logits, targets.argmax(1) if task.single_label else (targets > 0)[:, : task.num_classes]
+            )
         return step.local.scratch(self)["weight"] * distance

@@ -106,8 +106,10 @@ class FedGen(AddOn):
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """Expect one plus the count of each class's images that the steps read, at most all that they read."""
-        held = server.settings
-        read = sum(p.epochs * held.max_samples if p.steps is None else p.steps * held.batch for p in held.phases)
+        settings = server.settings
+        read = sum(
+            p.epochs * settings.max_samples if p.steps is None else p.steps * settings.batch for p in settings.phases
+        )
         schema[self.counts.key] = EntrySpec(torch.zeros(1, server.task.num_classes), minimum=0.0, maximum=1 + read)
 
     def before_training(self, local: Local) -> None:
@@ -136,8 +138,8 @@ class FedGen(AddOn):
         classifier = local.network.classifier
         agreed = F.cross_entropy(classifier(scratch["z"]), scratch["drawn"])
         known = local.message[self.seen][labels]
-        said = knowledge_distillation(step.output().logits, classifier(scratch["twin"]).detach(), reduction="none")
-        return factor * (self.alpha * agreed + self.beta * (known * said).mean())
+        distance = knowledge_distillation(step.output().logits, classifier(scratch["twin"]).detach(), reduction="none")
+        return factor * (self.alpha * agreed + self.beta * (known * distance).mean())
 
     def after_step(self, step: Step) -> None:
         """Count the labels of the step."""
@@ -160,8 +162,8 @@ class FedGen(AddOn):
         if self.head not in replies:
             return
         counts = replies[self.counts]
-        shares, held = counts / counts.sum(0).clamp_min(1), (counts.amax(0) > 1).float()
-        if not held.any():
+        shares, owned = counts / counts.sum(0).clamp_min(1), (counts.amax(0) > 1).float()
+        if not owned.any():
             return
         state, head, heads = server.state, self._head(server), replies[self.head]
         weights: Tensors = state[self.generator]
@@ -174,7 +176,7 @@ class FedGen(AddOn):
         draws = server.generator("FedGen")
         for _ in range(self.steps):
             server.check_running()
-            y = torch.multinomial(held.cpu(), self.batch, replacement=True, generator=draws).to(held.device)
+            y = torch.multinomial(owned.cpu(), self.batch, replacement=True, generator=draws).to(owned.device)
             noise = torch.randn(self.batch, self.noise, generator=draws).to(weights["out.bias"])
             z = net(y, noise)
             loss = self.diversity_weight * diversity(noise, z)
@@ -185,5 +187,5 @@ class FedGen(AddOn):
             loss.backward()
             optimizer.step()
         state[self.generator] = copied(net)
-        state[self.optimizer], state[self.seen] = saved_state(optimizer, names), torch.maximum(state[self.seen], held)
+        state[self.optimizer], state[self.seen] = saved_state(optimizer, names), torch.maximum(state[self.seen], owned)
         server.notes["generator_loss"] = float(loss.detach())

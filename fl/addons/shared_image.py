@@ -21,35 +21,36 @@ __all__ = ["SharedImage"]
 class SharedImage(Shared):
     """Soni, Saeed and Asano, "Federated Learning with a Single Shared Image" (2024), Algorithm 1.
 
-    Clients, of any architectures, teach the server by their predictions on crops of one image, without sending weights.
+    Clients of any architecture teach the server by their predictions on crops of one image, without sending weights.
 
-    Everybody renders the same `count` crops of one image (section 3.1). Each round the global model selects `keep` of
-    them (section 3.2). Their numbers are sent down, the clients' logits up, and weights only in rounds with "FedAvg
-    initialisation". Each architecture's copy on the server starts from its clients' average in those rounds, otherwise
-    from itself, and learns the softmax of the weighted mean of all logits. `fl.methods.SingleImage` sets it up.
+    All participants render the same `count` crops of one image (section 3.1). In each round the global model selects
+    `keep` of them (section 3.2). The server sends their numbers, and clients reply with logits. They send weights only
+    in rounds with "FedAvg initialisation". In these rounds each architecture's model on the server starts from its
+    clients' average, otherwise from its previous weights. It learns the softmax of the weighted mean of all logits.
+    `fl.methods.SingleImage` sets the paper's options.
 
-    Deviations. Crop numbers are sent, as in the paper; the release sends the crops, 61 MB a client and round. Averages
-    weigh by samples (the release: by batches). As in the release the first round has FedAvg initialisation, and the
-    student's logits are rescaled to norm 2.5, which the paper does not mention. The last weights are kept, as in the
-    paper; the release keeps the best on the clients' own validation images (`returns="best"`: on
-    `server.data["validation"]`). Of several architectures the best on that set, or else the first, selects (the
-    release: the best on the test set).
+    Deviations: the server sends crop numbers, as in the paper; the release sends the crops, 61 MB per client and round.
+    Averages are weighted by samples (the release: by batches). As in the release, the first round has FedAvg
+    initialisation, and the student's logits are rescaled to norm 2.5, which the paper does not mention. The last
+    weights are kept, as in the paper; the release keeps the best on the clients' own validation images
+    (`returns="best"` uses `server.data["validation"]`). With several architectures, the model that is best on that set
+    selects, or else the first one (the release: the best on the test set).
 
     Args:
         image: uint8 [C, H, W], or float in [0, 1], which is rounded to 8 bits; C as in the clients' images.
         keep, count: crops in a round, and crops to select them from; equal: no selection.
         seed: of the crops; every participant renders the same ones.
         size: side of a crop in pixels; None: that of the clients' images, which must be square then.
-        rate: share of rounds with FedAvg initialisation, in [0, 1], evenly spaced; the paper has 1, 0.5 and 0.2.
-        warm_rounds: that many first rounds have it too.
+        rate: share of rounds with FedAvg initialisation, in [0, 1], evenly spaced; the paper uses 1, 0.5 and 0.2.
+        warm_rounds: number of first rounds that have it too.
         steps, batch, lr: of Adam on the server (the release's batch: 32 in Tables 1, 3 and 4, else 512).
-        least_steps: the steps fall along half a cosine to this and begin anew in the rounds that have FedAvg
-            initialisation (Table 4: 250; `falling_steps`).
+        least_steps: minimum number of steps: the steps decay to it along half a cosine and restart in rounds with
+            FedAvg initialisation (Table 4: 250; `falling_steps`).
         clip: norm of the students' logits (`losses.clip_logit_norm`), or None.
         returns: the "last" weights of the distillation, or the "best" on `server.data["validation"]`.
         crops: further options of `generate.Patches` (the paper: rotation=35, flip=0.5).
-        selection: options of `select.select`, in place of {"kmeans_share": 0}: pruning alone, which section 4.1's "we
-            remove 90 % of the training examples" by entropy leaves of k-means at 5,000 of 50,000, in the release too.
+        selection: options of `select.select`; the default {"kmeans_share": 0} only prunes. At 5,000 of 50,000 crops
+            the entropy pruning of section 4.1 ("we remove 90 % of the training examples") leaves k-means no choice.
     """
 
     key = "SharedImage"
@@ -68,4 +69,4 @@ class SharedImage(Shared):
         super().__post_init__()
         patches = Patches(self.image, self.seed, size=self.size or 1, count=self.count, **self.crops)
         object.__setattr__(self, "image", (255 * patches.image.cpu()).round().to(torch.uint8))
-        self._hold(self.image, Crops(self.seed, self.count, self.size, self.crops), patches.digest[:16])
+        self._set_source(self.image, Crops(self.seed, self.count, self.size, self.crops), patches.digest[:16])

@@ -21,14 +21,14 @@ __all__ = ["SharedPool"]
 class SharedPool(Shared):
     """Soni, Saeed and Asano, "Federated Learning with a Single Shared Image" (2024), Table 6: selection over a pool.
 
-    As `SharedImage`, with the pictures of a public set in place of the crops of one image: "use cases where we already
-    have a shared public dataset at hand". Every participant holds the pool, which is sent once. Each round the global
-    model selects `keep` of its images, sends their numbers down and receives the clients' logits on them; weights are
-    sent up only in rounds with FedAvg initialisation. The pool's labels are not read. With `keep` as large as the pool
-    nothing is selected: FedDF as that paper runs it (the first row of Table 6), with logits on the wire.
+    Like `SharedImage`, with the images of a public set instead of the crops of one image: "use cases where we already
+    have a shared public dataset at hand". Every participant has the pool, which is sent once. In each round the global
+    model selects `keep` images. The server sends their numbers and receives the clients' logits. Clients send weights
+    only in rounds with FedAvg initialisation. The labels of the pool are not read. If `keep` is the size of the pool,
+    nothing is selected: this is the paper's FedDF (first row of Table 6), which exchanges logits.
 
-    Table 6 has 1,000 images of CIFAR-100's training split beside private CIFAR-10. The release's runs with selection
-    draw them from a pool of 10,000, those without have the 1,000 alone.
+    Table 6 uses 1,000 images of CIFAR-100's training split with private CIFAR-10. In the release, runs with selection
+    draw them from a pool of 10,000; runs without selection have only these 1,000.
 
     Args:
         pool: a set, brought to 8-bit pixels; or pictures uint8 [N, C, H, W]; C, H and W as the clients' images.
@@ -37,7 +37,7 @@ class SharedPool(Shared):
             Table 6 are 1, 0.5 and 0.2.
 
     Raises:
-        TypeError, ValueError: a pool that is no set of images, or an option out of range.
+        TypeError, ValueError: the pool is not a set of images, or an option is out of range.
     """
 
     key = "SharedPool"
@@ -58,13 +58,13 @@ class SharedPool(Shared):
             raise TypeError(f"pool must be a set, or pictures uint8 [N, C, H, W], got {got}")
         pixels = pixels.cpu().contiguous()
         digest = hashlib.blake2b(repr(tuple(pixels.shape)).encode() + pixels.numpy().tobytes(), digest_size=8)
-        self._hold(pixels, Pool(len(pixels)), digest.hexdigest())
+        self._set_source(pixels, Pool(len(pixels)), digest.hexdigest())
 
     def start(self, server: AveragingServer) -> None:
         """Refuse a pool of another shape than the clients' images; select the images of the first round."""
-        if tuple(self.held.shape[1:]) != tuple(server.shape):
+        if tuple(self.pixels.shape[1:]) != tuple(server.shape):
             raise ValueError(
-                f"the pool has images {tuple(self.held.shape[1:])}, the clients have {tuple(server.shape)}: resize the "
-                "pool's"
+                f"the pool has images {tuple(self.pixels.shape[1:])}, the clients have {tuple(server.shape)}: resize "
+                "the images of the pool"
             )
         super().start(server)

@@ -21,17 +21,17 @@ __all__ = ["VFA"]
 class VFA(AddOn):
     """VFA, a control of VHL (Tang et al., ICML 2022, section 5.3): calibration without any virtual image.
 
-    The server draws a feature mean mu_k ~ U[0, 1)^d for each of the K real classes, which each client downloads once.
-    Every step of B images draws B // K + 1 features f ~ N(mu_k, std^2) of every class, and adds `weight` times SupCon
-    over [real features; f]. The paper gives no constants; these are the release's (wizard1203/VHL:
+    The server draws a feature mean mu_k ~ U[0, 1)^d for each of the K real classes; each client downloads them once.
+    A step with B images draws B // K + 1 features f ~ N(mu_k, std^2) per class, and adds `weight` times SupCon over
+    [real features; f] to the loss. The paper gives no constants; the defaults are the release's (wizard1203/VHL:
     `align_feature_loss` in loss_fn/losses.py, the means in trainers/normal_trainer.py).
 
     Args:
-        weight: of the term, at least 0; 0 disables the add-on.
-        std: of the features around their means, at least 0.
-        per_class: features of each class a step; default: B // K + 1.
-        temperature: of the contrastive loss.
-        empty: "drop", or "zero" as released: see `supervised_contrastive`.
+        weight: weight of the term, at least 0; 0 disables the add-on.
+        std: standard deviation of the features around their means, at least 0.
+        per_class: number of features per class and step; default B // K + 1.
+        temperature: temperature of the contrastive loss.
+        empty: "drop", or "zero" as in the release; see `supervised_contrastive`.
     """
 
     key = "VFA"

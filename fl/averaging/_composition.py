@@ -164,17 +164,19 @@ def check_update(addon: AddOn, slot: str, got: object, mean: Tensors) -> Tensors
     Raises:
         TypeError, ValueError: a missing return value, missing or additional names, or a changed shape.
     """
-    said = f"{addon.name}.{slot} must return a tensor for every name of `mean`"
+    expectation = f"{addon.name}.{slot} must return a tensor for every name of `mean`"
     if not isinstance(got, dict):
-        raise TypeError(f"{said}, got {type(got).__name__}")
+        raise TypeError(f"{expectation}, got {type(got).__name__}")
     missing, unknown = sorted(set(mean) - set(got)), sorted(map(str, set(got) - set(mean)))
     if missing or unknown:
         wrong = {"lacks": missing[:3], "has unknown": unknown[:3]}
-        raise ValueError(f"{said}; it {' and '.join(f'{what} {names}' for what, names in wrong.items() if names)}")
+        raise ValueError(
+            f"{expectation}; it {' and '.join(f'{what} {names}' for what, names in wrong.items() if names)}"
+        )
     for name, tensor in got.items():
         if not isinstance(tensor, Tensor) or tensor.shape != mean[name].shape:
             came = list(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise ValueError(f"{said}, of its shape: {name!r} must be {list(mean[name].shape)}, got {came}")
+            raise ValueError(f"{expectation}, of its shape: {name!r} must be {list(mean[name].shape)}, got {came}")
     return got
 
 

@@ -208,9 +208,9 @@ class FedAvg(Entries, Method):
         net = self.networks.template(name, server.task.num_classes)
         model = self.networks.unprefixed(server.state[self.model], name)
         shared = {n: model[n] for n, _ in net.named_parameters() if not self.settings.is_personal(n)}
-        least, most = (0.0, self.settings.max_samples) if self.settings.weights == "samples" else (1.0, 1.0)
+        minimum, maximum = (0.0, self.settings.max_samples) if self.settings.weights == "samples" else (1.0, 1.0)
         schema: Schema = {
-            self.samples.key: EntrySpec(1.0, minimum=least, maximum=most),
+            self.samples.key: EntrySpec(1.0, minimum=minimum, maximum=maximum),
             self.update.key: EntrySpec(self.networks.prefixed(shared, name)),
         }
         for entry, names in self.settings.sent_buffers(net):

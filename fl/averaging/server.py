@@ -59,8 +59,8 @@ class AveragingServer(Server):
             architecture: its name; "" if there is only one.
             weights: parameters and buffers by the network's own names; default: the current ones.
         """
-        held = self.weights(architecture) if weights is None else weights
-        return self.settings.networks.on(self, held, architecture)
+        weights = self.weights(architecture) if weights is None else weights
+        return self.settings.networks.on(self, weights, architecture)
 
     def trained(self, reply: Message) -> Predictor:
         """Return the model that one client trained, w + (w_k - w) of its `reply`, in eval mode; for `read_reply`.

@@ -132,8 +132,8 @@ def floating_buffers(network: nn.Module) -> list[str]:
 def _state_buffers(network: nn.Module) -> Tensors:
     """Return the buffers of `network` in its state, by name: all but those made with `persistent=False`."""
     buffers = dict(network.named_buffers())
-    held = network.state_dict() if buffers else {}
-    return {n: b for n, b in buffers.items() if n in held}
+    stored = network.state_dict() if buffers else {}
+    return {n: b for n, b in buffers.items() if n in stored}
 
 
 def learning_rate(value: float, name: str) -> float:

@@ -56,8 +56,8 @@ def data_fingerprint(clients: ClientRegistry, key: bytes = b"") -> str:
         clients: the clients' data.
         key: see `distillkit.fingerprint.tensor_fingerprint`.
     """
-    held = list(clients) if clients.whole else [clients[0]]
-    return tensor_fingerprint([json.dumps([[_facts(h.train, key), _facts(h.test, key)] for h in held])], key=key)
+    client_data = list(clients) if clients.whole else [clients[0]]
+    return tensor_fingerprint([json.dumps([[_facts(h.train, key), _facts(h.test, key)] for h in client_data])], key=key)
 
 
 def _facts(data: LabeledImages | StoredImages | None, key: bytes) -> list[Any] | None:
@@ -134,12 +134,12 @@ def repetition(method: Method, server: Server, out: Path) -> dict[str, Any]:
         normalization; `budget` of a private run.
     """
     store = out / "arguments"
-    said, missing = _said(method, "method", store)
+    config, missing = _rebuildable_config(method, "method", store)
     space = {"shape": server.shape, "dtype": server.dtype, "normalization": server.normalization}
     found = {
         "format": RUN_FORMAT,
-        "recipe": said,
-        "labels": _said(server.task, "task", store)[0],
+        "recipe": config,
+        "labels": _rebuildable_config(server.task, "task", store)[0],
         "images": to_config(space, store=store, name="images"),
     }
     if missing is not None:
@@ -147,16 +147,16 @@ def repetition(method: Method, server: Server, out: Path) -> dict[str, Any]:
     return found if server.ledger is None else {**found, "budget": server.ledger.budget}
 
 
-def _said(value: Any, name: str, store: Path) -> tuple[Any, str | None]:
+def _rebuildable_config(value: Any, name: str, store: Path) -> tuple[Any, str | None]:
     try:
-        said = to_config(value, store=store, name=name)
+        config = to_config(value, store=store, name=name)
         with without_warnings():
-            again = from_config(json.loads(json.dumps(said)), store=store, names=referenced_objects(value))
+            again = from_config(json.loads(json.dumps(config)), store=store, names=referenced_objects(value))
     except (SerializationError, ConfigError) as error:
         return None, str(error)
     if _without_address(again) != _without_address(value):
-        return None, f"what built the {name} builds another one, {identity(again)}"
-    return said, None
+        return None, f"the config of the {name} builds another one, {identity(again)}"
+    return config, None
 
 
 def _without_address(value: Any) -> str:

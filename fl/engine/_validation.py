@@ -246,7 +246,7 @@ def _require_ledger(method: Method, ledger: object, secret: object, folder: RunF
         folder: of the run's records, if any.
 
     Raises:
-        TypeError, ValueError: as said.
+        TypeError, ValueError: an option is not valid.
     """
     if ledger is not None and not isinstance(ledger, Ledger):
         raise TypeError(f"ledger must be a distillkit.privacy.Ledger, got {type(ledger).__name__}")

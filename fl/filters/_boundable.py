@@ -34,10 +34,10 @@ def reading(method: Method) -> str | None:
 def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
     """Raise PrivacyError if the method, as configured, needs more of a reply than sums of clipped entries."""
     name, addons = type(method).__name__, method.addons if isinstance(method, FedAvg) else ()
-    held = {e.key: e for e in method.entries()}
+    entries = {e.key: e for e in method.entries()}
     weights = {e.by.key for e in clips if e.by is not None}
     for entry in clips:
-        if entry.key not in held:
+        if entry.key not in entries:
             raise PrivacyError(f"clip names {entry.name}, which {name} does not have; give clip={{entry: C}}")
         if entry.rule not in ("mean", "sum"):
             raise PrivacyError(
@@ -62,7 +62,7 @@ def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
         raise PrivacyError(
             f"{who} reads single replies on the server (read_reply), where they have no noise: leave it out"
         )
-    for entry in held.values():
+    for entry in entries.values():
         if entry.rule == "union":
             raise PrivacyError(
                 f"{entry.name} holds each client's rows apart, without a sum to noise: leave its owner out"

@@ -121,9 +121,9 @@ class ClientDP(Filter):
         bits = self.adaptive.sigma or self.rate * clients / 20
         left = self.sigma**-2 - len(self.clips) * (2 * bits) ** -2  # a bit is +-1/2
         if left <= 0:
-            least = self.sigma * math.sqrt(len(self.clips)) / 2
+            minimum = self.sigma * math.sqrt(len(self.clips)) / 2
             raise ValueError(
-                f"Adaptive(sigma=...) must be over {least:g}, as sigma is {self.sigma:g}; got {bits:g}: "
+                f"Adaptive(sigma=...) must be over {minimum:g}, as sigma is {self.sigma:g}; got {bits:g}: "
                 "give a larger one"
             )
         return left**-0.5, bits

@@ -34,15 +34,15 @@ __all__ = ["PrivateFedDM"]
 class PrivateFedDM(FedDM):
     """FedDM whose clients' sets are differentially private (Xiong et al., CVPR 2023, section 3.3), record by record.
 
-    `"class_means"`: each round a client embeds its records with public networks around the received weights,
-    adds noise once to the class sums of all classes, and fits images to the noised means, which costs nothing more.
-    `"image_sgd"` is the paper's method: DP-SGD on the images. Every client takes part, even without records. Noise is
-    charged to the run's ledger before it is drawn; epsilon composes over rounds and is the largest of any client.
+    With `"class_means"`, a client embeds its records with public networks around the received weights. It adds noise
+    once to the class sums of all classes, and fits images to the noised means at no further privacy cost.
+    `"image_sgd"` is the paper's method: DP-SGD on the images. Every client takes part, even one without records. Noise
+    is charged to the run's ledger before it is drawn. Epsilon composes over rounds and is the largest of any client.
 
-    Deviations from the paper, which its claim needs: all classes are released (the paper's sets tell who holds a
-    class); denominators are public or noised once; epsilon is the accountant's, for the whole run (Theorem 3.2 is one
-    round's); see `privacy.image_sgd`. What is sent leaves out classes whose *noised* count is below `least`: otherwise
-    the server would train on noise for every class that a client lacks.
+    Deviations from the paper, needed for its privacy claim: all classes are released (the paper's sets reveal which
+    client has a class); denominators are public or noised once; epsilon comes from the accountant, for the whole run
+    (Theorem 3.2 covers one round); see `privacy.image_sgd`. Classes whose *noised* count is below `least` are not
+    sent: otherwise the server would train on noise for every class that a client lacks.
 
     Args:
         sigma: noise standard deviation / sensitivity of each of the `num_networks` (or `steps`) releases of a round.
@@ -50,22 +50,23 @@ class PrivateFedDM(FedDM):
             it; for `"image_sgd"` use `rate=rate` and `count=steps * rounds`.
         mechanism: "class_means" or "image_sgd", see above.
         num_networks: number of networks in a round, with one release each (class means only).
-        sizes: public number of records per class, [classes], of every client. Or else:
-        sigma_sizes: noise, in records, on a histogram that each client takes once, when it first takes part. (If that
-            reply is lost it is taken, and charged, again.)
-        least: noised records of a class below which its images are not sent; default 3 standard deviations of the
-            noise in them (0 with `sizes`); 0 sends all.
-        warm: go on from the images released last: the fit starts from them, and their mean embedding is the centre of
-            the unit vectors, in place of noise. The closer a centre, the more of a vector tells classes apart.
-        clip: of a record's vector or gradient; None: unit vectors, or the median gradient norm on public noise.
-        rate: with which a record takes part in a step (image SGD only).
-        steps, lr, momentum: of the fit; lr defaults to 200 for unit vectors, and to 0.1 for image SGD.
-        public_statistics: say True if the images' normalisation was measured, or fitted, on public data.
-        weights: "synthetic", or "samples": each class of each client by its noised count.
-        options: of `FedDM`: factory, ipc, rho, match, augment, and the server's.
+        sizes: public number of records per class, [classes], of every client. Give this or `sigma_sizes`.
+        sigma_sizes: noise, in records, of the histogram that each client releases once, in its first round. (If that
+            reply is lost, the histogram is released and charged again.)
+        least: minimum noised number of records of a class for its images to be sent; default 3 standard deviations of
+            the noise in this number (0 with `sizes`); 0 sends all classes.
+        warm: whether to continue from the images released last, instead of noise. The fit starts from them, and their
+            mean embedding is the centre of the unit vectors. A closer centre separates classes better.
+        clip: norm bound of a record's vector or gradient; None: unit vectors, or the median gradient norm on public
+            noise.
+        rate: probability that a record takes part in a step (image SGD only).
+        steps, lr, momentum: options of the fit; lr defaults to 200 for unit vectors, and to 0.1 for image SGD.
+        public_statistics: True if the normalisation of the images was measured, or fitted, on public data.
+        weights: "synthetic", or "samples": weigh each class of each client by its noised count.
+        options: options of `FedDM`: factory, ipc, rho, match, augment, and those of the server.
 
     Raises:
-        PrivacyError: one of its kinds, when built or at the start of a run: a start from real images, batch
+        PrivacyError: a subclass, when the method is built or the run starts: initialization with real images, batch
             statistics, private statistics, noise without a clip.
         ValueError, TypeError: options out of range.
     """
@@ -97,11 +98,11 @@ class PrivateFedDM(FedDM):
     ) -> None:
         if options.pop("init", "noise") != "noise":
             raise privacy.PrivateInitialization(
-                "a private set starts from noise: real images would be in the release itself; leave init out"
+                "a private set must start from noise, because the release would contain real images: leave init out"
             )
         if "batch_real" in options:
             raise ValueError(
-                "batch_real has no place here: all records take part, or each with probability `rate`; leave it out"
+                "batch_real is not an option here: all records take part, or each with probability `rate`; leave it out"
             )
         self.mechanism = check.one_of(mechanism, "mechanism", ("class_means", "image_sgd"))
         lr = (200.0 if mechanism == "class_means" else 0.1) if lr is None else lr
@@ -113,8 +114,8 @@ class PrivateFedDM(FedDM):
         self.num_networks = check.positive_int(num_networks, "num_networks")
         if (sizes is None) == (sigma_sizes is None):
             raise PrivacyError(
-                "give either sizes, public numbers, or sigma_sizes, the noise of a histogram that is taken once: the "
-                f"true class sizes are private; got {'neither' if sizes is None else 'both'}"
+                "give either sizes (public numbers) or sigma_sizes (the noise of a histogram that is released once), "
+                f"because the true class sizes are private; got {'neither' if sizes is None else 'both'}"
             )
         given = () if sizes is None else check.sequence(sizes, "sizes", "numbers, one a class")
         self.sizes = None if sizes is None else [check.real_number(n, "sizes", above=0.0) for n in given]
@@ -140,7 +141,7 @@ class PrivateFedDM(FedDM):
         return 1.0 if self.clip is None and self.mechanism == "class_means" else self.clip
 
     def start(self, server: Server) -> None:
-        """Draw w_0, and refuse what clients could not keep private.
+        """Draw w_0, and refuse settings that would reveal private data.
 
         Raises:
             PrivacyError: one of its kinds: a normalisation that was measured on the data, a delta too large for the
@@ -192,9 +193,9 @@ class PrivateFedDM(FedDM):
         return as_private_set(client.data, None, **options), account
 
     def sizes_of(self, client: Client) -> Tensor:
-        """Records of each class, float64 [classes]: the public `sizes`, or the one noised histogram of this `client`.
+        """Return the records per class, float64 [classes]: the public `sizes`, or the noised histogram of `client`.
 
-        The histogram is taken, and charged, where the client's memory does not hold it yet.
+        The histogram is released, and charged, if it is not yet in the client's memory.
         """
         if self.sizes is not None:
             return client.data.images.new_tensor(self.sizes, dtype=torch.float64)

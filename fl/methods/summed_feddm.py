@@ -26,29 +26,29 @@ REMARK = (
 
 
 class SummedFedDM(PrivateFedDM):
-    """Private FedDM by one sum (after Xiong et al., CVPR 2023, section 3.3): clients optimise no images.
+    """Private FedDM with one sum over clients (after Xiong et al., CVPR 2023, section 3.3).
 
-    Each round all clients embed their records with the *same* public embedders, around the received weights, and send
-    noised class sums. These need only be added, so a secure sum may hide each one. The server fits `ipc` images per
-    class to the noised means of everybody's records, and trains on them as FedDM does on the union.
+    Clients optimise no images. In each round all clients embed their records with the *same* public embedders around
+    the received weights, and send noised class sums. The server only adds the sums, so a secure sum can hide each one.
+    It fits `ipc` images per class to the noised means of all clients' records, and trains on them as FedDM does.
 
-    `noise="full"`: every client adds the whole noise; epsilon holds against the server too. `noise="shares"`: each of
-    M drawn clients adds sigma / sqrt(M), so that the sum is the central release on the pooled records. Its epsilon
-    rests on a secure sum (`fl.SecureSums`) and on every reply: a round that lacks one is unusable.
-    The ledger says so in a remark.
+    With `noise="full"`, every client adds the whole noise, and epsilon holds against the server too. With
+    `noise="shares"`, each of M drawn clients adds sigma / sqrt(M), so the sum is the central release on the pooled
+    records. Its epsilon requires a secure sum (`fl.SecureSums`) and every reply: a round that lacks one is unusable.
+    A remark in the ledger states this.
 
     Args:
         sigma: noise standard deviation / sensitivity of each client's own sums ("full"), or of the total ("shares").
-        noise: who adds how much, "full" or "shares", see above.
-        sizes: public number of records per class over all drawn clients. Or else:
-        sigma_sizes: noise on a histogram: each client's own, once ("full"), or the total, in *every* round ("shares":
-            an old share among other clients would be uncovered). So for "shares" plan with
+        noise: "full" or "shares", see above.
+        sizes: public number of records per class over all drawn clients. Give this or `sigma_sizes`.
+        sigma_sizes: noise of a histogram: of each client's own, once ("full"), or of the total, in *every* round
+            ("shares": an old share would be exposed among other clients). For "shares", plan with
             `spent=[(sigma_sizes, 1.0, rounds)]`.
-        options: of `PrivateFedDM`, but for `mechanism`.
+        options: options of `PrivateFedDM` except `mechanism`.
 
     Raises:
-        NoUsableReply: a missing reply, with shares.
-        PrivacyError, ValueError, TypeError: as `PrivateFedDM`.
+        NoUsableReply: a reply is missing with `noise="shares"`.
+        PrivacyError, ValueError, TypeError: see `PrivateFedDM`.
     """
 
     key = "SummedFedDM"
@@ -59,7 +59,7 @@ class SummedFedDM(PrivateFedDM):
 
     def __init__(self, *, noise: Literal["full", "shares"] = "full", **options: Any) -> None:
         if options.get("mechanism", "class_means") != "class_means":
-            raise ValueError(f"mechanism={options['mechanism']!r} makes no sums: only class means add up; leave it out")
+            raise ValueError(f"mechanism={options['mechanism']!r} cannot be summed, only class means can: leave it out")
         super().__init__(**options)
         self.noise = check.one_of(noise, "noise", ("full", "shares"))
 
@@ -83,7 +83,7 @@ class SummedFedDM(PrivateFedDM):
         return self.embedders(net.eval(), like, derive(side.seed, side.round, "maps"), holds.get(self.around))
 
     def send(self, server: Server, client: int) -> Message:
-        """Send the current weights, how many clients share the noise, and the images that centre the embeddings."""
+        """Send the current weights, the number of clients that share the noise, and the images for the centres."""
         among = float(len(server.drawn)) if self.noise == "shares" else 1.0
         message = Message({self.model: server.state[self.model], self.among: among})
         if self.around in server.state:
@@ -112,11 +112,11 @@ class SummedFedDM(PrivateFedDM):
         """Add this client's share of the noise to its sums; the ledger is charged for all of it.
 
         Args:
-            client: is charged, and draws the noise.
-            mechanism: what is released, for the reader of the ledger.
-            sums: one release a row, [releases, ...].
+            client: the client that draws the noise and is charged.
+            mechanism: name of the release in the ledger.
+            sums: one release per row, [releases, ...].
             sigma: noise standard deviation / sensitivity of the total.
-            sensitivity: the most that one record moves a row, in l2 norm.
+            sensitivity: maximum l2 norm by which one record changes a row.
             share: factor of this client's standard deviation: 1, or 1 / sqrt(M).
         """
         client.spend(mechanism, sigma, count=len(sums))
@@ -132,14 +132,16 @@ class SummedFedDM(PrivateFedDM):
         return schema
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """Fit one set to the noised means of everybody's records, and train on it.
+        """Fit one set to the noised means of all clients' records, and train on it.
 
         Raises:
-            NoUsableReply: a reply is missing, and with it its share of the noise; or there is no image to train on.
+            NoUsableReply: a reply and its share of the noise are missing, or there is no image to train on.
         """
         missing = sorted(set(server.drawn) - set(replies.clients))
         if missing and self.noise == "shares":
-            raise NoUsableReply(f"the noise lacks the shares of clients {missing}, so this round's sum is not usable")
+            raise NoUsableReply(
+                f"the noise lacks the shares of clients {missing}, so the sum of this round is not usable"
+            )
         like = self.blank(server)
         sums = server.state[self.sums] = replies[self.sums]
         counts = replies[self.total] if self.sizes is None else sums.new_tensor(self.sizes, dtype=torch.float64)

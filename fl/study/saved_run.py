@@ -187,8 +187,10 @@ def load(
         sets = {p.stem: LabeledImages.load(p) for p in [folder / "set.safetensors"] if p.exists()}
         return SavedRun(folder, config, [], line, built, Message(), {}, sets, build)
     if built is not None and identity(built) != config["method"] and " at 0x" not in config["method"]:
-        came = "got" if method is not None else "but this version builds from its recipe"
-        raise NotRepeatable(f"method must be that of the run in {folder}, {config['method']}, {came} {identity(built)}")
+        origin = "got" if method is not None else "but this version builds from its recipe"
+        raise NotRepeatable(
+            f"method must be that of the run in {folder}, {config['method']}, {origin} {identity(built)}"
+        )
     manifest = store.manifest()
     rows = store.rows()
     state = store.state() if manifest else Message()
