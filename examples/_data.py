@@ -17,10 +17,10 @@ from distillkit.data.readers.folder import SUFFIXES
 from distillkit.rng import derive
 from distillkit.study import Task
 
-__all__ = ["own_task", "refuse_data", "refuse_unread", "require_data", "root_or_pictures", "some_images"]
+__all__ = ["load_subset", "own_task", "refuse_data", "refuse_unused", "require_data", "root_or_pictures"]
 
 WHERE = """\
---data (or DISTILLKIT_DATA) names the folder in which the datasets lie: MNIST/raw, FashionMNIST/raw, USPS, MNIST-M,
+--data (or DISTILLKIT_DATA) names the folder of the datasets: MNIST/raw, FashionMNIST/raw, USPS, MNIST-M,
 SVHN, cifar-10-batches-py or cifar10.npz; where a script takes your own pictures, their folders: class/picture.png"""
 
 
@@ -66,7 +66,7 @@ def refuse_data(parser: argparse.ArgumentParser, o: argparse.Namespace) -> None:
         parser.error(f"--data {o.data} has no effect: these digits come with scikit-learn; omit it")
 
 
-def refuse_unread(
+def refuse_unused(
     parser: argparse.ArgumentParser, words: Sequence[str] | None, why: str, *options: str, unless: object = False
 ) -> None:
     """Exit if an option was given that the script would ignore because of the others.
@@ -104,7 +104,7 @@ def require_data(tasks: Iterable[Task]) -> None:
         seen.add(repr(task.data))
 
 
-def some_images(
+def load_subset(
     name: str,
     root: Path | None,
     records: int | None,

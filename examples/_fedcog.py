@@ -105,9 +105,9 @@ def ablations(preset: Mapping[str, Any], tasks: Sequence[str], seeds: Sequence[i
     parts = {f"FedCOG, {name}": _like(preset, term) for name, term in TERMS.items()}
     for start in (max(1, 2 * preset["rounds"] // 3), preset["rounds"]):
         parts[f"FedCOG from round {start}"] = _like(preset, {"start_round": start})
-    found = {name: replace(way, tasks=tasks[:1]) for name, way in bases.items()}
-    found |= {name: replace(way, tasks=tasks[-1:]) for name, way in parts.items()}
-    return {name: replace(way, seeds=seeds) for name, way in found.items()}
+    found = {name: replace(candidate, tasks=tasks[:1]) for name, candidate in bases.items()}
+    found |= {name: replace(candidate, tasks=tasks[-1:]) for name, candidate in parts.items()}
+    return {name: replace(candidate, seeds=seeds) for name, candidate in found.items()}
 
 
 def _like(preset: Mapping[str, Any], cog: Mapping[str, Any] | None, *also: AddOn, base: str = "FedAvg") -> Federated:

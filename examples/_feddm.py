@@ -10,27 +10,27 @@ from fl import AddOn, FedAvg, FedDM, Method, Real
 from fl.addons import SCAFFOLD, FedNova, FedProx
 from fl.study import Federated
 
-__all__ = ["COSTS", "PAPER", "PRESETS", "SOURCE", "claimed", "further"]
+__all__ = ["COSTS", "PAPER", "PRESETS", "SOURCE", "ablations", "headline"]
 
 COSTS = ("bytes_up", "bytes_down", "client_seconds", "seconds")
-TRIES = {"FedAvg": grid(epochs=[5, 1], lr=[0.1, 0.03]), "FedDM": grid(server_lr=[0.01, 0.03], rho=[5.0, 20.0])}
-PAPER_TRIES = {  # within the paper's grid; what it chose for weight averaging is not in its text
+SEARCH = {"FedAvg": grid(epochs=[5, 1], lr=[0.1, 0.03]), "FedDM": grid(server_lr=[0.01, 0.03], rho=[5.0, 20.0])}
+PAPER_SEARCH = {  # within the paper's grid; what it chose for weight averaging is not in its text
     "FedAvg": [*grid(epochs=[10, 5], lr=[0.1]), {"epochs": 10, "lr": 0.01}, {"epochs": 20, "lr": 0.1}],
     "FedDM": [*grid(server_lr=[0.01], rho=[5.0, 3.0, 10.0]), {"server_lr": 0.03, "rho": 5.0}],
 }
 PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {
-        "dataset": ["digits"], "split": ["0.01", "iid"], "seeds": [0], "tries": 1, "given": TRIES, "others": 1,
+        "dataset": ["digits"], "split": ["0.01", "iid"], "seeds": [0], "tries": 1, "given": SEARCH, "others": 1,
         "switched": "digits-dirichlet0.01", "train": 600, "network": {"width": 16, "depth": 2}, "rounds": 3,
         "steps": 3, "batch_real": 16, "server_epochs": 5, "batch": 32,
     },
     "cpu": {
-        "dataset": ["mnist", "cifar10"], "split": ["0.01", "0.1", "iid"], "tries": 4, "given": TRIES, "others": 1,
+        "dataset": ["mnist", "cifar10"], "split": ["0.01", "0.1", "iid"], "tries": 4, "given": SEARCH, "others": 1,
         "switched": "cifar10-dirichlet0.01", "train": 4000, "network": {"width": 32, "depth": 3}, "rounds": 10,
         "steps": 15, "batch_real": 32, "server_epochs": 20, "batch": 32,
     },
     "paper": {
-        "dataset": ["mnist", "cifar10"], "split": ["0.01", "0.1", "0.5", "iid"], "tries": 4, "given": PAPER_TRIES,
+        "dataset": ["mnist", "cifar10"], "split": ["0.01", "0.1", "0.5", "iid"], "tries": 4, "given": PAPER_SEARCH,
         "others": None, "switched": "cifar10-dirichlet0.5", "train": None, "network": {"width": 128, "depth": 3},
         "rounds": 20, "steps": 1000, "batch_real": 256, "server_epochs": 500, "batch": 256,
     },
@@ -69,29 +69,31 @@ def averaging(o: Any, *addons: AddOn, **given: Any) -> Federated:
     return Federated(make, **given)
 
 
-def claimed(o: Any) -> dict[str, Federated]:
-    """The ways of the claim.
+def headline(o: Any) -> dict[str, Federated]:
+    """Return the candidates of the claim.
 
     Args:
         o: the command line.
     """
     sizes = {"ipc": 10, "batch_real": o.batch_real, "steps": min(o.few or o.steps, o.steps), "server_batch": o.batch}
     sizes["server_epochs"] = o.server_epochs if o.few is None else min(o.few, o.server_epochs)
-    tries = {name: own[: o.tries] for name, own in o.given.items()}
+    search = {name: own[: o.tries] for name, own in o.given.items()}
     return {
-        "FedAvg": averaging(o, search=tries["FedAvg"]),
-        "FedDM": Federated(FedDM, tries["FedDM"], sizes),
+        "FedAvg": averaging(o, search=search["FedAvg"]),
+        "FedDM": Federated(FedDM, search["FedDM"], sizes),
         "Real": Federated(Real, settings=sizes, like="FedDM"),
     }
 
 
-def further(o: Any, tasks: list[str], averaged: Mapping[str, Any], matched: Mapping[str, Any]) -> dict[str, Federated]:
-    """The ways on one seed: other weight averaging, the claim's ways on other splits, FedDM's switches on one split.
+def ablations(
+    o: Any, tasks: list[str], averaged: Mapping[str, Any], matched: Mapping[str, Any]
+) -> dict[str, Federated]:
+    """Return the one-seed candidates: other weight averaging, other splits, and FedDM's switches on one split.
 
     Args:
         o: the command line.
         tasks: the splits of a dataset by name, the claim's first.
-        averaged, matched: the settings that were chosen for FedAvg and for FedDM.
+        averaged, matched: selected settings of FedAvg and of FedDM.
     """
     others, switched = tasks[1:], tasks[:1] if o.pictures else [name for name in tasks if name == o.switched]
     found: dict[str, Federated] = {}

@@ -39,7 +39,7 @@ _MEANS: list[dict[str, Any]] = [
 ]  # fmt: skip
 _SUMS = [{"times": times, **settings} for times, settings in zip((5, 5, 5, 1, 5, 1), _MEANS)]
 _STEPS = [{"rounds": rounds, "rate": rate, "lr": 0.5} for rounds in (10, 20, 40) for rate in (0.2, 0.5)]
-TRIES: dict[str, list[dict[str, Any]]] = {
+SEARCH: dict[str, list[dict[str, Any]]] = {
     "class_means": _MEANS, "sums": _SUMS, "shares": _SUMS, "FedAvg": _STEPS, "SCAFFOLD": _STEPS,
     "FedProx": grid(rounds=[20, 40], rate=[0.5], lr=[0.5], mu=[0.01, 0.1, 1.0]),
     "image_sgd": grid(rounds=[3], steps=[10, 20], lr=[0.03, 0.1, 0.3]),
@@ -99,19 +99,23 @@ def private_study(o: Any, images: Callable[..., Split]) -> Study:
     smoke, given, network = {"rounds": 2, "steps": 2}, PRESETS[o.preset], {"width": 16, "depth": 2}
     records = given.get("records")
 
-    def way(name: str, epsilon: float | None) -> Federated:
-        tries = TRIES[name] if o.preset != "smoke" else [{**TRIES[name][2], **smoke}]
-        return Federated(partial(method, name, epsilon, given["server_epochs"], records), search=tries, delta=DELTA)
+    def candidate(name: str, epsilon: float | None) -> Federated:
+        search = SEARCH[name] if o.preset != "smoke" else [{**SEARCH[name][2], **smoke}]
+        return Federated(partial(method, name, epsilon, given["server_epochs"], records), search=search, delta=DELTA)
 
     private = [] if o.dp == ["none"] else [*(name for name in o.dp if name != "none"), *ADDONS]
-    ways = {f"{TITLES.get(n, f'{n} with DP-SGD')}, epsilon {e:g}": way(n, e) for e in o.epsilon for n in private}
-    ways |= {name: way(name, None) for name in ["FedDM", *([] if private else ADDONS)]}
+    candidates = {
+        f"{TITLES.get(n, f'{n} with DP-SGD')}, epsilon {e:g}": candidate(n, e) for e in o.epsilon for n in private
+    }
+    candidates |= {name: candidate(name, None) for name in ["FedDM", *([] if private else ADDONS)]}
     dirichlet = partial(partition.dirichlet, clients=CLIENTS, alpha=0.1)
-    deal = dirichlet if o.split == "dirichlet" else partial(partition.iid, clients=CLIENTS)
+    assign = dirichlet if o.split == "dirichlet" else partial(partition.iid, clients=CLIENTS)
     read = partial(images, o.dataset, o.data, records)
-    task = Task(f"{o.dataset}-{o.split}", read, deal, factory_options=network)
+    task = Task(f"{o.dataset}-{o.split}", read, assign, factory_options=network)
     public = Task("public", partial(images, "usps", o.data, RECORDS["public"]), dirichlet, factory_options=network)
-    return Study(o.out, task, ways, seeds=o.seeds or given["seeds"], tune_on=None if o.preset == "smoke" else public)
+    return Study(
+        o.out, task, candidates, seeds=o.seeds or given["seeds"], tune_on=None if o.preset == "smoke" else public
+    )
 
 
 CLOSING = """\

@@ -18,10 +18,10 @@ from distillkit.data import partition
 from fl import FedDM, Method, RunFolder, simulate
 from fl.methods import FedLGD
 
-__all__ = ["feddm", "fedlgd", "seen_by_server"]
+__all__ = ["feddm", "fedlgd", "run_and_observe"]
 
 
-def seen_by_server(method: Method, clients: Sequence[LabeledImages], rounds: int, seed: int) -> tuple[nn.Module, Any]:
+def run_and_observe(method: Method, clients: Sequence[LabeledImages], rounds: int, seed: int) -> tuple[nn.Module, Any]:
     """Run a federated method.
 
     Returns:
@@ -36,7 +36,7 @@ def seen_by_server(method: Method, clients: Sequence[LabeledImages], rounds: int
     return run.models[""], [torch.cat(images) for images in seen.values() if images]
 
 
-def held(n: Numbers, data: LabeledImages, indices: Tensor) -> list[LabeledImages]:
+def client_data(n: Numbers, data: LabeledImages, indices: Tensor) -> list[LabeledImages]:
     """Return each client's records; a record belongs to the same client in all runs."""
     owners = partition.iid(data.labels, n["clients"], generator=0)
     return [data[part[torch.isin(part, indices)]] for part in owners]
@@ -44,16 +44,16 @@ def held(n: Numbers, data: LabeledImages, indices: Tensor) -> list[LabeledImages
 
 def feddm(n: Numbers, data: LabeledImages, indices: Tensor, seed: int, init: Start) -> dict[str, Scorer]:
     """Return scorers of FedDM's last model, and of the sets that its server received."""
-    clients = held(n, data, indices)
+    clients = client_data(n, data, indices)
     make = partial(
         FedDM, factory=convnet, ipc=n["ipc"] // 2, init=init, batch_real=32, rho=20.0, server_lr=0.03, server_batch=32
     )
     method = make(steps=n["round_steps"], server_epochs=n["server_epochs"])
-    network, sets = seen_by_server(method, clients, n["rounds"], seed)
+    network, sets = run_and_observe(method, clients, n["rounds"], seed)
     if init == "noise":
         return published(network, sets)
     still = make(steps=1, lr=1e-30, server_epochs=1)  # the same draws, and images that stay what they started from
-    return published(network, sets, torch.cat(seen_by_server(still, clients, n["rounds"], seed)[1]))
+    return published(network, sets, torch.cat(run_and_observe(still, clients, n["rounds"], seed)[1]))
 
 
 def fedlgd(n: Numbers, data: LabeledImages, indices: Tensor, seed: int) -> dict[str, Scorer]:
@@ -62,4 +62,4 @@ def fedlgd(n: Numbers, data: LabeledImages, indices: Tensor, seed: int) -> dict[
         factory=convnet, ipc=n["ipc"] // 2, anchors=2, selected=(1, 3), condense_steps=n["round_steps"],
         refine_steps=n["round_steps"], match_steps=n["round_steps"], epochs=n["local_epochs"], batch=32, lr=0.05,
     )  # fmt: skip
-    return published(*seen_by_server(method, held(n, data, indices), n["rounds"] + 1, seed))
+    return published(*run_and_observe(method, client_data(n, data, indices), n["rounds"] + 1, seed))

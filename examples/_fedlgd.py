@@ -37,11 +37,11 @@ AVERAGES = [{"domains": {name: f"{row[k][-1]:.1f}" for name, row in TABLE_1.item
 
 
 def digits(names: tuple[str, ...], root: str | None, size: int, train: int | None, test: int | None) -> Split:
-    """Digits of several sources, as many of each, in three channels normalised by 0.5 and 0.5 as in the release.
+    """Return equally many digits of several sources, in three channels normalised by 0.5 and 0.5 as in the release.
 
     Args:
         names: as `data.load` knows them, or `digits-m-like`, scikit-learn's digits over photographs.
-        root: where their files lie.
+        root: folder of the datasets.
         size: height and width.
         train, test: the most images of each source; None for as many as the smallest has.
     """
@@ -54,13 +54,13 @@ def digits(names: tuple[str, ...], root: str | None, size: int, train: int | Non
         else:
             read[name] = load(name, root=root, size=size, channels=3)
     joined = as_domains(read, size=size, channels=3, normalization=Normalization([0.5] * 3, [0.5] * 3))
-    return replace(joined, train=_even(joined.train, train), test=_even(joined.test, test))
+    return replace(joined, train=_balance(joined.train, train), test=_balance(joined.test, test))
 
 
-def _even(data: LabeledImages, most: int | None) -> LabeledImages:
-    held = partition.by_domain(data.columns["domain"])
-    size = min(most or len(data), *map(len, held))
-    return data[torch.cat(partition.cap_size(data.labels, held, size))]
+def _balance(data: LabeledImages, most: int | None) -> LabeledImages:
+    group = partition.by_domain(data.columns["domain"])
+    size = min(most or len(data), *map(len, group))
+    return data[torch.cat(partition.cap_size(data.labels, group, size))]
 
 
 def domain_table(records: Records, images: Split, ipc: int) -> list[Table]:
@@ -101,7 +101,7 @@ def _by_domain(record: Record, images: Split) -> dict[str, float]:
 
 
 def draw(records: Records, task: Task, images: Split, out: Path) -> None:
-    """Draw what clients have, condensed and not, what the server distilled of it, and how far clients are apart.
+    """Draw the clients' real and condensed images, the server's anchors, and the distances between clients.
 
     Args:
         records: of the study, whose first runs of FedAvg and FedLGD are shown.
@@ -113,16 +113,16 @@ def draw(records: Records, task: Task, images: Split, out: Path) -> None:
     clients = task.assign(images, seed).clients
     names = images.domains or [f"client {number}" for number in range(len(clients))]
     own = {name: client for name, client in zip(names, clients) if len(client)}
-    learnt = {name: _condensed(folders["FedLGD"], number) for number, name in enumerate(names) if name in own}
+    condensed = {name: _condensed(folders["FedLGD"], number) for number, name in enumerate(names) if name in own}
     anchors = load_run(folders["FedLGD"]).sets.get(Anchors.anchors.key)
-    sets = {f"{n}, {kind}": one for kind, held in (("real", own), ("condensed", learnt)) for n, one in held.items()}
+    sets = {f"{n}, {kind}": o for kind, group in (("real", own), ("condensed", condensed)) for n, o in group.items()}
     _grids({**sets, "anchors": anchors} if anchors else sets, len(own), out / "sets.png")
     some = {name: client[torch.arange(0, len(client), -(-len(client) // 60))] for name, client in own.items()}
-    ways = [way for way in ("FedAvg", "FedLGD, weight 0", "FedLGD") if way in folders]
-    figure, axes = subplots(None, len(ways), 5.6, 4.2)
-    for ax, way in zip(axes, ways):
-        plot.tsne(_embedded(folders[way], some), {n: c.labels for n, c in some.items()}, classes=images.classes, ax=ax)
-        ax.set_title(f"{way}: embeddings of the clients' images", fontsize=9)
+    methods = [name for name in ("FedAvg", "FedLGD, weight 0", "FedLGD") if name in folders]
+    figure, axes = subplots(None, len(methods), 5.6, 4.2)
+    for ax, name in zip(axes, methods):
+        plot.tsne(_embedded(folders[name], some), {n: c.labels for n, c in some.items()}, classes=images.classes, ax=ax)
+        ax.set_title(f"{name}: embeddings of the clients' images", fontsize=9)
     figure.savefig(out / "tsne.png", dpi=150, bbox_inches="tight")
     if len(own) > 1:
         first = {name: _condensed(folders["FedAvg"], number) for number, name in enumerate(names) if name in own}

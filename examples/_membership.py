@@ -12,7 +12,7 @@ from torch import Tensor
 from attacks import clopper_pearson
 from attacks.membership import SHADOW_ATTACKS, Attack, AttackResult, ShadowScores, Target, leave_one_out, lira
 
-__all__ = ["CHOICES", "FEW", "MODEL", "Line", "lines_of", "share"]
+__all__ = ["CHOICES", "FEW", "MODEL", "Line", "result_lines", "share"]
 
 Line = dict[str, Any]
 FEW = 16
@@ -57,7 +57,7 @@ def share(called: Tensor, of: Tensor) -> list[float]:
     return [mean, max(0.0, min(low, mean - half)), min(1.0, max(high, mean + half))]
 
 
-def lines_of(row: str, found: ShadowScores, facts: Line) -> list[Line]:
+def result_lines(row: str, found: ShadowScores, facts: Line) -> list[Line]:
     """Return the results of the attacks on the runs of one pipeline, one line per attack."""
 
     def line(kind: str, attack: str, result: AttackResult, **more: Any) -> Line:

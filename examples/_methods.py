@@ -1,7 +1,7 @@
-"""The ways of `methods.py`: every federated method, what it tries, and what it does not: its paper's default.
+"""Candidates of `methods.py`: every federated method with its searched settings; the others are its paper's defaults.
 
-Rates, weights and the like are tried, four of each; where a paper's numbers would make no sense in ten short rounds of
-digits (steps of a distillation, images of noise), they are smaller.
+Each method searches four configurations of rates and weights. Numbers that do not fit ten short rounds of digits (steps
+of a distillation, images of noise) are smaller than in the papers.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from fl import AddOn, FedAvg, FedDM, Method, Real, addons
 from fl.methods import FedLGD, FedProto, FedRep, SingleImage
 from fl.study import Federated
 
-__all__ = ["OWN", "PERSONAL", "VHL", "averaging", "ensemble", "ways"]
+__all__ = ["OWN", "PERSONAL", "VHL", "averaging", "candidates", "ensemble"]
 
 RATE, TWO, RATES = 0.2, [0.1, 0.3], grid(lr=[0.03, 0.1, 0.2, 0.3])
-"""Clients' rates: where they are not tried; beside another setting; and of ways that have no other setting."""
+"""Clients' rates: fixed, searched with another setting, and searched alone."""
 
 NOISE: Any = {"per_class": 50, "options": {"width": 16}}
 VHL = addons.VHL(**NOISE)
 
 OWN = "FedAvg, chosen by own tests"
 PERSONAL = ("Ditto", "Fine-tuned FedAvg", "FedRep", "FedProto", OWN)
-"""What ways are called that are judged by the clients' own tests, or how their names begin."""
+"""Names, or prefixes of names, of candidates that are evaluated on the clients' own tests."""
 
 
 def averaging(*parts: AddOn | Callable[..., AddOn], search: Any = RATES, **options: Any) -> Federated:
@@ -54,15 +54,15 @@ def single(share: float, steps: int, *also: AddOn) -> Federated:
     return Federated(make, search=grid(server_lr=[0.0005, 0.005], lr=[0.003, 0.01]))
 
 
-def two(way: Federated) -> Federated:
+def two(candidate: Federated) -> Federated:
     """Return a candidate with a network half as wide for every other client."""
 
     def make(factory: Any, **settings: Any) -> Any:
         networks = {"narrow": partial(factory, width=16), "wide": factory}
         assign = {client: ("narrow", "wide")[client % 2] for client in range(10)}
-        return way.make(factory=networks, assign=assign, **settings) if way.make else None
+        return candidate.make(factory=networks, assign=assign, **settings) if candidate.make else None
 
-    return replace(way, make=make)
+    return replace(candidate, make=make)
 
 
 def ensemble(server_lr: float, steps: int = 60) -> AddOn:
@@ -75,8 +75,8 @@ def adaptive(kind: Callable[..., AddOn]) -> Federated:
     return averaging(lambda server_lr: kind(lr=server_lr), search=grid(server_lr=[0.003, 0.01, 0.03, 0.1]))
 
 
-def ways(late: int, divisor: int) -> dict[str, Federated]:
-    """Every method by its name: the papers' first, then their variants.
+def candidates(late: int, divisor: int) -> dict[str, Federated]:
+    """Return every method by its name: the papers' first, then their variants.
 
     Args:
         late: the round in which FedCOG begins to generate: earlier, the global model is too poor to generate from.
@@ -137,4 +137,7 @@ def ways(late: int, divisor: int) -> dict[str, Federated]:
         "Single image, two architectures, rate 1": two(single(1.0, cut(60))),
         "FedDF, two architectures": two(averaging(partial(ensemble, steps=cut(60)), **fusion)),
     }
-    return {name: replace(way, rule="own") if name.startswith(PERSONAL) else way for name, way in found.items()}
+    return {
+        name: replace(candidate, rule="own") if name.startswith(PERSONAL) else candidate
+        for name, candidate in found.items()
+    }

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from _data import refuse_unread, require_data, root_or_pictures
+from _data import refuse_unused, require_data, root_or_pictures
 from _files import write_file
 from distillkit.study import Record, Records, Study, curves, pictures, sparkline, tuning_table
 
@@ -81,7 +81,7 @@ def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str] | None
             found.data, found.pictures = root_or_pictures(found.data)
         except FileNotFoundError as error:
             parser.error(f"argument --data: {error}")
-    refuse_unread(parser, words, "without pictures of your own in --data", *["--size"] * (found.pictures == []))
+    refuse_unused(parser, words, "without pictures of your own in --data", *["--size"] * (found.pictures == []))
     found.out = found.out or Path(f"{found.default_out}-{found.preset}")
     del found.default_out
     if found.device == "auto":
@@ -126,7 +126,7 @@ def run_study(
         print(claim, end="\n\n", flush=True)
     began = time.perf_counter()
 
-    def told(line: Mapping[str, Any]) -> None:
+    def show(line: Mapping[str, Any]) -> None:
         path = study.out / line["run"] / "history.jsonl"
         rows = [json.loads(row) for row in path.read_text().splitlines()] if path.exists() else []
         accuracies = [row["accuracy"] for row in rows if row.get("accuracy") is not None]
@@ -137,7 +137,7 @@ def run_study(
 
     print(f"{study!r}; for each run, as soon as it is done, accuracy by round (a full block is 100 %):", flush=True)
     searched = study.num_configurations > 1
-    records = study.run(processes=arguments.workers, device=arguments.device, trial=searched, on_run=told)
+    records = study.run(processes=arguments.workers, device=arguments.device, trial=searched, on_run=show)
     shown = Records(also) + records
     parts = [*tables(shown), *([claim] if claim else []), *([tuning_table(study.out)] if searched else [])]
     text = "\n\n".join(map(str, parts))

@@ -13,16 +13,16 @@ from distillkit.study import Candidate, Record, Records, Table, curves
 from fl import Entry
 from fl.engine.store import Store
 
-__all__ = ["ablation_curves", "beside", "chosen", "sets_sent"]
+__all__ = ["ablation_curves", "sets_sent", "settings_of", "with_paper"]
 
 
-def beside(table: Table, paper: Mapping[str, Mapping[str, str]], source: str) -> Table:
-    """A table with the paper's numbers in a column on the right, if it has a number for one of its rows.
+def with_paper(table: Table, paper: Mapping[str, Mapping[str, str]], source: str) -> Table:
+    """Return a table with a column of the paper's numbers, if the paper has one for any of its rows.
 
     Args:
-        table: with a row a task and way.
-        paper: the paper's accuracies in per cent by task and way, as it prints them.
-        source: which table of which paper, and what there differs from ours: printed below.
+        table: one row per task and candidate.
+        paper: the paper's accuracies in per cent, as printed, by task and candidate.
+        source: the paper's table, and its differences from this study; printed below.
     """
     if not any(row["method"] in paper.get(row["task"], {}) for row in table.rows):
         return table
@@ -30,16 +30,20 @@ def beside(table: Table, paper: Mapping[str, Mapping[str, str]], source: str) ->
     return replace(wide, notes=(*wide.notes, f"paper %: {source}"))
 
 
-def chosen(records: Records, ways: Mapping[str, Candidate], method: str, task: str) -> dict[str, Any]:
-    """The settings with which a way of a study ran on a task; before it has run, those of its first try.
+def settings_of(records: Records, candidates: Mapping[str, Candidate], method: str, task: str) -> dict[str, Any]:
+    """Return a candidate's settings on a task; before it has run, those of its first configuration.
 
     Args:
         records: of the study.
-        ways: of the study, by name.
-        method, task: the names of both.
+        candidates: of the study, by name.
+        method, task: names of the candidate and of the task.
     """
     found = next((r for r in records if (r.method, r.task) == (method, task)), None)
-    return {**ways[method].settings, **ways[method].search[0]} if found is None else dict(found.last("settings") or {})
+    return (
+        {**candidates[method].settings, **candidates[method].search[0]}
+        if found is None
+        else dict(found.last("settings") or {})
+    )
 
 
 def ablation_curves(records: Sequence[Record], main: Sequence[str], names: Sequence[str], path: Path) -> None:
@@ -51,13 +55,13 @@ def ablation_curves(records: Sequence[Record], main: Sequence[str], names: Seque
 
 
 def sets_sent(records: Sequence[Any], entry: Entry[LabeledImages], path: Path, *, per_class: int = 3) -> None:
-    """Draw the images that the server has after the last round, a panel a way: of its first finished run.
+    """Draw the images that the server has after the last round, one panel per candidate, from its first finished run.
 
     Args:
         records: of a study.
-        entry: under which a method keeps them, as `FedDM.images`; ways that have none are passed over.
-        path: of the picture; none is written where no way has any.
-        per_class: the most images of each class, of the first ten classes.
+        entry: of the method's state, such as `FedDM.images`; candidates without it are skipped.
+        path: of the picture; nothing is written if no candidate has images.
+        per_class: largest number of images of each of the first ten classes.
     """
     found: dict[str, LabeledImages] = {}
     for record in records:
@@ -66,8 +70,8 @@ def sets_sent(records: Sequence[Any], entry: Entry[LabeledImages], path: Path, *
             continue
         state = Store(Path(str(record.folder))).state()
         if entry in state:
-            held = state[entry]
-            found[name] = held[(held.labels < 10).nonzero().flatten()].replace(num_classes=min(10, held.num_classes))
+            kept = state[entry]
+            found[name] = kept[(kept.labels < 10).nonzero().flatten()].replace(num_classes=min(10, kept.num_classes))
     if not found:
         return
     figure, axes = subplots(None, len(found), 0.5 * per_class + 1.6, 5.6)

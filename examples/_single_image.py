@@ -82,7 +82,7 @@ def single(
     return SingleImage(image, *also, shared=given, lr=lr, **clients(preset, task, factory, mixed))
 
 
-def rival(preset: Mapping[str, Any], addon: Any, factory: Any, task: Task, lr: float, server_lr: float) -> Method:
+def baseline(preset: Mapping[str, Any], addon: Any, factory: Any, task: Task, lr: float, server_lr: float) -> Method:
     """Return FedAvg with the same clients; `addon` makes its add-on from the server's rate."""
     options = {
         "optimizer": "adam",
@@ -95,13 +95,15 @@ def rival(preset: Mapping[str, Any], addon: Any, factory: Any, task: Task, lr: f
 
 def headline(preset: Mapping[str, Any], image: Tensor) -> dict[str, Federated]:
     """Return candidates whose crops are selected by the global model, fixed, or drawn anew in every round."""
-    tries = grid(lr=preset["lr"], server_lr=preset["server_lr"])
+    search = grid(lr=preset["lr"], server_lr=preset["server_lr"])
     every = {"count": preset["keep"]}
     found = {
         name: partial(single, preset, image, shared, (), False) for name, shared in ((CHOSEN, {}), (NOTHING, every))
     }
-    ways = {name: Federated(make, tries) for name, make in found.items()}
-    return ways | {"Random selection": _like(preset, image, selection={"kmeans_share": 0.0, "strategy": "random"})}
+    candidates = {name: Federated(make, search) for name, make in found.items()}
+    return candidates | {
+        "Random selection": _like(preset, image, selection={"kmeans_share": 0.0, "strategy": "random"})
+    }
 
 
 def ablations(preset: Mapping[str, Any], image: Tensor, seeds: Any) -> dict[str, Federated]:
@@ -111,29 +113,29 @@ def ablations(preset: Mapping[str, Any], image: Tensor, seeds: Any) -> dict[str,
         preset, image: of the script.
         seeds: of the runs.
     """
-    way = partial(_like, preset, image)
+    candidate = partial(_like, preset, image)
     noise = torch.rand(image.shape, generator=derive(0, "image of noise"))
     fusion: Any = {"schedule": "constant", "gradient_norm": None, "rate": 0.2, "clip": 2.5, "batch": 32}
-    rivals: dict[str, Callable[[float], tuple[Any, ...]]] = {
+    baselines: dict[str, Callable[[float], tuple[Any, ...]]] = {
         "FedAvg": lambda server_lr: (), "FedProx": lambda server_lr: (FedProx(0.01),),
         "FedDF on pictures": lambda server_lr: (FedDF(steps=preset["steps"], lr=server_lr, **fusion),),
     }  # fmt: skip
     every, clusters = {"count": preset["keep"]}, preset["clusters"]
     found = {
-        "K-means": way(selection={"kmeans_share": 1.0, "clusters": clusters}),
-        "K-means and entropy": way(selection={"kmeans_share": 0.5, "clusters": clusters}),
-        "Surest kept": way(selection={"kmeans_share": 0.0, "strategy": "bottom"}),
-        "Crops as in the text": way(crops={"rotation": 35.0, "flip": 0.5}),
+        "K-means": candidate(selection={"kmeans_share": 1.0, "clusters": clusters}),
+        "K-means and entropy": candidate(selection={"kmeans_share": 0.5, "clusters": clusters}),
+        "Surest kept": candidate(selection={"kmeans_share": 0.0, "strategy": "bottom"}),
+        "Crops as in the text": candidate(crops={"rotation": 35.0, "flip": 0.5}),
         "Crops of noise": _like(preset, noise),
-        "Rate 1": way(rate=1.0),
-        "Rate 0.5": way(rate=0.5),
-        f"{NOTHING}, rate 1": way(rate=1.0, **every),
-        "With FedProx": way(also=(FedProx(0.01),)),
-        "Several networks": way(mixed=True),
-        f"Several networks, {NOTHING.lower()}": way(mixed=True, **every),
-        **{name: Federated(partial(rival, preset, addon), like=CHOSEN) for name, addon in rivals.items()},
+        "Rate 1": candidate(rate=1.0),
+        "Rate 0.5": candidate(rate=0.5),
+        f"{NOTHING}, rate 1": candidate(rate=1.0, **every),
+        "With FedProx": candidate(also=(FedProx(0.01),)),
+        "Several networks": candidate(mixed=True),
+        f"Several networks, {NOTHING.lower()}": candidate(mixed=True, **every),
+        **{name: Federated(partial(baseline, preset, addon), like=CHOSEN) for name, addon in baselines.items()},
     }
-    return {name: replace(way, seeds=seeds) for name, way in found.items()}
+    return {name: replace(candidate, seeds=seeds) for name, candidate in found.items()}
 
 
 def _like(preset: Mapping[str, Any], image: Tensor, *, also: Any = (), mixed: bool = False, **shared: Any) -> Federated:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import quickstart
-from _federated import seen_by_server
+from _federated import run_and_observe
 from attacks import clopper_pearson, roc
 from attacks.reporting.similarity import PSNR_LEVELS, closest_images, random_baseline
 from distillkit.networks import ConvNet
@@ -34,7 +34,7 @@ def demo(preset: str, seed: int) -> dict[str, Any]:
         factory=partial(ConvNet, (1, 16, 16), width=32, depth=2), ipc=10, batch_real=32, steps=small["steps"],
         server_batch=32, server_epochs=small["server_epochs"], **chosen,
     )  # fmt: skip
-    _, sets = seen_by_server(method, clients, small["rounds"], seed)
+    _, sets = run_and_observe(method, clients, small["rounds"], seed)
     decode = split.train.normalization.decode
     rounds, members, others = [decode(one).clamp(0, 1) for one in sets], split.train.pixels(), split.test.pixels()
     decibels = {

@@ -17,9 +17,9 @@ from fl import AddOn, ClientOptimizer, FedAvg
 from fl.addons import SCAFFOLD, VFA, VFTL, VHL, FedNova, FedProx, NaiveVHL
 from fl.study import Federated
 
-__all__ = ["BASES", "PAPER", "SOURCE", "TRIES", "images", "ways"]
+__all__ = ["BASES", "PAPER", "SEARCH", "SOURCE", "candidates", "images"]
 
-TRIES = {"FedAvg": grid(lr=[0.003, 0.01, 0.03, 0.1]), "FedAvg + VHL": grid(lr=[0.01, 0.03], calibration=[0.1, 1.0])}
+SEARCH = {"FedAvg": grid(lr=[0.003, 0.01, 0.03, 0.1]), "FedAvg + VHL": grid(lr=[0.01, 0.03], calibration=[0.1, 1.0])}
 BASES = ("FedProx", "SCAFFOLD", "FedNova")
 PAPER = {
     "fashionmnist": {
@@ -42,7 +42,7 @@ def images(name: str, root: str | None, size: int, channels: int | None, train: 
     return Split(split.train[rows[0]], split.test[rows[1]], split.classes)
 
 
-def ways(o: argparse.Namespace, last: str) -> dict[str, Federated]:
+def candidates(o: argparse.Namespace, last: str) -> dict[str, Federated]:
     """Return FedAvg with and without VHL, the other bases, and the parts of VHL on the `last` task."""
 
     def averaging(*parts: Callable[[float], AddOn], passes: int = 1, **fixed: Any) -> Callable[..., FedAvg]:
@@ -60,8 +60,8 @@ def ways(o: argparse.Namespace, last: str) -> dict[str, Federated]:
     def vhl(**options: Any) -> Callable[[float], AddOn]:
         return lambda calibration: VHL(**{"calibration": calibration, **o.noise, **options})
 
-    tries = {name: o.settled.get(name) or ([{"lr": o.lr}] if o.lr else tries) for name, tries in TRIES.items()}
-    found = {name: Federated(averaging(*([vhl()] if "VHL" in name else [])), tries[name]) for name in TRIES}
+    search = {name: o.settled.get(name) or ([{"lr": o.lr}] if o.lr else search) for name, search in SEARCH.items()}
+    found = {name: Federated(averaging(*([vhl()] if "VHL" in name else [])), search[name]) for name in SEARCH}
     if o.pair:
         return found
     one: dict[str, Any] = {"seeds": o.seeds[:1]}

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _data import refuse_unread
+from _data import refuse_unused
 from _options import command_line, number, parse_arguments, run_study
 from distillkit import LabeledImages, condense, data, plot
 from distillkit.augment import DIGITS, DSA, NATURAL
@@ -28,7 +28,7 @@ from distillkit.networks import RandomNetworks, build
 from distillkit.study import Condense, Study, Task, grid, summary_table
 from distillkit.training import Protocol, train
 
-TRIES: dict[str, list[dict[str, Any]]] = {
+SEARCH: dict[str, list[dict[str, Any]]] = {
     "herding": grid(epochs=[0, 4]), "k-center": grid(epochs=[0, 4]),
     "dm": grid(lr=[1.0, 3.0]), "dc": grid(lr=[0.1, 1.0]), "dsa": grid(lr=[0.1, 1.0]),
 }  # fmt: skip
@@ -54,11 +54,11 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = command_line(__doc__, out="runs/condense")
     add = parser.add_argument
     add("--dataset", help=f"one of {', '.join(data.NAMES)}; or a folder of pictures (class/picture.png), or an .npz")
-    add("--methods", nargs="+", choices=["random", *TRIES], default=["random", *TRIES])
+    add("--methods", nargs="+", choices=["random", *SEARCH], default=["random", *SEARCH])
     add("--network", default="convnet", help="what is trained on the set, and what DM and DC draw")
     add("--loops", type=number(1), nargs=2, metavar=("OUTER", "INNER"), help="DC and DSA; default: published for ipc")
     add("--longer", type=number(1), nargs=2, action="append", default=[], metavar=("EPOCHS", "BATCH"),
-        help="beside it, sets with the same settings, tested with one network trained for so long")  # fmt: skip
+        help="further sets with the same settings, each tested with one network trained for this long")  # fmt: skip
     add("--no-augment", action="store_true", help="train the networks that are tested without augmentation")
     add("--channels", type=int, choices=(1, 3))
     for name, text in WHOLE.items():
@@ -70,12 +70,12 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     reader = partial(data.load_folder if path.is_dir() else data.load_npz, path.resolve())
     named = partial(data.load, found.dataset, root=found.data)
     found.read = partial(reader if path.exists() else named, size=found.size, channels=found.channels)
-    unread = partial(refuse_unread, parser, words)
-    unread(f"with --dataset {found.dataset}", "--data", unless=found.dataset != "digits" and not path.exists())
-    unread("with a --network that is no convnet", "--width", "--depth", unless=found.network == "convnet")
-    unread("without dm in --methods", "--steps", unless="dm" in found.methods)
-    unread("without dc or dsa in --methods", "--iterations", "--loops", unless={"dc", "dsa"} & {*found.methods})
-    unread("without dm, dc or dsa in --methods", "--batch-real", unless={"dm", "dc", "dsa"} & {*found.methods})
+    unused = partial(refuse_unused, parser, words)
+    unused(f"with --dataset {found.dataset}", "--data", unless=found.dataset != "digits" and not path.exists())
+    unused("with a --network that is no convnet", "--width", "--depth", unless=found.network == "convnet")
+    unused("without dm in --methods", "--steps", unless="dm" in found.methods)
+    unused("without dc or dsa in --methods", "--iterations", "--loops", unless={"dc", "dsa"} & {*found.methods})
+    unused("without dm, dc or dsa in --methods", "--batch-real", unless={"dm", "dc", "dsa"} & {*found.methods})
     try:
         found.read()
     except (ValueError, FileNotFoundError) as error:
@@ -89,7 +89,7 @@ _TRAINED: dict[Any, Any] = {}
 
 
 def embedded(real: LabeledImages, *, choose: Choose, factory: Any, ipc: int, images: int | None, epochs: int) -> Any:
-    """Choose images in the embedding space of a network trained on the task; with 0 epochs in pixels."""
+    """Select images in the embedding space of a network trained on the task, or in pixels with 0 epochs."""
     if not epochs:
         return choose(real, ipc=ipc)
     key = (set_fingerprint(real.to("cpu")), images, epochs)
@@ -100,8 +100,8 @@ def embedded(real: LabeledImages, *, choose: Choose, factory: Any, ipc: int, ima
     return choose(real, ipc=ipc, network=_TRAINED[key])
 
 
-def ways(o: argparse.Namespace) -> dict[str, Condense]:
-    """The methods of the command line, with as many tries each."""
+def candidates(o: argparse.Namespace) -> dict[str, Condense]:
+    """Return the methods of the command line with their searches."""
     augment = DSA(DIGITS if Path(o.dataset).stem.lower() in ("mnist", "usps", "svhn", "digits") else NATURAL)
     ours = {"ipc": o.ipc, "batch_real": o.batch_real}
     gradient = {**ours, "iterations": o.iterations, "inner": condense.InnerTraining(loops=o.loops), "init": o.init}
@@ -118,8 +118,8 @@ def ways(o: argparse.Namespace) -> dict[str, Condense]:
         "dm": matched(distribution_matching, augment=augment, steps=o.steps, **ours),
         "dc": matched(gradient_matching, **gradient), "dsa": matched(gradient_matching, augment=augment, **gradient),
     }  # fmt: skip
-    tries = TRIES if o.preset == "cpu" else {n: [PUBLISHED.get(n, {"epochs": o.embedding_epochs})] for n in TRIES}
-    tuned = {name: tries[name] for name in o.methods if name in tries}
+    search = SEARCH if o.preset == "cpu" else {n: [PUBLISHED.get(n, {"epochs": o.embedding_epochs})] for n in SEARCH}
+    tuned = {name: search[name] for name in o.methods if name in search}
     like = {"random": next((name for name in ("dm", *tuned) if name in tuned), None)}  # there is nothing to try
     found = dict[str, Condense]()
     for name in o.methods:
@@ -137,7 +137,7 @@ def main(words: list[str] | None = None) -> None:
     options = {"width": o.width, "depth": o.depth} if o.network == "convnet" else {}
     name = re.sub(r"[^\w.-]+", "-", Path(o.dataset).stem.lower(), flags=re.ASCII)
     task = Task(name, o.read, factory=o.network, factory_options=options)
-    study = Study(o.out, task, ways(o), seeds=o.seeds)
+    study = Study(o.out, task, candidates(o), seeds=o.seeds)
     note = "Mean over the networks that were trained on each set; accuracy std is over these networks."
     columns = ["accuracy_std", "images", "cpu_seconds_condense", "cpu_seconds_test"]
     records = run_study(study, o, lambda found: [summary_table(found, columns=columns), note], by=(), sets=10)

@@ -1,14 +1,14 @@
-"""FedCOG beside the methods that it is put into: ten skewed clients, and what its late rounds add.
+"""FedCOG compared with the methods that it extends, on ten skewed clients.
 
     python examples/fedcog.py --preset smoke
     python examples/fedcog.py --data DATA
     python examples/fedcog.py --data north south west
     python examples/fedcog.py --preset paper --data DATA --rounds 1 --steps 10 --out runs/fedcog-one-round
 
-Up to its first round FedCOG is the method that it is put into, bit by bit. From then on each client also learns, from
-the global model, on images that this model takes for the classes that the client lacks. What runs, and the paper's
-numbers, stand in `_fedcog.py`. The generated images never leave a client: `generated.png` shows what anybody who holds
-the last global model can make of it.
+Before its first round FedCOG equals the method that it extends, bit by bit. From then on each client also distils the
+global model on images generated from it for the classes that the client lacks. `_fedcog.py` has the candidates and the
+paper's numbers. The generated images never leave a client: `generated.png` shows images that anybody can generate from
+the last global model.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
-from _data import own_task, refuse_unread, some_images
+from _data import load_subset, own_task, refuse_unused
 from _fedcog import BASES, PAPER, SOURCE, SPACES, ablations, pair
 from _options import command_line, number, parse_arguments, run_study
-from _paper import ablation_curves, beside
+from _paper import ablation_curves, with_paper
 from distillkit import LabeledImages, plot
 from distillkit.data import partition
 from distillkit.generate import invert
@@ -52,18 +52,18 @@ rate, untuned."""
 def tasks(o: Any, rounds: int) -> list[Task]:
     """NIID-1 and NIID-2 of each data set; a tenth of the training images for own tests, one for the server's."""
     options: Any = {"factory": "simple_cnn", "rounds": rounds, "own_tests": 0.1, "server_share": 0.1}
-    deals = {
+    assigns = {
         "dirichlet": partial(partition.dirichlet, clients=10, alpha=0.1),
         "two-classes": partial(partition.class_clusters, clients=10, k=2),
     }
     if o.pictures:
-        return [own_task(o, partition=deals["dirichlet"], **options)]
+        return [own_task(o, partition=assigns["dirichlet"], **options)]
     names = ["digits"] if o.preset == "smoke" else o.datasets
     data = {
-        name: partial(some_images, name, o.data, RECORDS[o.preset], SIZE.get(name), SPACES.get(name)) for name in names
+        name: partial(load_subset, name, o.data, RECORDS[o.preset], SIZE.get(name), SPACES.get(name)) for name in names
     }
-    wanted = [f"{name}-{kind}" for name in names for kind in deals if f"{name}-{kind}" not in LEFT_OUT[o.preset]]
-    return [Task(name, data[name.split("-")[0]], deals[name.split("-", 1)[1]], **options) for name in wanted]
+    wanted = [f"{name}-{kind}" for name in names for kind in assigns if f"{name}-{kind}" not in LEFT_OUT[o.preset]]
+    return [Task(name, data[name.split("-")[0]], assigns[name.split("-", 1)[1]], **options) for name in wanted]
 
 
 def tables(records: Records, late: int, headline: Sequence[str]) -> list[Table]:
@@ -73,9 +73,9 @@ def tables(records: Records, late: int, headline: Sequence[str]) -> list[Table]:
     main = [record for record in found if record.method in headline]
     tried = {record.task for record in found if record.method not in headline}
     rest = [record for record in found if record.seed == found[0].seed and record.task in tried]
-    parts = [beside(summary_table(main, columns=columns), PAPER, SOURCE)]
+    parts = [with_paper(summary_table(main, columns=columns), PAPER, SOURCE)]
     parts += [paired_differences(main, "FedAvg", column=column) for column in ("accuracy_late", "accuracy_last")]
-    return parts + ([beside(summary_table(rest, columns=columns), PAPER, SOURCE)] if rest else [])
+    return parts + ([with_paper(summary_table(rest, columns=columns), PAPER, SOURCE)] if rest else [])
 
 
 def generated(record: Record, train: LabeledImages, path: Any) -> None:
@@ -90,29 +90,29 @@ def main(words: list[str] | None = None) -> None:
     """Run the example."""
     parser = command_line(__doc__, out="runs/fedcog", pictures=True)
     add = parser.add_argument
-    add("--datasets", nargs="+", choices=[*SPACES], default=[*SPACES], help="which of the paper's")
-    add("--headline", action="store_true", help="FedAvg and FedCOG alone, no other base and no ablation")
+    add("--datasets", nargs="+", choices=[*SPACES], default=[*SPACES], help="datasets of the paper")
+    add("--headline", action="store_true", help="only FedAvg and FedCOG, without other bases and ablations")
     add("--rounds", type=number(1), default=None, help="of a run, FedCOG's first among them; default: the preset's")
     add("--steps", type=number(1), default=None, help="of each phase; default: the preset's")
     o = parse_arguments(parser, words)
-    refuse_unread(parser, words, "with pictures of your own in --data", "--datasets", unless=not o.pictures)
+    refuse_unused(parser, words, "with pictures of your own in --data", "--datasets", unless=not o.pictures)
     p = PRESETS[o.preset] | ({"rounds": o.rounds} if o.rounds else {})
     p |= {"start": min(p["start"], p["rounds"])} | ({"steps": o.steps, "generation": o.steps} if o.steps else {})
     compared, seeds = tasks(o, p["rounds"]), o.seeds or ([0] if o.preset == "smoke" else [0, 1, 2])
     p |= {"augment": o.preset == "paper"}
-    ways = pair(p)
-    headline = list(ways)
+    candidates = pair(p)
+    headline = list(candidates)
     if not o.headline:
         named = [task.name for task in compared]
-        ways |= ablations(p, [n for n in named if n.endswith("dirichlet")] or named, seeds[:1])
-    study = Study(o.out, compared, ways, seeds=seeds)
+        candidates |= ablations(p, [n for n in named if n.endswith("dirichlet")] or named, seeds[:1])
+    study = Study(o.out, compared, candidates, seeds=seeds)
     rounds = p["rounds"] - p["start"] + 1
     records = run_study(study, o, lambda found: tables(found, rounds, headline), by=(), claim=CLAIM)
     main = [record for record in records if record.method in headline]
     for by in ("round", "bytes_up", "client_seconds"):
         curves(main, by=by).savefig(study.out / f"accuracy_by_{by}.png", dpi=150)
-    bases = [name for name in ways if name in BASES or " + " in name][1:]
-    parts = [name for name in ways if name.startswith("FedCOG") and "tuned" not in name][1:]
+    bases = [name for name in candidates if name in BASES or " + " in name][1:]
+    parts = [name for name in candidates if name.startswith("FedCOG") and "tuned" not in name][1:]
     ablation_curves(records, headline, bases, study.out / "bases_by_round.png")
     ablation_curves(records, headline, parts, study.out / "parts_by_round.png")
     last = [record for record in main if record.method == "FedCOG"][-1]

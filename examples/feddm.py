@@ -20,11 +20,11 @@ from typing import Any
 
 import torch
 
-from _data import own_task, refuse_unread, require_data
-from _feddm import COSTS, PAPER, PRESETS, SOURCE, claimed, further
+from _data import own_task, refuse_unused, require_data
+from _feddm import COSTS, PAPER, PRESETS, SOURCE, ablations, headline
 from _feddm_private import CLIENTS, CLOSING, DATASETS, DELTA, TITLES, private_study
 from _options import command_line, number, parse_arguments, run_study
-from _paper import beside, chosen, sets_sent
+from _paper import sets_sent, settings_of, with_paper
 from distillkit import Normalization
 from distillkit.data import Split, load, partition
 from distillkit.rng import derive
@@ -61,7 +61,7 @@ def part(name: str, root: Path | None, count: int | None) -> Split:
     return Split(split.train[rows[0][:count]], split.test[rows[1][:2000]], split.classes)
 
 
-def dealt(text: str) -> str:
+def parse_split(text: str) -> str:
     """Parse a split: "iid", the alpha of a Dirichlet, or "dirichlet" for 0.1."""
     if text not in ("iid", "dirichlet") and not 0 < float(text) < float("inf"):
         raise argparse.ArgumentTypeError(f"must be iid, dirichlet or an alpha above 0, got {text}")
@@ -73,24 +73,24 @@ def arguments(words: list[str] | None) -> Any:
     parser = command_line(__doc__, out="runs/feddm", pictures=True)
     add = parser.add_argument
     add("--dataset", nargs="+", choices=["digits", "mnist", "fashionmnist", "cifar10"], help="default: the preset's")
-    add("--split", type=dealt, nargs="+", help="iid or a Dirichlet's alpha, first the claim's; dirichlet: 0.1")
-    add("--only", choices=["claim"], help="of the two studies of each dataset")
-    add("--tries", type=number(1), help="settings that each way tries, at most; default: the preset's")
+    add("--split", type=parse_split, nargs="+", help="iid or a Dirichlet's alpha, first the claim's; dirichlet: 0.1")
+    add("--only", choices=["claim"], help="run only the first study of each dataset")
+    add("--tries", type=number(1), help="largest search of each candidate; default: the preset's")
     add("--rounds", type=number(1), help="default: the preset's")
-    add("--steps", type=number(1), help="at most so many in each phase, and epochs on the server, to try a preset")
-    add("--dp", nargs="+", choices=["none", *TITLES], help="instead: how FedDM's clients are private")
-    add("--epsilon", type=float, nargs="+", default=[8.0], help="with --dp: of the whole run, for every private row")
+    add("--steps", type=number(1), help="limit on the steps of each phase and on the server's epochs")
+    add("--dp", nargs="+", choices=["none", *TITLES], help="run the private study with these mechanisms")
+    add("--epsilon", type=float, nargs="+", default=[8.0], help="with --dp: epsilon of the whole run")
     o = parse_arguments(parser, words)
-    refuse_unread(parser, words, "without --dp", "--epsilon", unless=o.dp)
+    refuse_unused(parser, words, "without --dp", "--epsilon", unless=o.dp)
     if o.dp:
-        refuse_unread(parser, words, "with --dp", "--only", "--tries", "--rounds", "--steps")
+        refuse_unused(parser, words, "with --dp", "--only", "--tries", "--rounds", "--steps")
         [name, *more], [how, *others] = o.dataset or ["digits"], o.split or ["dirichlet"]
         if o.pictures or more or others or name not in DATASETS or how not in ("dirichlet", "iid"):
             got = f"{' and '.join([name, *more])} by {' and '.join([how, *others])}"
             parser.error(f"--dp is for {', '.join(DATASETS)} by dirichlet or iid, one of each, got {got}")
         o.dataset, o.split = name, how
         return o
-    refuse_unread(parser, words, "with these pictures in --data", *["--dataset", "--split"][: len(o.pictures)])
+    refuse_unused(parser, words, "with these pictures in --data", *["--dataset", "--split"][: len(o.pictures)])
     o.few, o.steps = o.steps, None
     for name, value in {"seeds": [0, 1, 2], **PRESETS[o.preset]}.items():
         setattr(o, name, value if getattr(o, name, None) is None else getattr(o, name))
@@ -101,11 +101,11 @@ def tasks_of(o: Any, dataset: str) -> list[Task]:
     """Return a dataset with each of the splits, or the user's own folders as clients."""
     made = []
     for how in o.split[: 1 if len(o.pictures) > 1 else None]:
-        title, deal = "iid", partial(partition.iid, clients=CLIENTS)
+        title, assign = "iid", partial(partition.iid, clients=CLIENTS)
         if how != "iid":
             alpha = 0.1 if how == "dirichlet" else float(how)
-            title, deal = f"dirichlet{alpha:g}", partial(partition.dirichlet, clients=CLIENTS, alpha=alpha)
-        options = {"partition": deal, "rounds": o.rounds, "factory_options": o.network}
+            title, assign = f"dirichlet{alpha:g}", partial(partition.dirichlet, clients=CLIENTS, alpha=alpha)
+        options = {"partition": assign, "rounds": o.rounds, "factory_options": o.network}
         if o.pictures:
             task = own_task(o, **options)
             made.append(task if len(o.pictures) > 1 else replace(task, name=f"{task.name}-{title}"))
@@ -121,11 +121,11 @@ def main(words: list[str] | None = None) -> None:
         columns = ["relation", "rounds", "bytes_up", "client_seconds"]
         run_study(private_study(o, images), o, lambda found: [summary_table(found, columns=columns), CLOSING])
         return
-    ways, drawn = claimed(o), dict[str, Any]({"by": ("round", "bytes", "client_seconds"), "ends": False})
+    candidates, drawn = headline(o), dict[str, Any]({"by": ("round", "bytes", "client_seconds"), "ends": False})
     every = {name: tasks_of(o, name) for name in (["own"] if o.pictures else o.dataset)}
     require_data(task for tasks in every.values() for task in tasks)
     for name, tasks in every.items():
-        study = Study(o.out / name, tasks[0], ways, seeds=o.seeds)
+        study = Study(o.out / name, tasks[0], candidates, seeds=o.seeds)
         found = run_study(
             study, o, lambda ours: [table(ours), paired_differences(ours), paired_differences(ours, "Real")],
             claim=CLAIM, **drawn,
@@ -133,8 +133,8 @@ def main(words: list[str] | None = None) -> None:
         sets_sent(found, FedDM.images, study.out / "images_sent.png")
         if o.only == "claim":
             continue
-        averaged, matched = (chosen(found, ways, method, tasks[0].name) for method in ("FedAvg", "FedDM"))
-        more = further(o, [task.name for task in tasks], averaged, matched)
+        averaged, matched = (settings_of(found, candidates, method, tasks[0].name) for method in ("FedAvg", "FedDM"))
+        more = ablations(o, [task.name for task in tasks], averaged, matched)
         study = Study(o.out / f"{name}-more", tasks, more, seeds=o.seeds[:1])
         first = [record for record in found if record.seed == o.seeds[0]]
         found = run_study(study, o, lambda all_of_it: [table(all_of_it)], also=first, claim=MORE, **drawn)
@@ -143,7 +143,7 @@ def main(words: list[str] | None = None) -> None:
 
 def table(records: Records) -> Any:
     """Return the accuracy and cost of each candidate, with the paper's numbers."""
-    return beside(summary_table(records, columns=COSTS), PAPER, SOURCE)
+    return with_paper(summary_table(records, columns=COSTS), PAPER, SOURCE)
 
 
 if __name__ == "__main__":

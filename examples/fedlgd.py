@@ -3,10 +3,10 @@
     python examples/fedlgd.py --preset smoke               # 8x8 digits, these over photographs, digits of fonts
     python examples/fedlgd.py --data ROOT                  # MNIST, USPS, MNIST-M, digits of fonts: hours
     python examples/fedlgd.py --preset paper --data ROOT   # Table 1 of the paper, on a GPU
-    python examples/fedlgd.py --data north south west      # your own pictures, a client a folder
+    python examples/fedlgd.py --data north south west      # your own pictures, one folder per client
 
-Huang et al., "Federated learning on virtual heterogeneous data with local-global dataset distillation", TMLR 2024. All
-ways but those called otherwise train on sets that are condensed from each client's images, as those of Table 1 do.
+Huang et al., "Federated learning on virtual heterogeneous data with local-global dataset distillation", TMLR 2024. As
+in Table 1, candidates train on sets condensed from each client's images, unless their names say otherwise.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-from _data import own_task, refuse_unread
+from _data import own_task, refuse_unused
 from _fedlgd import AVERAGES, DOMAINS, digits, domain_table, draw
 from _options import command_line, number, parse_arguments, run_study
-from _paper import beside
+from _paper import with_paper
 from distillkit.augment import DIGITS, DSA, NATURAL
 from distillkit.data import partition
 from distillkit.study import Records, Study, Task, curves, grid, paired_differences, summary_table
@@ -31,7 +31,7 @@ from fl.study import Federated
 CLAIM = """\
 To be tested: on condensed data of clients with different kinds of digits FedLGD is, after the last round, better than
 FedAvg and better than VHL (paper, Table 1, 10 images a class: 80.6, 75.9, 78.5 %). There are as many tests of every
-domain, so accuracy is the domains' mean. Each way had four tries on images held out, but with the preset `paper`. The
+domain, so accuracy is the domains' mean. Each method had four tries on held-out images, but not with `paper`. The
 ablations are of one seed, with the settings of FedLGD or FedAvg, and differ from it in what their name says. Other than
 in the paper are with `cpu`: which digits, 2,000 images a client, 16x16 pixels, a ConvNet of two blocks of 32, 60 rounds
 in place of 100, 100 steps of the first condensation in place of 10,000, 10 and 100 later in place of 100 and 500."""
@@ -49,7 +49,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "batch_real": 256, "noise": {}, "other_ipc": [10]},
 }  # fmt: skip
 RATES, TWO = [0.03, 0.1, 0.3, 1.0], [0.1, 0.3]
-TRIES: dict[str, list[dict[str, Any]]] = {
+SEARCH: dict[str, list[dict[str, Any]]] = {
     "FedAvg": grid(lr=RATES), "FedProx": grid(lr=TWO, mu=[0.01, 0.1]), "FedNova": grid(lr=RATES),
     "SCAFFOLD": grid(lr=RATES), "VHL": grid(lr=TWO, calibration=[0.1, 1.0]), "FedLGD": grid(lr=TWO, weight=[1.0, 10.0]),
 }  # fmt: skip
@@ -61,8 +61,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 """Of the preset `paper`, beside the rate 0.01: sections 5.1 and 5.5; of FedProx as released."""
 
 
-def ways(o: argparse.Namespace) -> dict[str, Federated]:
-    """The ways of Table 1 with their tries, and the ablations of one seed that differ from one of them in one thing."""
+def candidates(o: argparse.Namespace) -> dict[str, Federated]:
+    """Return the methods of Table 1 with their search, and ablations of one seed, each with one change."""
     augment = DSA(NATURAL if o.pictures else DIGITS)
     sizes = {"steps": o.condense, "batch_real": o.batch_real, "augment": augment, "refine_steps": 0}
 
@@ -80,9 +80,9 @@ def ways(o: argparse.Namespace) -> dict[str, Federated]:
     }  # fmt: skip
     own: dict[str, Any] = {"ipc": o.ipc, "anchors": o.anchors, "batch": 32, "batch_real": o.batch_real}
     own |= {"condense_steps": o.condense, "refine_steps": o.refine, "match_steps": o.match, "augment": augment}
-    tries = {n: t if o.preset == "cpu" else [{"lr": 0.01 if o.preset == "paper" else 0.1, **PUBLISHED.get(n, {})}]
-             for n, t in TRIES.items()}  # fmt: skip
-    found = {n: Federated(m, tries[n], own if n == "FedLGD" else {}) for n, m in makes.items()}
+    search = {n: t if o.preset == "cpu" else [{"lr": 0.01 if o.preset == "paper" else 0.1, **PUBLISHED.get(n, {})}]
+             for n, t in SEARCH.items()}  # fmt: skip
+    found = {n: Federated(m, search[n], own if n == "FedLGD" else {}) for n, m in makes.items()}
 
     def fedlgd(**settings: Any) -> Federated:
         return Federated(FedLGD, settings={**own, **settings}, like="FedLGD", seeds=o.seeds[:1])
@@ -124,25 +124,25 @@ def main(words: list[str] | None = None) -> None:
     add("--domains", nargs="+", metavar="NAME", help="sources of digits, a client each; default: the preset's")
     add("--ipc", type=number(1), help="condensed images of each class; default: the preset's")
     add("--rounds", type=number(1), help="default: the preset's")
-    add("--steps", type=number(1), help="at most so many in each condensation, refinement and matching")
-    add("--no-ablations", action="store_true", help="only the ways of Table 1")
+    add("--steps", type=number(1), help="limit on the steps of each condensation, refinement and matching")
+    add("--no-ablations", action="store_true", help="only the methods of Table 1")
     o = parse_arguments(parser, words)
-    refuse_unread(parser, words, "with pictures of your own in --data", "--domains", unless=not o.pictures)
+    refuse_unused(parser, words, "with pictures of your own in --data", "--domains", unless=not o.pictures)
     for name, value in PRESETS[o.preset].items():
         most = o.steps if name in ("condense", "refine", "match") else None
         setattr(o, name, getattr(o, name, None) or (min(value, most) if most else value))
-    study = Study(o.out, asked := task(o), ways(o), seeds=o.seeds)
+    study = Study(o.out, asked := task(o), candidates(o), seeds=o.seeds)
     images = cache(asked.load)
     source = "Table 1, ConvNet, average of five domains with 10 images a class (50 where ours are 50)."
 
     def tables(records: Records) -> list[object]:
         table = summary_table(records, columns=["bytes_up", "bytes_down", "client_seconds"])
-        against = [paired_differences([r for r in records if r.method in TRIES], base) for base in ("FedAvg", "VHL")]
-        return [beside(table, AVERAGES[o.ipc == 50], source), *against, *domain_table(records, images(), o.ipc)]
+        against = [paired_differences([r for r in records if r.method in SEARCH], base) for base in ("FedAvg", "VHL")]
+        return [with_paper(table, AVERAGES[o.ipc == 50], source), *against, *domain_table(records, images(), o.ipc)]
 
     records = run_study(study, o, tables, by=(), claim=CLAIM)
     for by in ("round", "bytes_down", "client_seconds"):
-        curves([r for r in records if r.method in TRIES], by=by).savefig(study.out / f"accuracy_by_{by}.png", dpi=150)
+        curves([r for r in records if r.method in SEARCH], by=by).savefig(study.out / f"accuracy_by_{by}.png", dpi=150)
     draw(records, asked, images(), study.out)
 
 

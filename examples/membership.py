@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from _data import refuse_data, refuse_unread
+from _data import refuse_data, refuse_unused
 from _files import current_commit, write_file
-from _membership import Line, lines_of
+from _membership import Line, result_lines
 from _membership_tables import TABLES, table
 from _options import command_line, number, parse_arguments
 from _pipelines import NUMBERS, ROWS, pipeline
@@ -65,7 +65,7 @@ def run(row: str, o: Any, seed: int, facts: Line) -> list[Line]:
         facts |= {"cpu_seconds": cost(folder, row, o.preset, o.shadows, seed), "shadows": o.shadows}
         place: Any = "threads" if o.workers == 1 else "processes"
         found = run_shadows(pipeline(row, o.preset), o.shadows, out=folder, seed=seed, workers=o.workers, backend=place)
-        lines = lines_of(row, found, {**facts, "numbers": numbers})
+        lines = result_lines(row, found, {**facts, "numbers": numbers})
     write(kept, lines)
     return lines
 
@@ -86,7 +86,7 @@ def main(words: Sequence[str] | None = None) -> None:
     [seed], o.shadows = o.seeds or [0], o.shadows or SHADOWS[o.preset]
     if o.shadows % 2:
         parser.error(f"--shadows must be even because they come in pairs of complements, got {o.shadows}")
-    refuse_unread(parser, words, f"with --rows {TRANSCRIPT} alone", "--shadows", unless={*o.rows} - {TRANSCRIPT})
+    refuse_unused(parser, words, f"with --rows {TRANSCRIPT} alone", "--shadows", unless={*o.rows} - {TRANSCRIPT})
     torch.set_num_threads(1)
     if o.estimate:
         each = {row: cost(o.out / row, row, o.preset, o.shadows, seed) for row in o.rows if row != TRANSCRIPT}

@@ -1,9 +1,9 @@
 """Every federated method on the same ten clients: handwritten digits under Dirichlet(0.1), one table.
 
 Run `python examples/methods.py --help`. Each client keeps a fifth of its digits for its own tests; a seventh of the
-training images stays with the server, for the methods that need images there (nobody else sees them). Every way tries
-four settings on images held out; `_methods.py` says which. Ways for a global model are chosen by it; personal ones by
-the clients' own tests, and so is a second FedAvg, against which they are held.
+training images stays with the server, for the methods that need images there (nobody else sees them). Every candidate
+searches four configurations on held-out images; `_methods.py` lists them. The search evaluates the global model, or the
+clients' own tests for personal methods and for a second FedAvg, their baseline.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from _data import refuse_data
-from _methods import OWN, PERSONAL, VHL, averaging, ensemble, ways
+from _methods import OWN, PERSONAL, VHL, averaging, candidates, ensemble
 from _options import command_line, parse_arguments, run_study
 from distillkit.data import load, partition
 from distillkit.study import Records, Study, Table, Task, paired_differences, summary_table
@@ -44,8 +44,8 @@ def task(rounds: int) -> Task:
 def controls() -> dict[str, Federated]:
     """Return control candidates, each of which differs in one setting from the candidate that it copies."""
 
-    def like(name: str, way: Federated, **settings: Any) -> Federated:
-        return replace(way, like=name, search=({},), settings=settings)
+    def like(name: str, candidate: Federated, **settings: Any) -> Federated:
+        return replace(candidate, like=name, search=({},), settings=settings)
 
     scaffold, proto = SCAFFOLD(), Federated(FedProto)
     return {
@@ -80,20 +80,20 @@ def kind(name: str) -> tuple[bool, bool]:
 def main() -> None:
     """Run the example."""
     parser = command_line((__doc__ or "").splitlines()[0], out="runs/methods", presets=tuple(PRESETS))
-    parser.add_argument("--methods", nargs="+", default=None, metavar="NAME", help="only these, beside FedAvg")
-    parser.add_argument("--controls", action="store_true", help="also what tells a method from an accident")
+    parser.add_argument("--methods", nargs="+", default=None, metavar="NAME", help="only these methods and FedAvg")
+    parser.add_argument("--controls", action="store_true", help="also run the control candidates")
     arguments = parse_arguments(parser)
     refuse_data(parser, arguments)
     preset = PRESETS[arguments.preset]
-    usual, further = ways(preset["late"], preset["divisor"]), controls()
+    usual, further = candidates(preset["late"], preset["divisor"]), controls()
     found = {**usual, **further}
     if unknown := sorted(set(arguments.methods or ()) - set(found)):
         parser.error(f"--methods must be among {'; '.join(found)}; got {'; '.join(unknown)}")
     wanted = {"FedAvg", OWN, *(arguments.methods or usual), *(further if arguments.controls else ())}
     wanted |= {str(found[name].like) for name in wanted if found[name].like}
-    compared = {name: way for name, way in found.items() if name in wanted}
+    compared = {name: candidate for name, candidate in found.items() if name in wanted}
     if arguments.preset == "smoke":
-        compared = {name: replace(way, search=way.search[:1]) for name, way in compared.items()}
+        compared = {name: replace(candidate, search=candidate.search[:1]) for name, candidate in compared.items()}
     study = Study(arguments.out, task(preset["rounds"]), compared, seeds=arguments.seeds or preset["seeds"])
     run_study(study, arguments, tables, by=())
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from _data import refuse_data, refuse_unread
+from _data import refuse_data, refuse_unused
 from _options import command_line, number, parse_arguments
 from attacks import Report, report
 from attacks.membership import Pipeline, Scorer, model_scorer
@@ -55,14 +55,14 @@ def private(factory: Any, rounds: int, epsilon: float, steps: int, num_networks:
     return PrivateFedDM(factory=factory, sigma=sigma, sigma_sizes=sizes, **options)
 
 
-def made(options: Any, seed: int) -> Path:
+def make_run(options: Any, seed: int) -> Path:
     """Make the run of one seed as a study of one candidate, so that its folder allows repeating it."""
-    deal = partial(partition.dirichlet, **(MANY if options.method == "FedAvg" else FEW))
+    assign = partial(partition.dirichlet, **(MANY if options.method == "FedAvg" else FEW))
     network = {"width": 32, "depth": 2}
     digits = partial(load, "digits", size=16)
-    task = Task("digits", digits, deal, factory_options=network, rounds=options.rounds)
+    task = Task("digits", digits, assign, factory_options=network, rounds=options.rounds)
     sizes = {"ipc": 10, "batch_real": 32, "steps": options.steps, "init": options.init, "rho": 20.0, **SERVER}
-    ways = {
+    candidates = {
         "FedDM": Federated(FedDM, settings=sizes, transcript=True),
         "FedAvg": Federated(FedAvg, settings={"batch": 32, "lr": 0.1}, transcript=True),
         "private": Federated(
@@ -70,7 +70,7 @@ def made(options: Any, seed: int) -> Path:
             transcript=True,
         ),
     }  # fmt: skip
-    study = Study(options.out, task, {options.method: ways[options.method]}, seeds=[seed])
+    study = Study(options.out, task, {options.method: candidates[options.method]}, seeds=[seed])
     if options.estimate:
         print(f"{study.estimate(device=options.device)}\nEach of {options.shadows} shadows takes as long.")
         raise SystemExit
@@ -78,7 +78,7 @@ def made(options: Any, seed: int) -> Path:
     return Path(str(record.folder))
 
 
-def again(folder: Path, split: Split, indices: Tensor, seed: int) -> dict[str, Scorer]:
+def repeat_run(folder: Path, split: Split, indices: Tensor, seed: int) -> dict[str, Scorer]:
     """Repeat the whole run for one shadow, with only the records among `indices`."""
     shadow = repeat(folder, keep=indices, seed=seed, data=split, progress=False)
     return {"model": model_scorer(shadow.models[""])}
@@ -91,7 +91,7 @@ def raw(folder: Path, split: Split, indices: Tensor, seed: int) -> dict[str, Sco
     return {"model": model_scorer(network)}
 
 
-def reported(folder: Path, options: Any) -> Report:
+def write_report(folder: Path, options: Any) -> Report:
     """Write the report of a run, with everything that its folder provides."""
     if not (folder / "config.json").is_file():
         return report(folder)  # which refuses it, and says what a run is
@@ -104,7 +104,7 @@ def reported(folder: Path, options: Any) -> Report:
 
     given: dict[str, Any] = {"workers": options.workers}
     if options.shadows:
-        given |= {"pipeline": pipeline(again), "baselines": {"model on raw data": pipeline(raw)}}
+        given |= {"pipeline": pipeline(repeat_run), "baselines": {"model on raw data": pipeline(raw)}}
     return report(
         folder, members=split.train, non_members=split.test, network=run.models[""],
         invert=Inversion(owners=run.assign(split).owners), shadows=options.shadows or 8, **given,
@@ -124,9 +124,9 @@ def main(words: Sequence[str] | None = None) -> list[Report]:
     add("--shadows", type=number(0), default=None, help="repetitions on halves of the records; default: the preset's")
     options = parse_arguments(parser, words)
     refuse_data(parser, options)
-    unread = ("--method", "--init", "--rounds", "--steps", "--seeds", "--out", "--device", "--estimate")
-    refuse_unread(parser, words, "with --run", *unread, unless=not options.run)
-    refuse_unread(parser, words, f"with --method {options.method}", "--init", unless=options.method == "FedDM")
+    unused = ("--method", "--init", "--rounds", "--steps", "--seeds", "--out", "--device", "--estimate")
+    refuse_unused(parser, words, "with --run", *unused, unless=not options.run)
+    refuse_unused(parser, words, f"with --method {options.method}", "--init", unless=options.method == "FedDM")
     for name, value in PRESETS[options.preset].items():
         setattr(options, name, value if getattr(options, name) is None else getattr(options, name))
     if options.shadows % 2 or 0 < options.shadows < 8:
@@ -135,7 +135,7 @@ def main(words: Sequence[str] | None = None) -> list[Report]:
     found = []
     for seed in options.seeds or [0]:
         try:
-            found.append(reported(options.run or made(options, seed), options))
+            found.append(write_report(options.run or make_run(options, seed), options))
         except (CheckpointError, DamagedRun, DamagedTranscript, NoRun, NotRepeatable, IncompatibleImages) as error:
             sys.exit(str(error))
         lines = [found[-1].verdict, *(f"- {line}" for line in [*found[-1].leaks, *found[-1].not_found])]

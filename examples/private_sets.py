@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from _data import refuse_unread
+from _data import refuse_unused
 from _options import command_line, parse_arguments, run_study
 from distillkit import LabeledImages, Normalization
 from distillkit.augment import DIGITS, DSA, NATURAL
@@ -32,7 +32,7 @@ from distillkit.training import Protocol
 
 RECORDS = {"digits": 1438, "usps": 7291, "public": 1438}  # public numbers of private records; 60,000 of the others
 
-TRIES: dict[str, list[dict[str, Any]]] = {
+SEARCH: dict[str, list[dict[str, Any]]] = {
     "class_means": grid(num_networks=[5, 20], steps=[100, 200]), "quick": grid(num_networks=[5, 20], lr=[100.0, 200.0]),
     "image_sgd": grid(lr=[0.03, 0.1, 0.3, 1.0]), "dm": grid(lr=[0.3, 1.0, 3.0, 10.0]),
 }  # fmt: skip
@@ -51,7 +51,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def images(name: str, size: int, mean: float, std: float, root: Path | None, records: int | None) -> Split:
-    """Images in a normalisation that owes nothing to them; with `records`, so many, and 2,000 others for the tries."""
+    """Return images with a fixed normalization; with `records`, a subset, and 2,000 others for the search."""
     split = load(name, root=root, size=size, normalization=Normalization([mean], [std]))
     if records is None:
         return split
@@ -78,8 +78,8 @@ def whole(real: LabeledImages) -> LabeledImages:
     return real
 
 
-def ways(o: argparse.Namespace) -> dict[str, Condense]:
-    """The rows of the table; controls take the settings of class means at the first epsilon."""
+def candidates(o: argparse.Namespace) -> dict[str, Condense]:
+    """Return the rows of the table; controls take the settings of class means at the first epsilon."""
     full, augment = o.dataset.endswith("28"), DSA(NATURAL if o.dataset.startswith("fashion") else DIGITS)
 
     def matched(condense: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
@@ -95,12 +95,12 @@ def ways(o: argparse.Namespace) -> dict[str, Condense]:
 
         return make
 
-    def way(make: Callable[..., Any], epochs: int = 250 if full else 75, **options: Any) -> Condense:
+    def candidate(make: Callable[..., Any], epochs: int = 250 if full else 75, **options: Any) -> Condense:
         protocol = Protocol(epochs=o.epochs or epochs, batch=25, lr=0.01 if full else 0.03, augment=augment)
         options |= {"tested": partial(Bfloat16, (1, 28, 28), width=128, depth=3)} if full else {}
         return Condense(make, num_networks=o.nets or (2 if full else 3), protocol=protocol, **options)
 
-    tries = FULL if full else {key: own[-1:] for key, own in TRIES.items()} if o.preset == "smoke" else TRIES
+    search = FULL if full else {key: own[-1:] for key, own in SEARCH.items()} if o.preset == "smoke" else SEARCH
     learned = {"count": 3, "augment": augment, "train": Protocol(epochs=60, batch=25, augment=augment)}
     means = partial(matched, condense_private, **(learned if full else {"first_steps": o.small.get("steps", 100)}))
     rows = [("class_means", f"class means, epsilon {e:g}", means(epsilon=e)) for e in o.epsilons]
@@ -112,12 +112,12 @@ def ways(o: argparse.Namespace) -> dict[str, Condense]:
         rows += [("quick", "class means in 30 updates, epsilon 8", means(epsilon=8.0, steps=20, first_steps=10))]
         rows += [("image_sgd", "image SGD, epsilon 8", matched(image_sgd, epsilon=8.0, rate=0.05, steps=300))]
         rows += [("dm", "distribution matching from real images", real)]
-    found = {(key, title): way(make, search=tries[key]) for key, title, make in rows}
+    found = {(key, title): candidate(make, search=search[key]) for key, title, make in rows}
     clean = means(epsilon=math.inf, ledger=None)
-    found["clean", "class means without noise"] = way(clean, **(like or {"search": tries["class_means"]}))
-    found["random", "random real images"] = way(lambda factory, **_: partial(random_subset, ipc=o.ipc), **like)
-    found["all", "all real images"] = way(lambda factory, **_: whole, epochs=20, **like)
-    return {title: way for (key, title), way in found.items() if key in o.methods}
+    found["clean", "class means without noise"] = candidate(clean, **(like or {"search": search["class_means"]}))
+    found["random", "random real images"] = candidate(lambda factory, **_: partial(random_subset, ipc=o.ipc), **like)
+    found["all", "all real images"] = candidate(lambda factory, **_: whole, epochs=20, **like)
+    return {title: candidate for (key, title), candidate in found.items() if key in o.methods}
 
 
 def main(words: list[str] | None = None) -> None:
@@ -126,11 +126,11 @@ def main(words: list[str] | None = None) -> None:
     add = parser.add_argument
     add("--dataset", choices=("digits", "mnist", "usps", "fashionmnist", "mnist28", "fashionmnist28"), default="digits")
     add("--methods", nargs="+", choices=METHODS, default=METHODS, help="at 16x16 all but class_means need class_means")
-    add("--epsilons", type=float, nargs="+", default=[8.0, 4.0, 1.0], help="of class means")
+    add("--epsilons", type=float, nargs="+", default=[8.0, 4.0, 1.0], help="epsilons of class means")
     parser.set_defaults(ipc=10, nets=None, epochs=None, records=None, small={})
     parser.set_defaults(**PRESETS[parser.parse_known_args(words)[0].preset])
     o = parse_arguments(parser, words)
-    refuse_unread(parser, words, "without class_means", "--epsilons", unless={"class_means", "larger"} & {*o.methods})
+    refuse_unused(parser, words, "without class_means", "--epsilons", unless={"class_means", "larger"} & {*o.methods})
     absent = {"quick", "image_sgd", "dm"} if o.dataset.endswith("28") else {"larger"}
     if o.methods is not METHODS and absent & {*o.methods}:
         parser.error(f"--methods {' and '.join(sorted(absent & {*o.methods}))} are not for --dataset {o.dataset}")
@@ -141,7 +141,7 @@ def main(words: list[str] | None = None) -> None:
     read = partial(images, o.dataset.removesuffix("28"), size, *space, o.data, o.records)
     public = partial(images, "mnist" if o.dataset == "usps" else "usps", 16, *space, o.data, RECORDS["public"])
     tune_on = Task("public", public, factory=network) if size == 16 and o.preset != "smoke" else None
-    study = Study(o.out, Task(o.dataset, read, factory=network), ways(o), seeds=o.seeds, tune_on=tune_on)
+    study = Study(o.out, Task(o.dataset, read, factory=network), candidates(o), seeds=o.seeds, tune_on=tune_on)
     columns = ["noise", "sigma", "cpu_seconds_condense", "cpu_seconds_test"]
     run_study(study, o, lambda found: [summary_table(found, columns=columns)], by=(), sets=10)
 

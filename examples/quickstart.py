@@ -1,10 +1,10 @@
-"""Ten clients with different handwritten digits train one model: by weights, by distilled images, by raw images.
+"""Ten clients with different handwritten digits train one model from weights, distilled images or raw images.
 
 Run `make demo`, or `python examples/quickstart.py --help`. The default is a first look, one seed of the harder split;
-`--preset cpu` makes the table of both splits and three seeds, after every way had eight tries on images held out. Real
-digits (they ship with scikit-learn, nothing is downloaded), split over ten clients by Dirichlet(0.1) and
-Dirichlet(0.01). FedAvg and FedProx send weights; FedDM sends small synthetic sets; Real sends as many random raw images
-to the same server: the control that a distilled set has to be measured against.
+`--preset cpu` makes the table of both splits and three seeds, after a search of eight configurations per candidate on
+held-out images. The digits come with scikit-learn and are split over ten clients by Dirichlet(0.1) and Dirichlet(0.01).
+FedAvg and FedProx send weights, and FedDM sends small synthetic sets. Real sends as many random raw images to the same
+server; it is the control for the distilled sets.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "cpu": {"alphas": (SKEWED, SKEWED_MORE), "seeds": [0, 1, 2], "rounds": 10, "steps": 10, "server_epochs": 20},
     "paper": {"alphas": (SKEWED, SKEWED_MORE), "seeds": [0, 1, 2], "rounds": 20, "steps": 1000, "server_epochs": 500},
 }
-TRIES = {
+SEARCH = {
     "FedAvg": grid(epochs=[1, 5], lr=[0.03, 0.1, 0.3, 1.0]),
     "FedProx": grid(epochs=[1, 5], lr=[0.1, 0.3], mu=[0.01, 0.1]),
     "FedDM": grid(server_lr=[0.003, 0.01, 0.03, 0.1], rho=[5.0, 20.0]),
@@ -41,7 +41,7 @@ CHOSEN = {
     "FedProx": {"epochs": 5, "lr": 0.3, "mu": 0.01},
     "FedDM": {"server_lr": 0.01, "rho": 5.0},
 }
-"""For `look`, which tries nothing: the best of those tries on Dirichlet(0.01) (docs/results/quickstart.md)."""
+"""Settings of `look`, which has no search: the best on Dirichlet(0.01) (docs/results/quickstart.md)."""
 
 CLOSING = """\
 What this shows: with strongly skewed clients and few rounds, a server that trains on images of every client learns
@@ -51,35 +51,35 @@ FedDM without its differentially private variant promise any privacy. With enoug
 
 
 def task(alpha: float, rounds: int) -> Task:
-    """Digits of ten clients, the more skewed the smaller `alpha`; a ConvNet of two blocks, 14,826 parameters."""
-    deal = partial(partition.dirichlet, clients=10, alpha=alpha)
+    """Return the digits of ten clients, more skewed for a smaller `alpha`, with a ConvNet of 14,826 parameters."""
+    assign = partial(partition.dirichlet, clients=10, alpha=alpha)
     network = {"width": 32, "depth": 2}
-    return Task(f"dirichlet-{alpha}", partial(load, "digits", size=16), deal, factory_options=network, rounds=rounds)
+    return Task(f"dirichlet-{alpha}", partial(load, "digits", size=16), assign, factory_options=network, rounds=rounds)
 
 
-def ways(name: str) -> dict[str, Candidate]:
-    """The four, with the tries of a preset; Real takes FedDM's settings."""
-    tries, preset = TRIES, PRESETS[name]
+def candidates(name: str) -> dict[str, Candidate]:
+    """Return the four candidates with the search of a preset; Real takes FedDM's settings."""
+    search, preset = SEARCH, PRESETS[name]
     if name == "look":
-        tries = {way: [settings] for way, settings in CHOSEN.items()}
+        search = {candidate: [settings] for candidate, settings in CHOSEN.items()}
     if name == "smoke":
-        tries = {way: settings[:1] for way, settings in TRIES.items()}
+        search = {candidate: settings[:1] for candidate, settings in SEARCH.items()}
     sizes = {"ipc": 10, "batch_real": 32, "steps": preset["steps"], "server_batch": 32}
     sizes["server_epochs"] = preset["server_epochs"]
-    seen: dict[str, Any] = {"transcript": name == "look"}  # what the server saw, for examples/privacy_report.py
+    seen: dict[str, Any] = {"transcript": name == "look"}  # for examples/privacy_report.py
     return {
-        "FedAvg": Federated(FedAvg, settings={"batch": 32}, search=tries["FedAvg"], **seen),
+        "FedAvg": Federated(FedAvg, settings={"batch": 32}, search=search["FedAvg"], **seen),
         "FedProx": Federated(
             lambda factory, mu, **others: FedAvg(FedProx(mu), factory=factory, **others),
-            settings={"batch": 32}, search=tries["FedProx"], **seen,
+            settings={"batch": 32}, search=search["FedProx"], **seen,
         ),
-        "FedDM": Federated(FedDM, settings=sizes, search=tries["FedDM"], **seen),
+        "FedDM": Federated(FedDM, settings=sizes, search=search["FedDM"], **seen),
         "Real": Federated(Real, settings=sizes, like="FedDM", **seen),
     }  # fmt: skip
 
 
 def pictures(study: Study, records: Records) -> None:
-    """Draw the clients' digits, and the synthetic ones that FedDM's clients sent last."""
+    """Draw the clients' digits, and the synthetic digits of FedDM's last round."""
     for name, one in study.design.tasks.items():
         split = one.load()
         owners = one.assign(split, study.design.seeds[0]).owners
@@ -97,7 +97,7 @@ def main() -> None:
     arguments = parse_arguments(parser)
     refuse_data(parser, arguments)
     preset = PRESETS[arguments.preset]
-    compared = ways(arguments.preset)
+    compared = candidates(arguments.preset)
     long = f"FedAvg, {6 * preset['rounds']} rounds"
     if arguments.equal_seconds:
         compared[long] = Federated(FedAvg, settings={"batch": 32, "rounds": 6 * preset["rounds"]}, like="FedAvg")

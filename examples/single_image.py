@@ -6,8 +6,8 @@
     python examples/single_image.py --preset paper --data DATA --rounds 1 --steps 10 --out runs/single-image-tried
 
 Server and clients cut the same crops from one photograph (scikit-learn's "china.jpg", or `--image`); what the clients
-think of some of them teaches the server's model, and weights travel in a fifth of the rounds. The ways and the paper's
-numbers stand in `_single_image.py`. `crops.png` shows which crops the last model selects.
+predict on some of them teaches the server's model, and weights are sent in a fifth of the rounds. `_single_image.py`
+has the candidates and the paper's numbers. `crops.png` shows the crops that the last model selects.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _data import own_task, refuse_unread, some_images
+from _data import load_subset, own_task, refuse_unused
 from _options import command_line, number, parse_arguments, run_study
-from _paper import ablation_curves, beside
+from _paper import ablation_curves, with_paper
 from _single_image import CHOSEN, NOTHING, PAPER, SOURCE, SPACES, ablations, headline, photograph
 from distillkit import plot
 from distillkit.data import partition
@@ -66,7 +66,7 @@ def task(o: Any, p: dict[str, Any]) -> Task:
     if o.pictures:
         return own_task(o, **options | ({"participation": 1.0} if len(o.pictures) > 1 else {}))
     name = "digits" if o.preset == "smoke" else "cifar10"
-    data = partial(some_images, name, o.data, p["records"], p["size"], SPACES.get(name))
+    data = partial(load_subset, name, o.data, p["records"], p["size"], SPACES.get(name))
     return Task(name if p["alpha"] == 1 else f"{name}-alpha{p['alpha']:g}", data, **options)
 
 
@@ -75,9 +75,9 @@ def tables(records: Records, main: Sequence[str]) -> list[Table]:
     found, columns = records.late(LATE), ["accuracy_late", "bytes_up", "bytes_down", "client_seconds"]
     own = [record for record in found if record.method in main]
     rest = [record for record in found if record.seed == found[0].seed]
-    parts = [beside(summary_table(own, columns=columns), PAPER, SOURCE)]
+    parts = [with_paper(summary_table(own, columns=columns), PAPER, SOURCE)]
     parts += [paired_differences(own, NOTHING, column=column) for column in ("accuracy_late", "accuracy_best")]
-    return parts + ([beside(summary_table(rest, columns=columns), PAPER, SOURCE)] if len(found) > len(own) else [])
+    return parts + ([with_paper(summary_table(rest, columns=columns), PAPER, SOURCE)] if len(found) > len(own) else [])
 
 
 def crops(record: Record, image: Any, p: dict[str, Any], size: int, path: Path) -> None:
@@ -93,18 +93,20 @@ def main(words: list[str] | None = None) -> None:
     add = parser.add_argument
     add("--image", type=Path, default=None, help="the shared picture, in place of scikit-learn's china.jpg")
     add("--alpha", type=float, default=1.0, help="of the clients' priors over classes; the paper has 1 and 0.1")
-    add("--headline", action="store_true", help="the selections alone, no rival and no ablation")
+    add("--headline", action="store_true", help="only the selections, without baselines and ablations")
     add("--rounds", type=number(1), default=None, help="of a run; default: the preset's")
     add("--steps", type=number(1), default=None, help="of distillation, with one epoch; default: the preset's")
     o = parse_arguments(parser, words)
-    refuse_unread(parser, words, "with a client a folder in --data", "--alpha", unless=len(o.pictures) < 2)
+    refuse_unused(parser, words, "with a client a folder in --data", "--alpha", unless=len(o.pictures) < 2)
     p = PRESETS[o.preset] | {"alpha": o.alpha, "augment": o.preset == "paper"}
     p |= ({"rounds": o.rounds} if o.rounds else {}) | ({"steps": o.steps, "epochs": 1} if o.steps else {})
     image = photograph(o.image, 1 if o.preset == "smoke" and not o.pictures else 3)
     seeds = o.seeds or ([0] if o.preset == "smoke" else [0, 1, 2])
-    ways = headline(p, image)
-    names = list(ways)
-    study = Study(o.out, task(o, p), ways if o.headline else ways | ablations(p, image, seeds[:1]), seeds=seeds)
+    candidates = headline(p, image)
+    names = list(candidates)
+    study = Study(
+        o.out, task(o, p), candidates if o.headline else candidates | ablations(p, image, seeds[:1]), seeds=seeds
+    )
     records = run_study(study, o, lambda found: tables(found, names), by=(), claim=CLAIM)
     own = [record for record in records if record.method in names]
     for by in ("round", "bytes_up", "client_seconds"):

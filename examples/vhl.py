@@ -1,9 +1,9 @@
-"""VHL: skewed clients that also learn a set of noise images, the same for all, beside the methods that it is put into.
+"""VHL: skewed clients that also learn a shared set of noise images, compared with the methods that it extends.
 
     python examples/vhl.py --preset smoke
     python examples/vhl.py --data ROOT                    # FashionMNIST and CIFAR-10, small: hours
     python examples/vhl.py --preset paper --data ROOT     # Tables 1, 2 and 6 of the paper, on a GPU: days
-    python examples/vhl.py --data pictures                # your own: a folder to deal out, or one a client
+    python examples/vhl.py --data pictures                # your own: one folder to split, or one per client
 
 Tang et al., "Virtual homogeneity learning: defending against data heterogeneity in federated learning", ICML 2022.
 """
@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from _data import own_task, refuse_unread
+from _data import own_task, refuse_unused
 from _options import command_line, number, parse_arguments, run_study
-from _paper import ablation_curves, beside, sets_sent
-from _vhl import BASES, PAPER, SOURCE, TRIES, images, ways
+from _paper import ablation_curves, sets_sent, with_paper
+from _vhl import BASES, PAPER, SEARCH, SOURCE, candidates, images
 from distillkit.data import partition
 from distillkit.networks import NETWORK_NAMES
 from distillkit.study import Records, Study, Task, curves, paired_differences, read_records, summary_table
@@ -48,8 +48,13 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 def tasks(o: argparse.Namespace) -> list[Task]:
     """Return ten clients of each dataset by Dirichlet 0.1, or the user's folders; half of them join a round."""
-    deal = partial(partition.dirichlet_capped, clients=10, alpha=0.1)
-    options: dict[str, Any] = {"rounds": o.rounds, "factory": o.network, "factory_options": o.shape, "partition": deal}
+    assign = partial(partition.dirichlet_capped, clients=10, alpha=0.1)
+    options: dict[str, Any] = {
+        "rounds": o.rounds,
+        "factory": o.network,
+        "factory_options": o.shape,
+        "partition": assign,
+    }
     options["participation"] = o.participation
     if o.pictures:
         return [own_task(o, **options)]
@@ -65,15 +70,15 @@ def main(words: list[str] | None = None) -> None:
     known = ("digits", "mnist", "fashionmnist", "svhn", "cifar10")
     add("--dataset", nargs="+", choices=known, help="ablations are on the last; default: the preset's")
     add("--rounds", type=number(1), help="default: the preset's")
-    add("--steps", type=number(1), help="of a client in a round, in place of an epoch, to try a preset")
+    add("--steps", type=number(1), help="steps of a client per round, in place of an epoch")
     add("--no-ablations", action="store_true", help="only the methods, without and with VHL")
     add("--pair", action="store_true", help="only FedAvg, without and with VHL")
-    add("--settings-of", type=Path, metavar="FOLDER", help="those chosen there, and try none: to turn one switch")
-    add("--participation", type=float, default=0.5, help="of the clients, in a round")
+    add("--settings-of", type=Path, metavar="FOLDER", help="take the selected settings of this study, without a search")
+    add("--participation", type=float, default=0.5, help="share of the clients in each round")
     add("--network", choices=NETWORK_NAMES, help="default: the preset's")
     o = parse_arguments(parser, words)
-    refuse_unread(parser, words, "with pictures of your own in --data", "--dataset", unless=not o.pictures)
-    refuse_unread(parser, words, "with --pair", "--no-ablations", unless=not o.pair)
+    refuse_unused(parser, words, "with pictures of your own in --data", "--dataset", unless=not o.pictures)
+    refuse_unused(parser, words, "with --pair", "--no-ablations", unless=not o.pair)
     if o.network:
         o.shape, o.layers = {"norm": "group"}, []
     o.settled = {}
@@ -81,24 +86,24 @@ def main(words: list[str] | None = None) -> None:
         if len(o.dataset or ()) != 1:
             parser.error("--settings-of is for one --dataset, for which settings were chosen there")
         there = read_records(o.settings_of)
-        o.settled = {r.method: [r.last("settings")] for r in there if r.task == o.dataset[0] and r.method in TRIES}
-        if len(o.settled) < len(TRIES):
-            parser.error(f"--settings-of: no run of {' and '.join(TRIES)} on {o.dataset[0]} in {o.settings_of}")
+        o.settled = {r.method: [r.last("settings")] for r in there if r.task == o.dataset[0] and r.method in SEARCH}
+        if len(o.settled) < len(SEARCH):
+            parser.error(f"--settings-of: no run of {' and '.join(SEARCH)} on {o.dataset[0]} in {o.settings_of}")
     for name, value in PRESETS[o.preset].items():
         setattr(o, name, getattr(o, name, None) or value)
     asked = tasks(o)
     if o.pictures:
         o.noise = {**o.noise, "classes": max(2, asked[0].load().train.num_classes)}
-    study = Study(o.out, asked, ways(o, asked[-1].name), seeds=o.seeds)
+    study = Study(o.out, asked, candidates(o, asked[-1].name), seeds=o.seeds)
 
     def table_1(records: Records) -> Records:
-        return Records(r for r in records if r.method in (*TRIES, *BASES) or r.method.endswith("+ VHL"))
+        return Records(r for r in records if r.method in (*SEARCH, *BASES) or r.method.endswith("+ VHL"))
 
     def tables(records: Records) -> list[object]:
         table = summary_table(records, columns=["bytes_up", "bytes_down", "client_seconds"])
         found: list[object] = [
-            beside(table, PAPER, SOURCE),
-            paired_differences([r for r in records if r.method in TRIES]),
+            with_paper(table, PAPER, SOURCE),
+            paired_differences([r for r in records if r.method in SEARCH]),
         ]
         for task in asked:
             own = [r for r in table_1(records) if r.task == task.name]
@@ -110,9 +115,9 @@ def main(words: list[str] | None = None) -> None:
 
     records = run_study(study, o, tables, by=(), claim=CLAIM)
     for by in ("round", "bytes", "client_seconds"):
-        curves([r for r in records if r.method in TRIES], by=by).savefig(study.out / f"accuracy_by_{by}.png", dpi=150)
+        curves([r for r in records if r.method in SEARCH], by=by).savefig(study.out / f"accuracy_by_{by}.png", dpi=150)
     others = [
-        name for name in study.design.candidates if name not in TRIES and name in {r.method for r in table_1(records)}
+        name for name in study.design.candidates if name not in SEARCH and name in {r.method for r in table_1(records)}
     ]
     ablation_curves(records, [], others, study.out / "others_by_round.png")
     kinds = ("FedAvg + VHL", "VHL, upsampled noise", "VHL, noise of a CNN")

@@ -39,7 +39,7 @@ def test_all_methods_on_user_data_write_their_results(
     words += ["--out", str(out), "--workers", "1", "--device", "cpu"]
     condense.main(words)
     records = read_records(out)
-    assert [r.method for r in records] == ["random", *condense.TRIES]
+    assert [r.method for r in records] == ["random", *condense.SEARCH]
     for record in records:
         assert 0 <= record.line["accuracy_last"] <= 1
         assert {"cpu_seconds_condense", "cpu_seconds_test", "settings", "commit", "hash"} <= set(record.line)
@@ -62,13 +62,16 @@ def test_all_methods_on_user_data_write_their_results(
 
 
 def test_presets_have_equal_searches_and_paper_is_as_published(condense: ModuleType) -> None:
-    def ways(*words: str) -> dict[str, Condense]:
-        return condense.ways(condense.arguments(["--dataset", "digits", *words]))
+    def candidates(*words: str) -> dict[str, Condense]:
+        return condense.candidates(condense.arguments(["--dataset", "digits", *words]))
 
-    assert {len(way.search) for name, way in ways().items() if name != "random"} == {2}
-    assert {name: way.like for name, way in ways("--methods", "random", "dc").items()} == {"random": "dc", "dc": None}
-    assert ways("--methods", "random")["random"].search == [{}]
-    published = ways("--preset", "paper")
+    assert {len(candidate.search) for name, candidate in candidates().items() if name != "random"} == {2}
+    assert {name: candidate.like for name, candidate in candidates("--methods", "random", "dc").items()} == {
+        "random": "dc",
+        "dc": None,
+    }
+    assert candidates("--methods", "random")["random"].search == [{}]
+    published = candidates("--preset", "paper")
     assert [dict(published[name].search[0])["lr"] for name in ("dm", "dc", "dsa")] == [1.0, 0.1, 0.1]
     paper = condense.arguments(["--preset", "paper", "--dataset", "digits"])
     assert (paper.steps, paper.iterations, paper.loops, paper.init) == (20_000, 1000, (10, 50), "noise")

@@ -73,10 +73,10 @@ def test_one_folder_is_partitioned_and_several_are_clients(
               (("north", 0, "RGB"), ("south", 100, "RGB"), ("west", 9, "L"))]  # fmt: skip
     three = data.own_task(words(options, "--data", *places, "--size", 8), partition=deal)
     split = three.load()
-    dealt = three.assign(split, 0)
+    parse_split = three.assign(split, 0)
     assert split.domains == ("0-photos", "1-photos", "2-photos")
-    assert [len(c) for c in dealt.clients] == [16, 16, 16]
-    shades = [float(c.pixels()[:, 0].mean()) for c in dealt.clients]
+    assert [len(c) for c in parse_split.clients] == [16, 16, 16]
+    shades = [float(c.pixels()[:, 0].mean()) for c in parse_split.clients]
     assert shades[0] == 0
     assert shades[1] == pytest.approx(100 / 255, abs=1e-6)
     assert all(json.dumps(to_config(task, store=tmp_path / "store", name="task")) for task in (one, three))

@@ -54,15 +54,15 @@ def test_fedcog_equals_its_base_until_its_first_round(
 
 def test_all_candidates_are_distinct_methods_with_fedavgs_choice(planned: Any, tmp_path: Path) -> None:
     study = planned("--preset", "smoke", "--out", tmp_path)
-    ways, task = study.design.candidates, study.design.tasks["digits-dirichlet"]
+    candidates, task = study.design.candidates, study.design.tasks["digits-dirichlet"]
     split, seen = task.load(), dict[str, str]()
-    for name, way in ways.items():
-        said = json.dumps(to_config(way.build(task, split, {"lr": 0.1}), store=tmp_path))
+    for name, candidate in candidates.items():
+        said = json.dumps(to_config(candidate.build(task, split, {"lr": 0.1}), store=tmp_path))
         assert said not in seen, (name, seen[said])
         seen[said] = name
-        assert (way.like, way.seeds) == ((None, None) if name == "FedAvg" else ("FedAvg", way.seeds))
-    assert len(ways) == 20
-    assert all(way.seeds == [0] for name, way in ways.items() if name not in ("FedAvg", "FedCOG"))
+        assert (candidate.like, candidate.seeds) == ((None, None) if name == "FedAvg" else ("FedAvg", candidate.seeds))
+    assert len(candidates) == 20
+    assert all(candidate.seeds == [0] for name, candidate in candidates.items() if name not in ("FedAvg", "FedCOG"))
 
 
 def test_presets_are_the_claims_and_the_papers(planned: Any, script: Any, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_presets_are_the_claims_and_the_papers(planned: Any, script: Any, tmp_pa
     assert (study.num_configurations, study.design.seeds) == (4, (0, 1, 2))
     dirichlet = ["fashionmnist-dirichlet", "cifar10-dirichlet"]
     assert list(study.design.tasks) == [dirichlet[0], "fashionmnist-two-classes", dirichlet[1]]
-    ablated = {task for way in study.design.candidates.values() for task in way.tasks or ()}
+    ablated = {task for candidate in study.design.candidates.values() for task in candidate.tasks or ()}
     assert ablated == set(dirichlet)
     paper = planned("--preset", "paper", "--data", tmp_path)
     assert set(paper.design.tasks) == set(script.PAPER)

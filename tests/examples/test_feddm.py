@@ -61,7 +61,7 @@ def test_searches_are_equal_at_every_epsilon_on_public_images(
         6,
         2 * 8 + 1,
     )
-    assert {way.like for way in study.design.candidates.values()} == {None}
+    assert {candidate.like for candidate in study.design.candidates.values()} == {None}
     assert study.design.tune_on is not None
     assert study.design.tune_on.data.args[0] == "usps"  # type: ignore[union-attr]
     feddm.main(["--dp", "none"])
@@ -72,13 +72,13 @@ def test_dp_sgd_steps_respect_the_record_limit(feddm: ModuleType, monkeypatch: p
     studies: list[Study] = []
     monkeypatch.setattr(feddm, "run_study", lambda study, *_: studies.append(study))
     feddm.main(["--dp", "class_means"])
-    way, task = (
+    candidate, task = (
         studies[0].design.candidates["FedAvg with DP-SGD, epsilon 8"],
         studies[0].design.tasks["digits-dirichlet"],
     )
     for dataset, rate, size in (("digits", 0.5, 143), ("mnist", 120 / 6000, 6000)):
         renamed = type(task)(f"{dataset}-iid", task.data, task.partition, factory_options=task.factory_options)
-        made = way.build(renamed, task.load(), dict(way.search[1]))
+        made = candidate.build(renamed, task.load(), dict(candidate.search[1]))
         [dp] = made.addons
         assert (dp.rate, dp.size) == (rate, size)
 
@@ -159,7 +159,9 @@ def test_three_folders_of_images_are_three_clients(feddm: ModuleType, tmp_path: 
     folders = [str(folder(tmp_path / name, 60 * i)) for i, name in enumerate(("north", "south", "west"))]
     play(feddm, tmp_path / "out", "--data", *folders, "--size", "8", "--rounds", "1", "--steps", "1", "--only", "claim")
     found = read_records(tmp_path / "out" / "own")
-    assert {(r.task, r.method) for r in found} == {("north-south-west", way) for way in ("FedAvg", "FedDM", "Real")}
+    assert {(r.task, r.method) for r in found} == {
+        ("north-south-west", candidate) for candidate in ("FedAvg", "FedDM", "Real")
+    }
     assert all(len(r.rows[0]["drawn"]) == 3 for r in found)
 
 

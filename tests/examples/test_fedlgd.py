@@ -34,7 +34,7 @@ def test_table_of_the_paper_is_run_and_its_numbers_are_in_the_records(
     fedlgd.main([*TINY, "--no-ablations", "--out", str(tmp_path)])
     said, records = capsys.readouterr().out, read_records(tmp_path)
     assert said.startswith(fedlgd.CLAIM.split("\n")[0])
-    assert [record.method for record in records] == list(fedlgd.TRIES)
+    assert [record.method for record in records] == list(fedlgd.SEARCH)
     assert equal_search_sizes(tmp_path) == {"domains": 1}
     text = (tmp_path / "table.md").read_text()
     assert text in said
@@ -57,17 +57,17 @@ def test_every_candidate_is_a_distinct_serializable_method(
 ) -> None:
     study = requested_study(fedlgd, monkeypatch, "--preset", "cpu", "--domains", "digits", "digits-m-like")
     assert (study.num_configurations, study.design.seeds) == (4, (0, 1, 2))
-    ways, seen = study.design.candidates, dict[str, str]()
+    candidates, seen = study.design.candidates, dict[str, str]()
     [task] = study.design.tasks.values()
     split = task.load()
-    for name, way in ways.items():
-        assert (way.seeds is None) == (name in fedlgd.TRIES) == (way.like is None), name
-        source = ways[way.like or name]
+    for name, candidate in candidates.items():
+        assert (candidate.seeds is None) == (name in fedlgd.SEARCH) == (candidate.like is None), name
+        source = candidates[candidate.like or name]
         for settings in source.search:
-            built = way.build(task, split, {**source.settings, **settings, **way.settings})
+            built = candidate.build(task, split, {**source.settings, **settings, **candidate.settings})
             said = json.dumps(to_config(built, store=tmp_path))
             if name != f"FedLGD, weight {settings.get('weight', 0):g}":  # the ablation that a try is already
-                assert seen.setdefault(said, name) in (name, *(n for n in ways if n.startswith("FedLGD"))), name
+                assert seen.setdefault(said, name) in (name, *(n for n in candidates if n.startswith("FedLGD"))), name
     assert len(seen) >= 4 * 10
 
 
@@ -78,10 +78,10 @@ def test_paper_preset_has_the_papers_settings_and_can_be_shortened(
     [task] = study.design.tasks.values()
     assert task.rounds == 1
     assert task.data.args[0] == ("mnist", "svhn", "usps", "synthdigits", "mnistm")  # type: ignore[union-attr]
-    way = study.design.candidates["FedLGD"]
-    assert dict(way.search[0]) == {"lr": 0.01, "weight": 10.0}
+    candidate = study.design.candidates["FedLGD"]
+    assert dict(candidate.search[0]) == {"lr": 0.01, "weight": 10.0}
     cut = {"condense_steps": 10, "refine_steps": 10, "match_steps": 10}
-    assert {k: v for k, v in way.settings.items() if k != "augment"} == {
+    assert {k: v for k, v in candidate.settings.items() if k != "augment"} == {
         "ipc": 10, "anchors": 10, "batch": 32, "batch_real": 256, **cut
     }  # fmt: skip
     whole = requested_study(fedlgd, monkeypatch, "--preset", "paper").design.candidates["FedLGD"].settings

@@ -145,7 +145,7 @@ def test_leaking_pipeline_is_visible_in_its_records() -> None:
     noise = 0.1 * torch.rand(8, 400, generator=generator, dtype=torch.float64)
     scores = {"model": model, "margin": model, "nearest": noise + started, "started": started.double()}
     found = ShadowScores(inside, scores, {"model": margin, "margin": margin})
-    lines = {line["attack"]: line for line in _membership.lines_of("dm", found, {"shadows": 8})}
+    lines = {line["attack"]: line for line in _membership.result_lines("dm", found, {"shadows": 8})}
     assert lines["LiRA online"]["tpr"][0] > 0.4
     assert lines["threshold"]["accuracy"] == pytest.approx(float((margin > 0).double().mean()))
     near = lines["nearest"]

@@ -20,23 +20,23 @@ def script() -> Any:
 
 
 def test_every_candidate_has_four_distinct_serializable_configurations(script: Any, tmp_path: Path) -> None:
-    found = {**script.ways(9, 1), **script.controls()}
+    found = {**script.candidates(9, 1), **script.controls()}
     assert len(found) == 56
     task = script.task(10)
     assert Study(tmp_path, task, found).num_configurations == 4
     split, seen = task.load(), dict[str, str]()
-    for name, way in found.items():
-        source = found[way.like or name]
+    for name, candidate in found.items():
+        source = found[candidate.like or name]
         assert len(source.search) == 4
         for settings in source.search:
-            built = way.build(task, split, {**source.settings, **settings, **way.settings})
-            said = json.dumps([to_config(built, store=tmp_path), way.settings.get("rounds"), name == script.OWN])
+            built = candidate.build(task, split, {**source.settings, **settings, **candidate.settings})
+            said = json.dumps([to_config(built, store=tmp_path), candidate.settings.get("rounds"), name == script.OWN])
             assert said not in seen, (name, seen[said])
             seen[said] = name
 
 
 def test_personal_methods_and_baselines_are_chosen_by_own_tests(script: Any) -> None:
-    rules = {name: way.rule for name, way in script.ways(9, 1).items()}
+    rules = {name: candidate.rule for name, candidate in script.candidates(9, 1).items()}
     own = {name for name, rule in rules.items() if rule == "own"}
     assert own == {
         "Ditto", "Fine-tuned FedAvg", "FedRep", "FedProto", "FedProto, distance as released", script.OWN
@@ -75,7 +75,7 @@ def test_script_prints_its_tables_and_runs_nothing_twice(
 
 
 def test_searches_on_record_are_equal(script: Any, tmp_path: Path) -> None:
-    found = script.ways(2, 20)
+    found = script.candidates(2, 20)
     few = {name: found[name] for name in ("FedAvg", script.OWN)}
     study = Study(tmp_path, script.task(1), few, seeds=(0,))
     study.run(trial=False, progress=False)

@@ -25,20 +25,20 @@ def paper() -> ModuleType:
 
 
 def test_papers_numbers_are_beside_ours_with_their_source(paper: ModuleType) -> None:
-    records = Records([record([0.1, a], way, 0) for way, a in (("FedAvg", 0.5), ("FedDM", 0.7))])
-    table = paper.beside(summary_table(records), {"digits": {"FedDM": "72.0 ± 0.1"}}, "Table 2 of somebody, 2023.")
+    records = Records([record([0.1, a], candidate, 0) for candidate, a in (("FedAvg", 0.5), ("FedDM", 0.7))])
+    table = paper.with_paper(summary_table(records), {"digits": {"FedDM": "72.0 ± 0.1"}}, "Table 2 of somebody, 2023.")
     assert table.header[-1] == "paper %"
     assert [line[-1] for line in table.cells] == ["–", "72.0 ± 0.1"]
     assert table.notes[-1] == "paper %: Table 2 of somebody, 2023."
     assert table.rows == summary_table(records).rows
-    assert paper.beside(summary_table(records), {"mnist": {"FedDM": "1"}}, "another") == summary_table(records)
+    assert paper.with_paper(summary_table(records), {"mnist": {"FedDM": "1"}}, "another") == summary_table(records)
 
 
 def test_settings_of_a_candidate_are_those_of_its_run_or_first_trials(paper: ModuleType) -> None:
     records = Records([record(0.5, "FedDM", 0, settings={"rho": 5.0, "ipc": 10})])
-    ways = {"FedDM": Federated(FedDM, search=[{"rho": 20.0}, {"rho": 5.0}], settings={"ipc": 10})}
-    assert paper.chosen(records, ways, "FedDM", "digits") == {"rho": 5.0, "ipc": 10}
-    assert paper.chosen(records, ways, "FedDM", "mnist") == {"rho": 20.0, "ipc": 10}
+    candidates = {"FedDM": Federated(FedDM, search=[{"rho": 20.0}, {"rho": 5.0}], settings={"ipc": 10})}
+    assert paper.settings_of(records, candidates, "FedDM", "digits") == {"rho": 5.0, "ipc": 10}
+    assert paper.settings_of(records, candidates, "FedDM", "mnist") == {"rho": 20.0, "ipc": 10}
 
 
 def test_received_images_are_drawn_from_each_candidates_first_run(
@@ -79,7 +79,7 @@ def test_ablations_are_drawn_beside_the_headline_if_they_ran(
         return Figure()
 
     monkeypatch.setattr(paper, "curves", curves)
-    keys = [(task, way, seed) for seed in (0, 1) for task in ("a", "b") for way in ("Main", "Other")]
+    keys = [(task, candidate, seed) for seed in (0, 1) for task in ("a", "b") for candidate in ("Main", "Other")]
     lines = [*keys, ("b", "Ablation", 0)]
     records = [Record({"task": t, "method": m, "seed": s, "accuracy_last": 0.5}) for t, m, s in lines]
     paper.ablation_curves(records, ["Main"], ["Ablation"], tmp_path / "one.png")

@@ -64,28 +64,28 @@ def requested_studies(private_sets: ModuleType, monkeypatch: pytest.MonkeyPatch)
     return studies
 
 
-def ways(module: ModuleType, requested_studies: list[Study], *words: str) -> dict[str, Condense]:
+def candidates(module: ModuleType, requested_studies: list[Study], *words: str) -> dict[str, Condense]:
     module.main(list(words))
     return dict(requested_studies[-1].design.candidates)  # type: ignore[arg-type]
 
 
 def test_searches_are_equal_and_on_public_images_only(private_sets: ModuleType, requested_studies: list[Study]) -> None:
-    small = ways(private_sets, requested_studies)
+    small = candidates(private_sets, requested_studies)
     study = requested_studies[-1]
     assert study.num_configurations == 4
-    assert {way.like for way in small.values()} == {None, "class means, epsilon 8"}
+    assert {candidate.like for candidate in small.values()} == {None, "class means, epsilon 8"}
     assert study.design.tune_on is not None
     name, size, *_, records = study.design.tune_on.data.args  # type: ignore[union-attr]
     assert (name, size, records) == ("usps", 16, private_sets.RECORDS["digits"])
     private_sets.main(["--dataset", "usps"])
     assert requested_studies[-1].design.tune_on.data.args[0] == "mnist"  # type: ignore[union-attr]
-    full = ways(private_sets, requested_studies, "--dataset", "fashionmnist28", "--preset", "paper")
+    full = candidates(private_sets, requested_studies, "--dataset", "fashionmnist28", "--preset", "paper")
     assert (
         requested_studies[-1].num_configurations,
         requested_studies[-1].design.tune_on,
         len(requested_studies[-1].design.seeds),
     ) == (1, None, 10)
-    assert {way.num_networks for way in full.values()} == {5}
+    assert {candidate.num_networks for candidate in full.values()} == {5}
     sgd = small["image SGD, epsilon 8"]
     network = partial(ConvNet, (1, 16, 16), 10)
     for task, records in (("digits", 1438), ("public", 1438), ("mnist", 60_000)):
@@ -104,7 +104,7 @@ def test_images_of_the_search_are_distinct(private_sets: ModuleType) -> None:
 def test_without_noise_the_private_set_has_infinite_epsilon(
     private_sets: ModuleType, requested_studies: list[Study]
 ) -> None:
-    found = ways(private_sets, requested_studies, "--preset", "smoke", "--epsilons", "1e12")
+    found = candidates(private_sets, requested_studies, "--preset", "smoke", "--epsilons", "1e12")
     task = requested_studies[-1].design.tasks["digits"]
     split = task.load()
     noised, clean = (
@@ -142,7 +142,9 @@ def test_bfloat16_networks_have_unit_sensitivity_and_train(private_sets: ModuleT
 def test_full_size_networks_learn_from_the_previous_pass(
     private_sets: ModuleType, requested_studies: list[Study]
 ) -> None:
-    found = ways(private_sets, requested_studies, "--dataset", "mnist28", "--epsilons", "1", "--methods", "class_means")
+    found = candidates(
+        private_sets, requested_studies, "--dataset", "mnist28", "--epsilons", "1", "--methods", "class_means"
+    )
     small = {
         "num_networks": 1,
         "first_num_networks": 1,
@@ -152,8 +154,8 @@ def test_full_size_networks_learn_from_the_previous_pass(
         "ipc": 1,
     }
     real = LabeledImages(torch.rand(20, 1, 28, 28, generator=derive(0)), torch.arange(20) % 10, num_classes=10)
-    way = found["class means, epsilon 1"]
-    make = way.make(  # type: ignore[misc]
+    candidate = found["class means, epsilon 1"]
+    make = candidate.make(  # type: ignore[misc]
         factory=lambda: private_sets.Bfloat16((1, 28, 28), 10, width=4, depth=3),
         task=requested_studies[-1].design.tasks["mnist28"],
         **small,
@@ -162,4 +164,4 @@ def test_full_size_networks_learn_from_the_previous_pass(
     made = make(real, ledger=ledger)
     assert (made.info["trained"], made.info["passes"], len(ledger.events)) == (True, 3, 4)
     assert ledger.epsilon() == pytest.approx(1.0)
-    assert way.tested.keywords["width"] == 128  # type: ignore[union-attr]
+    assert candidate.tested.keywords["width"] == 128  # type: ignore[union-attr]

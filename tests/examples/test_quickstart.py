@@ -44,7 +44,7 @@ def uninterrupted(script: Any, tmp_path_factory: pytest.TempPathFactory) -> tupl
 def test_demo_reports_each_run_prints_its_table_and_draws(uninterrupted: tuple[Path, str]) -> None:
     out, said = uninterrupted
     lines = json.loads((out / "summary.json").read_text())
-    assert [(x["task"], x["method"]) for x in lines] == [(task, way) for task in TASKS for way in WAYS]
+    assert [(x["task"], x["method"]) for x in lines] == [(task, candidate) for task in TASKS for candidate in WAYS]
     for line in lines:
         rows = [json.loads(x) for x in (out / line["run"] / "history.jsonl").read_text().splitlines()]
         assert line["accuracy_last"] == rows[-1]["accuracy"]
@@ -71,15 +71,17 @@ def test_killed_and_restarted_demo_writes_the_same_records(tmp_path: Path, unint
 def test_all_candidates_have_eight_serializable_configurations(script: Any, tmp_path: Path) -> None:
     preset = script.PRESETS["cpu"]
     tasks = [script.task(alpha, preset["rounds"]) for alpha in preset["alphas"]]
-    ways = script.ways("cpu")
-    assert Study(tmp_path, tasks, ways).num_configurations == 8
-    assert [ways.search for ways in script.ways("look").values()][:3] == [[one] for one in script.CHOSEN.values()]
-    assert {t["epochs"] for t in script.TRIES["FedAvg"]} == {t["epochs"] for t in script.TRIES["FedProx"]} == {1, 5}
+    candidates = script.candidates("cpu")
+    assert Study(tmp_path, tasks, candidates).num_configurations == 8
+    assert [candidates.search for candidates in script.candidates("look").values()][:3] == [
+        [one] for one in script.CHOSEN.values()
+    ]
+    assert {t["epochs"] for t in script.SEARCH["FedAvg"]} == {t["epochs"] for t in script.SEARCH["FedProx"]} == {1, 5}
     split, said = tasks[0].load(), set()
-    for name, way in ways.items():
-        source = ways[way.like or name]
+    for name, candidate in candidates.items():
+        source = candidates[candidate.like or name]
         for settings in source.search:
-            built = way.build(tasks[0], split, {**source.settings, **settings, **way.settings})
+            built = candidate.build(tasks[0], split, {**source.settings, **settings, **candidate.settings})
             said.add(json.dumps(to_config(built, store=tmp_path)))
     assert len(said) == 4 * 8
 
@@ -91,5 +93,5 @@ def test_demo_uses_the_best_of_the_recorded_configurations(script: Any) -> None:
     }
     assert best.keys() == script.CHOSEN.keys()
     for name, settings in script.CHOSEN.items():
-        assert settings in script.TRIES[name]
+        assert settings in script.SEARCH[name]
         assert {**best[name], **settings} == best[name]

@@ -56,16 +56,16 @@ def test_selections_are_compared_and_shown_from_the_records(
 
 def test_all_candidates_are_distinct_and_cover_the_papers_rows(planned: Any, script: Any, tmp_path: Path) -> None:
     study = planned("--preset", "smoke", "--out", tmp_path)
-    ways, task = study.design.candidates, study.design.tasks["digits"]
+    candidates, task = study.design.candidates, study.design.tasks["digits"]
     split, seen = task.load(), dict[str, str]()
-    for name, way in ways.items():
-        said = json.dumps(to_config(way.build(task, split, {"lr": 0.1, "server_lr": 0.1}), store=tmp_path))
+    for name, candidate in candidates.items():
+        said = json.dumps(to_config(candidate.build(task, split, {"lr": 0.1, "server_lr": 0.1}), store=tmp_path))
         assert said not in seen, (name, seen[said])
         seen[said] = name
-        assert way.like == (None if name in ("Single image", "No selection") else "Single image")
-    assert len(ways) == 17
-    assert {name for names in script.PAPER.values() for name in names} <= set(ways)
-    assert all(way.seeds == [0] for name, way in list(ways.items())[3:])
+        assert candidate.like == (None if name in ("Single image", "No selection") else "Single image")
+    assert len(candidates) == 17
+    assert {name for names in script.PAPER.values() for name in names} <= set(candidates)
+    assert all(candidate.seeds == [0] for name, candidate in list(candidates.items())[3:])
 
 
 def test_presets_are_the_claims_and_the_papers(planned: Any, tmp_path: Path) -> None:

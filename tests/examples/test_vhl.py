@@ -56,19 +56,19 @@ def test_every_candidate_is_a_distinct_serializable_method(
         (0, 1, 2),
         ["fashionmnist", "digits"],
     )
-    ways, seen = study.design.candidates, dict[str, str]()
+    candidates, seen = study.design.candidates, dict[str, str]()
     task = study.design.tasks["digits"]
     split = task.load()
-    for name, way in ways.items():
-        assert (way.seeds is None) == (name in vhl.TRIES) == (way.like is None), name
-        headline = name in (*vhl.TRIES, *vhl.BASES) or name.endswith("+ VHL")
-        assert way.tasks == (None if headline else ("digits",)), name
-        source = ways[way.like or name]
+    for name, candidate in candidates.items():
+        assert (candidate.seeds is None) == (name in vhl.SEARCH) == (candidate.like is None), name
+        headline = name in (*vhl.SEARCH, *vhl.BASES) or name.endswith("+ VHL")
+        assert candidate.tasks == (None if headline else ("digits",)), name
+        source = candidates[candidate.like or name]
         for settings in source.search:
-            said = json.dumps(to_config(way.build(task, split, dict(settings)), store=tmp_path))
+            said = json.dumps(to_config(candidate.build(task, split, dict(settings)), store=tmp_path))
             assert seen.setdefault(said, name) == name
-    assert len(ways) == 8 + 12
-    whole = way.build(task, split, {"lr": 0.1}).settings
+    assert len(candidates) == 8 + 12
+    whole = candidate.build(task, split, {"lr": 0.1}).settings
     assert (whole.momentum, whole.optimizer.weight_decay, whole.optimizer.lr_decay) == (0.9, 1e-4, 0.992)
 
 
@@ -79,7 +79,7 @@ def test_paper_preset_has_the_papers_settings(vhl: ModuleType, monkeypatch: pyte
         assert (task.rounds, task.participation, task.factory) == (1, 0.5, "resnet18")
     assert study.num_configurations == 1
     assert set(vhl.PAPER["cifar10"]) <= set(study.design.candidates)
-    assert [dict(study.design.candidates[name].search[0]) for name in vhl.TRIES] == [{"lr": 0.01}] * 2
+    assert [dict(study.design.candidates[name].search[0]) for name in vhl.SEARCH] == [{"lr": 0.01}] * 2
     aligned = [name for name in study.design.candidates if name.startswith("VHL, aligned")]
     assert aligned == [f"VHL, aligned at body.{number}" for number in (4, 6, 8)]
 
@@ -106,12 +106,12 @@ def test_user_images_have_equally_many_virtual_and_real_classes(
 def test_switch_uses_the_settings_of_another_study(
     vhl: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = [sample_records.record([0.5], name, task="cifar10", settings={"lr": 0.07}) for name in vhl.TRIES]
+    runs = [sample_records.record([0.5], name, task="cifar10", settings={"lr": 0.07}) for name in vhl.SEARCH]
     write_records(Records(runs), tmp_path / "there.jsonl")
     words = ["--pair", "--participation", "1", "--network", "resnet8", "--settings-of", str(tmp_path / "there.jsonl")]
     study = requested_study(vhl, monkeypatch, *words, "--dataset", "cifar10")
-    assert [dict(way.search[0]) for way in study.design.candidates.values()] == [{"lr": 0.07}] * 2
-    assert list(study.design.candidates) == list(vhl.TRIES)
+    assert [dict(candidate.search[0]) for candidate in study.design.candidates.values()] == [{"lr": 0.07}] * 2
+    assert list(study.design.candidates) == list(vhl.SEARCH)
     [task] = study.design.tasks.values()
     assert (task.participation, task.factory) == (1.0, "resnet8")
     for dataset, said in ((["cifar10", "digits"], "is for one --dataset"), (["digits"], "no run of FedAvg and FedAvg")):
