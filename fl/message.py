@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Generic, Literal, TypeVar, cast, get_args, overload
+from typing import Any, Generic, Literal, NoReturn, TypeVar, cast, get_args, overload
 
 import torch
 from torch import Tensor
@@ -121,6 +121,8 @@ class Message:
         TypeError, ValueError: as `check_value`, also when a value is set later.
     """
 
+    __slots__ = ("__weakref__", "_values")
+
     def __init__(self, values: Mapping[Entry[Any], Value] | None = None) -> None:
         self._values: dict[str, Value] = {}
         if values is not None and not isinstance(values, Mapping):
@@ -140,13 +142,15 @@ class Message:
         return message
 
     def __getitem__(self, entry: Entry[V]) -> V:
+        if not isinstance(entry, Entry):
+            raise TypeError(f"a message holds values by Entry, got {entry!r}")
         if entry.key not in self._values:
             raise KeyError(f"the message holds no {entry.key!r}; it holds {', '.join(self._values) or 'nothing'}")
         return cast(V, self._values[entry.key])
 
     def __setitem__(self, entry: Entry[Any], value: Any) -> None:
         if not isinstance(entry, Entry):
-            raise TypeError(f"a message holds values by Entry, got the name {entry!r}")
+            raise TypeError(f"a message holds values by Entry, got {entry!r}")
         if not entry.key:
             raise ValueError(
                 "an Entry must be declared as a class attribute before it is used, in the class body, as "
@@ -167,6 +171,9 @@ class Message:
     def get(self, entry: Entry[V], default: V | None = None) -> V | None:
         """Return the value of `entry`, or `default` if the message does not hold it."""
         return cast("V | None", self._values.get(entry.key, cast(Value, default)))
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError("a Message is not iterable; `items()` yields pairs of an entry's key and its value")
 
     def items(self) -> Iterator[tuple[str, Value]]:
         """Yield pairs of an entry's key and its value, in insertion order."""

@@ -125,6 +125,7 @@ def test_members_exclude_inherited_ones() -> None:
     assert "Derived(size: int = 3)" in text
     assert "### `Derived.made` { #tests.Derived.made }" in text
     assert "Overrides `run`." in text
+    assert "```python\nDerived.area: int  # property\n```\n\nIts area." in text
 
 
 def test_constants_show_their_value_and_comment() -> None:

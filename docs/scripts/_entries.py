@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib
 import inspect
 import re
@@ -81,8 +82,11 @@ def _parameters(found: inspect.Signature) -> Iterator[str]:
 
 
 def signature(label: str, thing: Any) -> str:
-    """Format a signature on one line or one line per argument; "" for objects that are not called."""
-    if isinstance(thing, property) or getattr(thing, "_is_protocol", False):
+    """Format a signature on one line or one line per argument, or a property's type; "" for other objects."""
+    if isinstance(thing, (property, functools.cached_property)):
+        getter = thing.fget if isinstance(thing, property) else thing.func
+        return f"{label}: {_note(inspect.signature(getter).return_annotation)}  # property"
+    if getattr(thing, "_is_protocol", False):
         return ""
     try:
         found = inspect.signature(thing)
@@ -105,10 +109,9 @@ def members(cls: type) -> tuple[list[tuple[str, Any]], list[str]]:
     fields = {f.name for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else set()
     for name, member in vars(cls).items():
         function = getattr(member, "__func__", member)
-        function = getattr(function, "func", function)  # of a cached property
         if (name.startswith("_") and name != "__call__") or name in fields:
             continue
-        if not (inspect.isfunction(function) or isinstance(function, property)):
+        if not (inspect.isfunction(function) or isinstance(function, (property, functools.cached_property))):
             continue
         if any(name in vars(base) for base in cls.__mro__[1:]):
             overridden.append(name)

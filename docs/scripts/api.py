@@ -122,10 +122,11 @@ def entry(package: str, name: str, thing: Any, level: str = "##", owner: str = "
         for inner in sorted(thing.__all__, key=str.lower):
             yield from entry(package, inner, getattr(thing, inner), f"{level}#", label)
         return
-    said = signature(label, thing) if callable(thing) else constant(package, name)
+    documented = callable(thing) or isinstance(thing, (property, functools.cached_property))
+    said = signature(label, thing) if documented else constant(package, name)
     if said:
         yield f"```python\n{said}\n```\n"
-    yield described(thing) if callable(thing) else summary(package, name, thing)
+    yield described(thing) if documented else summary(package, name, thing)
     if not owner and (place := in_use(package, name)):
         yield f"{place}\n"
     if isinstance(thing, type):

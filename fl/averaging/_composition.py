@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 
 from torch import Tensor
 
@@ -41,6 +42,7 @@ def active_addons(addons: Sequence[object]) -> tuple[AddOn, ...]:
             raise TypeError(f"FedAvg takes add-ons (`fl.addons`) before its options, got {type(addon).__name__}{hint}")
         require_plain_options(addon, AddOn)
         _require_attributes(addon)
+        _warn_of_constant_damping(addon)
         _warn_of_misspelt_hooks(addon)
     found = [a for a in addons if isinstance(a, AddOn) and not a.disabled]
     return tuple(sorted(found, key=lambda a: a.key))
@@ -192,6 +194,16 @@ def _require_attributes(addon: AddOn) -> None:
     for layer in check.sequence(addon.layers, f"{name}.layers", "names of modules of the network"):
         if not isinstance(layer, str):
             raise TypeError(f"{name}.layers must be names of modules of the network, got {layer!r}")
+
+
+def _warn_of_constant_damping(addon: AddOn) -> None:
+    """Warn of `damping = alpha` in a class body, which is alpha's default and ignores the value of the option."""
+    for option in fields(addon) if is_dataclass(addon) and addon.damping else ():
+        if type(addon).damping is option.default:
+            warn(
+                f"{addon.name}.damping is the default of {option.name}, whatever value {option.name} is given: write a "
+                f"property, `def damping(self): return self.{option.name}`"
+            )
 
 
 def _warn_of_misspelt_hooks(addon: AddOn) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from torch import Tensor
+
+from distillkit.sets import LabeledImages
 from fl._codec import encode
 from fl.engine.store import CheckpointError, read_message, write_atomically
-from fl.message import Message
+from fl.message import Message, Value
 
 __all__ = ["MemoryStore"]
 
@@ -55,7 +58,7 @@ class MemoryStore:
                 self._delete(client, other)
 
     def load(self, client: int, version: str, *, tidy: bool = True) -> Message:
-        """Return a copy of a client's memory that may be changed.
+        """Return a deep copy of a client's memory: changes of it, also in place, are lost unless it is staged.
 
         Args:
             client: its number.
@@ -74,7 +77,7 @@ class MemoryStore:
             return read_message(self._file(client, version))[0]
         if version not in self._ram.get(client, {}):
             raise CheckpointError(f"client {client} has lost its memory of version {version}: start the run again")
-        return self._ram[client][version].copy()
+        return _map_tensors(self._ram[client][version], Tensor.clone)
 
     def stage(self, client: int, version: str, memory: Message) -> None:
         """Store a pending memory beside the one that was loaded.
@@ -82,11 +85,11 @@ class MemoryStore:
         Args:
             client: its number.
             version: its name, for a later request or `commit`.
-            memory: the memory.
+            memory: the memory; its values are stored without autograd graphs.
         """
         self._pending.append((client, version))
         if self._folder is None:
-            self._ram.setdefault(client, {})[version] = memory
+            self._ram.setdefault(client, {})[version] = _map_tensors(memory, Tensor.detach)
         else:
             write_atomically(self._file(client, version), encode(memory, {"client": str(client)}))
 
@@ -106,3 +109,19 @@ class MemoryStore:
         """Delete everything except these versions, by client: the rest is of a round that was killed."""
         for client in self._clients():
             self._keep(client, versions.get(client, ""))
+
+
+def _map_tensors(message: Message, change: Callable[[Tensor], Tensor]) -> Message:
+    """Return a message with every tensor replaced by `change(tensor)`."""
+
+    def changed(value: Value) -> Value:
+        if isinstance(value, Tensor):
+            return change(value)
+        if isinstance(value, dict):
+            return {name: change(tensor) for name, tensor in value.items()}
+        if isinstance(value, LabeledImages):
+            columns = {name: change(column) for name, column in value.columns.items()}
+            return value.replace(images=change(value.images), labels=change(value.labels), columns=columns)
+        return value
+
+    return Message.unchecked({key: changed(value) for key, value in message.items()})

@@ -221,9 +221,16 @@ class RoundStats:
             self.noted[key] = self.noted.get(key, 0) + count
 
     def reasons(self) -> str:
-        """Return the first five reasons why clients failed, in one line."""
+        """Return the first five reasons why clients failed, in one line; clients with one reason are counted."""
         found = [*self.failed.items(), *(pair for failed in self.failed_after.values() for pair in failed.items())]
-        return "; ".join(f"client {client} {reason}" for client, reason in found[:5])
+        by_reason: dict[str, list[str]] = {}
+        for client, reason in found:
+            by_reason.setdefault(reason, []).append(client)
+        texts = [
+            f"{f'client {c[0]}' if len(c) == 1 else f'{len(c)} of {len(self.by_client)} clients'} {reason}"
+            for reason, c in by_reason.items()
+        ]
+        return "; ".join(texts[:5] + [f"and {len(texts) - 5} more"] * (len(texts) > 5))
 
     def row(self, drawn: list[int]) -> dict[str, Any]:
         """Return the columns of the history's row, for the clients that were `drawn`."""

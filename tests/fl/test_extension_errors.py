@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import pytest
 import torch
 
 from distillkit.privacy import BudgetExhausted
-from fl import AddOn, CheckpointError, FedAvg, Loopback, NoUsableReply, simulate
+from fl import AddOn, CheckpointError, Entry, FedAvg, Loopback, NoUsableReply, simulate
+from fl.engine._replies import RoundStats
 from fl.message import Message
 from fl.method import Method
 from fl.methods import FedProto
@@ -123,7 +126,7 @@ def test_failing_send_is_no_client_failure() -> None:
         def send(self, server: Any, client: int, message: Message) -> None:
             message[FedAvg.last] = [1, 2]
 
-    said = r"client 0 got no request, because the server's send raised TypeError: FedAvg.last must be .*, in send\)"
+    said = r"3 of 3 clients got no request, because the server's send raised TypeError: FedAvg.last must be .*, in send\)"
     with pytest.raises(NoUsableReply, match=said):
         play(FedAvg(Lists(), factory=Tiny))
 
@@ -139,3 +142,68 @@ class Ends(AddOn):
 def test_budget_exceeded_in_send_ends_the_run(backend: Any) -> None:
     with pytest.raises(BudgetExhausted, match="nothing is left; round 1 was not finished"):
         play(FedAvg(Ends(), factory=Tiny), backend=backend)
+
+
+@pytest.mark.parametrize("use", [{}, {"out": "run"}, {"backend": Loopback()}], ids=["RAM", "files", "Loopback"])
+def test_failed_client_leaves_no_change_in_its_memory(
+    use: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = play(FedAvg(Counts(), factory=Tiny), rounds=3, **use).rows
+    assert [len(row["failed"]) for row in rows] == [0, 1, 0]
+    assert [row["noted"]["rounds"] for row in rows] == [3, 4, 8]  # client 0 trained in rounds 1 and 3 alone
+
+
+class Counts(AddOn):
+    """Add-on that counts a client's rounds in place, and fails in round 2 of client 0."""
+
+    own = Entry[torch.Tensor]("first")
+
+    def after_training(self, local: Any, update: Any, reply: Message) -> None:
+        if self.own not in local.memory:
+            local.memory[self.own] = torch.zeros(())
+        count = local.memory[self.own]
+        count += 1
+        if local.client.id == 0 and local.round == 2:
+            raise RuntimeError("gone")
+        local.client.notes["rounds"] = float(count)
+
+
+def test_equal_reasons_of_failed_clients_are_counted() -> None:
+    class Broken(AddOn):
+        def after_training(self, local: Any, update: Any, reply: Message) -> None:
+            raise TypeError("no shape")
+
+    with pytest.raises(
+        NoUsableReply, match=r"\(3 of 3 clients raised TypeError: no shape \(line \d+ of [\w.]+, in \w+\)\)"
+    ):
+        play(FedAvg(Broken(), factory=Tiny))
+    stats = RoundStats(by_client={str(k): [0, 0] for k in range(9)})
+    for client in range(9):
+        stats.fail("local", client, f"sent {max(client, 2)}", late=False)
+    assert stats.reasons() == (
+        "3 of 9 clients sent 2; client 3 sent 3; client 4 sent 4; client 5 sent 5; client 6 sent 6; and 2 more"
+    )
+
+
+def test_constant_damping_of_an_option_is_warned_of() -> None:
+    @dataclass(frozen=True)
+    class Constant(AddOn):
+        alpha: float = 0.1
+        damping = alpha
+
+    @dataclass(frozen=True)
+    class Follows(AddOn):
+        alpha: float = 0.1
+
+        @property
+        def damping(self) -> float:  # type: ignore[override]
+            return self.alpha
+
+    with pytest.warns(
+        UserWarning, match=r"Constant.damping is the default of alpha.*def damping\(self\): return self.alpha"
+    ):
+        FedAvg(Constant(0.5), factory=Tiny)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FedAvg(Follows(0.5), factory=Tiny)

@@ -276,3 +276,13 @@ def test_unsupported_values_are_refused_when_encoded() -> None:
     for value in (math.nan, math.inf, None, True, 10**400, [1], torch.zeros(2, dtype=torch.complex64), "\ud800"):
         with pytest.raises((TypeError, ValueError), match=r"Parts\.number"):
             encode(Message.unchecked({Parts.number.key: value}))  # type: ignore[dict-item]
+
+
+def test_misuse_of_a_message_is_refused() -> None:
+    message: Any = full()
+    with pytest.raises(AttributeError, match="h"):
+        message.h = torch.zeros(2)
+    with pytest.raises(TypeError, match=r"`items\(\)` yields"):
+        list(message)
+    with pytest.raises(TypeError, match=r"by Entry, got 'Parts.number'"):
+        message["Parts.number"]

@@ -334,3 +334,25 @@ def test_history_stores_each_name_and_equal_numbers_once() -> None:
     assert rows[0] == rows[1] == {name: [140_000, 160_000] for name in ("1000", "1001", "1002")}
     assert all(one is other for one, other in zip(*rows, strict=True))
     assert len({id(number) for both in rows[0].values() for number in both}) == 2
+
+
+class Kept:
+    pictures = Entry[LabeledImages]("first")
+
+
+def test_loaded_memory_is_a_deep_copy_without_graphs(memories: MemoryStore) -> None:
+    weights = torch.ones(2, requires_grad=True)
+    pictures = LabeledImages(
+        torch.zeros(2, 1, 1, 1), torch.tensor([0, 1]), num_classes=2, columns={"c": torch.zeros(2)}
+    )
+    values = {FedAvg.update: {"w": 2 * weights}, Kept.pictures: pictures}
+    memories.stage(4, "1-a", Message(values))
+    found = memories.load(4, "1-a")
+    assert not found[FedAvg.update]["w"].requires_grad
+    found[FedAvg.update]["w"] -= 1
+    for tensor in (found[Kept.pictures].images, found[Kept.pictures].labels, found[Kept.pictures].columns["c"]):
+        tensor.add_(1)
+    again = memories.load(4, "1-a")
+    assert again[FedAvg.update]["w"].tolist() == [2, 2]
+    assert again[Kept.pictures].images.sum() == again[Kept.pictures].columns["c"].sum() == 0
+    assert again[Kept.pictures].labels.tolist() == [0, 1]
