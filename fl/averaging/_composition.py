@@ -198,8 +198,8 @@ def _require_attributes(addon: AddOn) -> None:
 
 def _warn_of_constant_damping(addon: AddOn) -> None:
     """Warn of `damping = alpha` in a class body, which is alpha's default and ignores the value of the option."""
-    for option in fields(addon) if is_dataclass(addon) and addon.damping else ():
-        if type(addon).damping is option.default:
+    for option in fields(addon) if is_dataclass(addon) else []:
+        if addon.damping and type(addon).damping is option.default:
             warn(
                 f"{addon.name}.damping is the default of {option.name}, whatever value {option.name} is given: write a "
                 f"property, `def damping(self): return self.{option.name}`"

@@ -126,7 +126,7 @@ def test_failing_send_is_no_client_failure() -> None:
         def send(self, server: Any, client: int, message: Message) -> None:
             message[FedAvg.last] = [1, 2]
 
-    said = r"3 of 3 clients got no request, because the server's send raised TypeError: FedAvg.last must be .*, in send\)"
+    said = r"3 of 3 clients got no request, because the server's send raised TypeError: FedAvg.last must .*, in send\)"
     with pytest.raises(NoUsableReply, match=said):
         play(FedAvg(Lists(), factory=Tiny))
 
