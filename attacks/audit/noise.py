@@ -143,11 +143,10 @@ def replay_release(
     """
     tolerance = check.real_number(tolerance, "tolerance", above=0.0)
     wanted = _outcome(released, "released")
-    check.mapping(worlds, "worlds")
+    for name, run in check.mapping(worlds, "worlds").items():
+        check.callable_with(run, f"worlds[{name!r}]", (), "lambda: run(records, seed)")
     if not worlds:
         raise ValueError('worlds must hold at least one, as {"with": lambda: run(records, seed)}, got none')
-    for name, run in worlds.items():
-        check.callable_with(run, f"worlds[{name!r}]", (), "lambda: run(records, seed)")
     scale, distances = float(wanted.abs().max().clamp_min(1e-300)), {}
     for name, run in worlds.items():
         made = _outcome(run(), f"the outcome of worlds[{name!r}]")

@@ -89,11 +89,10 @@ def compare_messages(
         TypeError, ValueError: no messages, images or labels that do not fit, and as `invert_message`; a note of the
             error names the message.
     """
-    check.mapping(messages, "messages")
+    for name, message in check.mapping(messages, "messages").items():
+        require_message(message, f"messages[{name!r}]")
     if not messages:
         raise ValueError("messages must hold at least one message, got none")
-    for name, message in messages.items():
-        require_message(message, f"messages[{name!r}]")
     check.batch_of_images(images)
     check.instance(normalization, Normalization, "normalization", "a Normalization")
     labels = check.class_labels(labels, len(images), None)

@@ -180,11 +180,10 @@ def _attacks(attacks: Mapping[str, Attack] | None, shadows: ShadowScores, scorer
     if attacks is None:
         logits = scorer == "model" and scorer in shadows.population
         return {n: a for n, a in SHADOW_ATTACKS.items() if logits or not n.startswith("RMIA")}
-    check.mapping(attacks, "attacks")
+    for attack, run in check.mapping(attacks, "attacks").items():
+        check.callable_with(run, f"attacks[{attack!r}]", ("target",), "a function of a Target")
     if not attacks:
         raise ValueError("attacks must hold at least one attack, got none; omit it for the defaults")
-    for attack, run in attacks.items():
-        check.callable_with(run, f"attacks[{attack!r}]", ("target",), "a function of a Target")
     return dict(attacks)
 
 
