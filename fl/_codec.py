@@ -70,17 +70,17 @@ def _pop_tensor(name: str, tensors: Tensors) -> Tensor:
 def _set(key: str, parts: Tensors, form: Mapping[str, Any]) -> LabeledImages:
     unknown = [n for n in parts if n not in _PARTS and not n.startswith("column.")]
     if unknown:
-        raise ValueError(f"{key} is no set: its parts {unknown[:3]} are unknown")
+        raise ValueError(f"{key} is not a valid set: its parts {unknown[:3]} are unknown")
     check_value(f"{key}: num_classes", form["num_classes"])
     for name in ("mean", "std"):
         if not isinstance(form[name], list) or not all(type(x) in (int, float) for x in form[name]):
-            raise ValueError(f"{key} is no set: its {name} must be a list of numbers")
+            raise ValueError(f"{key} is not a valid set: its {name} must be a list of numbers")
     if not isinstance(form["info"], dict) or not all(isinstance(form.get(f, True), bool) for f in _FLAGS):
-        raise ValueError(f"{key} is no set: its info must be a map, and {' and '.join(_FLAGS)} true or false")
+        raise ValueError(f"{key} is not a valid set: its info must be a map, and {' and '.join(_FLAGS)} true or false")
     try:
         return LabeledImages.from_parts(parts, form)
     except (KeyError, TypeError, ValueError, OverflowError, IndexError, RuntimeError) as error:
-        raise ValueError(f"{key} is no set: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{key} is not a valid set: {type(error).__name__}: {error}") from error
 
 
 def _finite(key: str, value: Value) -> Value:

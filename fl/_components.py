@@ -144,8 +144,8 @@ def require_plain_options(part: KeyedObject, base: type[KeyedObject]) -> None:
             raise TypeError(f"{option} is a hook and cannot be an option too: rename the option")
         if hasattr(base, name):
             raise TypeError(
-                f"{option} is no option, but its annotation makes it one: write `{name} = ...` without a type (or with "
-                "ClassVar[...]), or a property that works it out from an option of another name"
+                f"{option} is not an option, but its annotation makes it one: write `{name} = ...` without a type (or "
+                "with ClassVar[...]), or a property that computes it from an option of another name"
             )
 
 

@@ -172,7 +172,9 @@ class Aggregator:
             for name, form in _forms(entry, value) if entry.rule != "first" else ():
                 known = self._forms.get((key, name), form)
                 if known != form:
-                    raise BadReply(f"{key}{name} has another form than in other replies: {form}, want {known}")
+                    raise BadReply(
+                        f"{key}{name} has a different type or shape than in other replies: {form}, want {known}"
+                    )
 
     def fold(self, client: int, reply: Message) -> None:
         """Add one client's reply to the aggregate.

@@ -242,10 +242,10 @@ def _tensors(key: str, value: Value) -> Iterator[tuple[str, Tensor]]:
         try:
             parts = value.parts()[0]
         except AttributeError as error:
-            raise TypeError(f"{key} is no whole set: {error}") from error
+            raise TypeError(f"{key} is not a complete set: {error}") from error
         wrong = [n for n, t in parts.items() if not isinstance(t, Tensor)]
         if wrong:
-            raise TypeError(f"{key} is no whole set: its {wrong[0]} must be a tensor")
+            raise TypeError(f"{key} is not a complete set: its {wrong[0]} must be a tensor")
         yield from parts.items()
 
 

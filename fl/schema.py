@@ -77,7 +77,7 @@ def check_reply(reply: object, entries: Mapping[str, Entry[Any]], schema: Schema
         if key not in entries:
             raise BadReply(f"{str(key)[:80]} is not an entry that the method declares")
         if key not in schema:
-            raise BadReply(f"{key} is not due: the schema of this reply has no line for it (`expect` writes one)")
+            raise BadReply(f"{key} is not expected: add it to the schema of this reply in `expect`")
         try:
             check_value(key, value)
         except (TypeError, ValueError) as error:
@@ -93,7 +93,7 @@ def check_reply(reply: object, entries: Mapping[str, Entry[Any]], schema: Schema
             minimum, maximum = max(minimum, 0.0), maximum if math.isfinite(maximum) else MAX_WEIGHT
         for name, part in _value_parts(value):
             label = f"{key}[{name}]" if name else key
-            remedy = "; the largest weight is the method's to say (max_samples)" if key in weights else ""
+            remedy = "; the method sets the largest weight (max_samples)" if key in weights else ""
             _check_range(label, part, minimum, maximum, entries[key].bound, remedy)
         _check_rule(entries[key], value, values)
     return reply
@@ -156,7 +156,7 @@ def _check_set(key: str, got: LabeledImages, want: LabeledImages, like: EntrySpe
         _check_tensor(f"{key} column {name}", column, want.columns[name], maximum)
     if got.info != want.info:
         shown = [str(n)[:80] for n in got.info]
-        raise BadReply(f"{key} carries info ({', '.join(shown[:3])}), which is not due: send `replace(info={{}})`")
+        raise BadReply(f"{key} carries info ({', '.join(shown[:3])}), which is not expected: send `replace(info={{}})`")
     if like.max_per_class is not None and len(got) and int(got.counts().max()) > like.max_per_class:
         raise BadReply(
             f"{key} has {int(got.counts().max())} images of one class, at most {like.max_per_class} are allowed"

@@ -70,7 +70,7 @@ class Shared(AddOn):
         for addon in addons if self.rate < 1 else ():
             if isinstance(addon, SCAFFOLD) or any(overrides(addon, slot) for slot in _AVERAGES):
                 raise ValueError(
-                    f"{addon.name} needs weights from the clients in every round: {self.name}(rate=1) beside it, got "
+                    f"{addon.name} needs weights from the clients in every round: use {self.name}(rate=1) with it, got "
                     f"rate={self.rate:g}"
                 )
 

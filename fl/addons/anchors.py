@@ -96,9 +96,7 @@ class Anchors(AddOn):
         require_one_architecture(self, settings, "it matches the gradient of one model")
         require_whole_models(self, settings, "it matches their gradient on the server")
         if settings.optimizer.name == "adam":
-            raise ValueError(
-                "Anchors needs optimizer='sgd', got 'adam', with which the change of weights is no sum of gradients"
-            )
+            raise ValueError("Anchors needs optimizer='sgd', got 'adam', whose weight change is not a sum of gradients")
 
     def start(self, server: AveragingServer) -> None:
         """Draw G from noise, N(0, 1) a pixel."""

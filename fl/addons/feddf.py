@@ -92,7 +92,7 @@ class FedDF(AddOn):
                 overrides(addon, slot) for slot in ("aggregate", "server_step", "evaluation_model")
             ):
                 raise ValueError(
-                    f"{addon.name} follows the average in every round: FedDF(rate=1) beside it, got rate={self.rate:g}"
+                    f"{addon.name} needs the average in every round: use FedDF(rate=1) with it, got rate={self.rate:g}"
                 )
 
     def start(self, server: AveragingServer) -> None:

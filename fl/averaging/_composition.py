@@ -76,7 +76,7 @@ def require_answer_schema(addons: Sequence[AddOn]) -> None:
     for addon in addons:
         if overrides(addon, "answer") and not overrides(addon, "expect_answer"):
             raise ValueError(
-                f"{addon.name}.answer returns a reply, but nothing says what the reply holds: write expect_answer"
+                f"{addon.name}.answer returns a reply, but the schema of this reply is missing: write expect_answer"
             )
 
 
@@ -98,8 +98,8 @@ def require_full_models(asking: AddOn, settings: Settings, addons: Sequence[AddO
     require_unscaled(asking, addons)
     if settings.buffers != "mean" and any(floating_buffers(networks.template(n, some)) for n in networks.names):
         raise ValueError(
-            f"{asking.name} runs the clients' models on the server, but their batch statistics stay at home: give "
-            "buffers='mean', or a network without them (norm='instance')"
+            f"{asking.name} runs the clients' models on the server, but their batch statistics stay with the clients: "
+            "give buffers='mean', or a network without them (norm='instance')"
         )
 
 

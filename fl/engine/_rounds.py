@@ -60,7 +60,7 @@ class RoundRunner:
             kind = type(self.method.inner)
             if getattr(kind, verb) is not getattr(Method, verb) and getattr(kind, schema) is getattr(Method, schema):
                 raise ValueError(
-                    f"{kind.__name__}.{verb} returns a reply, but nothing says what the reply holds: write {schema}"
+                    f"{kind.__name__}.{verb} returns a reply, but the schema of this reply is missing: write {schema}"
                 )
         self.store, self.run_id, self.committed = store, run_id, 0
         self.collector = ReplyCollector(dispatcher, store if transcript else None)

@@ -41,7 +41,7 @@ def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
             raise PrivacyError(f"clip names {entry.name}, which {name} does not have; give clip={{entry: C}}")
         if entry.rule not in ("mean", "sum"):
             raise PrivacyError(
-                f"{entry.name} cannot be noised: it is no sum over clients but {entry.rule!r}; clip entries "
+                f"{entry.name} cannot be noised: its rule is {entry.rule!r}, not a sum over clients; clip entries "
                 "that combine by 'mean' or 'sum'"
             )
         if entry.key in weights:

@@ -122,7 +122,7 @@ def repeat(
         and "privacy" not in known.config
     ):
         warn(
-            f"the repetition of {folder} came to the hash {again.hash}, the run to {known.hash}; the run had "
+            f"the repetition of {folder} has the hash {again.hash}, the run {known.hash}; the run used "
             f"{_versions(known)} on {known.config['device']}, the repetition {_versions(again)} on "
             f"{again.config['device']}"
         )

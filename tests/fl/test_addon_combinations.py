@@ -217,7 +217,7 @@ def pictured(*addons: AddOn) -> FedAvg:
 
 
 DECAYS = ClientOptimizer(weight_decay=1e-3, lr_decay=0.9)
-ARCHITECTURE, SGD, AT_HOME = "one architecture", "optimizer='sgd'", "batch statistics stay at home"
+ARCHITECTURE, SGD, AT_HOME = "one architecture", "optimizer='sgd'", "batch statistics stay with the clients"
 BASES: dict[str, tuple[Make, dict[str, str]]] = {
     "FedAvg": (plain, {}),
     "FedAvg's defaults": (lambda *a: FedAvg(*a, factory=Net, **uniform(a)), {}),

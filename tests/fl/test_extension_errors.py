@@ -100,7 +100,7 @@ def test_undeclared_entry_is_reported_with_its_writer() -> None:
         def after_training(self, local: Any, update: Any, reply: Message) -> None:
             reply[FedAvg.last] = {"a": update["body.0.bias"]}
 
-    with pytest.raises(Exception, match=r"FedAvg.last is not due: .*\(`expect` writes one\)"):
+    with pytest.raises(Exception, match=r"FedAvg.last is not expected: .*in `expect`"):
         play(FedAvg(Sends(), factory=Tiny))
 
 

@@ -75,7 +75,7 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="nothing can be personal"):
         play(LocalAccuracy(), personal="classifier.*")
     for rule in ("local", "drop"):
-        with pytest.raises(ValueError, match="LocalAccuracy runs .* but their batch statistics stay at home"):
+        with pytest.raises(ValueError, match="LocalAccuracy runs .* but their batch statistics stay with the clients"):
             play(LocalAccuracy(), buffers=rule)
         play(LocalAccuracy(), buffers=rule, factory=Tiny, rounds=1)
     with pytest.raises(ValueError, match="server_data={'test'"):

@@ -303,7 +303,7 @@ def test_page_on_records_lists_keys_that_differ_from_names() -> None:
     assert said == {(kind.__name__, kind.key) for kind in built_in() if kind.key != kind.__name__}
 
 
-# What is no option, and whose entry is whose.
+# What is not an option, and whose entry is whose.
 
 
 @pytest.mark.parametrize("kind", [k for k in built_in() if issubclass(k, Component)], ids=lambda k: k.__name__)
@@ -319,17 +319,17 @@ def test_options_do_not_shadow_other_attributes(kind: type[Component]) -> None:
             AddOn,
             "data_access",
             "none",
-            r"Mine.data_access is no option, but its annotation makes it one: write `data_access = ",
+            r"Mine.data_access is not an option, but its annotation makes it one: write `data_access = ",
         ),
-        (AddOn, "single_label", True, "Mine.single_label is no option"),
-        (AddOn, "first_round", 2, "Mine.first_round is no option"),
-        (AddOn, "extra_outputs", 2, "Mine.extra_outputs is no option"),
-        (AddOn, "key", "Mine", "Mine.key is no option"),
-        (AddOn, "private", True, "Mine.private is no option"),
+        (AddOn, "single_label", True, "Mine.single_label is not an option"),
+        (AddOn, "first_round", 2, "Mine.first_round is not an option"),
+        (AddOn, "extra_outputs", 2, "Mine.extra_outputs is not an option"),
+        (AddOn, "key", "Mine", "Mine.key is not an option"),
+        (AddOn, "private", True, "Mine.private is not an option"),
         (AddOn, "loss", 0.1, "Mine.loss is a hook and cannot be an option too: rename the option"),
-        (Filter, "exact", True, "Mine.exact is no option"),
+        (Filter, "exact", True, "Mine.exact is not an option"),
         (Filter, "back", 1, "Mine.back is a hook"),
-        (Method, "private", True, "Mine.private is no option"),
+        (Method, "private", True, "Mine.private is not an option"),
     ],
 )
 def test_annotation_cannot_make_a_reserved_attribute_an_option(base: Any, name: str, default: Any, error: str) -> None:

@@ -163,7 +163,7 @@ def test_other_hash_is_warned_of_with_both_versions(run: Path, tmp_path: Path) -
     rows = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
     rows[-1]["loss"] += 1e-9
     (tmp_path / "run" / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.warns(UserWarning, match=r"came to the hash .* torch .* on cpu"):
+    with pytest.warns(UserWarning, match=r"has the hash .* torch .* on cpu"):
         again(tmp_path / "run")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -183,9 +183,9 @@ def column(reply: Message) -> Message:
 FOUND: list[tuple[str, str, Callable[[Message], Any], str]] = [
     ("an extra column", "FedDM", column, r"FedDM\.images must have the columns \[\]"),
     ("info", "FedDM", lambda r: with_values(FedDM__images=r[FedDM.images].replace(info={"a": 1}))(r), "carries info"),
-    ("last", "FedAvg FedExP", with_values(FedAvg__last={"a": torch.zeros(7)}), r"FedAvg\.last is not due"),
-    ("tested", "FedAvg FedExP", with_values(FedAvg__tested={"a": torch.zeros(7)}), r"FedAvg\.tested is not due"),
-    ("digest's", "FedAvg FedDF", with_values(FedDF__logits=torch.zeros(8, 3)), r"FedDF\.logits is not due"),
+    ("last", "FedAvg FedExP", with_values(FedAvg__last={"a": torch.zeros(7)}), r"FedAvg\.last is not expected"),
+    ("tested", "FedAvg FedExP", with_values(FedAvg__tested={"a": torch.zeros(7)}), r"FedAvg\.tested is not expected"),
+    ("digest's", "FedAvg FedDF", with_values(FedDF__logits=torch.zeros(8, 3)), r"FedDF\.logits is not expected"),
     ("weight -1e4", "FedAvg FedExP", with_values(FedAvg__samples=-1e4), r"must lie in \[0, 1e\+06\], got -10000"),
     ("weight -431", "FedAvg FedExP", with_values(FedAvg__samples=-431.0), r"samples must lie in"),
     ("weight 1e308", "FedAvg FedExP", with_values(FedAvg__samples=1e308), r"samples must lie in"),
@@ -298,7 +298,7 @@ def test_reply_inconsistent_with_earlier_ones_is_left_out_by_name() -> None:
 
     hostile, absent = (play(Hostile(Loose(factory=Tiny, **SMALL), one(how)), 2) for how in (wide, lost))
     assert_same(hostile, absent)
-    assert "has another form than in other replies" in hostile.rows[0]["failed"]["1"]
+    assert "has a different type or shape than in other replies" in hostile.rows[0]["failed"]["1"]
 
 
 def test_non_numeric_note_rejects_the_reply() -> None:
@@ -314,7 +314,7 @@ def test_non_numeric_note_rejects_the_reply() -> None:
 def test_limit_of_client_claims_is_an_option() -> None:
     options: dict[str, Any] = {"factory": Tiny, "max_samples": 15, **SMALL}
     row = play(FedAvg(**options), 1).rows[0]
-    why = "FedAvg.samples must lie in [0, 15], got 18; the largest weight is the method's to say (max_samples)"
+    why = "FedAvg.samples must lie in [0, 15], got 18; the method sets the largest weight (max_samples)"
     assert row["failed"] == {"2": why}
     assert play(FedProto(factory=Tiny, max_samples=5), 1).rows[0]["failed"].keys() == {"1", "2"}
     assert play(FedDM(factory=Tiny, max_samples=12, **DM), 1).rows[0]["failed"].keys() == {"1", "2"}
@@ -376,7 +376,7 @@ def test_inconsistent_replies_do_not_count_in_part() -> None:
         {E.a: torch.ones(3)},
     ]
     for values in odd:
-        with pytest.raises(BadReply, match="another form"):
+        with pytest.raises(BadReply, match="different type or shape"):
             reducer.fold(1, Message(values))
     assert reducer.clients == [0]
     assert reducer.result()[E.a].tolist() == [1.0, 1.0]

@@ -335,7 +335,7 @@ def test_unrequested_weights_are_refused_by_name() -> None:
     )
     assert_same(lost, stubborn)
     assert [list(row["failed"]) for row in stubborn.rows] == [["1"], ["1"]]
-    assert "FedAvg.update is not due" in stubborn.rows[0]["failed"]["1"]
+    assert "FedAvg.update is not expected" in stubborn.rows[0]["failed"]["1"]
 
 
 def test_round_with_zero_total_weight_fails() -> None:
