@@ -219,7 +219,7 @@ def test_refusals() -> None:
         FedAvg(FedDF(), factory=Tiny, personal="classifier.*")
     with pytest.raises(ValueError, match="FedDF needs the clients' models, but FedNova rescales"):
         FedAvg(FedDF(), FedNova(), factory=Tiny)
-    with pytest.raises(ValueError, match=r"FedAvgM follows the average in every round: FedDF\(rate=1\)"):
+    with pytest.raises(ValueError, match=r"FedAvgM needs the average in every round: use FedDF\(rate=1\)"):
         FedAvg(FedDF(rate=0.5), FedAvgM(0.5), factory=Tiny)
     with pytest.raises(ValueError, match="server_data={'proxy'"):
         play(FedDF(), data={"other": images(3, 0)})
