@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -198,7 +199,8 @@ def _require_attributes(addon: AddOn) -> None:
 
 def _warn_of_constant_damping(addon: AddOn) -> None:
     """Warn of `damping = alpha` in a class body, which is alpha's default and ignores the value of the option."""
-    for option in fields(addon) if is_dataclass(addon) else []:
+    options: tuple[Field[Any], ...] = fields(addon) if is_dataclass(addon) else ()
+    for option in options:
         if addon.damping and type(addon).damping is option.default:
             warn(
                 f"{addon.name}.damping is the default of {option.name}, whatever value {option.name} is given: write a "
