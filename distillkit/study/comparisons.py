@@ -68,7 +68,7 @@ def paired_differences(
     header = ("task", "method", "seeds of both", shown, f"{100 * confidence:g} % interval", "caution")
     note = (
         "Differences at equal seeds; Student's interval of their mean, not corrected for multiple comparisons. "
-        "It concerns other seeds, not another test set."
+        "The interval covers the variation between seeds, not between test sets."
     )
     return Table(header, tuple(printed), rows, (note,))
 
