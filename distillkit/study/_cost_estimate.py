@@ -15,7 +15,7 @@ from distillkit.study.candidate import Candidate, Cost
 __all__ = ["MAX_TRIAL_SHARE", "Estimate", "EstimateRow", "estimate_rows"]
 
 MAX_TRIAL_SHARE = 0.05
-"""Largest share of a control's total time for a trial of its own. Above it, the trial of its `like` is used."""
+"""Largest share of a control's total time that its own trial may take. Above it, the trial of its `like` is used."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class EstimateRow:
         runs: number of missing runs, including tuning runs.
         cost: cost of one run.
         memory: peak memory of the process in the trial, in bytes; None if unknown.
-        like: the candidate whose trial was used, if a trial of its own would take more than `MAX_TRIAL_SHARE`.
+        like: name of the candidate whose trial was used, if the row's own trial would take more than
+            `MAX_TRIAL_SHARE` of the total time.
     """
 
     task: str
@@ -42,12 +43,12 @@ class EstimateRow:
 class Estimate:
     """Estimated cost of the missing runs of a study; `print` it for a table.
 
-    It extrapolates from two rounds, or some steps, of each candidate's first configuration. A candidate that does
-    something else later, or whose configurations differ in cost, will take another time. The table marks a control
-    whose cost was taken from the candidate it is `like`.
+    The estimate extrapolates from two rounds, or some steps, of each candidate's first configuration. It is inaccurate
+    for a candidate whose later rounds or other configurations differ in cost. The table marks a control whose cost was
+    taken from the candidate named in `like`.
 
     Attributes:
-        rows: by task and candidate.
+        rows: one row per task and candidate.
         processes: number of concurrent runs.
     """
 
@@ -89,7 +90,8 @@ def estimate_rows(
     Args:
         design: the study's design.
         out: the study's folder.
-        trial: executes a short part of a run, and returns the cost of all of it and the peak memory.
+        trial: function that executes a short part of a run, and returns the estimated cost of the whole run and the
+            peak memory in bytes.
     """
     specs = [spec for search in design.tuning_runs().values() for runs in search for spec in runs]
     specs += design.final_runs({})
@@ -113,7 +115,7 @@ def estimate_rows(
 
 
 def _same_program(one: Candidate, other: Candidate) -> bool:
-    """Return whether two candidates are built and run alike, so that they differ only in settings of `make`."""
+    """Return whether two candidates are built and run in the same way, and differ only in the settings of `make`."""
     outside = [name for each in (one, other) for name in each.settings if not each.passes_to_make(name)]
     return one.make is other.make and one.for_record() == other.for_record() and not outside
 

@@ -20,10 +20,10 @@ class StudyDesign:
     """Tasks, candidates and seeds of a study.
 
     Attributes:
-        tasks, candidates: by name.
+        tasks, candidates: tasks and candidates by name.
         seeds: seeds of the final runs.
         tune_seeds: seeds of the tuning runs.
-        tune_on: the task on which all configurations are compared; None: each task separately.
+        tune_on: the task on which all configurations are compared; None to compare them on each task separately.
     """
 
     tasks: Mapping[str, Task]
@@ -43,7 +43,7 @@ class StudyDesign:
         return self.tasks if self.tune_on is None else {self.tune_on.name: self.tune_on}
 
     def task(self, name: str) -> Task:
-        """Return the task of this `name`, among the tasks of the tables and `tune_on`."""
+        """Return the task with this `name`: one of the tasks in the tables, or `tune_on`."""
         return {**self.tuned_tasks, **self.tasks}[name]
 
     def has(self, task: str, method: str) -> bool:
@@ -53,7 +53,7 @@ class StudyDesign:
 
     @property
     def parts(self) -> dict[str, dict[str, Any]]:
-        """The `tasks` and `seeds` of the candidates that are restricted to some; None for all."""
+        """The `tasks` and `seeds` of each restricted candidate, by its name; None stands for all tasks or seeds."""
         given = {name: {"tasks": c.tasks, "seeds": c.seeds} for name, c in self.candidates.items()}
         return {
             name: {key: None if part is None else list(part) for key, part in parts.items()}
@@ -62,7 +62,7 @@ class StudyDesign:
         }
 
     def tuning_runs(self) -> dict[tuple[str, str], list[list[RunSpec]]]:
-        """Return by task and candidate the runs of each configuration, without candidates that have `like`."""
+        """Return the runs of each configuration, by task and candidate. Candidates with `like` are left out."""
         if self.num_configurations == 1:
             return {}
 
@@ -81,10 +81,10 @@ class StudyDesign:
         }
 
     def final_runs(self, chosen: Mapping[tuple[str, str], int]) -> list[RunSpec]:
-        """Return the runs of the tables, all runs of one seed before those of the next.
+        """Return the final runs, ordered by seed.
 
         Args:
-            chosen: index of the chosen configuration, by task and candidate; default the first.
+            chosen: index of the chosen configuration, by task and candidate; default: the first configuration.
         """
         specs = []
         for seed in self.seeds:
@@ -129,7 +129,7 @@ def make_design(
 
 
 def _slug(name: str) -> str:
-    """Return a candidate's name as part of a folder name."""
+    """Convert a candidate's name to a form that can be used in a folder name."""
     return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
 
 
@@ -172,7 +172,7 @@ def _candidates(given: Mapping[str, Candidate]) -> dict[str, Candidate]:
 
 
 def _check_parts(design: StudyDesign) -> None:
-    """Check that each candidate's tasks and seeds are the study's, and that its `like` is tuned on them."""
+    """Check that each candidate's tasks and seeds belong to the study, and that its `like` is tuned on these tasks."""
     for name, candidate in design.candidates.items():
         for part, have in (("tasks", tuple(design.tasks)), ("seeds", design.seeds)):
             given = getattr(candidate, part) or ()

@@ -32,10 +32,10 @@ class RunSpec:
 
     Attributes:
         run: name of the run.
-        folder: folder of the run, relative to the study's.
+        folder: folder of the run, relative to the study's folder.
         task, method: names of the task and the candidate.
         seed: seed of the run.
-        settings: settings of the candidate and of the configuration.
+        settings: settings of the candidate, combined with those of the configuration.
         validation: whether this is a tuning run.
     """
 
@@ -53,10 +53,11 @@ class PreparedRun:
     """A run with everything it needs.
 
     Attributes:
-        spec: the specification.
-        task, split: its task, and the task's images.
-        candidate: its candidate.
-        built: the object that `Candidate.build` returned.
+        spec: specification of the run.
+        task: task of the run.
+        split: images of the task.
+        candidate: candidate that is run.
+        built: object that `Candidate.build` returned.
     """
 
     spec: RunSpec
@@ -70,8 +71,8 @@ class PreparedRun:
 
         Args:
             out: the study's folder.
-            options: `device`, `workers` and `progress` of the job; `commit` of the code; `keep`; `partition_seed`;
-                `shared`, a folder that may already hold the task's files.
+            options: `device`, `workers`, `progress`, `keep` and `partition_seed` of the `Job`; `commit`, the commit
+                of the code; `shared`, a folder that may already hold the task's files.
         """
         spec, folder = self.spec, out / self.spec.folder
         path = folder / "summary.json"
@@ -107,7 +108,7 @@ class PreparedRun:
         """Execute a short part of the run.
 
         Args:
-            options: `device` and `workers` of the job.
+            options: `device` and `workers` of the `Job`.
 
         Returns:
             The estimated cost of the whole run, and the peak memory of this process during the trial, in bytes.
@@ -144,7 +145,7 @@ class PreparedRun:
 
 
 _SPLITS: dict[str, Split] = {}
-"""In a worker process, the images of its last task."""
+"""Images of the last task, kept in each worker process."""
 
 
 @dataclass(frozen=True)
@@ -153,9 +154,9 @@ class SerializedRun:
 
     Attributes:
         out: the study's folder.
-        task, candidate, built: configs of the task, the candidate, and the object it built.
-        spec: fields of the specification; the settings as configs.
-        names: functions and classes that the configs refer to.
+        task, candidate, built: configs of the task, the candidate, and the object that the candidate built.
+        spec: fields of the specification, with the settings as configs.
+        names: functions and classes that the configs refer to, by name.
     """
 
     out: Path
@@ -190,7 +191,7 @@ class SerializedRun:
 
 
 def write_config(built: Any, job: Job) -> None:
-    """Write a run's `config.json`: what was run, on which task, with which seed and versions.
+    """Write a run's `config.json`: the object that is run, the task, the seed and the versions.
 
     Args:
         built: the object that the candidate built.
@@ -215,9 +216,9 @@ def privacy_columns(ledger: Ledger | None) -> dict[str, Any]:
         ledger: the ledger that the run charged; None for a run without a guarantee.
 
     Returns:
-        `epsilon`, None where there is no guarantee. With a ledger also `delta`; `relation`, which data sets are
-        neighbours; `noise`, "operating system" or "seeded" (no guarantee); `epsilon_reason` if there is no guarantee,
-        and `epsilon_remarks` if there are remarks.
+        The column `epsilon`, which is None if there is no guarantee. With a ledger, also `delta`; `relation`, the
+        neighbour relation of data sets; `noise`, the source of the noise: "operating system", or "seeded" (no
+        guarantee); `epsilon_reason` if there is no guarantee, and `epsilon_remarks` if there are remarks.
     """
     if ledger is None:
         return {"epsilon": None}

@@ -13,15 +13,15 @@ from distillkit._utils import check
 __all__ = ["NONE", "Table", "Unit", "markdown_table", "mean_std", "sparkline", "unit_of"]
 
 NONE = "–"
-"""Table cell without a number."""
+"""Text of a table cell that has no value."""
 
 
 def mean_std(values: Sequence[float], scale: float = 1.0, digits: int = 1) -> str:
-    """Return mean and standard deviation (n - 1) as text, "91.2 ± 0.4"; one value has no deviation.
+    """Return mean and standard deviation (n - 1) as text, "91.2 ± 0.4". For one value, the deviation is left out.
 
     Args:
-        values: one per seed.
-        scale: factor, for example 100 for fractions in per cent.
+        values: values, one per seed.
+        scale: factor by which the values are multiplied, for example 100 to print fractions in per cent.
         digits: number of decimals.
 
     Raises:
@@ -43,15 +43,15 @@ def sparkline(accuracies: Sequence[float]) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """Return a Markdown table, aligned for a terminal too.
+    """Return a Markdown table whose columns are also aligned in a terminal.
 
     Args:
         header: names of the columns.
-        rows: cells, one per name. "|" is escaped, and a line break becomes a space.
-        left: number of first columns that are aligned left; the others are aligned right.
+        rows: cells of each row, one per column. "|" is escaped, and a line break becomes a space.
+        left: number of leading columns that are aligned left; the other columns are aligned right.
 
     Raises:
-        TypeError, ValueError: there are no names, a cell is not a string, or a row has another number of cells.
+        TypeError, ValueError: there are no columns, a cell is not a string, or a row has too few or too many cells.
     """
     check.positive_int(left, "left", least=0)
     if not _strings(header, "header"):
@@ -83,15 +83,15 @@ def _strings(values: Sequence[str], name: str) -> Sequence[str]:
 
 @dataclass(frozen=True, repr=False)
 class Table:
-    """Table that prints as Markdown, and as HTML in a notebook. `pandas.DataFrame(table.rows)` has its numbers.
+    """Table that prints as Markdown, and as HTML in a notebook. `pandas.DataFrame(table.rows)` holds its values.
 
     Attributes:
         header: printed names of the columns.
         cells: printed rows; accuracies in per cent, traffic in MB of 10^6 bytes.
-        rows: numbers of each row by their name in the records, not rounded and in the records' units: accuracies are
-            fractions, traffic is in bytes. A missing number is None. All rows have the same names.
-        notes: explanations, printed below.
-        left: number of first columns that are aligned left.
+        rows: values of each row by their name in the records, not rounded and in the records' units: accuracies are
+            fractions, traffic is in bytes. A missing value is None. All rows have the same names.
+        notes: explanations, printed below the table.
+        left: number of leading columns that are aligned left.
     """
 
     header: tuple[str, ...]
@@ -105,16 +105,18 @@ class Table:
 
         Args:
             name: name of the column.
-            cell: returns the text for one of the `rows`; "" becomes "–".
+            cell: function of one of the `rows` that returns the cell's text; "" is printed as "–".
         """
         cells = tuple((*line, cell(row) or NONE) for line, row in zip(self.cells, self.rows))
         return replace(self, header=(*self.header, name), cells=cells)
 
     def without(self, *names: str) -> Table:
-        """Return the table without some printed columns. `rows` keeps them; the note on "*" goes with the last "*".
+        """Return the table without some printed columns. `rows` still holds them.
+
+        The note on "*" is removed with the last column that contains a "*".
 
         Args:
-            names: names of the columns in the header.
+            names: printed names of the columns to remove.
 
         Raises:
             ValueError: the table has no such column.
@@ -151,7 +153,7 @@ class Unit:
 
     Attributes:
         name: name of the unit, for example "%"; empty for a plain number.
-        scale: factor from the records' unit.
+        scale: factor that converts a value from the records' unit to this unit.
         digits: number of decimals.
     """
 
@@ -164,8 +166,8 @@ def unit_of(column: str, values: Sequence[float]) -> Unit:
     """Return the printed unit of a column: per cent for accuracies, MB for bytes.
 
     Args:
-        column: name in the records.
-        values: its numbers, which determine the decimals.
+        column: name of the column in the records.
+        values: values in the column, which determine the number of decimals.
     """
     last = column.rsplit(".", 1)[-1]
     if column.startswith("accuracy"):

@@ -18,8 +18,8 @@ class Group:
     Attributes:
         task: name of the task.
         method: name of the candidate.
-        records: its finished runs by seed; may be empty.
-        wanted: its seeds in the study, and those of other candidates on this task.
+        records: records of the candidate's finished runs, by seed; may be empty.
+        wanted: seeds of the candidate in the study, and of the other candidates on this task.
     """
 
     task: str
@@ -29,12 +29,12 @@ class Group:
 
     @property
     def seeds(self) -> str:
-        """Number of finished runs, with the wanted number if some are missing: "3", "2 of 3"."""
+        """Number of finished runs, and the planned number if some runs are missing: "3", "2 of 3"."""
         have, want = len(self.records), len(self.wanted)
         return str(have) if have == want else f"{have} of {want}"
 
     def values(self, column: str) -> list[Any]:
-        """Return the values of a `column` of the runs, see `Record.last`."""
+        """Return the value of a `column` for each run, see `Record.last`."""
         return [r.last(column) for r in self.records]
 
 
@@ -43,7 +43,7 @@ def group_records(records: RecordsLike, name: str = "records") -> list[Group]:
 
     Args:
         records: records, or a study's folder.
-        name: name of the argument, for the message.
+        name: name of the argument, used in the error message.
     """
     known = as_records(records, name)
     keys = [(r.task, r.method, r.seed) for r in known] + list(known.missing)

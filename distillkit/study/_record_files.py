@@ -18,7 +18,7 @@ FORMATS = {name: f"distillkit.{name}/1" for name in ("study", "choice", "records
 """Formats of `study.json`, `choice.json` and the files of `write_records`."""
 
 RecordsLike = str | os.PathLike[str] | Sequence[Record]
-"""Records, or the folder or file that holds them."""
+"""Records, or the path of a folder or file that holds records."""
 
 _COLUMNS = (
     *("round", "accuracy", "loss", "accuracy_by", "accuracy_clients", "accuracy_locals", "accuracy_personal"),
@@ -34,11 +34,11 @@ def read_records(folder: str | os.PathLike[str]) -> Records:
         folder: the study's folder, or a file written by `write_records`. Each subfolder with a `summary.json` is a run.
 
     Returns:
-        The records in the order of the study (`study.json`: tasks, candidates, seeds), or of the runs' names without
-        one, with the study's missing runs and its choice.
+        The records, with the study's missing runs and its choice of configurations. They are in the order of the study
+        (`study.json`: tasks, candidates, seeds), or sorted by the runs' names if there is no `study.json`.
 
     Raises:
-        FileNotFoundError: there is no such folder, or no finished run in it.
+        FileNotFoundError: there is no such folder, or it contains no finished run.
         TypeError: `folder` is not a path.
         RecordError: a file is damaged or of another format; the message names the file.
     """
@@ -64,12 +64,12 @@ def as_records(records: RecordsLike, name: str = "records") -> Records:
     """Return checked records. A folder or file is read.
 
     Args:
-        records: records, or the folder or file that holds them.
-        name: name of the argument, for the message.
+        records: records, or the path of a folder or file that holds records.
+        name: name of the argument, used in the error message.
 
     Raises:
-        TypeError: another type.
-        ValueError: there are none, or two have the same task, method and seed.
+        TypeError: `records` has another type.
+        ValueError: there are no records, or two records have the same task, method and seed.
     """
     if isinstance(records, str | os.PathLike):
         return read_records(records)
@@ -91,7 +91,7 @@ def write_records(records: RecordsLike, path: str | os.PathLike[str]) -> Path:
 
     Args:
         records: records, or a study's folder; for several studies `read_records(a) + read_records(b)`.
-        path: the file, usually `.jsonl`, with one line of JSON per run.
+        path: path of the file, usually `.jsonl`. The file has one line of JSON per run.
 
     Returns:
         The path.
@@ -116,11 +116,12 @@ def read_rows(path: Path, *, torn: bool = False) -> list[dict[str, Any]]:
     """Read the rows of a `history.jsonl`, which has rounds 1, 2, 3 and so on.
 
     Args:
-        path: the file; one that does not exist has no rows.
-        torn: whether the last line may be incomplete; it is then left out.
+        path: path of the file. A file that does not exist has no rows.
+        torn: whether the last line may be incomplete; an incomplete line is left out.
 
     Raises:
-        RecordError: a line is damaged, or the rounds do not count up by one (as when two processes wrote the file).
+        RecordError: a line is damaged, or the rounds are not consecutive (for example because two processes wrote the
+            file).
     """
     lines = path.read_bytes().splitlines() if path.exists() else []
     rows: list[dict[str, Any]] = []
@@ -145,11 +146,11 @@ def as_path(given: str | os.PathLike[str], name: str = "folder") -> Path:
     """Return the path of a file or folder.
 
     Args:
-        given: its name or path.
-        name: name of the argument, for the message.
+        given: path as a string or a path object.
+        name: name of the argument, used in the error message.
 
     Raises:
-        TypeError: neither.
+        TypeError: `given` is not a path.
     """
     if not isinstance(given, str | os.PathLike):
         raise TypeError(f"{name} must be a path, got {type(given).__name__}")
@@ -160,11 +161,11 @@ def read_json(path: Path, kind: str | None = None) -> Any:
     """Return the value in a JSON file.
 
     Args:
-        path: the file.
-        kind: the format that the file must have.
+        path: path of the file.
+        kind: name of the format that the file must have; None accepts any format.
 
     Raises:
-        RecordError: the file is damaged, or of another format.
+        RecordError: the file is damaged, or has another format.
     """
     try:
         value = json.loads(path.read_bytes())
@@ -203,7 +204,7 @@ def _read_records_file(path: Path) -> Records:
 
 
 def _planned_runs(path: Path) -> list[tuple[str, str, int]] | None:
-    """Return (task, method, seed) of every run in a `study.json`, in its order; None without the file."""
+    """Return (task, method, seed) of every run in a `study.json`, in the file's order; None if there is no file."""
     if not path.exists():
         return None
     study = read_json(path, FORMATS["study"])

@@ -26,8 +26,8 @@ class Record:
     """Summary and history of one finished run.
 
     Args:
-        line: content of `summary.json`. It has `task`, `method`, `seed` and `accuracy_last`, a fraction, or None for a
-            run without a test set.
+        line: content of `summary.json`. It has `task`, `method`, `seed` and `accuracy_last`, which is a fraction, or
+            None for a run without a test set.
         rows: content of `history.jsonl`, one mapping per round; empty for a candidate without rounds.
         folder: folder of the run; None if the record was not read from files.
 
@@ -75,14 +75,14 @@ class Record:
 
     @property
     def failed(self) -> bool:
-        """Whether the run ended with an error; then it has no accuracy."""
+        """Whether the run ended with an error. A failed run has no accuracy."""
         return self.line.get("error") is not None
 
     def last(self, column: str) -> Any:
-        """Return a value of the summary, or else of the last round; None if neither has it.
+        """Return a value from the summary, or from the last round if the summary does not have it; otherwise None.
 
         Args:
-            column: its name. A dot enters a mapping ("accuracy_clients.worst10", "settings.lr").
+            column: name of the value. A dot selects an entry of a mapping ("accuracy_clients.worst10", "settings.lr").
         """
         for source in (self.line, self.rows[-1] if self.rows else {}):
             value: Any = source
@@ -96,13 +96,13 @@ class Record:
 class Records(list[Record]):
     """List of the finished runs of a study, with its missing runs and its choice of configurations.
 
-    A filtered list knows only its own runs: tables then compare the seeds of each candidate with those of the others.
-    The sum of two lists holds the records of both studies.
+    A filtered list has no information on missing runs: tables then compare each candidate's seeds with the seeds of the
+    other candidates. The sum of two lists holds the records of both studies.
 
     Args:
         records: the finished runs.
         missing: (task, method, seed) of each unfinished run.
-        choices: content of `choice.json`, one per study.
+        choices: contents of the `choice.json` files, one per study.
     """
 
     def __init__(
@@ -128,10 +128,11 @@ class Records(list[Record]):
         rounds that was fixed before the run avoids both.
 
         Args:
-            rounds: number of last rounds; those without a test do not count. A run without rounds has None.
+            rounds: number of final rounds to average over. Untested rounds among them are skipped. The value is None
+                for a run in which none of them was tested.
 
         Raises:
-            ValueError, TypeError: not a positive integer.
+            ValueError, TypeError: `rounds` is not a positive integer.
         """
         check.positive_int(rounds, "rounds")
 
@@ -148,10 +149,10 @@ class Records(list[Record]):
 
 
 def decode_settings(config: Any) -> Any:
-    """Return settings with the mappings and tuples of `distillkit.serialization` as plain mappings and lists.
+    """Convert the mappings and tuples of `distillkit.serialization` in settings to plain mappings and lists.
 
     Args:
-        config: a JSON value; anything else stays as it is.
+        config: settings as a JSON value. All other values in it are returned unchanged.
     """
     if isinstance(config, list):
         return [decode_settings(item) for item in config]
@@ -169,10 +170,11 @@ def require_unique(records: Iterable[Record]) -> list[Record]:
     """Return the records, after checking that no two have the same task, method and seed.
 
     Args:
-        records: of finished runs.
+        records: records of finished runs.
 
     Raises:
-        RecordError: two records coincide; the message names them and the columns that differ.
+        RecordError: two records have the same task, method and seed; the message names them and the columns that
+            differ.
     """
     found: dict[tuple[str, str, int], Record] = {}
     for record in records:

@@ -28,13 +28,14 @@ def summary_table(records: RecordsLike, *, columns: Sequence[str] = ()) -> Table
             ("accuracy_clients.worst10"). Numbers are shown as mean ± standard deviation over seeds.
 
     Returns:
-        A row per task and candidate: its seeds ("2 of 3" if one is not finished), the accuracy after the last round and
-        the best accuracy of each run as mean ± standard deviation (n - 1) over seeds, the maximum over rounds of the
-        mean over seeds, and epsilon (the largest over seeds) if some candidate has one. A candidate without a test
-        accuracy has "–". Best rounds are left out if no candidate has rounds.
+        A table with one row per task and candidate. Its columns are the number of seeds ("2 of 3" if one is not
+        finished); the accuracy after the last round, and the best accuracy of each run, both as mean ± standard
+        deviation (n - 1) over seeds; the maximum over rounds of the mean over seeds; and the largest epsilon over seeds
+        if some candidate has an epsilon. A candidate without a test accuracy has "–". The columns on best rounds are
+        left out if no candidate has rounds.
 
     Raises:
-        ValueError: there are no records, or no run has a column.
+        ValueError: there are no records, or no run has one of the `columns`.
         TypeError: `records` are not records, or `columns` are not names.
     """
     found = group_records(records)
@@ -68,11 +69,11 @@ def summary_table(records: RecordsLike, *, columns: Sequence[str] = ()) -> Table
 
 
 def numbers_of(column: str, values: Sequence[Any]) -> tuple[dict[str, Any], str]:
-    """Return the mean and deviation of one column over seeds, by name, and the printed cell.
+    """Return the mean and standard deviation of one column over seeds, by name, and the text of the printed cell.
 
     Args:
-        column: name in the records.
-        values: one per run; None if missing.
+        column: name of the column in the records.
+        values: values of the column, one per run; None if missing.
     """
     known = [v for v in values if v is not None]
     if not known:
@@ -90,7 +91,7 @@ def numbers_of(column: str, values: Sequence[Any]) -> tuple[dict[str, Any], str]
 
 
 def _best_mean(group: Group) -> tuple[dict[str, Any], str]:
-    """Return the maximum over tested rounds of the mean over seeds, by name, and the printed cell."""
+    """Return the maximum over tested rounds of the mean over seeds, by name, and the text of the printed cell."""
     tested = [[row for row in r.rows if row.get("accuracy") is not None] for r in group.records if not r.failed]
     nothing = {"accuracy_best_mean": None, "accuracy_best_mean_round": None}
     if not tested or not all(tested):
@@ -109,11 +110,11 @@ def require_columns(found: Sequence[Group], columns: Sequence[str]) -> None:
 
     Args:
         found: the groups of runs.
-        columns: names, see `Record.last`.
+        columns: names of the columns, see `Record.last`.
 
     Raises:
-        TypeError: not a list of names.
-        ValueError: no run has a column; the message lists the columns there are.
+        TypeError: `columns` is not a list of names.
+        ValueError: no run has one of the columns; the message lists the existing columns.
     """
     for column in check.sequence(columns, "columns", "names in the summaries or last rounds"):
         if not isinstance(column, str):
@@ -128,7 +129,7 @@ def header_of(column: str, found: Sequence[Group]) -> str:
     """Return the printed name of a column, with its unit.
 
     Args:
-        column: name in the records.
+        column: name of the column in the records.
         found: the groups of runs.
     """
     values = [v for g in found for v in g.values(column) if isinstance(v, int | float)]
@@ -167,7 +168,7 @@ def _privacy_notes(found: Sequence[Group]) -> list[str]:
 
 
 def _rounded_up(epsilon: float) -> str:
-    """Return epsilon with two digits, rounded up."""
+    """Format epsilon with two digits, rounded up."""
     return f"{math.ceil(100 * epsilon - 1e-6) / 100:.2f}"
 
 

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 RULES = {"last": "accuracy_last", "own": "accuracy_own"}
-"""Rules for the best configuration, and the validation accuracy that each looks at."""
+"""Validation accuracy that each rule uses to choose the best configuration."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,14 @@ class TuningResult:
     """Search result of one candidate on one task.
 
     Attributes:
-        task: the task of the tuning runs.
+        task: name of the task of the tuning runs.
         method: name of the candidate.
-        configurations: one mapping each: its `settings`, its `score` (the mean over the tuning seeds; None if a run
-            failed) and the `scores` by seed. Empty for a candidate with one configuration or with `like`.
+        configurations: one mapping per configuration, with its `settings`, its `score` (the mean over the tuning
+            seeds; None if a run failed) and the `scores` by seed. Empty for a candidate with one configuration or with
+            `like`.
         chosen: index of the chosen configuration; None for a candidate with `like`.
-        like: the candidate whose settings are used.
-        rule: rule of the choice; None if nothing was chosen.
+        like: name of the candidate whose settings are used.
+        rule: rule by which the configuration was chosen; None if nothing was chosen.
     """
 
     task: str
@@ -51,10 +52,12 @@ class TuningResult:
 
 
 def score_configuration(lines: Sequence[Mapping[str, Any]], rule: str) -> dict[str, Any]:
-    """Return the settings of one configuration, its score, and the score of each seed; None where a run failed.
+    """Return the settings of one configuration, its score, and its score for each seed.
+
+    If a run failed, its score is None, and so is the score of the configuration.
 
     Args:
-        lines: summaries of its runs, one per seed.
+        lines: summaries of the configuration's runs, one per seed.
         rule: a key of `RULES`.
     """
     scores = [line.get(RULES[rule]) for line in lines]
@@ -67,11 +70,11 @@ def score_configuration(lines: Sequence[Mapping[str, Any]], rule: str) -> dict[s
 
 
 def best_configuration(tries: Sequence[Mapping[str, Any]], where: str) -> int:
-    """Return the index of the configuration with the highest score. Ties go to the first.
+    """Return the index of the configuration with the highest score. In a tie, the first one is chosen.
 
     Args:
-        tries: results of `score_configuration`.
-        where: the candidate and task, for the message.
+        tries: results of `score_configuration`, one per configuration.
+        where: names of the candidate and task, used in the error message.
 
     Raises:
         ValueError: no configuration has a score.
@@ -90,11 +93,12 @@ def read_choice(folder: str | os.PathLike[str]) -> tuple[list[TuningResult], Map
         folder: the study's folder, its `choice.json`, or a file written by `write_records`.
 
     Returns:
-        The results by task and candidate, in the order of the file; and the `rule` and `seeds` of the search.
+        The results by task and candidate, in the order of the file; and a mapping with the `rule` and `seeds` of the
+        search.
 
     Raises:
-        FileNotFoundError: the folder has no choice.
-        RecordError: the file is damaged, of another format, or its choice is not the best configuration.
+        FileNotFoundError: the folder has no `choice.json`.
+        RecordError: the file is damaged, has another format, or its chosen configuration is not the best one.
     """
     path = as_path(folder)
     path = path / "choice.json" if path.is_dir() else path
@@ -124,17 +128,17 @@ def read_choice(folder: str | os.PathLike[str]) -> tuple[list[TuningResult], Map
 
 
 def equal_search_sizes(folder: str | os.PathLike[str]) -> dict[str, int]:
-    """Return the number of configurations of each candidate by task, and refuse a study where they differ.
+    """Return the number of configurations by task, after checking that all candidates have equally many.
 
-    A comparison is fair only if all candidates had equally many. A candidate with one configuration counts 1, and one
-    with `like` is left out.
+    A comparison is fair only if all candidates had equally many configurations. A candidate without a search counts as
+    1. A candidate with `like` is left out.
 
     Args:
         folder: the study's folder, its `choice.json`, or a file written by `write_records`.
 
     Raises:
         FileNotFoundError, RecordError: see `read_choice`.
-        ValueError: the numbers differ, or there are no candidates.
+        ValueError: the candidates have different numbers of configurations, or there are no candidates.
     """
     results, _ = read_choice(folder)
     counts: dict[str, dict[str, int]] = {}
@@ -155,16 +159,17 @@ def tuning_table(folder: str | os.PathLike[str], *, task: str | None = None) -> 
 
     Args:
         folder: the study's folder, its `choice.json`, or a file written by `write_records`.
-        task: only this task; default all.
+        task: name of the task to show; default: all tasks.
 
     Returns:
-        A row per task and candidate: the number of configurations, the chosen settings (those that differ between
-        configurations), their score on the validation part, the worst configuration's score, and the chosen numbers at
-        the edge of the search, among at least three values. A better value may lie beyond an edge.
+        A table with one row per task and candidate. Its columns are the number of configurations, the chosen values of
+        the settings that differ between configurations, their score on the validation part, the worst configuration's
+        score, and the settings whose chosen value is the smallest or largest of at least three values. For these
+        settings, a value outside the searched range may be better.
 
     Raises:
         FileNotFoundError, RecordError: see `read_choice`.
-        ValueError: no such task.
+        ValueError: there is no such task.
     """
     every, facts = read_choice(folder)
     tuned = [t for t in every if task in (None, t.task)]
@@ -197,7 +202,7 @@ def tuning_table(folder: str | os.PathLike[str], *, task: str | None = None) -> 
 
 
 def _choices(path: Path) -> list[Any]:
-    """Read the choices in a `choice.json` or a file of records, which may hold several or none."""
+    """Read the choices in a `choice.json` or a file of records. A file of records may hold several choices or none."""
     try:
         head = json.loads(path.read_bytes().split(b"\n", 1)[0])
     except ValueError:  # a `choice.json` has several lines
@@ -208,13 +213,13 @@ def _choices(path: Path) -> list[Any]:
 
 
 def _varied(tries: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the chosen settings that differ between configurations, or all if none does."""
+    """Return the chosen settings that differ between configurations; all chosen settings if none differ."""
     varied = {k: v for k, v in chosen.items() if any(one["settings"].get(k) != v for one in tries)}
     return varied or chosen
 
 
 def _edges(tries: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> list[str]:
-    """Return the names of settings whose chosen number is the smallest or largest of at least three."""
+    """Return the names of settings whose chosen value is the smallest or largest of at least three numbers."""
     found = []
     for name, value in chosen.items():
         values = {t["settings"].get(name) for t in tries if _is_number(t["settings"].get(name))}

@@ -1,4 +1,4 @@
-"""Base class of what a study compares, and the job that a candidate executes."""
+"""Base class of the candidates in a study, and the job that a candidate executes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def grid(**options: Sequence[Any]) -> list[dict[str, Any]]:
     """Return all combinations of settings, for `search=`: `grid(lr=[0.03, 0.1], mu=[0.01, 0.1])` has four.
 
     Args:
-        options: the values of each setting; the last one changes fastest.
+        options: values of each setting. The last setting varies fastest.
 
     Raises:
-        TypeError, ValueError: a setting without values.
+        TypeError, ValueError: a setting has no values.
     """
     for name, values in options.items():
         if not check.sequence(values, name, f"the values of {name}"):
@@ -43,15 +43,17 @@ class Job:
 
     Attributes:
         run: name of the run and of its folder.
-        folder: folder of the run's files.
-        task, split: the task, and its images.
-        seed: seed of all draws.
-        settings: settings of this run, in addition to the candidate's own.
-        validation: whether this is a tuning run, tested on the validation part, on which nobody trains.
-        keep: numbers of the training records to keep; None for all.
-        partition_seed: seed of the partition if it differs from `seed`, in a run that is repeated with another seed.
-        notes: information for `config.json`, needed to repeat the run.
-        workers: threads that run clients.
+        folder: folder for the run's files.
+        task: the task.
+        split: images of the task.
+        seed: seed of all random draws.
+        settings: settings of this run, in addition to the candidate's own settings.
+        validation: whether this is a tuning run, which is tested on the validation part. Nobody trains on that part.
+        keep: indices of the training records to keep; None for all.
+        partition_seed: seed of the partition, if it differs from `seed` because the run repeats another run with a new
+            seed.
+        notes: information in `config.json` that is needed to repeat the run.
+        workers: number of threads that run clients.
         device: the device to compute on.
         progress: whether to show progress bars.
     """
@@ -76,8 +78,8 @@ class Cost:
     """Expected cost of one run, from a short trial.
 
     Attributes:
-        seconds: wall time.
-        bytes_up, bytes_down: communication; None if there is none.
+        seconds: wall time in seconds.
+        bytes_up, bytes_down: size of all messages to and from the server; None for a run without communication.
     """
 
     seconds: float
@@ -90,24 +92,24 @@ class Candidate(ABC):
     """One method in a study, with its settings and the configurations to search.
 
     `fl.study.Federated` runs a federated method. `distillkit.study.Condense` makes a small set and trains networks on
-    it. For another kind, derive a frozen dataclass from this class, at the top level of a module.
+    it. For another kind of candidate, derive a frozen dataclass from this class, at the top level of a module.
 
     Args:
-        make: builds what is run. It is called with `factory`, the task's network, and the settings by name:
-            `lambda factory, lr, mu: FedAvg(FedProx(mu), factory=factory, lr=lr)`. If it has an argument `task`, it
-            also gets the `Task`. It may be a lambda, because records hold the built object.
-        search: configurations to compare, one mapping of settings each; see `grid`. All candidates of a study must
-            have equally many.
-        settings: settings of every configuration.
-        like: name of another candidate whose chosen settings this one uses instead of a search. Use it for a control
-            that must differ in one thing only.
-        rule: rule to choose the best configuration, "last" or "own", if it differs from the study's. A personal method
-            and its baseline should be chosen by the clients' own tests.
-        tasks, seeds: restrict the candidate to some of the study's tasks (by name) and seeds; default all.
+        make: function that builds the object to run. It is called with `factory`, the task's network factory, and with
+            the settings by name: `lambda factory, lr, mu: FedAvg(FedProx(mu), factory=factory, lr=lr)`. If it has an
+            argument `task`, it also receives the `Task`. It may be a lambda, because records hold the built object.
+        search: configurations to compare, each a mapping of settings; see `grid`. All searches in a study must have
+            the same size.
+        settings: settings that all configurations share.
+        like: name of another candidate whose chosen settings this candidate uses instead of a search. Use it for a
+            control that must differ in one thing only.
+        rule: rule to choose the best configuration, "last" or "own"; default: the study's rule. Choose a personalized
+            method and its baseline by the clients' own tests.
+        tasks, seeds: names of the study's tasks, and the seeds, to which the candidate is restricted; default: all.
 
     Attributes:
-        failures: exceptions that bad settings may raise. Such a configuration is never chosen.
-        old_options: names of renamed options in records, by their present names.
+        failures: exceptions that bad settings may raise. A configuration that raises one is never chosen.
+        old_options: former names of renamed options, as older records use them, by their present names.
     """
 
     make: Callable[..., Any] | None
@@ -143,15 +145,16 @@ class Candidate(ABC):
             raise ValueError(f"like={self.like!r} uses that candidate's settings, so search must be left out")
 
     def configurations(self) -> list[dict[str, Any]]:
-        """Return the settings of each configuration, including those common to all."""
+        """Return the settings of each configuration, including the shared settings."""
         return [{**self.settings, **settings} for settings in self.search]
 
     def build(self, task: Task, split: Split, settings: Mapping[str, Any]) -> Any:
-        """Build what is run.
+        """Build the object to run.
 
         Args:
-            task, split: the task, and its images.
-            settings: settings of one configuration, in addition to the candidate's own.
+            task: the task.
+            split: images of the task.
+            settings: settings of one configuration, in addition to the candidate's own settings.
 
         Raises:
             TypeError: `make` does not accept a setting, or the candidate was read from a record and has no `make`.
@@ -163,31 +166,32 @@ class Candidate(ABC):
         return self.make(**{name: value for name, value in given.items() if self.passes_to_make(name)}, **extra)
 
     def factory(self, task: Task, split: Split) -> Callable[..., Any]:
-        """Return the `factory` for `make`: called with the number of outputs, it returns a network of the task.
+        """Return the `factory` for `make`, a function that returns a network of the task for a number of outputs.
 
         Args:
-            task, split: the task, and its images.
+            task: the task.
+            split: images of the task.
         """
         return task.network(split)
 
     def passes_to_make(self, name: str) -> bool:
-        """Return whether the setting of this `name` is passed to `make`. Subclasses may keep some to themselves."""
+        """Return whether the setting with this `name` is passed to `make`; subclasses may use some themselves."""
         return True
 
     def for_record(self: Self) -> Self:
-        """Return the candidate as records hold it: only how it runs, without `make`, settings and search."""
+        """Return a copy for the records, which only describes how to run, without `make`, settings and search."""
         return replace(self, make=None, search=({},), settings={}, like=None, rule=None, tasks=None, seeds=None)
 
     @abstractmethod
     def run(self, built: Any, job: Job) -> dict[str, Any]:
-        """Execute a run, or resume it, and write its records to the job's folder.
+        """Execute or resume a run, and write its records to the job's folder.
 
         Args:
             built: the object that `build` returned.
             job: the run.
 
         Returns:
-            The columns of the run's summary. They include `accuracy_last`, a fraction or None.
+            The columns of the run's summary, including `accuracy_last`, which is a fraction or None.
         """
 
     @abstractmethod

@@ -22,19 +22,19 @@ def paired_differences(
 
     Two candidates with the same seed share the data split and the initial weights, so their difference varies less than
     either accuracy. The interval is Student's, for the mean of n differences d: mean(d) ± t(n - 1) std(d) / sqrt(n). It
-    assumes normal differences, and concerns new seeds, not a new test set. Intervals are not corrected for multiple
-    comparisons.
+    assumes normally distributed differences. It covers the variation between seeds, not between test sets. Intervals
+    are not corrected for multiple comparisons.
 
     Args:
         records: records, or a study's folder.
         base: name of the baseline.
         confidence: confidence level of each interval.
-        column: the column to compare, see `Record.last`.
+        column: name of the column to compare, see `Record.last`.
 
     Returns:
-        A row per task and candidate: the number of seeds that both have, the mean difference (candidate - base;
-        accuracies in percentage points), its interval, and a caution if the interval contains 0 or is undefined (fewer
-        than 2 seeds).
+        A table with one row per task and candidate. Its columns are the number of seeds that candidate and baseline
+        share, the mean difference (candidate - base; accuracies in percentage points), the confidence interval, and a
+        caution if the interval contains 0 or is undefined (fewer than 2 seeds).
 
     Raises:
         ValueError: there are no records, a task lacks the baseline, no run has the column, or `confidence` is outside
@@ -78,13 +78,13 @@ def compare_studies(before: RecordsLike, after: RecordsLike, *, column: str = "a
 
     Args:
         before, after: records, or a study's folder.
-        column: the column to compare, see `Record.last`.
+        column: name of the column to compare, see `Record.last`.
 
     Returns:
-        A row per task and candidate of either side: mean ± standard deviation over seeds before and after, the
-        difference of the means, and a verdict. "the same": equal seeds with equal numbers, to the last bit. "changed":
-        the means differ by more than the larger standard deviation (with one seed a side, by anything). "only before"
-        and "only after" mark what one side lacks.
+        A table with one row per task and candidate in either study. Its columns are mean ± standard deviation over
+        seeds before and after, the difference of the means, and a verdict. "the same": both studies have the same
+        seeds and bit-identical values. "changed": the means differ by more than the larger standard deviation (if each
+        study has only one seed, by any amount). "only before" and "only after": one study lacks the row.
 
     Raises:
         ValueError: there are no records, or no run has the column.
@@ -116,8 +116,8 @@ def interval(differences: Sequence[float], confidence: float) -> tuple[float, fl
     """Return Student's confidence interval of the mean of differences; (None, None) for fewer than two.
 
     Args:
-        differences: one per seed.
-        confidence: confidence level, for normal differences.
+        differences: differences, one per seed.
+        confidence: confidence level, valid for normally distributed differences.
     """
     n = len(differences)
     if n < 2:

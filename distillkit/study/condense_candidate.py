@@ -50,7 +50,7 @@ class DeviceFactory:
     """Network factory that places networks on the device of the run. Its record names no device.
 
     Args:
-        factory: makes a network on the CPU.
+        factory: function that returns a new network on the CPU.
     """
 
     factory: Callable[[], nn.Module]
@@ -83,19 +83,20 @@ class Condense(Candidate):
     the device of the run. The function is called with the real images, and with `generator`, `ledger` and `progress` if
     it accepts them. It returns a `LabeledImages`. If it accepts `resume` and `callback`, an interrupted run is resumed.
 
-    The summary has the mean `accuracy_last` over the networks, their `accuracies`, `images`, `seconds_condense` and
-    `seconds_test`, and their CPU seconds (`cpu_seconds_condense`, `cpu_seconds_test`). The condensation seconds of an
-    interrupted run are None. With a ledger there are also privacy columns: `epsilon`, `delta`, `relation`, `noise`, and
-    `epsilon_reason` and `epsilon_remarks` where needed. A set of all real images is not saved again.
+    The summary has `accuracy_last`, the mean over the networks, the accuracy of each network (`accuracies`), the number
+    of `images`, the wall times (`seconds_condense`, `seconds_test`), and the CPU times (`cpu_seconds_condense`,
+    `cpu_seconds_test`). The condensation times of an interrupted run are None. With a ledger there are also privacy
+    columns: `epsilon`, `delta`, `relation`, `noise`, and `epsilon_reason` and `epsilon_remarks` where needed. A set
+    that consists of all real images is not saved again.
 
     Args:
         make, search, settings, like: see `Candidate`.
-        num_networks: networks trained on each set.
-        protocol: their training protocol.
-        tested: factory of these networks, called with the number of outputs; default the task's network. Use it to
-            test whether a set serves other networks than those it was made with.
+        num_networks: number of networks trained on each set.
+        protocol: training protocol of these networks.
+        tested: factory of these networks, called with the number of outputs; default: the task's network factory. Use
+            it to test whether a set also works for networks that it was not made with.
         delta: delta of the ledger that a private condenser charges (`ledger.jsonl` in the run's folder).
-        threads: intra-op threads on the CPU. They affect rounding, so they are part of the result.
+        threads: number of intra-op threads on the CPU. They affect rounding, so the results depend on them.
     """
 
     num_networks: int = 3
@@ -119,7 +120,8 @@ class Condense(Candidate):
         """Return a function without arguments that makes a network of the task, with one output per class.
 
         Args:
-            task, split: the task, and its images.
+            task: the task.
+            split: images of the task.
         """
         return DeviceFactory(partial(task.network(split), split.train.num_classes))
 
@@ -127,7 +129,7 @@ class Condense(Candidate):
         return partial(self.tested or job.task.network(job.split), job.split.train.num_classes)
 
     def run(self, built: Any, job: Job) -> dict[str, Any]:
-        """Make and save the set, unless it exists; then train and test networks."""
+        """Make and save the set, unless it exists already. Then train and test networks."""
         with intra_op_threads(self.threads), run_device(job.device):
             return self._run(built, job)
 
@@ -188,7 +190,7 @@ class Condense(Candidate):
         return Cost(seconds + self.num_networks * ((self.protocol.epochs + 1) * epoch + tested))
 
     def _measure(self, sample: LabeledImages, test: LabeledImages, job: Job) -> tuple[float, float]:
-        """Return the seconds of a training epoch on a set, and of a test."""
+        """Return the duration of a training epoch on a set, and of a test, in seconds."""
         network, some = build(self._tested_factory(job), 0).to(job.device), test[:_TRIAL_TEST_IMAGES]
         protocol, began = replace(self.protocol, epochs=1), time.perf_counter()
         train(network, sample, protocol, progress=False)
@@ -231,14 +233,14 @@ def _call(condenser: Any, real: LabeledImages, callback: Any, resume: Path | Non
 
 
 def _supported(function: Callable[..., Any], **options: Any) -> dict[str, Any]:
-    """Return those of the `options` that a `function` takes by name and `partial` has not fixed."""
+    """Return the `options` that a `function` accepts by name, without those that `partial` has already set."""
     parameters = inspect.signature(function).parameters
     fixed = getattr(function, "keywords", {})
     return {name: value for name, value in options.items() if name in parameters and name not in fixed}
 
 
 def _now() -> tuple[float, float]:
-    """Return the clock and the CPU time of this process, in seconds."""
+    """Return the wall-clock time and the CPU time of this process, in seconds."""
     return time.perf_counter(), time.process_time()
 
 

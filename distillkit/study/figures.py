@@ -24,14 +24,15 @@ def curves(records: RecordsLike, *, by: str = "round", task: str | None = None, 
 
     Args:
         records: records, or a study's folder.
-        by: the x axis: "round", or the cumulative cost in "bytes" of all messages, "bytes_up", "bytes_down",
+        by: quantity on the x axis: "round", or a cumulative cost: "bytes" (of all messages), "bytes_up", "bytes_down",
             "client_seconds", or "seconds".
-        task: the task to draw; default all, one panel each.
-        column: the column of the rounds to draw.
+        task: name of the task to draw; default: all tasks, one panel per task.
+        column: name of the column of the rounds to draw.
 
     Returns:
         The matplotlib figure (`figure.savefig("curves.png")`). A candidate without rounds is a dashed horizontal line
-        at its last accuracy. Candidates with missing seeds are marked; those without a number are named in the title.
+        at its last accuracy. Candidates with missing seeds are marked. Candidates without a value are named in the
+        title.
 
     Raises:
         ValueError: there are no records, `by` or `task` is unknown, or no candidate of a task has rounds with this
@@ -61,15 +62,15 @@ def pictures(records: RecordsLike, *, task: str | None = None, per_class: int = 
     Args:
         records: records read from a study's folder, or the folder. The sets are in the runs' folders
             (`set.safetensors`).
-        task: the task to draw; default all.
-        per_class: maximum number of images of each class.
-        classes: maximum number of classes, from the first.
+        task: name of the task to draw; default: all tasks.
+        per_class: maximum number of images per class.
+        classes: maximum number of classes; the first ones are drawn.
 
     Returns:
         The matplotlib figure, one panel per candidate and task.
 
     Raises:
-        ValueError: no such task, or no run that made a set.
+        ValueError: there is no such task, or no run made a set.
     """
     check.positive_int(per_class, "per_class")
     check.positive_int(classes, "classes")
@@ -100,7 +101,7 @@ def _label(group: Group) -> str:
 
 
 def _values(group: Group, column: str) -> list[Any]:
-    """Return the rows of each run with values in the column, or the last accuracies of a candidate without rounds."""
+    """Return each run's rows with a value in the column, or the last accuracies for a candidate without rounds."""
     rows = [[*r.rows] for r in group.records if not r.failed and any(row.get(column) is not None for row in r.rows)]
     if rows or any(r.rows for r in group.records):
         return rows

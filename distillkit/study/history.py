@@ -21,12 +21,12 @@ __all__ = [
 
 
 def accuracy_last(rows: Sequence[Row]) -> float | None:
-    """Return the accuracy after the last of the `rows` of a history, a fraction; None without one."""
+    """Return the accuracy in the last of the `rows` of a history, as a fraction; None if there is none."""
     return rows[-1]["accuracy"] if rows else None
 
 
 def accuracy_best(rows: Sequence[Row]) -> float | None:
-    """Return the best accuracy in the `rows` of a history, a fraction; None without one.
+    """Return the best accuracy in the `rows` of a history, as a fraction; None if there is none.
 
     The best round is chosen on the test set, so report it as such.
     """
@@ -41,11 +41,11 @@ def rounds_to(rows: Sequence[Row], target: float) -> int | None:
     FedAvg, and "Nan" means never. The speedup there is FedAvg's rounds divided by a method's.
 
     Args:
-        rows: rows of one history; a round without an accuracy does not count.
-        target: a fraction in [0, 1].
+        rows: rows of one history. A round without an accuracy is skipped.
+        target: target accuracy, a fraction in [0, 1].
 
     Raises:
-        ValueError: a target outside [0, 1].
+        ValueError: `target` is outside [0, 1].
     """
     check.real_number(target, "target", least=0.0, most=1.0)
     reached = (row["round"] for row in rows if row["accuracy"] is not None and row["accuracy"] >= target)
@@ -57,9 +57,11 @@ class SeedMean:
     """Best round of the mean accuracy over seeds.
 
     Attributes:
-        accuracy: mean accuracy in that round, a fraction. The round is chosen on the test set, so report it as such.
-        round: the first such round.
-        deviation: largest distance from `accuracy` to a seed's own best accuracy; not a standard deviation.
+        accuracy: mean accuracy in the best round, a fraction. The round is chosen on the test set, so report the
+            accuracy as such.
+        round: number of the best round; the first one in a tie.
+        deviation: largest difference between `accuracy` and the best accuracy of a single seed; not a standard
+            deviation.
     """
 
     accuracy: float
@@ -71,7 +73,7 @@ def best_seed_mean(runs: Sequence[Sequence[Row]]) -> SeedMean:
     """Return the maximum over rounds of the mean over seeds, the accuracy in the tables of the single-image paper.
 
     The ± of those tables (Soni, Saeed and Asano, 2024) is `deviation`: max(mean - worst seed's best, best seed's best
-    - mean), lines 114-131 of plotting_scripts/multiseed_helper.py in the release.
+    - mean), lines 114-131 of plotting_scripts/multiseed_helper.py in the authors' code.
 
     Args:
         runs: histories of one method with several seeds and the same rounds.

@@ -35,11 +35,11 @@ class _TaskTemplate:
     """Template of a named task.
 
     Attributes:
-        read: the loader, with its fixed arguments. Large data sets are opened instead of loaded.
-        folder: folder below the data root, passed first to the loader; "" if the loader takes `root`.
+        read: loader of the data, with its fixed arguments. Large data sets are opened instead of loaded.
+        folder: folder below the data root, which is the loader's first argument; "" if the loader takes `root`.
         size: default height and width; None keeps the images' size.
-        natural: whether the data names the owner of each image. Other data is partitioned by Dirichlet.
-        partition: partition of natural data; None: one client per source or person.
+        natural: whether the data has an owner for each image. Other data is partitioned by Dirichlet.
+        partition: partition of data with owners; None for one client per source or person.
         options: further fields of the task.
     """
 
@@ -90,21 +90,21 @@ def named_task(
 
     | name | clients |
     |---|---|
-    | any that `load` knows: digits, mnist, cifar10, pathmnist, ... | `clients` of them, by Dir(`alpha`) |
+    | any name that `load` accepts: digits, mnist, cifar10, pathmnist, ... | `clients` clients, by Dir(`alpha`) |
     | digits-domains | MNIST, SVHN, USPS, SynthDigits and MNIST-M, one each, 3x28x28 (FedLGD's DIGITS) |
     | cifar10c | 57: three parts of each of 19 corruptions (FedLGD) |
     | retina | Drishti, Acrima, RIM and REFUGE, one each, 3x96x96 (FedLGD) |
     | femnist, celeba, leaf-celeba, flair | one per person, of whom ten take part in a round |
 
     Tiny-ImageNet, CelebA and FLAIR are read when needed, from a cache of 1.4 GB, 4.3 GB and 5.3 GB at the default
-    sizes. It is written once, beside their folders or in `DISTILLKIT_CACHE` (see `data.open_folder`).
+    sizes. The cache is written once, beside their folders or in `DISTILLKIT_CACHE` (see `data.open_folder`).
 
     Args:
         name: one of `TASK_NAMES`.
         root: folder of the data sets (see `load`), with the subfolders `CIFAR-10-C`, `retina_balanced`, `femnist`,
             `celeba`, `leaf-celeba` and `flair`. Default: the environment variable `DISTILLKIT_DATA`.
         clients, alpha: number of clients and concentration of the Dirichlet partition.
-        size: height and width of the images; default that of the papers, or of the data.
+        size: height and width of the images; default: the size in the papers, or in the data.
         options: other fields of `Task`.
 
     Raises:

@@ -40,9 +40,10 @@ class Study:
     """Comparison of candidates on tasks with several seeds, with all records in one folder.
 
     `run` executes the missing runs, so call it again after any interruption. First, each candidate's configurations
-    are compared on the validation part of the task, with seeds that no table uses. All candidates have equally many.
-    The best configuration by a stated rule is kept (`choice.json`). Each candidate then runs with it, once for every
-    task and seed, and is tested on the test set. All tables are made from the folder, so you can also make them later.
+    are compared on the validation part of the task, with seeds that no table uses. All candidates have the same number
+    of configurations. The best configuration according to `rule` is recorded in `choice.json`. Each candidate then runs
+    with its best configuration, once per task and seed, and is tested on the test set. All tables are made from the
+    folder, so you can also make them later.
 
         study = Study("runs/hospitals", task, {"FedAvg": Federated(FedAvg, search=grid(lr=[0.03, 0.1]))})
         study.run()
@@ -51,20 +52,21 @@ class Study:
     You may add tasks, candidates and seeds to an existing study. Changed ones are refused.
 
     Args:
-        out: the folder.
-        tasks: one or several tasks with different names.
-        candidates: the candidates by name. All with a search have equally many configurations.
+        out: path of the study's folder.
+        tasks: one task, or several tasks with different names.
+        candidates: candidates by name. All searches must have the same number of configurations.
         seeds: seeds of the final runs.
         tune_seeds: seeds of the tuning runs; disjoint from `seeds`.
-        tune_on: a task on which configurations are compared for all tasks. Use it for private data, where every
-            tuning run on the data would cost budget. Default: each task separately.
-        rule: criterion of the best configuration, as a mean over `tune_seeds`: accuracy after the "last" round, or on
-            the clients' "own" tests. Ties go to the first configuration. A candidate may have its own rule.
+        tune_on: the task on which configurations are compared for all tasks. Use it for private data, where every
+            tuning run on the data would use up privacy budget. Default: configurations are compared on each task.
+        rule: criterion for the best configuration, averaged over `tune_seeds`: "last" for the accuracy after the last
+            round, or "own" for the accuracy on the clients' own tests. In a tie, the first configuration is chosen. A
+            candidate may have its own rule.
 
     Attributes:
-        out: the folder.
+        out: path of the study's folder.
         design: tasks, candidates and seeds, and the runs they imply.
-        rule: as given.
+        rule: the rule passed to the constructor.
 
     Raises:
         TypeError, ValueError: an argument is invalid, a name is used twice, or search sizes differ.
@@ -104,12 +106,13 @@ class Study:
 
         Args:
             processes: number of concurrent runs. With more than one, each runs in its own process, and a script needs
-                `if __name__ == "__main__":`. No result depends on it.
-            workers: threads in each run that run clients. No result depends on it.
+                `if __name__ == "__main__":`. Results do not depend on this number.
+            workers: number of threads per run that run clients. Results do not depend on this number.
             device: device to compute on, "cpu" or "cuda".
             trial: first estimate the total cost from a short trial of each candidate, see `estimate`.
-            progress: show the estimate, and a bar with the remaining time.
-            on_run: called with the summary of each final run when it ends. Earlier runs and tuning runs are left out.
+            progress: whether to show the estimate, and a bar with the remaining time.
+            on_run: function that is called with the summary of each final run when the run ends. It is not called for
+                tuning runs, nor for runs that were already finished.
 
         Returns:
             The records of the final runs.
@@ -117,7 +120,7 @@ class Study:
         Raises:
             distillkit.serialization.SerializationError: a task, or with several processes a candidate, has no JSON
                 form.
-            ValueError: the folder holds another study, or no configuration of a candidate has a score.
+            ValueError: the folder contains another study, or no configuration of a candidate has a score.
             distillkit.locking.InUse: another process uses the folder.
         """
         processes, options = self._check_options(processes, workers, device)
@@ -147,7 +150,7 @@ class Study:
             processes, workers, device: see `run`.
 
         Returns:
-            Seconds, bytes and memory by task and candidate; `print` it for a table.
+            The estimated seconds, bytes and memory by task and candidate; `print` the estimate to see a table.
         """
         processes, options = self._check_options(processes, workers, device)
         with self._lock():
@@ -161,7 +164,7 @@ class Study:
         """Return a table of last and best accuracy by task and candidate.
 
         Args:
-            columns: further columns of the records, such as "bytes_up"; see `summary_table`.
+            columns: names of further columns of the records, such as "bytes_up"; see `summary_table`.
         """
         return summary_table(self.records(), columns=columns)
 
@@ -169,7 +172,7 @@ class Study:
         """Draw accuracy over rounds, with mean and spread over seeds.
 
         Args:
-            options: see `distillkit.study.curves`, for example `by="bytes"`.
+            options: options of `distillkit.study.curves`, for example `by="bytes"`.
         """
         return curves(self.records(), **options)
 
@@ -295,7 +298,7 @@ class Study:
         return PreparedRun(spec, task, split, candidate, built)
 
     def _split(self, task: Task) -> Split:
-        """Return the images of a task, read once for all tasks with the same data. Others are released."""
+        """Return the images of a task, which are read once for all tasks with the same data. Free all other images."""
         key = json.dumps(to_config(task.data, store=self.out / "data", name=f"tasks[{task.name!r}].data"))
         if key not in self._splits:
             self._splits = {key: task.load()}

@@ -28,11 +28,11 @@ class Allocation:
     """Allocation of a task's images to clients, tests and the server in one run.
 
     Attributes:
-        clients: training set of each client; may be empty.
+        clients: training set of each client, which may be empty.
         own_tests: test set of each client, or None.
-        test: test set of the run; in tuning runs the validation set.
+        test: test set of the run; in tuning runs, the validation set.
         server: sets that only the server holds, by name.
-        owners: numbers of each client's records in the task's training set, int64 [n_k].
+        owners: for each client, the indices of its records in the task's training set, int64 [n_k].
     """
 
     clients: Sequence[LabeledImages]
@@ -51,25 +51,26 @@ class Task:
     repeatable from their records. `named_task` returns common tasks by name.
 
     Args:
-        name: name in tables and folders: letters, digits, `-`, `_` and `.`.
-        data: a function that returns a `Split` (`partial(load_folder, "data/north", size=32)`), or a `StoredSplit`,
-            whose clients and tests are read when needed (`partial(open_folder, ...)`). Or one of these, or a pair of
-            training and test set as tensors, datasets or loaders, which is kept in memory.
-        partition: partition of the training images: a function that returns one index tensor per client, as those of
-            `distillkit.data.partition`. It is called with the arguments it names: `labels`, `generator` (the run's
-            seed), or a column of the training set (`domains` or `domain` for the column `domain`). Default: one client
-            per value of the column `domain` or `user`.
-        factory: makes the network from the number of outputs; or a name in `distillkit.networks.NETWORK_NAMES`, whose
-            network fits the images' shape.
+        name: name in tables and folders, made of letters, digits, `-`, `_` and `.`.
+        data: function that returns a `Split` (`partial(load_folder, "data/north", size=32)`), or a `StoredSplit`,
+            whose clients and tests are read when needed (`partial(open_folder, ...)`). You can also pass a split, or a
+            pair of training and test set as tensors, datasets or loaders, which is kept in memory.
+        partition: function that partitions the training images and returns one index tensor per client, such as those
+            in `distillkit.data.partition`. Its arguments are filled by name: `labels`, `generator` (the run's seed), or
+            a column of the training set (`domains` or `domain` for the column `domain`). Default: one client per value
+            of the column `domain` or `user`.
+        factory: function that returns a network for a number of outputs; or a name in
+            `distillkit.networks.NETWORK_NAMES`, for a network that fits the images' shape.
         factory_options: further arguments of a named network, for example `{"width": 32}`.
-        rounds: number of rounds of a federated run. A candidate may set its own.
-        participation: clients per round, see `fl.simulate`: a share in (0, 1], or a number.
-        evaluate: whose own tests run after a round, see `fl.simulate`.
-        own_tests: share of each class of the training images held out for the clients' own tests, in [0, 1). These
-            images are always the same; each goes to its owner under the seed. Tuning runs do not use them.
+        rounds: number of rounds of a federated run. A candidate may set another number.
+        participation: clients per round, as a share in (0, 1] or a number; see `fl.simulate`.
+        evaluate: the clients whose own tests run after a round, see `fl.simulate`.
+        own_tests: share of each class of the training images that is held out for the clients' own tests, in [0, 1).
+            The held-out images are the same for all seeds; the seed determines the client that owns each image. Tuning
+            runs do not use them.
         server_share: share of each class of the training images that only the server holds (as `proxy`).
-        validation: share of each class of the training images for validation in tuning runs, in (0, 1). A data set
-            with its own validation split uses that split. The test set is never used.
+        validation: share of each class of the training images for validation in tuning runs, in (0, 1). If the data
+            set has its own validation split, that split is used instead. The test set is never used.
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.
@@ -115,13 +116,13 @@ class Task:
     def load(self) -> Split:
         """Read the images: training and test set, and validation set if there is one.
 
-        Images of a `StoredSplit` stay in their file; clients and tests are then `StoredImages`.
+        The images of a `StoredSplit` stay in their file; clients and tests are then `StoredImages`.
         """
         split = self.data if isinstance(self.data, Split | StoredSplit) else self.data()
         return cast(Split, split)  # a `StoredSplit` supports all uses below
 
     def network(self, split: Split) -> Callable[[int], nn.Module]:
-        """Return the network factory for the images of `split`; it is called with the number of outputs."""
+        """Return a network factory for the images of `split`. The factory's argument is the number of outputs."""
         if not isinstance(self.factory, str):
             return self.factory
         return partial(named_network, self.factory, split.train.shape, **self.factory_options)
@@ -132,12 +133,12 @@ class Task:
         Args:
             split: the images, from `load`.
             seed: seed of the run, from which the partition is drawn.
-            validation: whether this is a tuning run: the validation part is the test set, and nobody trains on it.
-            keep: numbers of the training records to keep, int [M]. Each kept record stays with its client. Tests and
+            validation: whether this is a tuning run. The validation part is then the test set, and nobody trains on it.
+            keep: indices of the training records to keep, int [M]. Each kept record stays with its client. Tests and
                 the server's share do not change.
 
         Raises:
-            ValueError: `partition` has an argument that the set does not provide, or its result is invalid.
+            ValueError: `partition` has an argument that the set does not provide, or returns an invalid partition.
         """
         train = split.train
         pool, test, server = self._pool(split, validation)
@@ -222,7 +223,7 @@ def as_split(train: Images, test: Images, validation: Images | None = None) -> S
 
     Args:
         train, test: training and test images.
-        validation: images for tuning runs; default a part of the training images.
+        validation: images for tuning runs; default: a part of the training images.
 
     Raises:
         TypeError, ValueError: an argument is not a set, or the sets differ in shape, normalization or classes.
@@ -245,12 +246,12 @@ def _in_memory(data: Any) -> LabeledImages:
 
 
 def _inseparable(train: LabeledImages) -> Tensor | None:
-    """Return the column whose values must not be on both sides of a split, if `split_by` was used before."""
+    """Return the column of an earlier `split_by`, if any. No value of it may occur on both sides of a split."""
     return train.columns.get(str(train.info.get("apart")))
 
 
 def _hold_out(train: LabeledImages, rows: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Split the `rows` of a set by `hold_out`; for multi-label images, without regard to labels."""
+    """Split the `rows` of a set by `hold_out`. Labels of multi-label images are ignored."""
     own = train.labels[rows] if train.labels.ndim == 1 else torch.zeros(len(rows), dtype=torch.int64)
     groups = _inseparable(train)
     kept, held_out = hold_out(own, share) if groups is None else hold_out_values(own, groups[rows], share)
@@ -258,7 +259,7 @@ def _hold_out(train: LabeledImages, rows: Tensor, share: float) -> tuple[Tensor,
 
 
 def _kept_rows(rows: Tensor, keep: Tensor | None, count: int) -> Tensor:
-    """Return the `rows` to keep, of a set of `count` records."""
+    """Return the `rows` of a set of `count` records that are in `keep`."""
     if keep is None:
         return rows
     keep = torch.as_tensor(keep)
