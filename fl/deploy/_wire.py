@@ -1,4 +1,4 @@
-"""Jobs and results as bytes: everything that passes between the server and other processes or machines."""
+"""Encoding of jobs and results as bytes, for clients in other processes or on other machines."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Job:
     """One request to one client.
 
     Attributes:
-        header, client, request: see `Transport.exchange`.
-        ledger: of a private run, what the client must know of its ledger (see `child_state`).
+        header, client, request: as in `Transport.exchange`.
+        ledger: state of the run's privacy ledger that the client needs (see `child_state`); private runs only.
     """
 
     header: RequestHeader
@@ -54,31 +54,31 @@ class Job:
 
 
 class PayloadStore(Protocol):
-    """Store of the cached entries' payloads in a process or on a machine where clients run."""
+    """Store of the payloads of cached entries, in a process or on a machine that runs clients."""
 
     def keep(self, client: int, key: str, digest: str, value: Value) -> Value:
-        """Store a `client`'s payload `value` of the entry `key` under its `digest`, and return an equal one."""
+        """Store a `client`'s payload `value` of the entry `key` under its `digest`, and return an equal payload."""
 
     def of(self, client: int, key: str, digest: str) -> Value:
         """Return a `client`'s payload of the entry `key`, by its `digest`.
 
         Raises:
-            PayloadMissing: the client does not have it.
+            PayloadMissing: the payload is not stored for this client.
         """
 
 
 @dataclass
 class PayloadCache:
-    """Cache of the payloads already sent to each client, one for each entry. Equal payloads are stored once."""
+    """Cache of the latest payload of each entry that each client has received. Equal payloads are stored once."""
 
     _held: dict[tuple[int, str], str] = field(default_factory=dict)
     _values: dict[str, Value] = field(default_factory=dict)
 
     def keep(self, client: int, key: str, digest: str, value: Value) -> Value:
-        """Store a received payload, and return it, or an equal one that was stored before.
+        """Store a received payload, and return it or an equal payload that was stored before.
 
         Args:
-            client: number of the client.
+            client: index of the client.
             key: key of the entry.
             digest: fingerprint of the payload.
             value: the payload.
@@ -92,7 +92,7 @@ class PayloadCache:
         """Return a `client`'s payload of the entry `key`, by its `digest`.
 
         Raises:
-            PayloadMissing: the client does not have it.
+            PayloadMissing: the payload is not stored for this client.
         """
         if self._held.get((client, key)) != digest:
             raise PayloadMissing(client)
@@ -103,9 +103,9 @@ def job_parts(job: Job, facts: Mapping[str, str] | None = None, *, whole: bool =
     """Encode a job; a cached entry that the client has is sent as its digest.
 
     Args:
-        job: the job.
-        facts: strings to send with it.
-        whole: send every payload in full.
+        job: the job to encode.
+        facts: strings to send with the job.
+        whole: whether to send every payload in full.
     """
     request = job.request
     cached = frozenset[str]() if whole else request.cached
@@ -119,15 +119,15 @@ def job_parts(job: Job, facts: Mapping[str, str] | None = None, *, whole: bool =
 
 
 def read_job(message: Message, facts: Mapping[str, str], payloads: PayloadStore) -> Job:
-    """Decode a job of `job_parts`, and insert the payloads that the client has.
+    """Decode a job that `job_parts` encoded, and replace digests by the stored payloads.
 
     Args:
         message, facts: results of `fl._codec.from_parts`.
-        payloads: payloads stored here; received ones are added.
+        payloads: payloads stored in this process or on this machine; received payloads are added.
 
     Raises:
-        ValueError: it is not a job.
-        PayloadMissing: a payload is missing; ask for the whole job.
+        ValueError: the message is not a job.
+        PayloadMissing: a payload is not stored; request the whole job.
     """
     fields = json.loads(facts["job"])
     client, digests, values = fields["client"], fields["digests"], dict(message.items())
@@ -147,11 +147,11 @@ def pack_job(job: Job, *, whole: bool = False) -> bytes:
 
 
 def unpack_job(data: bytes, payloads: PayloadStore) -> Job:
-    """Decode the bytes of `pack_job`; see `read_job`.
+    """Decode a job that `pack_job` encoded; see `read_job`.
 
     Args:
-        data: the bytes.
-        payloads: payloads stored here; received ones are added.
+        data: the encoded job.
+        payloads: payloads stored in this process or on this machine; received payloads are added.
     """
     return read_job(*decode(data), payloads)
 
@@ -164,13 +164,13 @@ def result_parts(
 ) -> Parts:
     """Encode a result, with the version of its request's header and its privacy charges.
 
-    A result that cannot be encoded, such as one with a NaN among its numbers, becomes a result with that error.
+    A result that cannot be encoded, for example because a number is NaN, is replaced by a result with the error.
 
     Args:
-        version: of the header.
-        result: the result.
-        charged: new lines of the ledger.
-        facts: strings to send with it.
+        version: version of the request's header.
+        result: the result to encode.
+        charged: new lines of the privacy ledger.
+        facts: strings to send with the result.
     """
     fields: dict[str, Any] = {
         "version": version, "client": result.client, "error": result.error, "absent": result.absent,
@@ -189,13 +189,13 @@ def result_parts(
 
 
 def read_result(reply: Message, facts: Mapping[str, str]) -> tuple[str, ClientResult, list[dict[str, Any]]]:
-    """Decode the version, result and charges of `result_parts`; the input is not trusted.
+    """Decode the version, the result and the charges that `result_parts` encoded. The input is untrusted.
 
     Args:
         reply, facts: results of `fl._codec.from_parts`.
 
     Raises:
-        ValueError: it is not a result.
+        ValueError: the message is not a result.
     """
     try:
         fields = json.loads(facts["answer"])
@@ -219,10 +219,10 @@ def read_result(reply: Message, facts: Mapping[str, str]) -> tuple[str, ClientRe
 
 
 def pack_result(version: str, result: ClientResult, charged: Sequence[Mapping[str, Any]] = ()) -> bytes:
-    """Encode a `result` for the header of this `version`, with its charges (`charged`); see `result_parts`."""
+    """Encode a `result` with the `version` of its request's header and its charges (`charged`); see `result_parts`."""
     return as_bytes(result_parts(version, result, charged))
 
 
 def unpack_result(data: bytes) -> tuple[str, ClientResult, list[dict[str, Any]]]:
-    """Decode the bytes `data` of `pack_result`; see `read_result`."""
+    """Decode the bytes `data` that `pack_result` returned; see `read_result`."""
     return read_result(*decode(data))

@@ -1,20 +1,20 @@
 """Federated methods on Flower: the same method objects, checks, records and results as with `fl.simulate`.
 
-`server_app(method, rounds=...)` and `client_app(method, load_client, folder=...)` are the two apps of a Flower project;
-`serve` and `reply_to` do the same inside apps of your own (`_apps`). This package can be imported without Flower; the
-apps then raise `MissingFlower`.
+`server_app(method, rounds=...)` and `client_app(method, load_client, folder=...)` return the two apps of a Flower
+project. `serve` and `reply_to` do the same inside apps that you write yourself (`_apps`). This package can be imported
+without Flower; the apps then raise `MissingFlower`.
 
-One message, in order:
+The steps of one message:
 
-1. `_transport` (server): `GridTransport.exchange` builds a client's request. `_requests` packs it, or two bundled ones,
-   into one message with the position in the node's ledger.
+1. `_transport` (server): `GridTransport.exchange` builds a client's request. `_requests` packs one request, or two
+   bundled requests, into one message with the position in the node's ledger.
 2. `_messages`: the message becomes Flower's records, and travels over Flower's grid to the node of the client.
 3. `_node`: `Node.handle_job` loads the client's data (`_client_loading`) and reads the request, with cached payloads
    from the node's folder (`_node_folder`).
 4. `_release_guard`: `ReleaseGuard.require_request` checks the owner's policy (`_policy`) before anything is computed.
 5. The engine runs the client. Each private release is checked against the policy and the node's budget, and is written
    to the node's ledger (`NodeLedger` in `_node_ledger`), before its noise is drawn.
-6. `_release_guard`: `ReleaseGuard.reply_parts` adds the new ledger lines, and withholds what was not charged.
+6. `_release_guard`: `ReleaseGuard.reply_parts` adds the new ledger lines, and withholds results that were not charged.
 7. `_transport` (server): the reply is read as untrusted data. New ledger lines are mirrored in the run's ledger
    (`mirror_report` in `_node_ledger`) before the engine gets the result.
 

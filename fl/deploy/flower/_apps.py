@@ -22,15 +22,15 @@ __all__ = ["FlowerConfig", "client_app", "reply_to", "serve", "server_app"]
 
 @dataclass(frozen=True, kw_only=True)
 class FlowerConfig(RunConfig):
-    """Options of `serve` and `server_app`: those of a run, and how its nodes are reached.
+    """Options of `serve` and `server_app`: the options of a run, and those of the connection to its nodes.
 
     Args:
-        clients: number of partitions; None: as stated by the nodes (`num-partitions`).
-        connection: timeouts and limits.
-        defer_evaluation: whether clients are evaluated (`evaluate`) with the next round's message, which saves one
-            message per client and round. A round's history row is then complete when the next round is committed, and
-            the last row at the end. Private methods, and methods that draw their clients themselves, are always
-            evaluated at once.
+        clients: number of partitions; None: the number that the nodes state (`num-partitions`).
+        connection: timeouts and limits of the connection to the nodes.
+        defer_evaluation: whether evaluation requests (`evaluate`) are sent with the next round's messages, which saves
+            one message per client and round. A round's history row is then complete when the next round is committed,
+            and the last row at the end of the run. Private methods, and methods that draw their clients themselves,
+            are always evaluated in the same round.
     """
 
     clients: int | None = None
@@ -42,17 +42,17 @@ class FlowerConfig(RunConfig):
 def client_app(method: Method, load_client: LoadClient, config: NodeOptions) -> Any:
     """Create the Flower app of a node, which runs the requests of a `server_app` on the data of its partition.
 
-    Name it in the app's pyproject.toml (`clientapp = "package.client_app:app"`). The node config says which client a
-    node is: `partition-id` and `num-partitions`. In a simulation Flower sets both.
+    Name this app in your project's pyproject.toml (`clientapp = "package.client_app:app"`). The node config assigns a
+    client to the node with `partition-id` and `num-partitions`. In a simulation Flower sets both.
 
     Args:
-        method: the server app's method; nodes with another one are refused in the handshake.
-        load_client: takes the partition's number and returns the client's data: anything that `fl.simulate` takes as
-            one client (a `LabeledImages`, a `ClientData` of training and test images, a `Dataset`, a pair of images and
-            labels, a `StoredImages`), the path of a folder of images, a `Split`, a study task's allocation, or a table
-            of flwr-datasets. docs/flower.md lists all forms. It is called for every message, because on real nodes
-            every message starts a new process.
-        config: see `NodeOptions`; callers give its fields as keywords.
+        method: the method of the server app; a node with a different method is refused in the handshake.
+        load_client: function of the partition index that returns the client's data: anything that `fl.simulate` takes
+            as one client (a `LabeledImages`, a `ClientData` of training and test images, a `Dataset`, a pair of images
+            and labels, a `StoredImages`), the path of a folder of images, a `Split`, a study task's allocation, or a
+            table of flwr-datasets. docs/flower.md lists all forms. The function is called for every message, because
+            on real nodes every message starts a new process.
+        config: options of the node (`NodeOptions`); callers pass its fields as keywords.
 
     Returns:
         A `flwr.clientapp.ClientApp`.
@@ -75,15 +75,16 @@ def client_app(method: Method, load_client: LoadClient, config: NodeOptions) -> 
 
 @options(NodeOptions)
 def reply_to(message: Any, context: Any, method: Method, load_client: LoadClient, config: NodeOptions) -> Any:
-    """Reply to one message of the server, in a client app of your own; `client_app` is a ready one.
+    """Reply to one message of the server, in a client app that you write yourself; `client_app` is a ready-made app.
 
-    Use it where the method or the data's location comes from Flower's `context.run_config` and `context.node_config`.
-    Register the function that calls it for the types "query.hello", "query.job" and "train.job".
+    Use this function if the method or the location of the data comes from Flower's `context.run_config` and
+    `context.node_config`. Register the function that calls `reply_to` for the message types "query.hello", "query.job"
+    and "train.job".
 
     Args:
-        message, context: arguments of Flower's call.
-        method, load_client: see `client_app`.
-        config: see `NodeOptions`; callers give its fields as keywords.
+        message, context: the arguments with which Flower calls the app.
+        method, load_client: as in `client_app`.
+        config: options of the node (`NodeOptions`); callers pass its fields as keywords.
 
     Returns:
         The `flwr.app.Message` to return. A failure of the client becomes a reply with an error.
@@ -106,23 +107,23 @@ def _reply(node: Node, message: Any, context: Any) -> Any:
 
 @options(FlowerConfig)
 def serve(grid: Any, method: Method, config: FlowerConfig) -> Run:
-    """Run a federated method over Flower's grid, in a server app of your own; `server_app` is a ready one.
+    """Run a federated method over Flower's grid, in a server app that you write; `server_app` is a ready-made app.
 
-    Waits until the nodes of all partitions have connected, and then runs the rounds of `fl.simulate`, with the same
-    history and files. On equal machines results are bitwise equal, in whatever order nodes reply. A run in `out`
-    continues with `resume=True`, also in another run of Flower.
+    The function waits until the nodes of all partitions have connected, and then runs the rounds of `fl.simulate`, with
+    the same history and files. On equal machines the results are bitwise equal to those of `fl.simulate`, whatever the
+    order of the replies. A run in `out` continues with `resume=True`, also in another run of Flower.
 
     Args:
         grid: Flower's grid, an argument of the server app's main function.
         method: the method to run.
-        config: see `FlowerConfig`; callers give its fields as keywords.
+        config: options of the run (`FlowerConfig`); callers pass its fields as keywords.
 
     Raises:
-        IncompatibleNode: a node does not fit; the message names the node and the difference.
+        IncompatibleNode: a node does not match the server; the message names the node and the difference.
         NoUsableReply: nodes did not connect in time, or a round has too few replies.
         MissingFlower: Flower is not installed.
         TypeError, ValueError: bad arguments.
-        Exception: errors of `fl.simulate`.
+        Exception: any error that `fl.simulate` raises.
     """
     return _serve(grid, method, config)
 
@@ -153,20 +154,20 @@ def _serve(grid: Any, method: Method, config: FlowerConfig) -> Run:
 def server_app(method: Method, config: FlowerConfig) -> Any:
     """Create the Flower app of the server, which runs a method on the nodes of a `client_app`.
 
-    Name it in the app's pyproject.toml (`serverapp = "package.server_app:app"`). The results are in `out`. An app that
-    fails gives Flower's run the status failed, shown by `flwr list --format json`, but not by the exit status of
-    `flwr run`.
+    Name this app in your project's pyproject.toml (`serverapp = "package.server_app:app"`). The results are written to
+    `out`. If the app fails, `flwr list --format json` shows Flower's run as failed, but the exit status of `flwr run`
+    does not.
 
     Args:
         method: the method to run.
-        config: see `FlowerConfig`; callers give its fields as keywords.
+        config: options of the run (`FlowerConfig`); callers pass its fields as keywords.
 
     Returns:
         A `flwr.serverapp.ServerApp`.
 
     Raises:
         MissingFlower: Flower is not installed.
-        TypeError: `method` is not a method; options are checked when the app runs.
+        TypeError: `method` is not a `Method`. Options are only checked when the app runs.
     """
     require_method(method)
     app = flower("serverapp").ServerApp()

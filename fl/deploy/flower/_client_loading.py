@@ -19,23 +19,23 @@ _IMAGE_NAMES, _LABEL_NAMES = ("image", "img"), ("label", "labels")
 
 
 def to_client_data(given: Any, partition: int) -> tuple[Any, tuple[str, ...]]:
-    """Return a client's data in a form that `fl.simulate` takes, and its class names, if known.
+    """Return a client's data in a form that `fl.simulate` takes, and the class names, if known.
 
     Args:
-        given: one of these forms; anything else is returned unchanged.
+        given: result of `load_client`, in one of these forms; anything else is returned unchanged.
 
             - The path of a folder of images, read by `distillkit.data.load_folder` with pixels in [0, 1]. Its test
               images become the client's own test set.
             - A `Split` or `StoredSplit`, such as `load_folder(path, size=32)` returns.
-            - An allocation of a study's task, `task.assign(task.load(), seed)`, of which the partition's part is taken.
+            - An allocation of a study's task, `task.assign(task.load(), seed)`; only the partition's part is used.
             - A table of Hugging Face's `datasets`, such as `FederatedDataset.load_partition` of flwr-datasets returns,
               with one image column (an `Image` feature, or named image or img) and one label column (a `ClassLabel`, or
               named label or labels).
             - A mapping of these with the keys "train" and optionally "test", such as `train_test_split` returns.
-        partition: the node's partition.
+        partition: index of the node's partition.
 
     Raises:
-        TypeError, ValueError: one of these forms, but incomplete.
+        TypeError, ValueError: `given` has one of these forms, but is incomplete.
     """
     if isinstance(given, str | Path):
         given = load_folder(given, normalization=IDENTITY, progress=False)
@@ -85,12 +85,12 @@ def _is_image(table: Any, name: str) -> bool:
 
 
 def _class_names(table: Any, name: str) -> tuple[str, ...]:
-    """Return the class names of a column of `ClassLabel`s, or nothing."""
+    """Return the class names of the column `name`, or an empty tuple if it has no `ClassLabel` feature."""
     return tuple(getattr(table.features[name], "names", None) or ())
 
 
 def _column(table: Any, what: str, usual: tuple[str, ...], typed: list[str]) -> str:
-    """Return the only column of a kind, found by its feature or else by its name."""
+    """Return the only image or label column of a table, found by its feature or else by its name."""
     found = typed or [name for name in table.column_names if name in usual]
     if len(found) != 1:
         raise ValueError(

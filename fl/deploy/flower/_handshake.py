@@ -1,7 +1,7 @@
 """The handshake: each node's description of itself, from which the server checks that the nodes fit together.
 
-No image and no count of images is sent. The fingerprint of the data is made with a key that stays on the node: with a
-plain hash the server could test guesses of the node's data.
+Neither images nor their number are sent. The fingerprint of the data is made with a key that stays on the node, because
+a plain hash would let the server test guesses of the node's data.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Space:
 
 
 def identity_of(value: Method | LabelTask | None) -> str:
-    """Return a description of a method or task that is equal in every process: without addresses of functions.
+    """Return a description of a method or task that is the same in every process: without addresses of functions.
 
     Equal descriptions do not imply equal code. Node owners must verify the code that their nodes run.
     """
@@ -48,7 +48,7 @@ def read_partition(config: Mapping[str, object]) -> tuple[int, int]:
         config: Flower's `context.node_config`.
 
     Raises:
-        ValueError: they are missing or invalid.
+        ValueError: one of them is missing or invalid.
     """
     found = [config.get(name) for name in ("partition-id", "num-partitions")]
     number, count = (int(v) if isinstance(v, int | str) and str(v).isdecimal() else -1 for v in found)
@@ -65,17 +65,17 @@ class NodeInfo:
     """A node's description of itself.
 
     Attributes:
-        partition: its number, which is the client's number.
-        partitions: number of partitions that it knows of.
-        method, task: descriptions of its method and task (`identity_of`).
-        fingerprint: fingerprint of its data, with its own key.
-        ledger: name of its ledger in a private run.
-        classes: its class names as JSON, or "".
-        empty: whether it has no training images; always False in a private run.
-        untested: whether it has no test images.
-        version: its version of distillkit.
-        space: an empty set with the shape, normalization and labels of its images.
-        node: Flower's number of the node; not sent, but known from the reply.
+        partition: index of the node's partition, which is also the client's index.
+        partitions: number of partitions in the node's config.
+        method, task: descriptions of the node's method and task (`identity_of`).
+        fingerprint: fingerprint of the node's data, made with the node's key.
+        ledger: name of the node's ledger in a private run.
+        classes: class names as JSON, or "" if unknown.
+        empty: whether the node has no training images; always False in a private run.
+        untested: whether the node has no test images.
+        version: version of distillkit on the node.
+        space: an empty set with the shape, normalization and kind of labels of the node's images.
+        node: Flower's id of the node; it is not sent, because the reply carries it.
     """
 
     partition: int
@@ -92,7 +92,7 @@ class NodeInfo:
     node: int = 0
 
     def parts(self) -> Parts:
-        """Return the parts of the message, see `fl._codec.to_parts`."""
+        """Return the parts of the handshake's reply, see `fl._codec.to_parts`."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("space", "node")}
         return to_parts(Message({_Space.images: self.space}), {"hello": json.dumps(values)})
 
@@ -102,7 +102,7 @@ class NodeInfo:
 
         Args:
             parts: parts of the reply.
-            node: its sender.
+            node: Flower's id of the node that sent the reply.
 
         Raises:
             ValueError: the reply is malformed, or the node refuses with a reason.
@@ -140,15 +140,16 @@ def describe_node(
     """Return a node's description of itself.
 
     Args:
-        number, count: its partition, and the number of partitions.
-        method, task: its method and task.
-        clients: its data, as a registry of one client.
-        fingerprint: fingerprint of its data, with its own key.
-        ledger: name of its ledger.
-        names: its class names, if known.
+        number, count: index of the node's partition, and number of partitions.
+        method, task: method and task of the node.
+        clients: data of the node, as a registry of one client.
+        fingerprint: fingerprint of the node's data, made with the node's key.
+        ledger: name of the node's ledger.
+        names: class names, if known.
 
     Raises:
-        PrivacyError: the method is private, and the description would be measured on the data, see `require_public`.
+        PrivacyError: the method is private, but the description would contain values measured on the data; see
+            `require_public`.
     """
     data = clients[0]
     require_public(method, clients.first, task)

@@ -1,9 +1,9 @@
 """Flower's messages: the import of Flower, conversion of messages to records, and their exchange over the grid.
 
-A tensor becomes one array. Flower stores arrays in chunks of 5 MB by the hash of their content, so a model sent to a
-hundred clients as one array per tensor is stored once; one file per client would be stored a hundred times. Flower's
-own arrays are NumPy files, which cannot hold bfloat16. Ours hold the tensor's bytes, little-endian and in C order, with
-PyTorch's name of the dtype.
+Every tensor becomes one array. Flower stores arrays in chunks of 5 MB by the hash of their content. A model that is
+sent to a hundred clients as one array per tensor is therefore stored once; one file per client would be stored a
+hundred times. Flower's own arrays are NumPy files, which cannot hold bfloat16. The arrays of this module hold the
+tensor's bytes, little-endian and in C order, with PyTorch's name of the dtype.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def flower(module: str) -> Any:
         module: "app", "clientapp" or "serverapp".
 
     Raises:
-        MissingFlower: it cannot be imported.
+        MissingFlower: Flower cannot be imported.
     """
     try:
         found = importlib.import_module(f"flwr.{module}")
@@ -83,7 +83,7 @@ def from_records(content: Any, max_bytes: int = MAX_MESSAGE_BYTES) -> Parts:
 
     Args:
         content: a `flwr.app.RecordDict`.
-        max_bytes: size limit of names, strings and tensors together.
+        max_bytes: limit on the total size of names, strings and tensors.
 
     Raises:
         ValueError: the content is too large, or was not written by `to_records`; the message says why.
@@ -122,7 +122,7 @@ def _read_tensor(name: str, array: Any) -> torch.Tensor:
 
 
 class GridConnection:
-    """Connection to the nodes over Flower's grid, with the messages that await a reply.
+    """Connection to the nodes over Flower's grid, which records the messages that await a reply.
 
     Args:
         grid: Flower's grid.
@@ -135,12 +135,12 @@ class GridConnection:
         self._pending: dict[str, tuple[int, float]] = {}
 
     def send(self, kind: str, messages: Mapping[int, tuple[int, Parts]], group: str, seconds: float) -> list[int]:
-        """Send messages, and return the recipients whose message Flower did not accept.
+        """Send messages, and return the recipients whose messages Flower did not accept.
 
         Args:
             kind: Flower's message type.
-            messages: recipient (a client, or a node in the handshake) -> its node and the parts of its message.
-            group: Flower's group of the messages.
+            messages: maps each recipient (a client, or a node in the handshake) to its node and its message's parts.
+            group: Flower's group id for the messages.
             seconds: time to wait for a reply.
         """
         message = flower("app").Message
@@ -157,9 +157,9 @@ class GridConnection:
         return refused
 
     def collect(self) -> list[tuple[int, Any]]:
-        """Return new replies as (recipient, message), with None for a reply that is overdue.
+        """Return new replies as (recipient, message); the message is None if the reply is overdue.
 
-        Waits for one poll interval if there are none. Unexpected replies, such as a second one, are dropped.
+        If there are no replies, wait for one poll interval. Unexpected replies, such as duplicates, are dropped.
         """
         found: list[tuple[int, Any]] = []
         for message in self.grid.pull_messages(list(self._pending)):
@@ -181,7 +181,7 @@ class GridConnection:
             message: a reply that is not an error.
 
         Raises:
-            ValueError: it is too large or malformed, see `from_records`.
+            ValueError: the reply is too large or malformed, see `from_records`.
         """
         return from_records(message.content, self._max_bytes)
 
@@ -191,7 +191,7 @@ class GridConnection:
 
 
 def loss_reason(message: Any, seconds: float) -> str:
-    """Return the reason of a lost reply: `message` is Flower's error, or None after a wait of `seconds`."""
+    """Return the reason for a lost reply: `message` is Flower's error, or None if no reply came within `seconds`."""
     if message is None:
         return f"lost: no answer in {seconds:g} seconds"
     return f"lost: Flower says {message.error.reason or 'nothing'} (code {message.error.code})"

@@ -1,15 +1,15 @@
-"""A node: its replies to the server's messages, and the files that it keeps between them.
+"""A node: its replies to the server's messages, and the files that it keeps between messages.
 
 On Flower's real nodes every message starts a new process, so all state is in the node's folder:
 
-    key                                        key of its fingerprints, which never leaves the node
+    key                                        key of the node's fingerprints, which never leaves the node
     <data>/<run>/memory/<client>/<version>     the client's memory, see `fl.engine._client_memory`
     <data>/<run>/bodies/<client>/<entry>       latest payload of a cached entry
     <data>/<run>/committed                     present once a request has named a memory of an earlier round
     ledgers/<name>.jsonl                       charges of private runs to a training set, see `_node_ledger`
 
-<data> is a keyed fingerprint of the client's data, <run> the run's name, which survives resumptions, and <name> a keyed
-fingerprint of the training set.
+<data> is a keyed fingerprint of the client's data. <run> is the run's name, which stays the same when a run is resumed.
+<name> is a keyed fingerprint of the training set.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ class NodeOptions:
     """Options of a node.
 
     Args:
-        folder: the node's folder, with its key, its client's memory, cached payloads and its data's ledger. It must
-            persist between messages. Of its content only ledger lines are sent.
-        task: the server app's label task; None: one class per image.
+        folder: path of the node's folder, which holds its key, its client's memory, cached payloads and the ledger of
+            its data. The folder must persist between messages. Only its ledger lines are ever sent.
+        task: label task, the same as in the server app; None: one class per image.
         device: device on which the client computes.
-        policy: file with the owner's policy, see `read_policy`; None: any request is allowed and charged to the ledger.
-            The file is read for every message.
-        code: folder of the app's code, `Path(__file__).parent`, for a policy that pins it.
-        max_message_bytes: size limit of a received message; the node refuses larger ones unread.
+        policy: path of the owner's policy file, see `read_policy`; None: every request is allowed, and charged to the
+            ledger. The file is read for every message.
+        code: folder of the app's code, `Path(__file__).parent`; needed if the policy pins the code's hash.
+        max_message_bytes: size limit of a received message; larger messages are refused unread.
     """
 
     folder: str | Path
@@ -87,8 +87,8 @@ class Node:
 
     Args:
         method: the method to run.
-        load_client: returns the data of a partition.
-        options: folder, device, policy and limits.
+        load_client: function of the partition index that returns the client's data.
+        options: folder, device, policy and limits of the node.
 
     Raises:
         TypeError, ValueError: bad arguments, or an unusable policy.
@@ -104,7 +104,7 @@ class Node:
             raise ValueError(f"the policy {self.policy} pins the app's code: pass code=Path(__file__).parent")
 
     def handle_query(self, content: Any, config: dict[str, Any]) -> Parts:
-        """Reply to the handshake, or to a query of the ledger.
+        """Reply to the handshake, or to a query for ledger lines.
 
         Args:
             content: content of the Flower message.
@@ -142,7 +142,7 @@ class Node:
             return self._error_parts(error)
 
     def handle_job(self, content: Any, config: dict[str, Any], created: float) -> Parts:
-        """Run a job, or two bundled ones in order, and return the reply; every failure is a reply with an error.
+        """Run a job, or two bundled jobs in order, and return the reply. Every failure becomes a reply with an error.
 
         Args:
             content: content of the Flower message.
@@ -161,7 +161,8 @@ class Node:
         return bundle(reply, self._run_job(rest[0], config, created + elapsed))[0]
 
     def _run_job(self, parts: Parts, config: dict[str, Any], created: float) -> Parts:
-        """Check a job against the policy, run it with the node's ledger, and return the reply that may leave."""
+        """Check a job against the policy, run it with the node's ledger, and return the reply without withheld
+        parts."""
         try:
             message, facts = from_parts(*parts)
             context = json.loads(facts["place"])
@@ -210,7 +211,7 @@ class Node:
         return ReleaseGuard(self.method, policy, ledger)
 
     def _error_parts(self, error: Exception) -> Parts:
-        """Return a refusal; under a policy without the error's message, which may reveal data."""
+        """Return a refusal. With a policy, leave out the error's message, which may reveal data."""
         if self.policy is None or isinstance(error, PrivacyError):
             return refusal_parts(reason_of(error))
         logging.getLogger(__name__).warning("%s", reason_of(error))
@@ -228,7 +229,7 @@ class _LoadedData:
 
 
 def _run_with_timeout(seconds: float, runtime: ClientRuntime, job: Job) -> ClientResult | BudgetExhausted:
-    """Run a job; after so many seconds stop the client, and return an error."""
+    """Run a job. If it takes longer than `seconds`, stop the client and return an error."""
     late = ClientResult(job.client, error="did not answer before its deadline, and was stopped")
     found: list[ClientResult | BudgetExhausted] = []
 

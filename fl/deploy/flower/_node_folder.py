@@ -1,4 +1,4 @@
-"""A node's folder: its key, cached payloads, and removal of files of dead runs."""
+"""A node's folder: the node's key, cached payloads, and removal of the files of dead runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COMMITTED = "committed"
 
 
 def node_key(folder: Path) -> bytes:
-    """Return the key in a node's `folder`; the first process that asks creates it."""
+    """Return the key in a node's `folder`, and create it if there is none."""
     path = folder / "key"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ class PayloadFolder:
         """Return a saved payload; see `fl.deploy._wire.PayloadStore` for `client`, `key` and `digest`.
 
         Raises:
-            PayloadMissing: it is missing, or has another digest.
+            PayloadMissing: the payload is missing, or has another digest.
         """
         try:
             message, facts = read_message(self._file(client, key))
@@ -74,13 +74,13 @@ class PayloadFolder:
 def remove_dead_runs(folder: Path, version: str, round_number: int) -> None:
     """Remove the folders of runs that died before their first commit, after a month; mark this run as alive.
 
-    No later request names the memories of such a run. A request that names a memory of an earlier round shows that its
-    run has committed a round, so the run may be resumed at any time.
+    No later request names the memories of such a run. If a request names a memory of an earlier round, its run has
+    committed a round and can be resumed at any time, so its folder is kept.
 
     Args:
-        folder: folder of the request's run, next to those of other runs with the same data.
+        folder: folder of the request's run; its parent also holds the folders of other runs with the same data.
         version: memory version that the request names, or "".
-        round_number: round of the request.
+        round_number: round number of the request.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if version and int(version.split("-")[0]) < round_number:

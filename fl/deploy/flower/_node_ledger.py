@@ -1,7 +1,7 @@
 """A node's privacy ledger, and the server's mirror of it.
 
-Every request names the ledger lines that the server has seen (`ledger_position`). Every reply reports the lines since
-then (`NodeLedger.report`), which the server adds to the run's ledger (`mirror_report`), so the run can state epsilon.
+Every request states how many ledger lines the server has seen (`ledger_position`). Every reply reports the later lines
+(`NodeLedger.report`). The server adds these to the run's ledger (`mirror_report`), so that the run can state epsilon.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _MAX_LINES = 100_000
 class NodeLedger:
     """Ledger of one data set on a node, over all runs. Each data set has a file, which is never rolled back.
 
-    If a partition had other data before, these may share records with its present data, so their charges count here
-    too. Use another folder for records that were never in this one.
+    If a partition had other data before, the old data may share records with the present data. The charges of the old
+    data therefore count in this ledger too. Use another folder for records that were never charged in this one.
 
     Args:
         folder: folder of the node's ledgers.
-        partition: the node's partition.
+        partition: index of the node's partition.
         name: keyed fingerprint of the data.
         policy: the owner's policy; None: all charges are accepted and recorded.
 
     Attributes:
-        name: as given.
-        refused: reason for which the policy refused the last charge, or "".
+        name: keyed fingerprint of the data.
+        refused: reason why the policy refused the last charge, or "".
         charged: whether anything was charged through this object.
     """
 
@@ -59,7 +59,7 @@ class NodeLedger:
                 mirror_lines(self.ledger, other, partition, own)
 
     def branch(self, known: Mapping[str, Any]) -> ChildLedger:
-        """Return the ledger for the client: the run's, as `known` to the server, with charges going here first."""
+        """Return the client's ledger: the run's state, as `known` to the server; charges are written here first."""
         return ChildLedger(known, self._charge)
 
     def _charge(self, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -155,7 +155,7 @@ def read_exhausted(facts: Mapping[str, str]) -> BudgetExhausted:
         facts: strings of its untrusted reply.
 
     Raises:
-        ValueError: malformed.
+        ValueError: the reply is malformed.
     """
     try:
         why, fits = json.loads(facts["exhausted"])

@@ -1,4 +1,4 @@
-"""The server's registry of nodes: their discovery, and the checks that they fit together."""
+"""The server's registry of nodes: discovery of the nodes, and checks that they match the server and each other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NodeRegistry:
         method, task: the server's method and task.
 
     Attributes:
-        nodes: client -> the description of its node.
+        nodes: maps each client's index to the description of its node.
     """
 
     def __init__(self, method: Method, task: LabelTask | None) -> None:
@@ -40,13 +40,13 @@ class NodeRegistry:
         """Wait until every client's node is registered.
 
         Args:
-            connection: to the nodes.
-            clients: number of clients; None: as many as the nodes name (`num-partitions`).
-            seconds: time limit.
+            connection: connection to the nodes.
+            clients: number of clients; None: the number that the nodes state (`num-partitions`).
+            seconds: time limit in seconds.
 
         Raises:
-            IncompatibleNode: a node does not fit, or the nodes name another number of clients.
-            NoUsableReply: nodes are missing at the time limit.
+            IncompatibleNode: a node does not match, or the nodes state another number of clients.
+            NoUsableReply: nodes are still missing at the time limit.
         """
         end, pause = time.monotonic() + seconds, connection.poll_interval
         while True:
@@ -69,11 +69,11 @@ class NodeRegistry:
             pause = min(2 * pause, 5.0)
 
     def discover(self, connection: GridConnection, seconds: float) -> list[IncompatibleNode]:
-        """Send the handshake to new nodes, register those that fit, and return the errors of the others.
+        """Send the handshake to new nodes, register the nodes that match, and return the errors of the others.
 
         Args:
-            connection: to the nodes.
-            seconds: time to wait for a reply; a node without one is contacted again the next time.
+            connection: connection to the nodes.
+            seconds: time to wait for a reply. A node that does not reply is contacted again in the next call.
         """
         new = sorted(set(connection.grid.get_node_ids()) - self._contacted)
         if not new:
@@ -107,14 +107,14 @@ class NodeRegistry:
         return errors
 
     def register(self, info: NodeInfo) -> None:
-        """Register a node; a restarted one replaces its previous entry.
+        """Register a node. A restarted node replaces its previous entry.
 
         Args:
             info: the node's description.
 
         Raises:
-            IncompatibleNode: it runs something other than the server, or has another client's partition, or other data
-                than before.
+            IncompatibleNode: the node differs from the server (method, task or version), has the partition of another
+                node, or has other data than before its restart.
         """
         name = f"node {info.node} (partition {info.partition})"
         for field, expected in self._expected.items():
@@ -145,13 +145,13 @@ class NodeRegistry:
 
     @property
     def num_classes(self) -> int:
-        """Number of classes: as stated by a node, or else the largest number seen on any."""
+        """Number of classes: the number that a node states, or else the largest number found on any node."""
         spaces = [self.nodes[n].space for n in sorted(self.nodes)]
         stated = [space.num_classes for space in spaces if space.classes_given]
         return stated[0] if stated else max(space.num_classes for space in spaces)
 
     def common_space(self, task: LabelTask | None) -> LabeledImages:
-        """Return an empty set like the images of client 0, which all nodes must match.
+        """Return an empty set with the shape and normalization of client 0's images, which all nodes must match.
 
         Args:
             task: task of the run, if given.

@@ -1,4 +1,4 @@
-"""The policy of a node's owner: a file on the node, checked for every request, whatever the server's app asks for.
+"""The policy of a node's owner: a file on the node that limits every request, whatever the server's app asks for.
 
     epsilon = 8.0              # limit for all runs together, for any record; inf: no limit
     delta = 1e-5
@@ -10,17 +10,17 @@
     app = "sha256:..."         # hash of the app's code (`app_hash`); "any": not checked
 
 **Protection.** The policy protects against a server that asks for more than was agreed: with another setting, a further
-run, a seed for the noise, or a changed app. Only replies that the file allows leave the node. Charges are in the node's
-ledger before noise is drawn, and a refusal reveals nothing about the data. With a finite epsilon, a reply leaves only
-if it was charged, and errors leave with their type only.
+run, a seed for the noise, or a changed app. Only replies that the file allows leave the node. Charges are written to
+the node's ledger before noise is drawn, and a refusal reveals nothing about the data. With a finite epsilon, a reply is
+sent only if it was charged, and only the types of errors are sent.
 
 **Limits.** The policy does not protect against code that bypasses it. It is enforced by the distillkit installed on the
 node, when the app's `client_app` is called. An app that reads the images itself, or omits `policy`, is not stopped, and
-whether a mechanism adds the noise that it charges depends on the method's code. So owners must control the code on
-their nodes: an app that they have read, installed there or signed by a key that the SuperNode trusts
-(`flower-supernode --trusted-entities`). The `app` key then detects a different version. Not covered either:
-participation, when a node answers and how long it takes, copies of the node's files, and two nodes with the same
-records, which have separate ledgers.
+whether a mechanism adds the noise that it charges depends on the method's code. Owners must therefore control the code
+on their nodes: run only an app that they have read, and that is installed there or signed by a key that the SuperNode
+trusts (`flower-supernode --trusted-entities`). The `app` key then detects a different version. The policy does not
+cover participation, the times of replies, copies of the node's files, or two nodes with the same records, which have
+separate ledgers.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class PolicyRefusal(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Policy of a node's owner; each field is a key of the file, see this module's docstring.
+    """Policy of a node's owner. The fields are the keys of the policy file, see this module's docstring.
 
     Attributes:
-        epsilon, delta: privacy budget of any record for all runs together.
+        epsilon, delta: privacy budget of each record for all runs together.
         smallest_sigma, largest_rate, largest_clip: limits for every release.
         methods: allowed methods with their add-ons and filters, such as `FedAvg(DPSGD)`.
         evaluation: whether accuracies on the node's test images may be sent.
@@ -91,7 +91,7 @@ class Policy:
 
     @property
     def budget(self) -> float | None:
-        """Epsilon, or None for no limit."""
+        """The limit on epsilon; None for no limit."""
         return None if self.epsilon == math.inf else self.epsilon
 
     def require_request(self, method: Method, verb: str, app: str | None) -> None:
@@ -99,11 +99,11 @@ class Policy:
 
         Args:
             method: the node's method.
-            verb: the requested verb.
-            app: hash of the app's code, None if unknown.
+            verb: name of the requested exchange.
+            app: hash of the app's code; None if unknown.
 
         Raises:
-            PolicyRefusal: naming the key of the file.
+            PolicyRefusal: the policy does not allow it; the message names the key of the file.
         """
         name = policy_name(method)
         if self.app not in (ANY, app):
@@ -131,7 +131,7 @@ class Policy:
             events: releases about to be charged.
 
         Raises:
-            PolicyRefusal: naming the key of the file.
+            PolicyRefusal: the policy does not allow it; the message names the key of the file.
         """
         for event in events:
             if event.seeded:
@@ -153,7 +153,8 @@ def read_policy(path: str | os.PathLike[str]) -> Policy:
         path: TOML file.
 
     Raises:
-        ValueError: it cannot be read, a key is missing or unknown, or a value is out of range; the file is named.
+        ValueError: the file cannot be read, a key is missing or unknown, or a value is out of range. The message names
+            the file.
     """
     try:
         found: dict[str, Any] = tomllib.loads(Path(path).expanduser().read_text())
@@ -178,13 +179,14 @@ def read_policy(path: str | os.PathLike[str]) -> Policy:
 def app_hash(folder: str | os.PathLike[str]) -> str:
     """Return the hash of an app's code, for the `app` key of a policy.
 
-    It covers the names and bytes of all files in the folder. Byte code and names that begin with a dot are ignored.
+    The hash covers the names and bytes of all files in the folder. Byte code and names that begin with a dot are
+    ignored.
 
     Args:
         folder: folder of the app's code, `Path(__file__).parent` within the app.
 
     Raises:
-        FileNotFoundError: no such folder, or an empty one.
+        FileNotFoundError: the folder does not exist or is empty.
     """
     top = Path(folder).expanduser()
     paths = sorted((p.relative_to(top).as_posix(), p) for p in top.rglob("*") if p.is_file())

@@ -1,7 +1,7 @@
 """Checks on a node: the owner's policy and the ledger, before a client computes and before its reply leaves.
 
-`ReleaseGuard` is the only way from a request to a reply. Its methods are in the order of a message: `require_request`
-(policy), `branch` (ledger, charged before any noise is drawn) and `reply_parts` (what may leave).
+Every request and every reply passes through a `ReleaseGuard`. Its methods are called in this order: `require_request`
+(policy), `branch` (ledger, charged before any noise is drawn) and `reply_parts` (removal of what must not be sent).
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class ReleaseGuard:
             app: hash of the app's code.
 
         Raises:
-            PolicyRefusal: naming the key of the policy file.
+            PolicyRefusal: the policy does not allow the request; the message names the key of the policy file.
         """
         if self._policy is not None:
             self._policy.require_request(self._method, job.header.verb, app)
 
     def branch(self, job: Job) -> ChildLedger | None:
-        """Return the ledger that the client charges for a `job`: the node's own first, then the run's.
+        """Return the ledger that the client charges for a `job`. It charges the node's ledger first, then the run's.
 
         Raises:
             ValueError: the method is private, and the server keeps no ledger.
@@ -75,19 +75,20 @@ class ReleaseGuard:
             position: the server's untrusted `ledger_position`.
 
         Raises:
-            ValueError: there is no ledger, it has lost lines, or the position is malformed.
+            ValueError: there is no ledger, the ledger has lost lines, or the position is malformed.
         """
         if self._ledger is None:
             raise ValueError("this node runs no private method, and keeps no ledger")
         return self._ledger.report(position)
 
     def reply_parts(self, job: Job, result: ClientResult | BudgetExhausted, position: Any) -> Parts:
-        """Return the parts of the reply that may leave the node.
+        """Return the parts of the reply, without anything that must not leave the node.
 
         Args:
             job: the request.
             result: the client's result.
-            position: the server's untrusted `ledger_position`; if malformed, a private method's node only refuses.
+            position: the server's untrusted `ledger_position`. If it is malformed and the method is private, the reply
+                is a refusal.
         """
         version, ledger = job.header.version, self._ledger
         if ledger is None:
@@ -108,7 +109,7 @@ class ReleaseGuard:
         return result_parts(version, result, facts=facts)
 
     def _without_uncharged(self, job: Job, result: ClientResult, ledger: NodeLedger) -> ClientResult:
-        """Remove everything that no epsilon covers; refuse a reply for which nothing was charged."""
+        """Remove all information that the privacy guarantee does not cover; refuse a reply that charged nothing."""
         if result.error is not None:
             logging.getLogger(__name__).warning("client %d %s", job.client, result.error)
             kind = result.error.split(":")[0]
@@ -122,7 +123,7 @@ def refusal_parts(reason: str, facts: Mapping[str, str] | None = None) -> Parts:
     """Return the parts of a refusal.
 
     Args:
-        reason: shown in the server's history.
-        facts: further strings of the reply.
+        reason: reason for the refusal, which the server's history shows.
+        facts: further strings to send with the refusal.
     """
     return to_parts(Message(), {**(facts or {}), "refused": reason[:500]})

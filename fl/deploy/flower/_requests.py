@@ -1,4 +1,4 @@
-"""Requests to one client: a single one, or two bundled into one message with their common tensors sent once."""
+"""Requests to one client: a single request, or two in one message, in which tensors common to both are sent once."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ class PendingRequest:
     """One request to a client.
 
     Attributes:
-        job: the request.
-        on_result: receives the result; None: the exchange yields it.
-        resent: bytes of payloads missing on the client, for a repeated request; None for a first one.
-        shared: bytes of the request that the bundled one carries too, except payloads of cached entries: the second
-            request refers to those by their digest.
+        job: content of the request.
+        on_result: function that receives the result; None: the exchange yields the result.
+        resent: for a repeated request, the number of bytes of payloads that the client lacked; None for a first
+            request.
+        shared: number of bytes that the bundled request shares with this one. Payloads of cached entries do not count,
+            because the second request refers to them by their digest.
     """
 
     job: Job
@@ -41,7 +42,7 @@ class PendingRequest:
     shared: int = 0
 
     def retry(self) -> PendingRequest:
-        """Return the same request for a client that lacks a payload."""
+        """Return a repeated request, for a client that lacked a payload."""
         request = self.job.request
         missing = [size for key, size in payload_bytes(request.message).items() if key.split(":")[0] in request.cached]
         return replace(self, resent=sum(missing))
@@ -53,12 +54,12 @@ def pack_requests(
     """Pack one or two requests into one message.
 
     Args:
-        requests: to one client.
+        requests: one or two requests to the same client.
         facts: strings to send with each request.
         whole: whether to send all payloads, including cached ones.
 
     Returns:
-        The requests, with the size of their common part; the parts of the message.
+        The requests, with the size of their common part set, and the parts of the message.
     """
     parts, *rest = [job_parts(one.job, facts, whole=whole) for one in requests]
     if not rest:
@@ -70,7 +71,7 @@ def pack_requests(
 
 
 def unpack_replies(requests: Sequence[PendingRequest], parts: Parts) -> list[Parts]:
-    """Unpack the replies to the requests. A single reply to two requests, such as a refusal, counts for both.
+    """Unpack the replies to the requests. If there is one reply to two requests, such as a refusal, use it for both.
 
     Raises:
         ValueError: there are more replies than requests.
@@ -90,7 +91,7 @@ def bundle(first: Parts, second: Parts) -> tuple[Parts, list[str]]:
         first, second: parts of the messages, see `fl._codec.to_parts`.
 
     Returns:
-        The parts of the bundle; the names of the tensors that are bitwise equal in both, and are sent once.
+        The parts of the bundle, and the names of the tensors that are bitwise equal in both and therefore sent once.
     """
     common = [name for name, tensor in second[0].items() if name in first[0] and _same(tensor, first[0][name])]
     rest = {name: tensor for name, tensor in second[0].items() if name not in common}
@@ -100,10 +101,10 @@ def bundle(first: Parts, second: Parts) -> tuple[Parts, list[str]]:
 
 
 def unbundle(parts: Parts) -> list[Parts]:
-    """Return the messages in the parts of a received message: the two of a `bundle`, or the single one.
+    """Return the messages in a received message: two if its parts are a `bundle`, otherwise one.
 
     Raises:
-        ValueError: a malformed bundle.
+        ValueError: the bundle is malformed.
     """
     tensors, strings = parts
     if _COMMON not in strings:

@@ -41,14 +41,14 @@ class ConnectionOptions:
     """Timeouts and limits of the connection to the nodes.
 
     Args:
-        connect_timeout: seconds in which all nodes must connect. Before a private run, nodes have the same time again
-            to report earlier charges to their data.
-        reply_timeout: seconds that a client has for a reply, from the creation of its message, by the clocks of both
-            machines. Time in the node's queue counts. Then the client is stopped, and the history records an error.
-        max_concurrent: number of clients with an open message.
-        poll_interval: seconds between two polls for replies.
-        max_message_bytes: size limit of a reply; the client of a larger one fails. (Flower has received the reply by
-            then, and has no limit of its own.)
+        connect_timeout: time in seconds within which all nodes must connect. Before a private run, nodes have the same
+            time again to report earlier charges to their data.
+        reply_timeout: time in seconds from the creation of a message to its reply, by the clocks of both machines.
+            Waiting in the node's queue counts. After this time the client is stopped, and the history records an error.
+        max_concurrent: maximum number of clients with an open message.
+        poll_interval: time in seconds between two polls for replies.
+        max_message_bytes: size limit of a reply; a client with a larger reply fails. (Flower itself has no limit, and
+            has already received the reply when it is checked.)
 
     Raises:
         TypeError, ValueError: a time or limit is not positive.
@@ -70,16 +70,16 @@ class ConnectionOptions:
 class GridTransport:
     """Transport to Flower's nodes; see `fl.engine._transport.Transport` for the interface.
 
-    Before each exchange, restarted nodes are found again by their partition. Nodes are not contacted between rounds:
-    every request names the version of the memory to use.
+    Before each exchange, restarted nodes are identified by their partition. Nodes are not contacted between rounds,
+    because every request names the version of the memory to use.
 
     Args:
-        connection: to the nodes.
-        registry: the nodes by client.
-        options: timeouts and limits.
+        connection: connection to the nodes.
+        registry: registry of the nodes by client.
+        options: timeouts and limits of the connection.
         num_classes: number of classes.
-        ledger: ledger of a private run, which mirrors those of the nodes.
-        out: folder in which the run's name is kept; None for a run that cannot be resumed.
+        ledger: ledger of the run, which mirrors the ledgers of the nodes; private runs only.
+        out: folder in which the run's name is stored; None for a run that cannot be resumed.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class GridTransport:
     ) -> Iterator[ClientResult]:
         """Send requests to the `clients` and yield their results, see `Transport.exchange`.
 
-        A client of both exchanges gets both requests in one message. A client of the `bundled` exchange only gets a
-        message of its own. `header` and `build_request` are those of the interface.
+        A client of both exchanges gets both requests in one message. A client of only the `bundled` exchange gets a
+        separate message. `header` and `build_request` are as in the interface.
         """
         for error in self._registry.discover(self._connection, min(self._options.reply_timeout, _DELIVERY_GRACE)):
             warn(f"{error}; the run goes on without it")
@@ -240,7 +240,7 @@ class GridTransport:
             self._deliver(one.on_result, client, ClientResult(client, error=why[:500]))
 
     def _read_ledgers(self, clients: Collection[int], seconds: float) -> None:
-        """Mirror charges that no reply has reported: from before the run, or of lost replies."""
+        """Mirror charges that no reply has reported: those from before the run, and those of lost replies."""
         if self._ledger is None or not clients:
             return
         nodes = {client: self._registry.nodes[client] for client in sorted(clients)}
@@ -268,7 +268,7 @@ class GridTransport:
         self._results.clear()
 
     def metadata(self) -> dict[str, str]:
-        """Return the name under which nodes keep this run's files; Flower's own number changes on resumption."""
+        """Return the name under which nodes keep this run's files. Flower's run id would change on resumption."""
         return {"run": self._run}
 
     def restore(self, facts: Mapping[str, str], versions: Mapping[int, str]) -> None:
@@ -279,7 +279,7 @@ class GridTransport:
         """Read the nodes' ledgers in a private run: earlier charges count towards its epsilon.
 
         Raises:
-            NoUsableReply: a node sends no report.
+            NoUsableReply: a node does not report its ledger.
         """
         self._unreported = set(self._registry.nodes)
         self._read_ledgers(self._unreported, self._options.connect_timeout)
@@ -296,7 +296,8 @@ class GridTransport:
 
 
 def _run_name(out: Path | None) -> str:
-    """Return a new name, or that of a run in `out` that died before its first commit, whose place this one takes."""
+    """Return a new name, or the name of a run in `out` that died before its first commit and is replaced by this
+    run."""
     drawn = secrets.token_hex(8)
     if out is None:
         return drawn

@@ -1,4 +1,4 @@
-"""Run clients in other processes of this machine, reached by bytes alone."""
+"""Run clients in other processes of this machine, which exchange only bytes with the server."""
 
 from fl.deploy.loopback._backend import Loopback
 

@@ -17,20 +17,21 @@ __all__ = ["Loopback"]
 
 @dataclass(frozen=True)
 class Loopback(Faults):
-    """Backend that runs clients in other processes, reached by bytes alone: `simulate(..., backend=Loopback())`.
+    """Backend that runs clients in other processes and exchanges only bytes: `simulate(..., backend=Loopback())`.
 
-    Use it to debug a method of your own: what works here shares nothing with the server, as on other machines. Faults
-    can be requested as shares of the results, each drawn from (seed, verb, round, client), so that they repeat.
+    Use it to debug your own method: as on other machines, clients share nothing with the server. You can request faults
+    as shares of the results. Each fault is drawn from (seed, verb, round, client), so a run can be repeated exactly.
 
     Args:
-        lose: never arrive; the client is recorded as failed. The notice of a committed round is lost as often.
-        repeat: arrive twice; the second is recognised and dropped.
-        delay: arrive after their exchange is over; the client is recorded as failed, and the result is dropped when it
-            comes.
-        seed: of the faults.
+        lose: share of results that never arrive; their clients are recorded as failed. The same share of notices of
+            committed rounds is lost.
+        repeat: share of results that arrive twice; the second copy is recognised and dropped.
+        delay: share of results that arrive after the end of their exchange; their clients are recorded as failed, and
+            the late results are dropped.
+        seed: seed of the faults.
 
     Raises:
-        ValueError: shares outside [0, 1], or more than 1 in all.
+        ValueError: a share is outside [0, 1], or the shares add up to more than 1.
     """
 
     @property
@@ -42,13 +43,13 @@ class Loopback(Faults):
         """Open the transport of one run.
 
         Args:
-            method: the run's method.
-            clients: the clients' data.
+            method: method of the run.
+            clients: data of the clients.
             workers: number of processes.
-            context: the run's task, device, folder and ledger.
+            context: task, device, folder and ledger of the run.
 
         Raises:
-            TypeError: the method cannot be sent to another process; the part is named.
+            TypeError: a part of the method cannot be sent to another process; the message names it.
         """
         folder = context.memories.resolve() if context.memories is not None else None
         config = WorkerConfig(method, context.task, str(context.device), folder, self)

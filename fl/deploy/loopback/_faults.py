@@ -1,4 +1,4 @@
-"""Faults on demand between the server and its clients."""
+"""Faults between the server and its clients, on request."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ __all__ = ["Faults"]
 
 @dataclass(frozen=True)
 class Faults:
-    """Shares of the clients' results that go astray, drawn from (seed, verb, round, client), so that they repeat.
+    """Shares of the clients' results that are lost, repeated or delayed.
+
+    Each fault is drawn from (seed, verb, round, client), so a run can be repeated exactly.
 
     Args:
-        lose: never arrive; the client is recorded as failed. The notice of a committed round is lost as often.
-        repeat: arrive twice; the second is recognised and dropped.
-        delay: arrive after their exchange is over; the client is recorded as failed, and the result is dropped when it
-            comes.
-        seed: of the faults.
+        lose: share of results that never arrive; their clients are recorded as failed. The same share of notices of
+            committed rounds is lost.
+        repeat: share of results that arrive twice; the second copy is recognised and dropped.
+        delay: share of results that arrive after the end of their exchange; their clients are recorded as failed, and
+            the late results are dropped.
+        seed: seed of the faults.
 
     Raises:
-        ValueError: shares outside [0, 1], or more than 1 in all.
+        ValueError: a share is outside [0, 1], or the shares add up to more than 1.
     """
 
     lose: float = 0.0
@@ -52,9 +55,9 @@ class Faults:
         """Return what happens to one result.
 
         Args:
-            verb: the exchange ("answer", "local", "evaluate"); "settle" for the notice of a committed round.
-            round_number: the round.
-            client: the client's number.
+            verb: name of the exchange ("answer", "local", "evaluate"); "settle" for the notice of a committed round.
+            round_number: number of the round.
+            client: index of the client.
         """
         if not self.faulty:
             return "arrives"

@@ -23,7 +23,7 @@ STOP_TIMEOUT = 10.0
 
 
 class ProcessEnded(RuntimeError):
-    """A process has ended; the message says how."""
+    """A process has ended; the message states how."""
 
 
 class Process:
@@ -58,7 +58,7 @@ class Process:
         """Receive the next frame.
 
         Raises:
-            ProcessEnded: the process has ended, or was killed after `timeout` seconds without a frame.
+            ProcessEnded: the process has ended, or was killed because it sent no frame for `timeout` seconds.
         """
         try:
             if timeout is None or self.connection.poll(timeout):
@@ -126,7 +126,7 @@ def acquire(config: bytes) -> Process:
 
 
 def release(process: Process) -> None:
-    """Return a `process` to the idle ones after a run, or kill it if it does not become idle."""
+    """Return a `process` to the pool after a run, or kill it if it does not become idle."""
     try:
         process.send("stop")
         process.send("close")
@@ -145,7 +145,7 @@ def release(process: Process) -> None:
 
 
 def _pickle(value: Any) -> bytes:
-    """Pickle a value; a lock, which guards caches of one process, becomes a new lock in the other."""
+    """Pickle a value. A lock becomes a new lock in the other process, because it only guards caches of one process."""
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer)
     pickler.dispatch_table = {**copyreg.dispatch_table, type(threading.Lock()): lambda lock: (threading.Lock, ())}
@@ -157,7 +157,7 @@ def pickle_config(config: WorkerConfig) -> bytes:
     """Pickle a run's `config`.
 
     Raises:
-        TypeError: naming what cannot travel, such as a lambda, and what to write instead.
+        TypeError: a part, such as a lambda, cannot be pickled. The message names the part and what to write instead.
     """
     try:
         return _pickle(config)
@@ -173,7 +173,7 @@ def pickle_config(config: WorkerConfig) -> bytes:
 
 
 def _unpicklable_part(path: str, value: Any, depth: int = 0) -> tuple[str, Any] | None:
-    """Return the innermost part of a value that cannot be pickled, and its path; None if the value can be."""
+    """Return the innermost part of a value that cannot be pickled, with its path; None if the value can be pickled."""
     try:
         _pickle(value)
         return None

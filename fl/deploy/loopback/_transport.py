@@ -1,4 +1,4 @@
-"""Transport to clients in other processes, which share nothing with the server and get bytes alone."""
+"""Transport to clients in other processes, which share nothing with the server and exchange only bytes."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ Frame = tuple[Any, ...]
 
 @dataclass
 class WorkerSlot:
-    """A process of this run, and the clients whose data it has."""
+    """A process of this run, and the clients whose data were sent to it."""
 
     process: Process
     sent: set[int]
 
 
 class ProcessTransport:
-    """Transport to processes; a client always runs in the same one. See `Loopback` for faults.
+    """Transport to worker processes. A client always runs in the same process. See `Loopback` for faults.
 
-    If a process dies, the clients that were asked there fail. Later clients get a new process, without the memories
-    that the old one had in RAM.
+    If a process dies, the clients with a pending request in it fail. A new process then replaces it, without the
+    memories that the old process had in RAM.
 
     Args:
         config: configuration of the processes.
-        clients: the clients' data, sent to a client's process when it is first asked.
+        clients: data of the clients; a client's data are sent to its process before the client's first request.
         workers: number of processes.
-        ledger: ledger of a private run; clients' charges are merged into it before their results count.
+        ledger: ledger of the run, to which clients' charges are added before their results count; private runs only.
 
     Attributes:
-        dropped: number of results that came twice or too late.
+        dropped: number of results that were dropped because they arrived twice or too late.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class ProcessTransport:
         build_request: RequestBuilder,
         bundled: BundledExchange | None = None,
     ) -> Iterator[ClientResult]:
-        """Ask the `clients`, with `header` and the part from `build_request`; see `Transport.exchange`.
+        """Send requests (`header`, `build_request`) to the `clients` and yield the results; see `Transport.exchange`.
 
-        At most two clients for each process are ahead of the next yield. The `bundled` exchange runs first.
+        At most two clients per process run ahead of the next yield. The `bundled` exchange runs first.
         """
         if bundled is not None:
             bundled.run_first(self)
@@ -117,7 +117,7 @@ class ProcessTransport:
         self._send(client % self._workers, *frames)
 
     def _frames(self, slot: WorkerSlot, job: Job, whole: bool = False) -> list[Frame]:
-        """Return the frames of a job: the client's data if the process lacks them, and the job."""
+        """Return the frames of a job: the client's data, if the process lacks the data, and the job."""
         frames: list[Frame] = []
         if job.client not in slot.sent:
             data = self._clients[job.client]
@@ -141,7 +141,7 @@ class ProcessTransport:
                 self._drop_process(index, str(error))
 
     def _drop_process(self, index: int, why: str) -> None:
-        """Fail the clients that were asked in a process that has died."""
+        """Fail the clients that have a pending request in a process that has died."""
         del self._slots[index]
         for client in [c for c in self._asked if c % self._workers == index]:
             del self._asked[client]
@@ -150,7 +150,7 @@ class ProcessTransport:
     # Receiving.
 
     def _read_frames(self, timeout: float | None = None) -> None:
-        """Read frames from the processes that were asked, and end these if nothing comes in time."""
+        """Read frames from the processes with pending requests, and end these processes if nothing arrives in time."""
         busy = {self._slots[c % self._workers].process.connection: c % self._workers for c in self._asked}
         ready = wait(list(busy), timeout)
         for connection, index in busy.items():
@@ -199,7 +199,7 @@ class ProcessTransport:
             merge_child(self._ledger, lines)
 
     def _collect_charges(self) -> None:
-        """Collect the charges of results that never came."""
+        """Collect the charges of results that never arrived."""
         for index in list(self._slots) if self._ledger is not None else ():
             self._send(index, ("owed",))
             while index in self._slots and self._read_frame(index) not in ("owes", "ended"):
@@ -208,29 +208,29 @@ class ProcessTransport:
     # Between the rounds, and the end.
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """Tell each process which `versions` of its clients' memories count; see `Transport.commit`."""
+        """Send each process the `versions` of its clients' memories that are committed; see `Transport.commit`."""
         for index in list(self._slots):
             self._send(index, ("settle", {c: v for c, v in versions.items() if c % self._workers == index}))
 
     def rollback(self) -> None:
-        """Stop running clients and discard their memories; their charges count. See `Transport.rollback`."""
+        """Stop running clients and discard their new memories. Their charges still count. See `Transport.rollback`."""
         self._stop_all()
         for index in list(self._slots):
             self._send(index, ("drop",), ("go",))
 
     def metadata(self) -> dict[str, str]:
-        """Return nothing: the memories' files are in the run's folder."""
+        """Return an empty dict, because the files of the memories are in the run's folder."""
         return {}
 
     def restore(self, metadata: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """Delete all memories except these `versions`; there is no `metadata`. See `Transport.restore`.
+        """Delete all memories except these `versions`; `metadata` is empty. See `Transport.restore`.
 
-        All processes share the folder, so one process does it.
+        All processes share the folder, so only one process deletes the files.
         """
         self._send(0, ("restore", dict(versions)))
 
     def _stop_all(self) -> None:
-        """Stop running clients, and wait for them; a process that does not stop is ended."""
+        """Stop running clients, and wait until they have stopped. A process that does not stop is killed."""
         for index in list(self._slots) if self._asked else ():
             self._send(index, ("stop",))
         while self._asked:

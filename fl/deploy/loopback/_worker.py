@@ -1,4 +1,4 @@
-"""Worker process of the loopback, which serves one run after the other and has only what it was sent."""
+"""Worker process of the loopback backend, which serves one run after another and gets all its data as messages."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def pack_client_data(data: ClientData) -> bytes:
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """Configuration of a run; a client's data follow before its first job.
+    """Configuration of a run. A client's data are sent separately, before its first job.
 
     Attributes:
-        method, task: built again in the process.
-        device: where clients compute.
-        memories: folder of the clients' memories; None keeps them in RAM.
+        method, task: method and task, which the process rebuilds.
+        device: device on which clients compute.
+        memories: folder of the clients' memories; None: they are kept in RAM.
         faults: shares of results that are lost, repeated or delayed.
     """
 
@@ -68,7 +68,7 @@ class WorkerConfig:
 
 
 class _WorkerRun:
-    """One run's part in this process."""
+    """State of one run in this process."""
 
     def __init__(self, config: WorkerConfig, stop: threading.Event) -> None:
         self.client_data: dict[int, ClientData] = {}
@@ -94,7 +94,7 @@ class _WorkerRun:
         self.client_data.pop(client, None)
 
     def job(self, data: bytes) -> list[Frame]:
-        """Run a job, and return the frames to send: its result, and delayed results of earlier jobs."""
+        """Run a job, and return the frames to send: the result of this job, and delayed results of earlier jobs."""
         try:
             job = unpack_job(data, self.payloads)
         except PayloadMissing as error:
@@ -127,7 +127,7 @@ class _WorkerRun:
         return [("answer", data)] * (2 if fate == "twice" else 1)
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """Commit memories, unless the notice is one of the lost ones."""
+        """Commit these `versions` of the memories, unless the notice is to be lost."""
         received = {
             client: version
             for client, version in versions.items()
@@ -137,7 +137,7 @@ class _WorkerRun:
 
 
 def _serve_frames(connection: Connection, frames: queue.SimpleQueue[Frame], stop: threading.Event) -> None:
-    """Handle frames in their order."""
+    """Handle frames in the order of their arrival."""
     torch.set_num_threads(1)
     run: Any = None
     while True:
@@ -174,8 +174,9 @@ def _serve_frames(connection: Connection, frames: queue.SimpleQueue[Frame], stop
 def serve(connection: Connection) -> None:
     """Serve runs until the other end of the `connection` is closed, or its process has ended.
 
-    A second thread works while this one always reads: so the pipe never fills up, and a request to stop is read during
-    a job. Ctrl-C reaches the whole process group and is ignored here: the server decides what stops.
+    A second thread runs the jobs while this thread reads. The pipe therefore never fills up, and a request to stop is
+    read during a job. Ctrl-C reaches the whole process group and is ignored here, because the server decides what
+    stops.
     """
     exit_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
