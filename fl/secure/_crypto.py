@@ -1,7 +1,7 @@
 """Cryptographic primitives of the protocol, from the `cryptography` library, which is imported on first use.
 
-Keys and seeds have 32 bytes. Every derived key and every signed text begins with a label of its purpose, so a value
-made for one purpose is useless for another.
+Keys and seeds have 32 bytes. The input of every key derivation and every signature begins with a label of its purpose,
+so a value made for one purpose is useless for another.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def require_cryptography() -> None:
     """Check that the `cryptography` library is installed.
 
     Raises:
-        MissingCryptography: it is not.
+        MissingCryptography: the library is not installed.
     """
     try:
         import cryptography.hazmat.primitives.asymmetric.x25519  # noqa: F401
@@ -48,7 +48,7 @@ def require_cryptography() -> None:
 
 
 def digest(label: str, *parts: bytes) -> bytes:
-    """Return the SHA-256 of a label and parts, each preceded by its length, so different lists never coincide."""
+    """Return the SHA-256 of a label and parts. Lengths are hashed too, so different lists have different inputs."""
     from cryptography.hazmat.primitives.hashes import SHA256, Hash
 
     found = Hash(SHA256())
@@ -136,11 +136,11 @@ def _agree(private: bytes, public: bytes) -> bytes:
 
 
 def derive_mask_key(private: bytes, public: bytes, transcript: bytes) -> bytes:
-    """Derive the key of the mask that two clients share; both derive the same one.
+    """Derive the key of the mask that two clients share; both clients derive the same key.
 
     Args:
         private: private key of one client.
-        public: public key of the other.
+        public: public key of the other client.
         transcript: digest of the participants and their keys.
     """
     return _derive_key(_agree(private, public), "mask", transcript)
@@ -158,11 +158,13 @@ def _box_cipher(private: bytes, public: bytes, context: bytes) -> Any:
 def seal_box(private: bytes, public: bytes, content: bytes, context: bytes) -> bytes:
     """Encrypt and authenticate a message from one client to another.
 
+    Never encrypt two messages with the same pair of keys and the same `context`.
+
     Args:
         private: the sender's private key.
         public: the receiver's public key.
-        content: plaintext. Use a pair of keys and a `context` for one message only.
-        context: sender, receiver and round; must be the same when the box is opened.
+        content: plaintext of the message.
+        context: encoding of the sender, the receiver and the round; `open_box` needs the same value.
     """
     return _box_cipher(private, public, context).encrypt(bytes(12), content, context)
 
@@ -174,7 +176,7 @@ def open_box(private: bytes, public: bytes, box: bytes, context: bytes) -> bytes
         private: the receiver's private key.
         public: the sender's public key.
         box: the ciphertext.
-        context: the one with which the box was sealed.
+        context: the `context` with which the box was sealed.
 
     Raises:
         AuthenticationError: the box was changed, or comes from another client or round.
@@ -195,8 +197,8 @@ def add_mask(total: Tensor, seed: bytes, sign: int) -> None:
 
     Args:
         total: int64, one dimension, on the CPU.
-        seed: 32 bytes; use it for one mask only.
-        sign: 1 or -1.
+        seed: seed of the mask, 32 bytes. Use a seed for one mask only.
+        sign: 1 to add, -1 to subtract.
     """
     from cryptography.hazmat.primitives.ciphers import Cipher
     from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20

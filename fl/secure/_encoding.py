@@ -1,8 +1,8 @@
 """Encoding of replies as integer vectors that are summed mod 2^64, and decoding of the sum into reduced replies.
 
-Fixed point with public units: a value v of an entry with maximum B and a weight w of at most W becomes the integer
-nearest to 2^bits w v / (W B). With N clients the sum is at most N 2^bits, below 2^63, so it cannot overflow; its error
-is at most half a unit per client, W B / 2^(bits + 1). Integers are added as they are.
+The encoding is fixed-point with public units. A value v of an entry with maximum B and a weight w of at most W becomes
+the integer nearest to 2^bits w v / (W B). With N clients the sum is at most N 2^bits, which is below 2^63, so it cannot
+overflow. The error of the sum is at most half a unit per client, W B / 2^(bits + 1). Integers are added unchanged.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class EntryLayout:
         key: key of the entry.
         form: "number", "tensor" or "group".
         rule: "sum" or "mean".
-        by: key of the entry that holds its weights, or "".
+        by: key of the entry that holds the weights, or "".
         over: public denominator of a mean, if any.
         most: B, the largest absolute value allowed in the entry.
-        parts: name ("" outside of groups), shape and dtype ("" for a number) of each tensor.
+        parts: name, shape and dtype of each tensor. The name is "" outside of groups, and the dtype "" for a number.
     """
 
     key: str
@@ -55,7 +55,7 @@ class EntryLayout:
 
     @property
     def is_integer(self) -> bool:
-        """True if the entry holds integers, which are added as they are."""
+        """True if the entry holds integers, which are added without scaling."""
         return all(dtype.startswith(("int", "uint")) for _, _, dtype in self.parts) and bool(self.parts)
 
 
@@ -64,7 +64,7 @@ class ReplyLayout:
     """Layout of a reply as one integer vector.
 
     Args:
-        entries: in the order of their keys.
+        entries: layouts of the entries, in the order of their keys.
         bits: precision, see the module's docstring.
         clients: N, the largest number of clients in a sum.
 
@@ -94,13 +94,13 @@ class ReplyLayout:
 
         Args:
             schema: entries of a reply.
-            entries: the method's declarations, by key.
-            bounds: given maxima, by key; they override those of an entry or the schema.
+            entries: the method's declared entries, by key.
+            bounds: maxima by key; they override the maxima of the entry and the schema.
             bits, clients: see `ReplyLayout`.
 
         Raises:
             PrivacyError: an entry is not a sum, or has no fixed shape.
-            ValueError: an entry has no public maximum, or `bounds` names an entry that replies do not hold.
+            ValueError: an entry has no public maximum, or `bounds` names an entry that replies do not contain.
         """
         unknown = sorted(set(bounds) - set(schema))
         if unknown:
@@ -124,7 +124,7 @@ class ReplyLayout:
 
     @classmethod
     def from_json(cls, text: str) -> ReplyLayout:
-        """Read the `text` of `to_json`."""
+        """Return the layout that `to_json` wrote as `text`."""
         found = json.loads(text)
         entries = [
             EntryLayout(
@@ -135,7 +135,7 @@ class ReplyLayout:
         return cls(tuple(entries), found["bits"], found["clients"])
 
     def unit(self, entry: EntryLayout) -> float:
-        """Return the value of 1 in the encoding of an entry.
+        """Return the value that the integer 1 represents in the encoding of an entry.
 
         Args:
             entry: an entry of this layout.
@@ -165,7 +165,7 @@ class ReplyLayout:
         """Encode a reply as one vector, int64 [length], on the CPU.
 
         Args:
-            reply: with all or some of the layout's entries.
+            reply: message with all or some of the layout's entries.
 
         Raises:
             BoundExceeded: a number exceeds its entry's maximum, or is NaN.
@@ -248,7 +248,7 @@ def _broadcast_weight(weight: Tensor, value: Tensor) -> Tensor:
 
 
 def _entry_layout(entry: Entry[Any], like: EntrySpec, given: float | None, is_weight: bool) -> EntryLayout:
-    """Return the layout of one entry; raise if it cannot be summed."""
+    """Return the layout of one entry; raise an error if the entry cannot be summed."""
     value, key = like.value, entry.key
     if key in (FedAvg.buffers.key, FedAvg.counters.key) and entry.rule not in ("mean", "sum"):
         raise PrivacyError(

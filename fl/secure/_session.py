@@ -1,7 +1,7 @@
 """Client side of a secure sum: five steps, each taken once and in order, with secrets that survive a restart.
 
-The checks protect the client against a server that deviates from the protocol. A client sends nothing beyond the
-results of these steps.
+The checks protect the client against a server that deviates from the protocol. A client sends only the results of these
+steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BOX_BYTES = 2 * SHARE_BYTES + BOX_OVERHEAD
 
 
 class ProtocolError(ValueError):
-    """A request that violates the protocol; the answer could reveal values of a client, so the client sends none."""
+    """A request violates the protocol. The client does not reply, because a reply could reveal its values."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ClientSession:
         keyring: the client's secrets.
         registry: the clients' public keys.
         context: identity of the sum.
-        client: number of the client.
+        client: index of the client.
     """
 
     keyring: Keyring
@@ -47,10 +47,10 @@ class ClientSession:
     client: int
 
     def announce_keys(self) -> bytes:
-        """Step 1: draw and sign this round's keys. A sum that was under way is abandoned.
+        """Step 1: draw and sign this round's keys. An unfinished earlier sum is abandoned.
 
         Raises:
-            ProtocolError: the registry names another public key than the keyring's.
+            ProtocolError: the client's public key in the registry differs from that in the keyring.
         """
         (agreement, agreement_public), (mask, mask_public) = _crypto.new_agreement_keys(), _crypto.new_agreement_keys()
         seed = secrets.token_bytes(KEY_BYTES)
@@ -63,17 +63,17 @@ class ClientSession:
         return bundle.raw
 
     def share_secrets(self, bundles: Mapping[int, KeyBundle]) -> list[bytes]:
-        """Step 2: check all bundles; split the own mask key and seed, and seal one share of each for every client.
+        """Step 2: check all bundles; split this client's mask key and seed, and seal a share of each for every client.
 
         Args:
-            bundles: of all participants, by client.
+            bundles: key bundles of all participants, by client.
 
         Returns:
-            A box for each client, in the order of their numbers; the own box is empty.
+            A box for each client, in the order of the client indices. The box for this client itself is empty.
 
         Raises:
-            ProtocolError: too few participants, or the own keys are missing or changed.
-            AuthenticationError: keys that the named client did not sign for this round.
+            ProtocolError: there are too few participants, or this client's keys are missing or were changed.
+            AuthenticationError: a bundle was not signed by its client for this round.
         """
         session, count, threshold = self._load("keys"), len(bundles), self.context.threshold
         if not threshold <= count < 2 * threshold:
@@ -108,11 +108,11 @@ class ClientSession:
 
         Args:
             vector: int64 [length], on the CPU.
-            boxes: by sender; the own box is ignored.
+            boxes: sealed boxes by sender; a box from this client itself is ignored.
 
         Raises:
-            ProtocolError: too few senders, or one that does not take part.
-            AuthenticationError: a box that the named client did not seal.
+            ProtocolError: there are too few senders, or a sender does not take part.
+            AuthenticationError: a box was not sealed by its alleged sender.
         """
         session = self._load("shares")
         bundles = {int(client): KeyBundle(bytes.fromhex(raw)) for client, raw in session["bundles"].items()}
@@ -141,7 +141,7 @@ class ClientSession:
             survivors: clients whose masked vectors have arrived, ascending.
 
         Raises:
-            ProtocolError: too few survivors, or one that did not share its secrets.
+            ProtocolError: there are too few survivors, or a survivor did not share its secrets.
         """
         session = self._load("masked")
         self._check_clients(survivors, [int(client) for client in session["shares"]], "is in the sum")
@@ -151,17 +151,18 @@ class ClientSession:
     def disclose_shares(self, signatures: Mapping[int, bytes]) -> list[bytes]:
         """Step 5: once enough clients have signed the same sum, delete the session and disclose the shares.
 
-        The share is that of the seed for a client in the sum, and that of the mask key for any other: never both.
+        For a client in the sum this is the share of its seed, for any other client the share of its mask key. Both are
+        never disclosed for the same client.
 
         Args:
-            signatures: by client.
+            signatures: signatures of the sum, by client.
 
         Returns:
-            A share for each client that shared its secrets, in the order of their numbers.
+            A share for each client that shared its secrets, in the order of the client indices.
 
         Raises:
-            ProtocolError: too few signatures.
-            AuthenticationError: a signature by another client, or for another sum.
+            ProtocolError: there are too few signatures.
+            AuthenticationError: a signature is by another client, or for another sum.
         """
         session = self._load("assent")
         survivors: list[int] = session["survivors"]

@@ -1,9 +1,8 @@
-"""Secret sharing: n shares of a number; any t of them recover the number, fewer reveal nothing.
+"""Secret sharing: split a number into n shares, of which any t recover the number and fewer reveal nothing.
 
 Shamir, "How to share a secret", CACM 22(11), 1979. The secret is the value at 0 of a polynomial of degree t - 1 whose
 other coefficients are drawn uniformly from a prime field; a share is the value at another point. For every t - 1 shares
-and every secret there is exactly one such polynomial, so t - 1 shares have the same
-distribution for every secret.
+and every secret there is exactly one such polynomial, so t - 1 shares have the same distribution for every secret.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ def split(
     """Split a secret into one share for each point.
 
     Args:
-        secret: from 0 to `prime` - 1.
+        secret: the number to split, from 0 to `prime` - 1.
         points: distinct arguments of the polynomial, from 1 to `prime` - 1.
         threshold: t, the number of shares that recover the secret.
         prime: order of the field.
-        draw: returns a uniform secret number from 0 to its argument - 1.
+        draw: function of n that returns a secret random number, uniform from 0 to n - 1.
 
     Raises:
-        ValueError: a threshold above the number of points; a repeated point or one outside the field; or a secret
-            outside the field.
+        ValueError: the threshold exceeds the number of points, a point is repeated, or a point or the secret is outside
+            the field.
     """
     check.positive_int(threshold, "threshold", most=len(points))
     if len(set(points)) < len(points) or not all(0 < x < prime for x in points):
@@ -53,11 +52,12 @@ def recover(shares: Mapping[int, int], *, prime: int = PRIME) -> int:
     """Return the secret: the value at 0 of the polynomial through the shares.
 
     Args:
-        shares: point -> share; as many correct shares as the threshold. More shares only take more time.
+        shares: maps each point to its share. Correct shares must be at least as many as the threshold; more shares only
+            take more time.
         prime: order of the field.
 
     Raises:
-        ValueError: no shares.
+        ValueError: there are no shares.
     """
     if not shares:
         raise ValueError("shares must hold at least one share; got none")
@@ -66,7 +66,7 @@ def recover(shares: Mapping[int, int], *, prime: int = PRIME) -> int:
 
 
 def lagrange_coefficients(points: Sequence[int], *, prime: int = PRIME) -> list[int]:
-    """Return each share's coefficient in the secret: the Lagrange polynomials of the points, evaluated at 0.
+    """Return the coefficients with which shares add up to the secret: the points' Lagrange polynomials at 0.
 
     Args:
         points: distinct points of the available shares.

@@ -21,7 +21,7 @@ def _encode(*values: int) -> bytes:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """Identity of one secure sum. Every key and signature is bound to it and useless in another sum.
+    """Identity of one secure sum. Every key and signature is bound to this identity and useless in another sum.
 
     Attributes:
         seed: seed of the run.
@@ -37,8 +37,8 @@ class RoundContext:
         """Return the digest that a client signs with its announced keys.
 
         Args:
-            client: number of the client.
-            keys: the bundle without its signature.
+            client: index of the client.
+            keys: bytes of the bundle without its signature.
         """
         return _crypto.digest("keys", _encode(self.seed % 2**62, self.number, self.threshold, client), keys)
 
@@ -46,7 +46,7 @@ class RoundContext:
         """Return the digest of the participants and their keys, to which all later boxes and signatures are bound.
 
         Args:
-            bundles: by client.
+            bundles: announced key bundles, by client.
         """
         entries = [_encode(client) + bundles[client].raw for client in sorted(bundles)]
         return _crypto.digest("transcript", _encode(self.seed % 2**62, self.number, self.threshold), *entries)
@@ -70,17 +70,17 @@ class RoundContext:
 
 @dataclass(frozen=True)
 class KeyBundle:
-    """Announcement of one client: public keys for boxes and masks, a digest of its own mask's seed, and a signature.
+    """Announcement of one client: public keys for boxes and masks, the digest of a mask seed, and a signature.
 
     Attributes:
-        raw: the bundle, 160 bytes.
+        raw: bytes of the bundle (160 bytes).
     """
 
     raw: bytes
 
     @property
     def agreement(self) -> bytes:
-        """Public key with which boxes to this client are sealed."""
+        """Public key with which boxes for this client are sealed."""
         return self.raw[:KEY_BYTES]
 
     @property
@@ -90,19 +90,19 @@ class KeyBundle:
 
     @property
     def commitment(self) -> bytes:
-        """Digest of the seed of the client's own mask, which detects a false seed."""
+        """Digest of the seed of the client's own mask, with which a false seed is detected."""
         return self.raw[2 * KEY_BYTES : 3 * KEY_BYTES]
 
     def verify(self, context: RoundContext, client: int, registry: Registry) -> None:
         """Check that a client signed this bundle for this round.
 
         Args:
-            context: the round.
-            client: alleged sender.
+            context: identity of the sum.
+            client: index of the alleged sender.
             registry: the clients' public keys.
 
         Raises:
-            AuthenticationError: naming the client.
+            AuthenticationError: the client did not sign the bundle; the message names the client.
         """
         keys, signature = self.raw[: 3 * KEY_BYTES], self.raw[3 * KEY_BYTES :]
         known = client in registry
@@ -119,11 +119,11 @@ def sign_bundle(
     """Return the signed bundle of a client.
 
     Args:
-        context: the round.
-        client: number of the client.
-        signing_key: its private signing key.
-        agreement, mask: its public keys of this round.
-        seed: seed of its own mask; the bundle holds the digest.
+        context: identity of the sum.
+        client: index of the client.
+        signing_key: the client's private signing key.
+        agreement, mask: the client's public keys of this round.
+        seed: seed of the client's own mask; the bundle contains only its digest.
     """
     keys = agreement + mask + _crypto.digest("seed", seed)
     return KeyBundle(keys + _crypto.sign(signing_key, context.keys_digest(client, keys)))

@@ -17,14 +17,14 @@ __all__ = ["Unmasking"]
 
 @dataclass(frozen=True)
 class Unmasking:
-    """The server's knowledge once enough clients have disclosed their shares.
+    """Data from which the server removes the masks, once enough clients have disclosed their shares.
 
     Attributes:
         bundles: announced keys, by client.
         transcript: digest of the bundles.
         partners: clients whose masks are in the vectors, ascending.
         survivors: clients whose vectors are in the sum.
-        shares: disclosing client -> one share for each partner, in their order.
+        shares: maps each disclosing client to its shares, one per partner, in the order of `partners`.
     """
 
     bundles: Mapping[int, KeyBundle]
@@ -34,13 +34,13 @@ class Unmasking:
     shares: Mapping[int, Sequence[bytes]]
 
     def unmask(self, total: Tensor) -> None:
-        """Remove all masks from a sum, in place: the survivors' own masks, and those shared with dropped clients.
+        """Remove all masks from a sum, in place: the survivors' own masks, and masks shared with dropped clients.
 
         Args:
             total: int64 [length], sum of the survivors' masked vectors, on the CPU.
 
         Raises:
-            NoUsableReply: the shares of a client's secret do not give the announced secret.
+            NoUsableReply: a secret that was recovered from shares does not match its announcement.
         """
         senders = sorted(self.shares)
         weights = _shamir.lagrange_coefficients([client + 1 for client in senders])

@@ -1,4 +1,4 @@
-"""Keys of secure sums: the registry of the clients' public keys, and each client's own keyring."""
+"""Keys of secure sums: the registry of the clients' public keys, and the keyring of each client."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Registry(Configurable):
     clients. Distribute it with each client's app and configuration, never through the server.
 
     Args:
-        keys: client's number -> its public key (Ed25519), 64 hexadecimal digits, as returned by `Keyring.enroll`. At
-            least two clients; no key twice.
+        keys: maps each client's index to its public key (Ed25519) as 64 hexadecimal digits, which `Keyring.enroll`
+            returns. There must be at least two clients, and all keys must differ.
 
     Raises:
-        TypeError, ValueError: no such mapping.
+        TypeError, ValueError: `keys` is not such a mapping.
     """
 
     def __init__(self, keys: Mapping[int, str]) -> None:
@@ -59,7 +59,7 @@ class Registry(Configurable):
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: it holds no registry.
+            ValueError: the file does not contain a registry.
         """
         try:
             entries = json.loads(Path(path).read_text())
@@ -77,7 +77,7 @@ class Registry(Configurable):
         """Return a client's public key.
 
         Raises:
-            LookupError: the registry does not name the `client`.
+            LookupError: the registry has no key of this `client`.
         """
         if client not in self._keys:
             raise LookupError(f"client {client} is not in the registry, which has {self._summary()}")
@@ -106,14 +106,15 @@ class Registry(Configurable):
 
 
 class Keyring(Configurable):
-    """Folder of a client's secrets: its signing key, and the secrets of the round under way.
+    """Folder of a client's secrets: the signing key, and the secrets of the current round.
 
-    The folder has a subfolder for each client: one on a node, all in a simulation. The secrets of a round are written
-    before a reply leaves, and deleted before shares of other clients' secrets leave. So no server can repeat a request,
-    not even after a restart. Unlike a client's memory they are never rolled back. Only the owner may read the folder.
+    The folder has one subfolder per client: a single one on a node, all of them in a simulation. The secrets of a round
+    are written before a reply is sent, and deleted before shares of other clients' secrets are sent. So no server can
+    repeat a request, not even after a restart. Unlike a client's memory, these secrets are never rolled back. Only the
+    owner may read the folder.
 
     Args:
-        folder: created when the first client enrols.
+        folder: path of the folder, which is created when the first client enrols.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -125,10 +126,10 @@ class Keyring(Configurable):
         return f"Keyring({str(self.folder)!r})"
 
     def enroll(self, client: int) -> str:
-        """Return a client's public key as hexadecimal digits; create a key if it has none.
+        """Return a client's public key as hexadecimal digits; create a key if the client has none.
 
         Args:
-            client: number of the client.
+            client: index of the client.
         """
         check.positive_int(client, "client", least=0)
         path = self._client_folder(client) / "identity"
@@ -140,7 +141,7 @@ class Keyring(Configurable):
         """Enrol all clients of a simulation, and return their registry.
 
         Args:
-            clients: their numbers; or their count, for the numbers from 0 on.
+            clients: indices of the clients; or their number n, for the indices 0 to n - 1.
         """
         numbers = range(check.positive_int(clients, "clients")) if isinstance(clients, int) else clients
         return Registry({number: self.enroll(number) for number in numbers})
@@ -149,7 +150,7 @@ class Keyring(Configurable):
         """Return the private signing key of a `client`.
 
         Raises:
-            LookupError: the client never enrolled here.
+            LookupError: the client has not enrolled in this folder.
         """
         path = self._client_folder(client) / "identity"
         if not path.exists():
@@ -159,21 +160,21 @@ class Keyring(Configurable):
         return path.read_bytes()
 
     def load_session(self, client: int) -> dict[str, Any] | None:
-        """Return the secrets of a `client` for the round under way, or None."""
+        """Return the secrets of a `client` for the current round, or None."""
         path = self._client_folder(client) / "session"
         return json.loads(path.read_text()) if path.exists() else None
 
     def save_session(self, client: int, session: Mapping[str, Any]) -> None:
-        """Replace the secrets of the round under way; they are on disk when this returns.
+        """Replace a client's secrets of the current round; they are on disk when this returns.
 
         Args:
-            client: number of the client.
-            session: JSON values.
+            client: index of the client.
+            session: the new secrets, as JSON values.
         """
         _write(self._client_folder(client) / "session", json.dumps(session).encode())
 
     def delete_session(self, client: int) -> None:
-        """Delete the round's secrets of a `client`; they are gone from disk when this returns."""
+        """Delete the secrets of a `client` for the current round; they are gone from disk when this returns."""
         path = self._client_folder(client) / "session"
         path.unlink(missing_ok=True)
         _fsync_folder(path.parent)
@@ -183,7 +184,7 @@ class Keyring(Configurable):
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a secret atomically, readable by its owner alone; it is on disk when this returns."""
+    """Write a secret atomically, so that only its owner can read it; it is on disk when this returns."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,30 +1,31 @@
 """Secure aggregation as a filter: the server learns the sum of the clients' replies, but no single reply.
 
 Bonawitz et al., "Practical secure aggregation for privacy-preserving machine learning", CCS 2017, figure 4, with all
-protections against a malicious server. Every pair of clients agrees on a mask that one adds and the other subtracts;
-each client also adds a mask of its own. The pairwise masks cancel in the sum. Own masks, and those shared with a client
-that has dropped out, are removed with secrets that any t clients can recover together, and fewer cannot.
+protections against a malicious server. Every pair of clients agrees on a mask, which one of them adds and the other
+subtracts. Each client also adds a private mask. The pairwise masks cancel in the sum. The private masks, and the
+pairwise masks of clients that have dropped out, are removed with secrets that t clients can recover together, but fewer
+cannot.
 
 A round has five exchanges instead of one:
 
-    announce   The client draws two keys (X25519) and a seed, and signs the public keys with its key (Ed25519) in the
-               registry.
+    announce   The client draws two keys (X25519) and a seed. It signs the public keys with its signing key (Ed25519),
+               which the registry lists.
     deal       It checks all signatures, splits its mask key and its seed into shares (Shamir, t of n), and seals one
-               share of each for every other client (ChaCha20-Poly1305). The server passes the boxes on.
+               share of each for every other client (ChaCha20-Poly1305). The server forwards the boxes.
     local      It trains, encodes its reply as integers (`_encoding`), adds the masks (ChaCha20) and sends the result.
-    assent     It signs the set of clients in the sum: those with a masked reply.
+    assent     It signs the set of clients in the sum: the clients whose masked reply has arrived.
     disclose   It checks the other signatures. For every client in the sum it discloses the share of the seed, for any
                other client the share of the mask key: never both. Then it deletes its secrets.
 
-The engine treats these like any other exchanges (`Filter.before`, `Filter.after`); it knows nothing of sums.
+The engine treats these steps like any other exchanges (`Filter.before`, `Filter.after`).
 
-The client's last step and its secrets are in its keyring, not in its memory: the server names the version of the memory
-to use, so it could have a step repeated. Keys come from the operating system, so the masks differ from run to run. They
-cancel to the last bit, so the results do not.
+The client's last step and its secrets are stored in its keyring and not in its memory: the server names the version of
+the memory to use, so it could have a step repeated. Keys come from the operating system, so the masks differ from run
+to run. The masks cancel exactly, so the results do not differ.
 
-Deviations: a bundle holds the digest of the seed, so a false share is detected instead of corrupting the model. The
-keys for boxes and masks also depend on the digest of all bundles, so clients that were told of different partners share
-no keys. Boxes are opened before training instead of at the end.
+Deviations: a bundle contains the digest of the seed, so a false share is detected instead of corrupting the model. The
+keys for boxes and masks also depend on the digest of all bundles, so clients that received different sets of partners
+share no keys. Boxes are opened before training instead of at the end.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class SecureSums(Filter):
 
     `Filtered(method, SecureSums(...))` wraps any method whose replies are sums or weighted means. The server receives
     the sum of weight times value, and the sum of the weights. Entries that are not sums are refused by name. Results
-    differ from those without the filter by the rounding to integers only: at most W B / 2^(bits + 1) for each client in
-    the sum, where B is the entry's public maximum and W that of its weight.
+    with and without the filter differ only by the rounding to integers: at most W B / 2^(bits + 1) for each client in
+    the sum, where B is the entry's public maximum and W the public maximum of its weight.
 
     **Guarantee.** A server, honest or malicious, that colludes with up to 2 t - n - 1 of a round's n clients learns the
     sum over at least t clients, and nothing else about the other clients' replies. **Not covered.** This is no
@@ -72,20 +73,21 @@ class SecureSums(Filter):
 
     Args:
         registry: the clients' public keys, from the operator of the federation and not from the server.
-        keyring: folder of the clients' secrets: a node's own, or everybody's in a simulation. The server needs none.
-        threshold: t, the smallest number of clients in a sum; with fewer the round ends. It must be more than half of
-            the participants of a round.
-        bounds: entry -> B, the largest absolute value allowed in it, for entries that declare none (`Entry.bound`, or a
-            range in `expect`). The maxima are public, so do not derive them from the clients' data. A client with a
-            larger value sends nothing and fails with the entry's name.
-        bits: precision of the encoding; a sum over the whole registry must fit into 64 bits.
+        keyring: folder of secrets: those of the node's client, or of all clients in a simulation. The server needs no
+            keyring.
+        threshold: t, the smallest number of clients in a sum; a round with fewer clients ends. The threshold must be
+            more than half of the participants of a round.
+        bounds: maps an entry to B, its largest allowed absolute value; needed for entries that declare no maximum
+            (`Entry.bound`, or a range in `expect`). The maxima are public, so do not derive them from the clients'
+            data. A client with a larger value sends nothing and fails with the entry's name.
+        bits: number of bits of the encoding's precision; a sum over the whole registry must fit into 64 bits.
 
     Attributes:
-        maxima: `bounds` by the entries' keys.
+        maxima: values of `bounds`, by the keys of the entries.
 
     Raises:
         TypeError, ValueError: bad arguments, or a sum that could overflow.
-        PrivacyError: in `Filtered`, a method whose replies are not sums.
+        PrivacyError: the replies of the method in `Filtered` are not sums.
         MissingCryptography: the `cryptography` library is not installed.
     """
 
@@ -144,7 +146,8 @@ class SecureSums(Filter):
         """Set the layout of replies, which the clients receive with their requests.
 
         Raises:
-            PrivacyError, ValueError: an entry of the replies is not a sum, or has no public maximum; it is named.
+            PrivacyError, ValueError: an entry of the replies is not a sum, or has no public maximum. The message names
+                the entry.
         """
         missing = [k for k in range(server.clients) if k not in self.registry]
         if missing:
@@ -162,7 +165,7 @@ class SecureSums(Filter):
         """Declare the reply to be one integer vector.
 
         Raises:
-            ValueError: this client's or round's replies have another layout than those at the start.
+            ValueError: the replies of this client or round do not have the layout that was set at the start.
         """
         layout = ReplyLayout.from_json(server.state[self.layout])
         if not layout.matches(schema):
@@ -191,7 +194,7 @@ class SecureSums(Filter):
         return Message({self.boxes: _bytes([box.ljust(BOX_BYTES, b"\0") for box in boxes])[None]})
 
     def out(self, client: Client, message: Message, reply: Message) -> Message:
-        """Step 3: encode and mask the reply. Notes for the history stay on the client."""
+        """Step 3: encode and mask the reply. Notes for the history are not sent."""
         client.notes.clear()
         session = self._client_session(client)
         vector = ReplyLayout.from_json(message[self.layout]).encode(reply)
@@ -204,7 +207,8 @@ class SecureSums(Filter):
         return Message({self.signatures: _bytes([signature])})
 
     def disclose(self, client: Client, message: Message) -> Message:
-        """Step 5 of a `client`: check the signatures in the `message`, and disclose the shares that unmask this sum."""
+        """Step 5 of a `client`: check the signatures in the `message`, and disclose the shares for unmasking the
+        sum."""
         signatures = dict(zip(message[self.signers].tolist(), _rows(message[self.signatures])))
         return Message({self.shares: _bytes(self._client_session(client).disclose_shares(signatures))[None]})
 
@@ -241,10 +245,10 @@ class SecureSums(Filter):
         return {entry.key: EntrySpec(torch.zeros(shape, dtype=torch.uint8))}
 
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
-        """Store what the next step needs; return the clients whose keys or signatures are invalid, with the reason.
+        """Store the data for the next step; return each client whose keys or signature are invalid, with the reason.
 
         Raises:
-            NoUsableReply: fewer clients than the threshold are left.
+            NoUsableReply: fewer clients remain than the threshold.
             ValueError: the threshold is not more than half of the participants.
         """
         entry, members = {
@@ -273,7 +277,7 @@ class SecureSums(Filter):
         return invalid
 
     def _invalid_clients(self, server: Server, verb: str, replies: AggregatedReplies) -> dict[int, str]:
-        """Return the clients with an invalid key or signature, which the others would refuse."""
+        """Return the clients with an invalid key or signature, which other clients would refuse."""
         found: dict[int, str] = {}
         context = self._context(server)
         if verb == "announce" and self.bundles in replies:
@@ -295,10 +299,10 @@ class SecureSums(Filter):
         return self._context(server).transcript(_bundles(server.state[self.clients], server.state[self.bundles]))
 
     def back(self, server: Server, replies: AggregatedReplies, expected: Schema) -> AggregatedReplies:
-        """Remove the masks from the sum, and decode it as the method's reduced replies.
+        """Remove the masks from the sum, and decode the sum as the method's reduced replies.
 
         Raises:
-            NoUsableReply: disclosed shares do not give the announced secrets.
+            NoUsableReply: a secret that was recovered from disclosed shares does not match its announcement.
         """
         state = server.state
         shares: Tensor = state[self.shares]
@@ -330,7 +334,7 @@ def require_sums(method: Method) -> None:
         method: the method inside the filter.
 
     Raises:
-        PrivacyError: naming the part that needs single replies.
+        PrivacyError: a part of the method needs single replies; the message names the part.
     """
     name = type(method).__name__
     if method.draws_clients:
