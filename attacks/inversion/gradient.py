@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor, nn
 
 from attacks.inversion.reconstruction import Reconstruction, invert_message
 from attacks.inversion.updates import Gradient
+from distillkit.normalization import IDENTITY, Normalization
 
 __all__ = ["invert_gradient"]
 
 
 def invert_gradient(
-    network: nn.Module, gradients: Sequence[Tensor], shape: Sequence[int], count: int = 1, **options: Any
+    network: nn.Module,
+    gradients: Sequence[Tensor],
+    shape: Sequence[int],
+    count: int = 1,
+    *,
+    labels: Tensor | None = None,
+    method: str = "geiping",
+    steps: int | None = None,
+    lr: float | None = None,
+    total_variation: float | None = None,
+    restarts: int = 1,
+    normalization: Normalization = IDENTITY,
+    seed: int = 0,
 ) -> Reconstruction:
     """Reconstruct a batch of images from its gradient, as a server could in federated SGD.
 
-    Short for `invert_message(Gradient(network, gradients), shape, count, ...)`, which documents the methods.
+    Short for `invert_message(Gradient(network, gradients), shape, count, ...)`, which documents the methods and also
+    takes priors.
 
     Args:
         network, gradients: as in `Gradient`: the client's network, and the gradient of its mean cross-entropy.
-        shape, count: as in `invert_message`.
-        **options: further keyword arguments of `invert_message`, such as `labels`, `method` and `normalization`.
+        shape, count, labels, method, steps, lr, total_variation, restarts, normalization, seed: as in `invert_message`.
 
     Returns:
         A `Reconstruction`. The order of its images within a class is arbitrary: pair them with `attacks.match` before
@@ -33,4 +45,16 @@ def invert_gradient(
         TypeError, ValueError: a network that cannot take the shape, gradients that do not fit it, labels that cannot be
             inferred, or options out of range.
     """
-    return invert_message(Gradient(network, gradients), shape, count, **options)
+    return invert_message(
+        Gradient(network, gradients),
+        shape,
+        count,
+        labels=labels,
+        method=method,
+        steps=steps,
+        lr=lr,
+        total_variation=total_variation,
+        restarts=restarts,
+        normalization=normalization,
+        seed=seed,
+    )

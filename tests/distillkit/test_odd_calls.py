@@ -480,7 +480,7 @@ CALLS: dict[str, Call] = {
     "psnr": C(psnr, images=lambda: torch.rand(2, 1, 16, 16), references=lambda: torch.rand(2, 1, 16, 16)),
     "ssim": C(ssim, images=lambda: torch.rand(2, 1, 16, 16), references=lambda: torch.rand(2, 1, 16, 16)),
     "clopper_pearson": C(clopper_pearson, hits=3, trials=9),
-    "bonferroni": C(bonferroni, confidence=0.95, outcome_of_call=3),
+    "bonferroni": C(bonferroni, confidence=0.95, tried=3),
     "ppv": C(ppv, tpr=0.5, fpr=0.1, prior=0.5),
     "max_lower_bound": C(max_lower_bound, runs=20),
     "Audit": C(Audit, inside=lambda: normal(8), outside=lambda: normal(8, seed=1), claim=lambda: [(1.0, 1e-5)]),
