@@ -1,4 +1,4 @@
-"""Optimisers of the search: Adam on gradient signs within the range of pixels, and L-BFGS."""
+"""Optimisers for the image search: Adam on gradient signs within the range of pixels, and L-BFGS."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def signed_adam(
 ) -> list[Minimum]:
     """Return the best images of each start and their loss, with all starts advanced together.
 
-    `pull` maps the images of the active starts, by number, to terms that are added to each start's gradient. The
-    returned loss, which also selects the images, excludes these terms.
+    `pull` maps the images of the active starts, keyed by the start's index, to terms that are added to each start's
+    gradient. The returned loss, which also selects the images, excludes these terms.
     """
     xs = [_boxed(x, normalization).requires_grad_() for x in starts]
     best, least = [x.detach().clone() for x in xs], [math.inf] * len(xs)

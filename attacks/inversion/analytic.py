@@ -18,9 +18,10 @@ class RecoveredInput:
     """Input of a linear layer, and how well it explains the layer's gradient.
 
     Attributes:
-        input: float [D], in the layer's input space; view it as (C, H, W) for an image.
-        residual: share of the weight's gradient (Frobenius norms) that no single input explains, in [0, 1]. It is 0 up
-            to rounding if the gradient came from one input; then `input` is exact. The attacker can compute it too.
+        input: input of the layer, float [D]; reshape it to (C, H, W) to get an image.
+        residual: share of the weight's gradient (Frobenius norms) that no single input explains, in [0, 1]. If the
+            gradient came from one input, the residual is 0 up to rounding and `input` is exact. The attacker can
+            compute the residual too.
     """
 
     input: Tensor
@@ -34,23 +35,23 @@ def invert_linear(weight_gradient: Tensor, bias_gradient: Tensor) -> RecoveredIn
 
     For z = W x + b of one record, dL/dW = (dL/db) x^T, so every unit with a nonzero bias gradient reveals x by a
     division. The result is the least-squares solution over all units, sum_i b_i W_i / sum_i b_i^2, which is robust to
-    weak units. A clipped or scaled gradient gives the same x. Noise, or a batch of several records, increases
-    `residual`.
+    weak units. Clipping or scaling the gradient does not change the result. Noise, or a batch of several records,
+    increases `residual`.
 
     Args:
         weight_gradient: float [O, D], of the layer's weight.
-        bias_gradient: float [O], of its bias.
+        bias_gradient: float [O], of the layer's bias.
 
     Returns:
         The input, in the dtype and on the device of `weight_gradient`, and the residual.
 
     Raises:
         TypeError, ValueError: tensors that do not belong to one layer, values that are not finite, or a bias gradient
-            of zeros, from which nothing follows.
+            of zeros, which reveals nothing.
 
-    Paper: Phong et al., "Privacy-Preserving Deep Learning via Additively Homomorphic Encryption" (IEEE TIFS 2018), its
-    analysis of gradient leakage; Geiping et al., "Inverting Gradients" (NeurIPS 2020), the proposition on fully
-    connected layers. Both divide the row of one unit.
+    Paper: Phong et al., "Privacy-Preserving Deep Learning via Additively Homomorphic Encryption" (IEEE TIFS 2018), on
+    gradient leakage; Geiping et al., "Inverting Gradients" (NeurIPS 2020), the proposition on fully connected layers.
+    Both divide the row of one unit.
     """
     weight, bias = check_layer(weight_gradient, bias_gradient)
     unit = _direction(bias)
@@ -63,9 +64,10 @@ def invert_linear(weight_gradient: Tensor, bias_gradient: Tensor) -> RecoveredIn
 def invert_linear_batch(weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
     """Recover candidates for the records of a batch from a first linear layer's gradient, one per unit with a gradient.
 
-    A unit's row divided by its bias is a mean of the records that activate it, weighted by the loss gradient (weights
-    may be negative). Behind a ReLU, many units are activated by a single record of a small batch; their rows equal that
-    record exactly. The gradient does not say which: inspect the candidates, or match them to known images.
+    A unit's row divided by its bias gradient is a mean of the records that activate the unit, weighted by the loss
+    gradient (weights may be negative). If a ReLU follows the layer, many units are activated by a single record of a
+    small batch; their quotients equal that record exactly. The gradient does not show which units these are: inspect
+    the candidates, or match them to known images.
 
     Args:
         weight_gradient: float [O, D], of the layer's weight.

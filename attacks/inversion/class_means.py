@@ -15,17 +15,18 @@ __all__ = ["ClassMeans"]
 class ClassMeans:
     """Mean embedding of each class, as sent by distribution matching methods. An `ObservedMessage`.
 
-    A class of one record sends the embedding of that record, which is easiest to invert. Classes of more records reveal
-    less, and several embeddings of the same records (FedDM-like methods draw many networks) reveal more. The means may
-    contain noise.
+    The mean of a class with one record is the embedding of that record, which is easiest to invert. Classes with more
+    records reveal less. Several embeddings of the same records reveal more, as in methods like FedDM that draw many
+    networks. The means may contain noise.
 
     Args:
-        embeddings: functions of images, float [N, C, H, W], to float [N, F], such as `network.features` or a public
-            map, with everything the client did to each record, including clipping of embeddings.
-        means: for each embedding float [K, F], one row per class; rows of zeros or NaN mean that the class has no
-            records. Divide sums by the numbers of records if these are known.
-        counts: number of records per class, int [K], if the attacker knows it; the labels follow from it. By default
-            one for each class with a row, if that many images are searched for.
+        embeddings: functions that map images, float [N, C, H, W], to embeddings, float [N, F], such as
+            `network.features` or a public map. They must include everything that the client did to each record, such as
+            clipping.
+        means: mean embeddings, float [K, F] for each embedding function, one row per class; rows of zeros or NaN mean
+            that the class has no records. If the client sent sums, divide them by the number of records per class.
+        counts: number of records per class, int [K], if the attacker knows it; it determines the labels. By default one
+            record for each class with a row, if that many images are searched for.
 
     Raises:
         TypeError, ValueError: embeddings or means of the wrong type, shape or number, or no class with a row.
@@ -60,13 +61,13 @@ class ClassMeans:
     def of(
         embeddings: Sequence[Callable[[Tensor], Tensor]], images: Tensor, labels: Tensor, num_classes: int
     ) -> ClassMeans:
-        """Return the message that a client with these images sends, without noise, to try an attack or a defence.
+        """Return the noiseless message that a client with these images sends, to test an attack or a defence.
 
         Args:
             embeddings: as in the class.
             images: float [N, C, H, W].
             labels: class indices int [N].
-            num_classes: K.
+            num_classes: number of classes, K.
         """
         with torch.no_grad():
             rows = [_class_means(embed(images), labels, num_classes) for embed in embeddings]
@@ -93,7 +94,7 @@ class ClassMeans:
         return len(self.present)
 
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
-        """Return labels [count] by the numbers of records, or one of each class with a row; `noise` is not used."""
+        """Return labels [count] from the known counts, or one of each class with a row; `noise` is not used."""
         counts = self.present.long() if self.counts is None else self.counts
         if int(counts.sum()) != count:
             raise ValueError(

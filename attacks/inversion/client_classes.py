@@ -18,12 +18,12 @@ _UNBOUNDED = torch.iinfo(torch.int64).max
 
 @dataclass(frozen=True, eq=False)
 class ClassBounds:
-    """Certain bounds on a client's number of records per class, made by `class_bounds`. Printed, a statement.
+    """Certain bounds on a client's number of records per class, made by `class_bounds`. Prints as a statement.
 
     Attributes:
         at_least, at_most: bounds on the number of records of each class, int64 [K]; the largest int64 if there is no
             upper bound.
-        grounds: the messages used and the assumptions made, in words.
+        grounds: description of the messages used and the assumptions made.
     """
 
     at_least: Tensor
@@ -74,44 +74,48 @@ def class_bounds(
 ) -> ClassBounds:
     """Derive from a client's messages which classes it certainly holds or lacks, with bounds on the number of records.
 
-    Nearly everything sent in federated learning or distillation reveals the client's classes. Give all messages that
-    were observed from one client about the same records; their bounds are combined. Only certain conclusions are drawn;
-    for estimates of counts use `class_counts`. Noise that covers all classes (differential privacy with every class in
-    the message) leaves nothing certain. Noise on the present classes only hides nothing.
+    Nearly everything sent in federated learning or distillation reveals the client's classes. Pass all observed
+    messages of one client about the same records; their bounds are combined. Only certain conclusions are drawn; for
+    estimates of counts use `class_counts`. Noise that covers all classes (differential privacy with every class in the
+    message) leaves nothing certain. If only the present classes receive noise, nothing is hidden.
 
     - A gradient of the last layer, of softmax cross-entropy with hard labels: entry k of the bias is the mean over the
-      images of p_k - [label is k]. It is negative only if some label is k, and then at least -entry N of the N labels
-      are. Row k of the weight is that factor times the features; if these are never negative (behind a ReLU), any
-      negative number gives the same conclusion.
-    - The change of that bias over any number of steps of SGD, with or without momentum: it rises only for classes that
-      were present. With adaptive optimizers, weight decay, a teacher or SCAFFOLD's correction it may rise for others;
-      the last two keep the sum at 0, so you must know that neither was used.
+      images of p_k - [label is k]. It is negative only if some label is k, and then at least N |entry k| of the N
+      labels are k. Row k of the weight's gradient is the mean of the same factors times the features. If the features
+      are never negative (after a ReLU), any negative value in the row gives the same conclusion.
+    - The change of that bias over any number of steps of SGD, with or without momentum: it is positive only for classes
+      that were present. With adaptive optimizers, weight decay, a teacher or SCAFFOLD's correction, it may be positive
+      for others. A teacher and SCAFFOLD's correction keep the sum over classes at 0, so they cannot be detected: you
+      must know that neither was used.
     - A row per class: means, sums or prototypes; zeros or NaN mean that the class has no records.
     - The labels of a distilled set or of prototypes made for the present classes only.
 
     Args:
-        num_classes: K, at least 2.
-        bias_gradient: float [K], of the mean loss, unscaled or scaled down, as by clipping.
+        num_classes: number of classes, K, at least 2.
+        bias_gradient: gradient of the mean loss for the last bias, float [K], unscaled or scaled down (for example
+            clipped).
         bias_change: float [K], the last bias after local training minus before.
-        weight_gradient: float [K, D], of a last layer whose inputs you know to be never negative.
-        class_rows: float [K, F].
-        noised: whether noise was added to `class_rows`. Rows of noise look like any other, so with True they count as
-            certain only if other rows are empty, which shows that only present classes were noised.
-        labels: class indices int [M] of a set's images or of prototypes; classes without one count as absent.
+        weight_gradient: gradient of the last weight, float [K, D], for a layer whose inputs are known to be never
+            negative.
+        class_rows: one row per class, float [K, F].
+        noised: whether noise was added to `class_rows`. A row of pure noise looks like any other, so with True rows
+            count as certain only if other rows are empty, which shows that only present classes received noise.
+        labels: class indices int [M] of a set's images or of prototypes; classes without an image or prototype count as
+            absent.
         ipc: number of different records of each class that the images of `labels` started from, if available. Fewer
             images than `ipc` then equal the number of records.
-        size: number of records behind the messages, N, such as FedAvg's weight; None if unknown.
+        size: number of the client's records, N, such as its weight in FedAvg; None if unknown.
 
     Returns:
         The bounds, with the messages and assumptions they are based on.
 
     Raises:
         TypeError, ValueError: no message; tensors of other shapes or not finite; gradients and changes that do not sum
-            to 0 over the classes as softmax's do (because of noise, weight decay, Adam or another loss, which leave
-            nothing certain); messages that contradict each other.
+            to 0 over the classes as those of a softmax do (because of noise, weight decay, Adam or another loss, which
+            leave nothing certain); messages that contradict each other.
 
     Sources: Zhao, Mopuri and Bilen (iDLG, 2020) for the sign of one image's gradient; Yin et al., "See through
-    gradients" (CVPR 2021), who look for negative numbers in a batch's gradient; the rest is arithmetic.
+    gradients" (CVPR 2021), who look for negative values in a batch's gradient; the rest is arithmetic.
     """
     num_classes = check.positive_int(num_classes, "num_classes", least=2)
     check.boolean(noised, "noised")
@@ -211,14 +215,14 @@ def _of_labels(num_classes: int, labels: Tensor, ipc: int | None) -> Iterator[Bo
 
 
 def _with_size(low: Tensor, high: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Tighten the bounds of each class with those of the others and the total."""
+    """Tighten the bounds of each class by the bounds of the other classes and the total."""
     bounded = high.clamp(max=size)
     others_low, others_high = low.sum() - low, bounded.sum() - bounded
     return torch.maximum(low, size - others_high), torch.minimum(bounded, (size - others_low).clamp(min=0))
 
 
 def _class_rows(rows: Tensor, name: str, num_classes: int) -> Tensor:
-    """Return rows or entries per class on the CPU after checking their number, and that they sum to 0."""
+    """Return rows or entries per class on the CPU after checking that there is one per class and that they sum to 0."""
     if len(rows) != num_classes:
         raise ValueError(f"{name} must have one row or entry for each of {num_classes} classes, got {list(rows.shape)}")
     if bool((rows.sum(0).abs() > 1e-4 * rows.abs().sum(0).max()).any()):

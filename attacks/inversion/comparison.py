@@ -23,11 +23,11 @@ class MessageResult:
     """Result of the attack on one message.
 
     Attributes:
-        name: of the message.
-        psnr: of each private image and its matched reconstruction, in decibels.
-        aligned: the same after the best affine change of brightness and contrast, which norm layers hide.
+        name: name of the message.
+        psnr: PSNR of each private image and its matched reconstruction, in decibels.
+        aligned: PSNR after the best affine change of brightness and contrast, which norm layers hide.
         labels: share of the private labels that were recovered, compared by counts per class, in [0, 1].
-        loss: of the returned images, the only score that the attacker sees.
+        loss: attack loss of the returned images, the only score that the attacker sees.
     """
 
     name: str
@@ -39,10 +39,10 @@ class MessageResult:
 
 @dataclass(frozen=True)
 class MessageComparison:
-    """Results per message. Printed, a Markdown table of means over the images, with the best value in brackets.
+    """Results per message. Prints as a Markdown table of means over the images (best image in brackets).
 
     Attributes:
-        rows: in the order given.
+        rows: results in the order in which the messages were given.
         guess: mean PSNR in decibels of the constant image closest to each private one: the value of `aligned` for an
             attack that found nothing.
     """
@@ -70,24 +70,24 @@ def compare_messages(
 ) -> MessageComparison:
     """Run the same attack on each message, and score the reconstructions against the private images.
 
-    The truth is used for scoring only: restarts are chosen by the attack's own loss, and labels are inferred from the
-    messages. A failed attack does not show protection, so compare with other methods, steps, restarts and priors too.
+    The private images are used for scoring only: restarts are chosen by the attack's own loss, and labels are inferred
+    from the messages. A failed attack does not prove protection, so also try other methods, steps, restarts and priors.
 
     Args:
-        messages: messages about the same number of images, by name: `{"none": sent, "clipped": DefendedMessage(sent,
-            Clip(1.0)), "five steps": FedAvgUpdate.of(network, images, labels, lr=0.1, epochs=5)}`. Distilled data in
-            place of the private images is a message of its own, with as many distilled images.
+        messages: dictionary from a name to a message, all about the same number of images: `{"none": sent, "clipped":
+            DefendedMessage(sent, Clip(1.0)), "five steps": FedAvgUpdate.of(network, images, labels, lr=0.1,
+            epochs=5)}`. To attack distilled data, pass a separate message about as many distilled images.
         images: the private images, float [N, C, H, W], in the networks' space.
-        labels: of the private images, int [N].
-        normalization: of that space.
-        **options: of `invert_message`, except shape, count and labels.
+        labels: labels of the private images, int [N].
+        normalization: normalization of the networks' space.
+        **options: options of `invert_message`, except shape, count and labels.
 
     Returns:
         A `MessageComparison`.
 
     Raises:
-        TypeError, ValueError: no messages, images or labels that do not fit, and as `invert_message`; a note of the
-            error names the message.
+        TypeError, ValueError: no messages, images or labels that do not fit, and the errors of `invert_message`, with a
+            note that names the message.
     """
     for name, message in check.mapping(messages, "messages").items():
         require_message(message, f"messages[{name!r}]")

@@ -1,4 +1,4 @@
-"""Defences that a client applies to a message before sending it, and the replays of an attacker who knows them."""
+"""Defences that a client applies to a message before sending it, and how an attacker accounts for them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ __all__ = ["Clip", "Defence", "DefendedMessage", "Noise", "Sparsify"]
 class Defence(Protocol):
     """Function of a message that returns the message sent instead: `Clip`, `Noise`, `Sparsify`, or your own.
 
-    An attack that ignores a defence overstates the protection, so every defence also defines what an attacker expects.
+    An attack that ignores a defence overstates the protection, so every defence also defines the message that an
+    attacker expects.
     """
 
     def __call__(self, message: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -33,11 +34,11 @@ class Defence(Protocol):
         ...
 
     def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return what the attacker expects to observe for a replayed message, differentiably.
+        """Return the message that the attacker expects to observe, differentiably.
 
         Args:
-            message: the replay.
-            observed: the message that was sent.
+            message: message that the attacker computed from candidate images.
+            observed: message that was sent.
         """
         ...
 
@@ -46,7 +47,7 @@ class Defence(Protocol):
 class Clip:
     """Scale the whole message down to a norm if it is longer, as DP-SGD and clipped updates do before adding noise.
 
-    The attacker clips its replays in the same way.
+    The attacker clips the messages that it computes in the same way.
 
     Args:
         max_norm: largest l2 norm of all tensors together, > 0.
@@ -67,20 +68,20 @@ class Clip:
         return tuple(factor * t for t in message)
 
     def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the replayed `message`, clipped in the same way; `observed` is not used."""
+        """Return the attacker's `message`, clipped in the same way; `observed` is not used."""
         return self(message)
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Add Gaussian noise to every entry. The attacker cannot replay it.
+    """Add Gaussian noise to every entry. The attacker cannot reproduce the noise.
 
-    This measures how much noise hides from these attacks. It gives no guarantee, which needs a bound on each record's
-    influence (as by `Clip`), accounting, and a secret source of noise (`distillkit.privacy`).
+    This measures how well noise protects against these attacks. It gives no privacy guarantee: that needs a bound on
+    each record's influence (such as `Clip`), accounting, and a secret source of noise (`distillkit.privacy`).
 
     Args:
-        std: standard deviation, at least 0.
-        seed: of the noise.
+        std: standard deviation of the noise, at least 0.
+        seed: seed of the noise.
 
     Raises:
         TypeError, ValueError: options out of range.
@@ -99,7 +100,7 @@ class Noise:
         return tuple(t + self.std * torch.randn(t.shape, generator=generator).to(t) for t in message)
 
     def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the replayed `message` unchanged; `observed` is not used."""
+        """Return the attacker's `message` unchanged; `observed` is not used."""
         return tuple(message)
 
 
@@ -108,7 +109,7 @@ class Sparsify:
     """Send only the entries of largest magnitude, and 0 for the rest. The attacker compares only these entries.
 
     Args:
-        share: of the entries of all tensors together, in (0, 1], rounded up to a whole number.
+        share: share of the entries of all tensors together to keep, in (0, 1]; their number is rounded up.
 
     Raises:
         TypeError, ValueError: invalid share.
@@ -128,16 +129,16 @@ class Sparsify:
         return tuple(part.view_as(t) for part, t in zip(parts, message))
 
     def expected(self, message: Sequence[Tensor], observed: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the replayed `message` where `observed` is not 0."""
+        """Return the attacker's `message` where `observed` is not 0."""
         return tuple(t * (s != 0) for t, s in zip(message, observed))
 
 
 class DefendedMessage:
-    """Message with defences applied, replayed as by an attacker who knows them. An `ObservedMessage`.
+    """Message with defences applied, for an attacker who knows the defences. An `ObservedMessage`.
 
     Args:
         message: the message without defences.
-        *defences: applied in order.
+        *defences: defences, applied in order.
 
     Attributes:
         observed: the message that is sent.
@@ -159,16 +160,16 @@ class DefendedMessage:
         self._message.observed = self.observed  # labels are inferred from the sent message
 
     def replay(self, images: Tensor, labels: Tensor) -> Sequence[Tensor]:
-        """Return what the attacker expects for `images` [N, C, H, W] with `labels` [N], with the defences applied."""
+        """Return the defended message that the attacker expects for `images` [N, C, H, W] and `labels` [N]."""
         message = self._message.replay(images, labels)
         for one in self.defences:
             message = one.expected(message, self.observed)
         return message
 
     def count_classes(self, images: Tensor) -> int:
-        """As the message without defences, which may refuse `images` [N, C, H, W]."""
+        """Return the number of classes from the message without defences, which may refuse `images` [N, C, H, W]."""
         return self._message.count_classes(images)
 
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
-        """As the message without defences (with its `count` and `noise`), from the message that was sent."""
+        """Infer labels like the message without defences (given `count`, `noise`), but from the sent message."""
         return self._message.read_labels(count, noise)

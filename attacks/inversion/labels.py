@@ -15,9 +15,10 @@ def infer_label(weight_gradient: Tensor) -> int:
     """Return the class of the single image behind a gradient, from signs only (iDLG); exact.
 
     With softmax cross-entropy, row c of the last weight's gradient is (p_c - y_c) a, with features a. Only the row of
-    the true class has a negative factor, so it alone points against all others. Neither the network nor the image is
-    needed, and neither clipping nor sending only the signs hides the class. `class_counts(bias_gradient, 1)` needs the
-    bias instead and gives a best guess under noise; this function refuses gradients that one image cannot have caused.
+    the true class has a negative factor, so only this row points in the opposite direction to all others. Neither the
+    network nor the image is needed, and neither clipping nor sending only the signs hides the class.
+    `class_counts(bias_gradient, 1)` needs the bias gradient instead and gives a best guess under noise. This function
+    refuses gradients that one image cannot have caused.
 
     Args:
         weight_gradient: float [K, D], of the last linear layer's weight, with at least 3 classes: with two, the rows
@@ -27,12 +28,12 @@ def infer_label(weight_gradient: Tensor) -> int:
         The class, in [0, K). Several images of one class may look like one image.
 
     Raises:
-        TypeError, ValueError: invalid tensor; no row or several rows that point against all others, because of several
-            images of several classes, noise, another loss, or probabilities that vanished in rounding.
+        TypeError, ValueError: invalid tensor; or not exactly one row that points in the opposite direction to all
+            others, because of images of several classes, noise, another loss, or probabilities rounded to 0.
 
     Paper: Zhao, Mopuri and Bilen, "iDLG: Improved Deep Leakage from Gradients" (2020). Deviation: the authors' code
     takes the row with the smallest sum, which is right for features that are never negative; we compare whole rows, and
-    require a single class.
+    require that exactly one class fits.
     """
     rows = check.matrix(weight_gradient, "weight_gradient").detach().double()
     if len(rows) < 3:
@@ -61,11 +62,11 @@ def class_counts(bias_gradient: Tensor, count: int, predictions: Tensor | None =
     than 1/(2N).
 
     Args:
-        bias_gradient: float [K], at least two classes, of the mean loss of the batch, neither clipped nor scaled. With
-            count 1 and no predictions the result is the class with the smallest entry, which scaling does not change.
+        bias_gradient: gradient of the batch's mean loss, float [K] with K at least 2, neither clipped nor scaled. With
+            count 1 and no predictions, the result is the class with the smallest entry, which scaling does not change.
         count: number of images in the batch, N.
-        predictions: probabilities of the network, float [K], or [M, K] of M public or random images, which are
-            averaged. By default uniform, as for an untrained network.
+        predictions: probabilities predicted by the network: their mean, float [K], or those of M public or random
+            images, [M, K], which are averaged. By default uniform, as for an untrained network.
 
     Returns:
         int64 [K], which sums to `count`.
@@ -75,8 +76,8 @@ def class_counts(bias_gradient: Tensor, count: int, predictions: Tensor | None =
             probabilities (logits, for example).
 
     Paper: Geng et al., "Towards General Deep Leakage in Federated Learning" (2021), which also restores labels that
-    occur several times in a batch. Deviation: instead of rounding each class separately, the nearest counts with the
-    right sum.
+    occur several times in a batch. Deviation: we return the nearest counts with the right sum, instead of rounding each
+    class separately.
     """
     bias = check_bias(bias_gradient, 2)
     count = check.positive_int(count, "count")

@@ -1,4 +1,4 @@
-"""Interface of messages that can be inverted, and a message that is replayed by a function."""
+"""Interface of messages that can be inverted, and a message that a function computes from images."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["ObservedMessage", "ReplayableMessage"]
 
 
 class ObservedMessage(Protocol):
-    """Message that `invert_message` can invert. Implement this protocol for any message that you can replay.
+    """Message that `invert_message` can invert. Implement this protocol for messages computed from images.
 
     Attributes:
-        observed: the tensors of the message, as the attacker holds them.
+        observed: tensors of the message, as the attacker sees them.
         ordered: whether the message depends on the order of the images, as with several local batches. The attack then
             tries another order of the labels in each restart.
     """
@@ -33,7 +33,7 @@ class ObservedMessage(Protocol):
             labels: int64 [N].
 
         Returns:
-            Tensors of the shapes of `observed`.
+            Tensors with the same shapes as `observed`.
         """
         ...
 
@@ -65,8 +65,8 @@ def require_message(message: object, name: str) -> None:
     """Check that a value implements `ObservedMessage`.
 
     Args:
-        message: the value.
-        name: of the argument, for the error.
+        message: value to check.
+        name: name of the argument, for the error.
 
     Raises:
         TypeError: a member of the protocol is missing, or the value is a class.
@@ -83,7 +83,8 @@ class ReplayableMessage:
 
     Args:
         observed: the message, floating-point tensors.
-        replay: `replay(images, labels)`, returns the same tensors, differentiable with respect to the images.
+        replay: function `replay(images, labels)` that returns the message these images would cause, differentiable with
+            respect to the images.
         num_classes: number of classes.
         ordered: as `ObservedMessage.ordered`.
 

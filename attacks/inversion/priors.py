@@ -25,7 +25,7 @@ def batch_norm_prior(network: nn.Module, *, first_multiplier: float = 1.0) -> Pr
     sends its running statistics, use a network with those.
 
     Args:
-        network: with BatchNorm layers that keep running statistics. Its mode is kept, and it is not changed.
+        network: network with BatchNorm layers that keep running statistics. Its state and its mode are not changed.
         first_multiplier: weight of the first layer, relative to 1 for the others, as in `losses.BatchNormPrior`.
 
     Returns:
@@ -34,8 +34,8 @@ def batch_norm_prior(network: nn.Module, *, first_multiplier: float = 1.0) -> Pr
     Raises:
         TypeError, ValueError: no network, no such layers, or a multiplier below 0.
 
-    Paper: Yin et al., "See through Gradients: Image Batch Recovery via GradInversion" (CVPR 2021), R_BN, which is
-    DeepInversion's.
+    Paper: Yin et al., "See through Gradients: Image Batch Recovery via GradInversion" (CVPR 2021), the term R_BN, taken
+    from DeepInversion.
     """
     BatchNormPrior(network, first_multiplier=first_multiplier)
 
@@ -52,8 +52,8 @@ def group_mean(images: Mapping[int, Tensor], labels: Mapping[int, Tensor]) -> di
     """Return the mean over restarts of each image, for every restart in its own order.
 
     Args:
-        images: float [N, C, H, W] of each restart, by its number.
-        labels: int64 [N] of each restart, the same labels in any order.
+        images: images of each restart, float [N, C, H, W], by restart index.
+        labels: labels of each restart, int64 [N]; the same labels in any order.
     """
     orders = {r: y.argsort(stable=True) for r, y in labels.items() if r in images}
     first = next(iter(orders))

@@ -1,4 +1,4 @@
-"""Reconstruction of images from a message that can be replayed, by optimisation."""
+"""Reconstruction of images by optimisation, from messages that the attacker can recompute from candidate images."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class Reconstruction:
     Attributes:
         images: float [count, C, H, W], pixels in [0, 1], from the restart with the smallest loss.
         labels: int64 [count], as given, or as inferred from the message and sorted by class.
-        losses: smallest loss of every restart. The images are chosen by this loss, never by the truth.
+        losses: smallest loss of every restart. The images are chosen by this loss, never by comparison with the private
+            images.
     """
 
     images: Tensor
@@ -60,46 +61,48 @@ def invert_message(
     """Reconstruct the images behind a message, as a server or an eavesdropper on a client's messages could.
 
     - "dlg": L-BFGS (step size 1) on the squared l2 distance between the messages, relative to the observed one. It is
-      nearly exact behind tanh and for few images. It may fail from one start and succeed from another, so use restarts.
-    - "geiping": the cosine distance plus weighted total variation, by Adam on the sign of the gradient (`lr`, times 0.1
-      at 3/8, 5/8 and 7/8 of the steps). The images stay in the range of pixels. Use it for ReLU networks.
+      nearly exact for networks with tanh and few images. It may fail from one start and succeed from another, so use
+      restarts.
+    - "geiping": Adam on the sign of the gradient of the cosine distance plus weighted total variation (`lr` is
+      multiplied by 0.1 at 3/8, 5/8 and 7/8 of the steps). The images stay in the range of pixels. Use it for ReLU
+      networks.
 
-    Every restart begins at noise N(0, 1) and keeps the images with its smallest loss; a restart that diverges ends.
-    Images that "dlg" finds outside the range of pixels are clipped, or rescaled into it if that changes the message
-    less.
+    Every restart begins with noise from N(0, 1) and keeps the images with its smallest loss. A restart that diverges is
+    stopped. Images that "dlg" finds outside the range of pixels are clipped, or rescaled into it if that changes the
+    message less.
 
     Args:
-        message: what was observed, and how it is replayed: `Gradient`, `FedAvgUpdate`, `ClassMeans`,
-            `ReplayableMessage`, or your own `ObservedMessage`.
+        message: observed message, which can recompute itself from candidate images: `Gradient`, `FedAvgUpdate`,
+            `ClassMeans`, `ReplayableMessage`, or your own `ObservedMessage`.
         shape: (C, H, W) of an image.
         count: number of images behind the message.
         labels: class indices int [count]; None infers them from the message (`message.read_labels`).
         method: "geiping" or "dlg".
         steps: largest number of steps; None for the papers' 4,800 ("geiping") and 300 ("dlg", with up to 20 evaluations
             each).
-        lr: of "geiping", the change of a pixel in each of the first steps, in units of the network's space; None for
-            the paper's 0.1, which suits thousands of steps. With a few hundred steps also try 0.3.
+        lr: "geiping" only: step size, which is how far a pixel moves in each of the first steps, in normalized units;
+            None for the paper's 0.1, which suits thousands of steps. With a few hundred steps also try 0.3.
         total_variation: weight of the mean absolute difference between neighbouring pixels; None for 0.1 ("geiping")
-            and 0 ("dlg"). Behind instance norm the message does not contain the contrast, and 0.1 removes it; 0.03
-            keeps more.
+            and 0 ("dlg"). With instance norm, the message does not determine the contrast: 0.1 removes the contrast,
+            and 0.03 keeps more of it.
         priors: pairs of a weight and a function of images (in the network's space) that returns a scalar, added to the
             loss: `batch_norm_prior(network)`, `distillkit.losses.image_l2` and similar.
-        group: weight of GradInversion's group consistency, the l2 distance of a restart's images to the mean over all
-            restarts. For "geiping" with at least two restarts, which then run together.
+        group: weight of GradInversion's group consistency, the l2 distance of a restart's images from the mean over all
+            restarts. It needs "geiping" and at least two restarts, which then run together.
         restarts: number of starts.
         normalization: the client's normalization of pixels in [0, 1].
-        seed: of the starts.
+        seed: seed of the initial noise.
 
     Returns:
         A `Reconstruction`. The order of its images within a class is arbitrary: pair them with `attacks.match` before
         scoring.
 
     Raises:
-        TypeError, ValueError: a message whose replay does not fit the observed tensors, labels that cannot be inferred,
-            or options out of range.
+        TypeError, ValueError: a message whose `replay` returns tensors that do not fit the observed ones, labels that
+            cannot be inferred, or options out of range.
 
     Papers: Zhu, Liu and Han, "Deep Leakage from Gradients" (NeurIPS 2019); Geiping et al., "Inverting Gradients"
-    (NeurIPS 2020), the cosine objective with total variation, and the released code's schedule; Yin et al., "See
+    (NeurIPS 2020), the cosine objective with total variation, and the schedule of the authors' code; Yin et al., "See
     through Gradients" (CVPR 2021), group consistency. Deviations: DLG optimises labels together with the images; we
     infer them first, as iDLG does. DLG does not restrict images to the range of pixels. The mean of the group is taken
     over pixels, with images of one class paired by the smallest squared distance; the paper also registers the images
@@ -166,7 +169,7 @@ def invert_message(
 def _to_pixels(x: Tensor, loss: Callable[[Tensor], Tensor], normalization: Normalization) -> Tensor:
     """Return images as pixels in [0, 1]: clipped, scaled or stretched, whichever gives the smallest loss.
 
-    A search without limits (L-BFGS) leaves the range of pixels if the network does not see contrast, as behind instance
+    A search without limits (L-BFGS) leaves the range of pixels if the network does not see contrast, as with instance
     norm. Clipping would then remove details that the message contains.
     """
     pixels = normalization.decode(x)

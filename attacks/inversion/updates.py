@@ -23,8 +23,8 @@ class Gradient:
     """Gradient of one step of federated SGD, for the mean cross-entropy of a batch. An `ObservedMessage`.
 
     Args:
-        network: with the weights and in the mode with which the client computed the gradient. It is not changed.
-            Dropout in training mode draws anew at each step, so invert such a network in eval mode.
+        network: network with the weights and in the mode with which the client computed the gradient. It is not
+            changed. Dropout in training mode draws anew at each step, so invert such a network in eval mode.
         gradients: one tensor per parameter, in the order of `network.parameters()`.
 
     Raises:
@@ -59,7 +59,7 @@ class Gradient:
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
         """Infer the labels [count] from the last layer.
 
-        Uses `class_counts` on its bias. Without a bias, and for one image, uses `infer_label` on its weight.
+        Uses `class_counts` on its bias. If the layer has no bias, uses `infer_label` on its weight, for one image only.
 
         Args:
             count: number of images in the batch.
@@ -72,29 +72,29 @@ class Gradient:
 class FedAvgUpdate:
     """Update of a FedAvg client after several local steps: its weights minus those it received. An `ObservedMessage`.
 
-    The replay differentiates through every step of local SGD. The attacker does not know the client's order of images.
+    The attack differentiates through every step of local SGD. The attacker does not know the client's order of images.
     The assignment of images to the batches of the first epoch does not matter, because the images are unknown. Unknown
-    labels are assigned to the batches anew in each restart, so use restarts. Later epochs are replayed in the order of
-    the first, an approximation that small updates of many small steps tolerate.
+    labels are assigned to the batches anew in each restart, so use restarts. Later epochs are assumed to use the same
+    order as the first, an approximation that small updates of many small steps tolerate.
 
     Args:
-        network: with the weights that the client received, in the mode in which it trained; see `Gradient`.
+        network: network with the weights that the client received, in the mode in which it trained; see `Gradient`.
         update: one tensor per parameter, weights after training minus before, in the order of `network.parameters()`.
         lr: the client's learning rate, > 0, which a server that sets it knows.
-        epochs: over the images.
-        batch: images per step, with a smaller last batch per epoch; None for all images.
-        momentum, weight_decay: of SGD, as in PyTorch.
-        order: the batches of all epochs in order, index tensors into the images, if known; replaces `epochs` and
+        epochs: number of epochs over the images.
+        batch: number of images per step; the last batch of an epoch may be smaller. None for all images.
+        momentum, weight_decay: options of SGD, as in PyTorch.
+        order: batches of all epochs in order, as index tensors into the images, if known. Replaces `epochs` and
             `batch`.
 
     Raises:
-        TypeError, ValueError: as `Gradient`, and options out of range.
+        TypeError, ValueError: as for `Gradient`, and options out of range.
 
     Sources: Geiping et al., "Inverting Gradients" (NeurIPS 2020), Section 6, who differentiate through several local
     steps; Dimitrov et al., "Data Leakage in Federated Averaging" (TMLR 2022), on batches and epochs in unknown order.
-    They tie the images of the epochs by a prior; we take them to be the same and in the same order. Labels from the
-    change of the bias as in Geng et al. (2021): the mean of the steps' gradients, with the network's mean prediction
-    before and after.
+    They relate the images of different epochs by a prior; we assume the same images in the same order. Labels are
+    inferred from the change of the bias as in Geng et al. (2021): from the mean of the steps' gradients and the
+    network's mean prediction before and after training.
     """
 
     def __init__(
@@ -138,11 +138,11 @@ class FedAvgUpdate:
             network, lr, epochs, batch, momentum, weight_decay: as in the class.
             images: float [N, C, H, W].
             labels: class indices int [N].
-            order: the client's batches. They are hidden from the attacker, who knows `epochs` and `batch`; give both as
-                well.
+            order: batches of the client. They are hidden from the attacker, who only knows `epochs` and `batch`; pass
+                both too.
 
         Raises:
-            ValueError: another number of batches than `epochs` and `batch` imply.
+            ValueError: the number of batches differs from what `epochs` and `batch` imply.
         """
         blank = [torch.ones_like(p) for p in network.parameters()]
         made = partial(FedAvgUpdate, network, lr=lr, momentum=momentum, weight_decay=weight_decay)
@@ -158,7 +158,7 @@ class FedAvgUpdate:
         return made(sent, epochs=epochs, batch=batch)
 
     def replay(self, images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
-        """The update that local SGD on `images` [N, C, H, W] with `labels` [N] makes, with a graph to the images."""
+        """Return the update of local SGD on `images` [N, C, H, W] with `labels` [N], differentiable in the images."""
         first, buffers = copy_state(self.network)
         parameters, moving = dict(first), {k: torch.zeros_like(p) for k, p in first.items()}
         for rows in self._steps(len(images)):
@@ -178,7 +178,7 @@ class FedAvgUpdate:
 
         Args:
             count: number of images of the client.
-            noise: images whose mean prediction, before and after, approximates that of the client's images.
+            noise: images whose mean prediction, before and after training, approximates that of the client's images.
         """
         before = compute_logits(self.network, noise).softmax(1)
         changed = {k: p.detach() + u for (k, p), u in zip(self.network.named_parameters(), self.observed)}

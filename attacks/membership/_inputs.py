@@ -21,7 +21,7 @@ def finite_scores(scores: Tensor, name: str) -> Tensor:
 
 
 def checked_scores(target: Tensor, inside: Tensor, shadows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scores [n] and [S, n] as float64 and the truth [S, n], on the target's device, after checking them."""
+    """Return scores [n] and [S, n] as float64 and memberships [S, n], on the target's device, after checking them."""
     target, shadows = finite_scores(target, "target"), finite_scores(shadows, "shadows")
     check.bool_tensor(inside, "inside", "[S, n]")
     if target.ndim != 1 or inside.shape != shadows.shape or shadows.shape[1:] != target.shape:

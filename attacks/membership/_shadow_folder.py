@@ -23,17 +23,17 @@ FORMAT = "distillkit shadow 1"
 def open_shadow_folder(
     out: str | os.PathLike[str] | None, design: Mapping[str, object], count: int
 ) -> Iterator[dict[int, RunScores]]:
-    """Lock the folder for the duration of a `with` block, and yield its shadows of this design, by number.
+    """Lock the folder for the duration of a `with` block, and yield its shadows of this design, by shadow index.
 
     Args:
-        out: the folder, which is created; None for none.
-        design: facts that determine the shadows, as JSON values.
-        count: number of wanted shadows; later ones are not read.
+        out: path of the folder, created if missing; None to use no folder.
+        design: settings that determine the shadows, as JSON values.
+        count: number of wanted shadows; shadows with a higher index are not read.
 
     Raises:
         TypeError: `out` is not a path.
         ValueError: the folder holds another design, or is damaged.
-        InUse: another process works in it.
+        InUse: another process uses the folder.
     """
     if out is None:
         yield {}
@@ -49,9 +49,9 @@ def write_shadow(out: str | os.PathLike[str] | None, number: int, one: RunScores
     """Write a shadow's scores atomically.
 
     Args:
-        out: the folder; None for none.
-        number: of the shadow.
-        one: its scores.
+        out: path of the folder; None to write nothing.
+        number: index of the shadow.
+        one: scores of the shadow.
     """
     if out is not None:
         tensors = {f"scores.{n}": t for n, t in one.scores.items()}

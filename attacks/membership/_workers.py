@@ -24,7 +24,7 @@ BACKENDS = get_args(Backend)
 
 
 class Job(NamedTuple):
-    """Shadow to fit: its number, its records, bool [N], and its seed."""
+    """Shadow to fit: its index, its records, bool [N], and its seed."""
 
     number: int
     inside: Tensor
@@ -34,14 +34,14 @@ class Job(NamedTuple):
 def fit_shadows(
     pipeline: Pipeline, jobs: Sequence[Job], workers: int, backend: Backend
 ) -> Iterator[tuple[int, RunScores]]:
-    """Fit shadows and yield their scores by number as they finish.
+    """Fit shadows and yield their scores by shadow index as they finish.
 
     If a shadow fails, the shadows in progress are finished and yielded, and then its error is raised.
 
     Args:
         pipeline: the pipeline to run.
-        jobs: the shadows.
-        workers: number of shadows at a time.
+        jobs: shadows to fit.
+        workers: number of shadows fitted at a time.
         backend: see `run_shadows`.
     """
     if jobs and backend == "threads":
@@ -80,7 +80,7 @@ def fit_first(pipeline: Pipeline, job: Job) -> tuple[RunScores, bool]:
 
     Args:
         pipeline: the pipeline to run.
-        job: the shadow.
+        job: shadow to fit.
     """
     with _pool(pipeline, 1, "threads") as pool:
         try:
@@ -136,7 +136,7 @@ def require_sendable(pipeline: Pipeline) -> None:
     """Check that spawned processes can import a pipeline's `fit`.
 
     Raises:
-        ValueError: they cannot; the message says what to give instead.
+        ValueError: `fit` cannot be imported; the message explains what to pass instead.
     """
     try:
         pickle.dumps(pipeline.fit)

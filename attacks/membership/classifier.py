@@ -12,29 +12,29 @@ __all__ = ["shadow_classifier"]
 
 
 def shadow_classifier(target: Tensor, inside: Tensor, shadows: Tensor, labels: Tensor | None = None) -> Tensor:
-    """Return scores of the attack of Shokri et al., which learns outputs on members from shadow models, class by class.
+    """Return scores of the attack of Shokri et al., which learns from shadow models how outputs on members look.
 
     For every class a logistic regression separates the shadows' outputs on their training records from those on other
-    records, and then scores the target's outputs. It compares all records of a class with each other, so it is a
-    baseline for `lira`, which compares each record with itself. Give it shadows other than the target and its
-    complement, as `leave_one_out` does; then nothing that it learns from depends on the target.
+    records, and then scores the target's outputs. The attack compares all records of a class with each other, so it is
+    a baseline for `lira`, which compares each record with itself. Exclude the target and its complement from the
+    shadows, as `leave_one_out` does; the training data of the attack is then independent of the target.
 
     Paper: Shokri et al., "Membership inference attacks against machine learning models" (S&P 2017). Deviations:
     logistic regression (scikit-learn, on standardised outputs, with its default penalty) in place of a network; logits
     or any scores in place of probabilities, which confident models round to 1; shadows on halves of the same records.
 
     Args:
-        target: outputs of the target, float [n], or [n, d] such as logits (`model_scorer(network, None)`).
-        inside: bool [S, n], whether shadow s was trained on record i.
+        target: outputs of the target, float [n] or [n, d]; for example logits (`model_scorer(network, None)`).
+        inside: whether shadow s was trained on record i, bool [S, n].
         shadows: outputs of the shadows [S, n] or [S, n, d].
         labels: class indices int [n]; None for one classifier for all classes.
 
     Returns:
-        Float64 [n], the log odds of membership, higher for members.
+        Log odds of membership, float64 [n], higher for members.
 
     Raises:
-        TypeError, ValueError: shapes that do not fit, scores that are not finite, or a class of which the shadows were
-            trained on every record, or on none.
+        TypeError, ValueError: shapes that do not fit, scores that are not finite, or a class for which the shadows were
+            trained on all records or on none.
     """
     target, shadows = finite_scores(target, "target"), finite_scores(shadows, "shadows").to(target.device)
     check.bool_tensor(inside, "inside", "[S, n]")

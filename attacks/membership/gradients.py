@@ -22,18 +22,18 @@ _NUMBERS = 1 << 26
 
 
 def gradient_norm(network: nn.Module, images: Tensor, labels: Tensor, *, chunk: int | None = None) -> Tensor:
-    """Return minus the norm of each record's gradient, which training makes small on its records.
+    """Return minus the norm of each record's gradient, which is small for training records.
 
-    A score like `loss`, for an adversary with the network itself (a white box), and the statistic of `gradient_kde`.
-    The gradient is that of the cross-entropy with respect to all parameters, in eval mode. For `lira` use minus its
-    logarithm, `-(-score).log()`, which is more nearly Gaussian.
+    This is a score like `loss`, for an adversary who has the network itself (white-box access). `gradient_kde` uses it
+    as its statistic. The gradient is that of the cross-entropy with respect to all parameters, in eval mode. For `lira`
+    use minus its logarithm, `-(-score).log()`, which is more nearly Gaussian.
 
     Args:
-        network: called with images; returns logits [n, K]. Its own mode is restored.
-        images: float [n, C, H, W], as the network takes them.
+        network: classifier that returns logits [n, K] for images. Its mode is restored afterwards.
+        images: float [n, C, H, W], normalized for the network.
         labels: class indices int [n].
-        chunk: records at once; by default as many as have 256 MiB of gradients, at most 256. A network that
-            `torch.func.vmap` does not support is processed record by record.
+        chunk: number of records processed at once; by default as many as fit in 256 MiB of gradients, at most 256. A
+            network that `torch.func.vmap` does not support is processed record by record.
 
     Returns:
         Float64 [n], at most 0.
@@ -43,7 +43,7 @@ def gradient_norm(network: nn.Module, images: Tensor, labels: Tensor, *, chunk: 
             gradients that are not finite.
 
     Paper: Nasr, Shokri and Houmansadr, "Comprehensive privacy analysis of deep learning" (S&P 2019), who show that
-    gradients reveal members; their attack learns from whole gradients, this one uses only the norm.
+    gradients reveal members; their attack learns from whole gradients, whereas this score uses only the norm.
     """
     check.instance(network, nn.Module, "network", "an nn.Module")
     images = check.batch_of_images(images).detach()
@@ -89,23 +89,22 @@ def gradient_kde(statistic: Tensor, member: Tensor, *, folds: int = 5, seed: int
     """Return cross-fitted likelihood ratios of two kernel density estimates: FedLGD's membership test.
 
     A *weak* test, for comparison with that paper only: a curve on the diagonal does not show privacy. It compares all
-    members with all non-members, so records that are easy or hard for any model hide the differences that `lira` uses
-    for each record. It also knows the membership of most records, which no attacker does.
+    members with all non-members, so the variation between easy and hard records masks the differences that `lira`
+    measures for each record. It is also given the membership of most records, which no attacker knows.
 
     Densities of the statistic are estimated by Gaussian kernels (Scott's bandwidth), one for members and one for
-    non-members; a record's score is the logarithm of their ratio. Each record is scored by densities fitted without it,
-    in `folds` parts. Fitted and evaluated on the same records, as the paper reads, even noise would seem to reveal
-    members.
+    non-members; a record's score is the logarithm of their ratio. The records are split into `folds` parts, and each
+    record is scored by densities fitted on the other parts. If the densities were fitted and evaluated on the same
+    records, as the paper seems to do, even noise would appear to reveal members.
 
     Args:
-        statistic: of each record, float [n], or a few numbers each, [n, d]; preferably the logarithm of
-            `-gradient_norm(...)`.
-        member: bool [n], the truth; at least two of each per fold.
+        statistic: one value per record, float [n], or a few, [n, d]; preferably the logarithm of `-gradient_norm(...)`.
+        member: whether each record is a member, bool [n]; at least two members and two non-members per fold.
         folds: number of parts, at least 2.
-        seed: of the assignment to parts.
+        seed: seed of the assignment to parts.
 
     Returns:
-        Float64 [n], higher where members are denser.
+        Log ratios, float64 [n], higher where members are denser.
 
     Raises:
         TypeError, ValueError: shapes that do not fit, values that are not finite, too few records for the folds, or a
@@ -114,7 +113,8 @@ def gradient_kde(statistic: Tensor, member: Tensor, *, folds: int = 5, seed: int
     Paper: Huang et al., "Federated Learning on Virtual Heterogeneous Data with Local-Global Dataset Distillation" (TMLR
     2024), section 5.5, "Privacy", and Fig. 6: gradients of the server's model on training and test data, and a Gaussian
     kernel density estimate. The paper calls it a likelihood-ratio attack after Carlini et al. (2022), but it has no
-    shadow models. Statistic, bandwidth and folds are not stated and no code is available: these are ours.
+    shadow models. The paper does not state the statistic, bandwidth and folds, and no code is available: these are our
+    choices.
     """
     values = finite_scores(statistic, "statistic").cpu()
     if values.ndim not in (1, 2) or 0 in values.shape:

@@ -45,17 +45,20 @@ stable logits and a population.
 
 @dataclass(frozen=True)
 class AttackResult:
-    """Result of one attack over all targets. Made by `leave_one_out`; printed, a line of a report.
+    """Result of one attack over all targets. Made by `leave_one_out`. Prints as a line of a report.
 
-    The intervals are for one more run of the pipeline on another half of the *same* records; see `leave_one_out`.
+    The intervals predict the result of one more run of the pipeline on another half of the *same* records; see
+    `leave_one_out`.
 
     Attributes:
         auc: mean area under the targets' curves.
         tpr, fpr: mean shares of members and of non-members that are called members, at thresholds chosen without the
-            target for a false-positive rate of `wanted`. They cannot reach it exactly, so report both.
+            target for a false-positive rate of `wanted`. The thresholds do not reach this rate exactly, so report both
+            shares.
         wanted: the wanted false-positive rate.
         points: rates of each target, in the order of the shadows.
-        few: whether the mean false-positive rate rests on fewer than `attacks.statistics.FEW` false positives in total.
+        few: whether the mean false-positive rate is based on fewer than `attacks.statistics.FEW` false positives in
+            total.
     """
 
     auc: Estimate
@@ -96,24 +99,25 @@ def leave_one_out(
     """Evaluate attacks with every shadow in turn as the target, and average the results.
 
     A single target is a random sample; only the mean over all targets should be reported. The target's complement is
-    removed too (`ShadowScores.without`). The threshold comes from the remaining shadows: each is attacked in the
-    target's place, with the shadows that are then left, and the threshold calls at most a share `fpr` of their
-    non-members members. Neither a fit nor a threshold has therefore seen the target.
+    removed too (`ShadowScores.without`). The threshold comes from the remaining shadows: each of them is attacked like
+    the target, using the other remaining shadows. The threshold calls at most a share `fpr` of their non-members
+    members. Therefore neither the attack nor its threshold depends on the target.
 
-    The intervals are for one more run of the pipeline on another half of these records, attacked in the same way with
-    other shadows. A target and its complement count as one unit, so an interval comes from the spread over pairs, with
-    Student's quantiles (the cluster-robust error). If fewer than ten records are called members, or fewer than ten are
-    not, it is at least as wide as the Clopper-Pearson interval of all records. `docs/results/audit.md` reports the
-    measured coverage. All intervals are corrected for the number of attacks (`bonferroni`), so you may report the best.
-    S shadows need S^2 / 2 attacks.
+    The intervals predict the result for one more run of the pipeline on another half of these records, attacked in the
+    same way with other shadows. A target and its complement count as one unit, so an interval comes from the spread
+    over pairs, with Student's quantiles (the cluster-robust error). If fewer than ten records are called members, or
+    fewer than ten are not, it is at least as wide as the Clopper-Pearson interval of all records.
+    `docs/results/audit.md` reports the measured coverage. All intervals are corrected for the number of attacks
+    (`bonferroni`), so you may report the best attack. S shadows need S^2 / 2 attacks.
 
     Args:
-        shadows: of one pipeline, at least 8 for LiRA; 32 or more for useful intervals.
-        attacks: by name; `SHADOW_ATTACKS` by default. RMIA needs stable logits and a population, so by default it is
-            used only with a population and on the scorer "model".
+        shadows: scores of one pipeline's shadows, at least 8 for LiRA; 32 or more for useful intervals.
+        attacks: attacks by name; `SHADOW_ATTACKS` by default. RMIA needs stable logits and a population, so by default
+            it is used only with a population and on the scorer "model".
         scorer: name of the scorer whose scores are attacked.
-        fpr: false-positive rate that thresholds are chosen for, in (0, 1], at least one false positive per target.
-        confidence: that all intervals of a rate or of the areas hold together, in (0, 1).
+        fpr: false-positive rate that thresholds are chosen for, in (0, 1]; it must allow at least one false positive
+            per target.
+        confidence: probability that all intervals of a rate, or all intervals of the AUC, hold together, in (0, 1).
         also_tried: number of further attacks that were tried and are not among `attacks`.
         progress: whether to show a progress bar.
 
@@ -121,8 +125,9 @@ def leave_one_out(
         The result of each attack, by its name.
 
     Raises:
-        TypeError, ValueError: numbers out of range, no such scorer, too few shadows, a rate below one false positive
-            per target; an attack that does not return one finite score per record; and errors of the attacks.
+        TypeError, ValueError: values out of range, no such scorer, too few shadows, a rate below one false positive per
+            target, or an attack that does not return one finite score per record. Errors of the attacks are raised
+            unchanged.
 
     Source: Liang and Zeger, "Longitudinal data analysis using generalized linear models" (Biometrika 1986), for the
     error of a mean of clusters.
@@ -206,7 +211,7 @@ def _threshold(falling: Tensor, fpr: float) -> float:
 
 
 def _units(inside: Tensor) -> Tensor:
-    """Return the number of each shadow's pair, int64 [S]; a shadow without a complement has its own number."""
+    """Return the index of each shadow's pair, int64 [S]; a shadow without a complement has an index of its own."""
     first: dict[bytes, int] = {}
     units = []
     for row in inside.cpu():

@@ -23,9 +23,10 @@ def lira(
 ) -> Tensor:
     """Return likelihood-ratio scores (Carlini et al., "Membership inference attacks from first principles", S&P 2022).
 
-    For every record the attack asks whether the target's score looks like that of models trained without the record, or
-    with it. Shadow models are trained like the target, each on a random half of the candidates. For every record a
-    distribution is fitted to the scores of the shadows trained without it (and, online, to those trained with it).
+    For every record the attack tests whether the target's score looks like the scores of models trained without the
+    record or with it. Shadow models are trained like the target, each on a random half of the candidates. For every
+    record a distribution is fitted to the scores of the shadows trained without it (and, online, to those trained with
+    it).
 
     * Offline: the log odds of the *one-sided* tail, P(score of a model without the record < the target's). Members
       score higher, so only a high score indicates membership. Several public versions use the two-sided density, which
@@ -37,22 +38,22 @@ def lira(
 
     Args:
         target: scores of the target model [n], preferably `stable_logit`s, which are nearly Gaussian.
-        inside: bool [S, n], whether shadow s was trained on record i. Random halves, of the same sizes for every
-            record.
+        inside: whether shadow s was trained on record i, bool [S, n]. Every record must be in a random half of the
+            shadows.
         shadows: scores of the shadows [S, n].
         online: False for the offline attack above, True for the online one.
         variance: estimator of each record's variance, around that record's own mean: `"pooled"`: one value for all
-            records (the paper's choice below 64 shadows, there called fixed variance); `"example"`: each record's own;
-            `"conjugate"`: each record's own, shrunk towards the pooled one as far as the records agree (an
-            inverse-gamma prior fitted to them by moments; Smyth, "Linear models and empirical Bayes methods", 2004),
-            with a Student t in place of the Gaussian for the remaining uncertainty.
+            records (the paper's choice below 64 shadows, there called fixed variance); `"example"`: one value per
+            record; `"conjugate"`: one value per record, shrunk towards the pooled one, more strongly the more the
+            records agree (an inverse-gamma prior fitted to them by moments; Smyth, "Linear models and empirical Bayes
+            methods", 2004), with a Student t in place of the Gaussian for the remaining uncertainty.
 
     Returns:
         Float64 [n], higher for members; comparable between records.
 
     Raises:
         TypeError, ValueError: shapes that do not fit, scores that are not finite, or records with too few shadows
-            without them (or with them, online): one for a mean, two for a variance of their own.
+            without them (or with them, online): a mean needs one, a variance per record two.
     """
     check.one_of(variance, "variance", VARIANCES)
     check.boolean(online, "online")

@@ -18,19 +18,19 @@ def nearest(images: Tensor, candidates: Tensor, labels: Tensor | None = None, ow
     d1 and d2 are l2 distances over all pixels. No model or shadow model is needed. A set that was learned from real
     images often remains close to the records it started from; one image is then far closer to the record than any
     other. Try the attack on every set, and on every image that a server observed. An image that occurs several times
-    (sent to every client, for example) counts once, because it would hide itself.
+    (sent to every client, for example) counts once; otherwise the nearest and the second nearest image would be equal.
 
     Args:
         images: the published or intercepted images [M, C, H, W], at least two different ones (per class, with labels).
         candidates: records that may have been used [n, C, H, W], in the same space.
         labels: class indices int [M] of the images. With `own`, only images of a candidate's class are compared.
-        own: class indices int [n] of the candidates; given together with `labels`.
+        own: class indices int [n] of the candidates; pass both or neither of `labels` and `own`.
 
     Returns:
         Float64 [n], in [0, 1]: 1 for a record that is among the images, 0 for one that is equally close to two.
 
     Raises:
-        TypeError, ValueError: shapes that do not fit, values that are not finite, or a candidate of a class with fewer
+        TypeError, ValueError: shapes that do not fit, values that are not finite, or a candidate whose class has fewer
             than two images.
     """
     images = check.batch_of_images(images, "images").detach().double().flatten(1)

@@ -30,10 +30,10 @@ FitFunction = Callable[[Tensor, int], Mapping[str, Scorer]]
 class Pipeline:
     """Process from records to a published result, as a function that shadow models repeat.
 
-    Such an attack is only as good as the similarity of its shadows to the target. `fit` must therefore include more
-    than the last training: whatever distils, selects, noises or federates the records, their normalization, and
-    initialisation from real images. It is called many times on random halves of the records, possibly by several
-    threads at once. It must draw from `seed` only, and must not change anything outside itself.
+    Attacks with shadow models only work well if the shadows are made like the target. `fit` must therefore include more
+    than the final training: distillation, selection, noise, federated training, normalization, and initialisation from
+    real images. It is called many times on random halves of the records, possibly by several threads at once. It must
+    draw from `seed` only, and must not change anything outside itself.
 
         def fit(indices, seed):
             condensed = distribution_matching(data[indices], networks=RandomNetworks(factory), generator=seed)
@@ -41,12 +41,12 @@ class Pipeline:
             return {"model": model_scorer(network), "set": lambda x, y: nearest(condensed.images, x)}
 
     Args:
-        fit: called as `fit(indices, seed)` with int64 [k] indices into `images` and an int in [0, 2**31); returns
-            scorers by name, the same names every time.
-        images: all candidates, float [N, C, H, W], N at least 4, as the scorers take them.
+        fit: function `fit(indices, seed)` of int64 [k] indices into `images` and an int in [0, 2**31) that returns a
+            dictionary of scorers, with the same names in every call.
+        images: images of all candidates, float [N, C, H, W], N at least 4, in the space that the scorers expect.
         labels: class indices of the candidates, int [N].
-        population: images [Z, C, H, W] and labels [Z] of the same distribution that `fit` never uses, for RMIA. None
-            without such records.
+        population: pair of images [Z, C, H, W] and labels [Z] from the same distribution that `fit` never uses, for
+            RMIA. None if there are no such records.
         tag: description of the settings of `fit`, stored with the shadows. Shadows with another tag are not continued.
 
     Attributes:
@@ -81,8 +81,8 @@ class RunScores:
     """Scores of one run of a pipeline.
 
     Attributes:
-        scores: of all candidates by every scorer, float64 [N] or [N, d].
-        population: of the population by every scorer, float64 [Z] or [Z, d]; empty without one.
+        scores: scores of all candidates, float64 [N] or [N, d], by scorer name.
+        population: scores of the population, float64 [Z] or [Z, d], by scorer name; empty without a population.
         seconds: duration of fitting and scoring.
     """
 
@@ -96,12 +96,12 @@ def score_run(pipeline: Pipeline, inside: Tensor, seed: int) -> RunScores:
 
     Args:
         pipeline: the pipeline to run.
-        inside: bool [N], the records it is run on.
-        seed: passed to `fit`.
+        inside: bool [N], the records passed to `fit`.
+        seed: seed passed to `fit`.
 
     Raises:
         TypeError, ValueError: `fit` returned no scorers, or scores that are not finite or of another shape. Errors of
-            `fit` are passed on.
+            `fit` are raised unchanged.
     """
     start = time.perf_counter()
     scorers = pipeline.fit(inside.nonzero().flatten(), seed)
@@ -130,9 +130,10 @@ def model_scorer(
     in eval mode during each call, and in its own mode afterwards.
 
     Args:
-        network: called with images [n, C, H, W] of the pipeline; returns logits [n, K].
-        score: of logits and labels: `stable_logit`, `loss`, `margin` or your own function. None returns the logits.
-        chunk: images at once; by default chosen by device and size.
+        network: classifier that returns logits [n, K] for the pipeline's images [n, C, H, W].
+        score: function of logits and labels that returns scores: `stable_logit`, `loss`, `margin` or your own function.
+            None returns the logits.
+        chunk: number of images processed at once; by default chosen by device and size.
 
     Raises:
         TypeError: no network, or a score that is not a function of logits and labels.

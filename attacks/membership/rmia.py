@@ -25,7 +25,7 @@ def rmia(
     a: float = 0.3,
     gamma: float = 1.0,
 ) -> Tensor:
-    """Return relative membership scores: how well the target fits a record compared with records that nobody used.
+    """Return relative membership scores: how well the target fits a record, compared with unused population records.
 
     Use it with few shadow models: `lira` fits a distribution to each record and needs many.
 
@@ -37,24 +37,24 @@ def rmia(
 
     where p(. | target) is the target's probability of the true class and p(.) its mean over models. One shadow is
     enough. Online, p(x) is the mean of the shadows with and of those without x, with equal weights. Offline only those
-    without x count, and p(x) = ((1 + a) p_out(x) + 1 - a) / 2 approximates the contribution of the others. The
-    population belongs to no shadow; its p(z) gets the same correction.
+    without x count, and p(x) = ((1 + a) p_out(x) + 1 - a) / 2 approximates the contribution of the others. No shadow
+    was trained on the population, so p(z) gets the same correction.
 
-    Within one target neither the population nor gamma changes the order of the records: they make scores comparable
+    For a single target, neither the population nor gamma changes the order of the records. They make scores comparable
     between targets.
 
     Args:
         target, inside, shadows: as for `lira`: floats [n], bool [S, n] and floats [S, n]; the scores must be
             `stable_logit`s, from which the probabilities are computed.
         z_target: stable logits of population records under the target [Z]; no model was trained on these records.
-        z_shadows: the same under the shadows [S, Z].
-        online: whether shadows that were trained on x count too, as above.
+        z_shadows: stable logits of the same population records under the shadows [S, Z].
+        online: whether to use shadows that were trained on x too, as described above.
         a: in [0, 1]: how well a model's confidence on a record without training on it predicts that with training. 0.3
         is the paper's for CIFAR-10; fit it on shadows, never on the target.
-        gamma: > 0, required ratio between x and z.
+        gamma: required ratio between x and z, > 0.
 
     Returns:
-        Float64 [n], in [0, 1], higher for members.
+        Scores in [0, 1], float64 [n], higher for members.
 
     Raises:
         TypeError, ValueError: as `lira`; a record that every shadow was trained on (or, online, none); an empty

@@ -36,7 +36,7 @@ def stable_logit(logits: Tensor, labels: Tensor) -> Tensor:
 
     Its distribution over models is nearly Gaussian, as LiRA assumes. Carlini et al., "Membership inference attacks from
     first principles" (S&P 2022). Computed in float64 as the logit of the true class minus the log-sum-exp of the
-    *others*: computed from p, all confident records would be equal to infinity. log p is `-softplus(-score)`.
+    *others*: computed from p, the scores of all confident records would be infinite. log p is `-softplus(-score)`.
 
     Args:
         logits: of the model for each record, [n, K], of any floating-point type, K at least 2.
@@ -56,7 +56,7 @@ def stable_logit(logits: Tensor, labels: Tensor) -> Tensor:
 def margin(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the logit of the true class minus the largest other logit.
 
-    Like the stable logit, but only the strongest other class counts.
+    The margin is like the stable logit, but uses only the strongest other class.
 
     Args:
         logits: of the model for each record, [n, K], of any floating-point type, K at least 2.
@@ -74,7 +74,7 @@ def margin(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _split_true_class(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logit of the true class [n], and all logits with that one set to minus infinity [n, K]."""
+    """Return the logit of the true class [n], and all logits with the true class set to minus infinity [n, K]."""
     if logits.shape[1] < 2:
         raise ValueError(
             f"logits must have at least 2 columns, got {list(logits.shape)}: a single class allows no comparison"

@@ -28,13 +28,13 @@ def halves(count: int, records: int, seed: int) -> Tensor:
     Shadow 2k has a random half of the records and shadow 2k + 1 the other half. Every record is thus in exactly half of
     the shadows, and every shadow has half of the records. If a target is removed together with its complement, *every*
     record is in exactly half of the remaining shadows, so these counts do not reveal the target's records. In a design
-    that is balanced but not paired they do: a record of the target is in one shadow less of the rest. A pair depends
-    only on the seed and its own number, so more shadows can be added later.
+    that is balanced but not paired, these counts reveal them: a record of the target is in one remaining shadow fewer.
+    A pair depends only on the seed and the pair's index, so more shadows can be added later.
 
     Args:
         count: number of shadows, even, at least 2.
         records: number of records, N, at least 4.
-        seed: of the halves.
+        seed: seed of the halves.
 
     Returns:
         bool [count, N].
@@ -57,12 +57,12 @@ def halves(count: int, records: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Cost:
-    """Estimated cost of the remaining shadows, from one that was timed. Made by `estimate_cost`; printed, a sentence.
+    """Estimated cost of the remaining shadows, from one that was timed. Made by `estimate_cost`. Prints as a sentence.
 
     Attributes:
         each: seconds of the timed shadow.
         missing: number of remaining shadows.
-        workers: number of shadows at a time.
+        workers: number of shadows fitted at a time.
     """
 
     each: float
@@ -71,7 +71,7 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """Duration of the rest if every worker has its own core; more if they share cores."""
+        """Estimated duration of the remaining shadows if every worker has its own core; more if they share cores."""
         return self.each * math.ceil(self.missing / self.workers)
 
     def __str__(self) -> str:
@@ -87,11 +87,11 @@ def estimate_cost(
     """Fit one shadow to estimate the cost of all of them.
 
     Args:
-        pipeline, count, workers, out, seed: as for `run_shadows`. With `out` the shadow is kept there, so the estimate
-            costs nothing extra.
+        pipeline, count, workers, out, seed: as for `run_shadows`. With `out`, the shadow is saved there, so the
+            estimate costs nothing extra.
 
     Returns:
-        The `Cost` of the missing shadows; if none is missing, with the duration of the first.
+        The estimated `Cost` of the missing shadows. If none is missing, `each` is the duration of the first one.
 
     Raises:
         TypeError, ValueError, InUse: as `run_shadows`.
@@ -128,7 +128,7 @@ def run_shadows(
         pipeline: the pipeline with its records.
         count: number of shadows, even, at least 4. Each also serves as a target.
         out: folder for the shadows; None keeps them in memory only.
-        seed: of the halves, and of the seeds of every fit.
+        seed: seed of the halves and of the seeds passed to `fit`.
         workers: number of shadows fitted at a time, each on one intra-op thread.
         backend: "threads" of this process, which can run any function; or spawned "processes", for which `fit` must be
             importable (a function of a module, not a closure). Use processes if `fit` spends much time in Python code.
@@ -136,12 +136,13 @@ def run_shadows(
 
     Returns:
         The `ShadowScores`, independent of the number of workers if `fit` draws from its seed only. If `fit` draws from
-        torch's global generator, that is seeded for it; several threads would share it, which gives a warning.
+        torch's global generator, the generator is seeded before each fit. With several threads a warning is given,
+        because they would share the generator.
 
     Raises:
         TypeError, ValueError: arguments out of range; `fit` returns no scorers, other scorers than before, or scores
             that are not finite; `out` holds shadows of another design; `fit` cannot be sent to processes.
-        InUse: another process works in `out`.
+        InUse: another process uses `out`.
     """
     workers = check.positive_int(workers, "workers")
     check.one_of(backend, "backend", BACKENDS)
@@ -163,7 +164,7 @@ def run_shadows(
 
 
 class _Design:
-    """Records and seed of each shadow, and the facts that a folder stores to recognise the design."""
+    """Records and seed of each shadow, and the settings that a folder stores to recognise the design."""
 
     def __init__(self, pipeline: Pipeline, count: int, seed: int) -> None:
         check.instance(pipeline, Pipeline, "pipeline", "a Pipeline")

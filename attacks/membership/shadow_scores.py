@@ -1,4 +1,4 @@
-"""Scores of shadow models, and the view of one of them as the target of an attack that knows the others."""
+"""Scores of shadow models, and the view of one shadow as the target of an attack that uses the others."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ class Target:
 
     Attributes:
         scores: the target's scores, float64 [N] or [N, d].
-        inside: bool [R, N], the records that each other shadow was trained on.
+        inside: whether each other shadow was trained on each record, bool [R, N].
         shadows: scores of the other shadows [R, N] or [R, N, d].
-        z_scores, z_shadows: scores of the population, [Z] and [R, Z]; None without one.
-        labels: int64 [N], classes of the records; None if unknown.
+        z_scores, z_shadows: scores of the population under the target, [Z], and under the other shadows, [R, Z]; None
+            without a population.
+        labels: classes of the records, int64 [N]; None if unknown.
     """
 
     scores: Tensor
@@ -47,10 +48,10 @@ class ShadowScores:
     pairs of complements.
 
     Args:
-        inside: bool [S, N], the records each run was given.
-        scores: by scorer's name, [S, N] or [S, N, d], higher for members.
-        population: the same for records that no run was given, [S, Z] or [S, Z, d].
-        labels: int [N], classes of the records, if an attack needs them.
+        inside: whether each run used each record, bool [S, N].
+        scores: scores by scorer name, [S, N] or [S, N, d], higher for members.
+        population: scores of records that no run used, [S, Z] or [S, Z, d], by scorer name.
+        labels: classes of the records, int [N], if an attack needs them.
 
     Attributes:
         inside, scores, population, labels: as given, scores in float64.
@@ -120,7 +121,7 @@ class ShadowScores:
         """Return some of the shadows.
 
         Args:
-            kept: bool [S], which to keep.
+            kept: whether to keep each shadow, bool [S].
         """
         found = copy(self)  # already validated
         object.__setattr__(found, "inside", self.inside[kept])
@@ -129,10 +130,10 @@ class ShadowScores:
         return found
 
     def target(self, number: int, scorer: str) -> Target:
-        """Return shadow `number` as the target of an attack that knows the shadows of `without(number)`.
+        """Return shadow `number` as the target of an attack that uses the shadows of `without(number)`.
 
         Args:
-            number: of the shadow, from 0.
+            number: index of the shadow.
             scorer: name of the scorer.
 
         Raises:
@@ -147,7 +148,7 @@ class ShadowScores:
         )  # fmt: skip
 
     def targets(self, scorer: str) -> Iterator[tuple[Target, Tensor]]:
-        """Yield every shadow as a target, with the truth, bool [N], for whoever evaluates the attack.
+        """Yield every shadow as a target, with its true membership, bool [N], for evaluating the attack.
 
         Args:
             scorer: name of the scorer.
