@@ -224,14 +224,18 @@ class RoundRunner:
     def _commit(self, number: int, rows: list[dict[str, Any]], open_row: dict[str, Any] | None) -> None:
         """Write the round's checkpoint and rows; from here on the round is completed."""
         if self.store is not None:
-            models = self.dispatcher.thread.run(lambda: self.method.predictors(self.server))
-            states = {n: Message({_Model.state: dict(p.network.state_dict())}) for n, p in models.items()}
+            models = self.global_models()
             for row in rows:
                 self.store.append(row)
             metadata, changes = self.dispatcher.transport.metadata(), self.dispatcher.cache_index.changes()
-            self.store.commit(number, self.run_id, self.server.state, states, metadata, changes, open_row)
+            self.store.commit(number, self.run_id, self.server.state, models, metadata, changes, open_row)
         self.dispatcher.commit()
         self.committed, self.open_row = number, open_row
+
+    def global_models(self) -> dict[str, Message]:
+        """Return the weights of the global models by name, for their files."""
+        models = self.dispatcher.thread.run(lambda: self.method.predictors(self.server))
+        return {n: Message({_Model.state: dict(p.network.state_dict())}) for n, p in models.items()}
 
     # Rows whose clients are evaluated with the next round's requests.
 

@@ -150,6 +150,7 @@ def _resume(config: RunConfig, runner: RoundRunner, record: dict[str, Any]) -> l
     if restored is None:
         return None
     server.round, server.state = restored.round, placed(restored.state, server.device)
+    store.write_models(runner.global_models())  # a kill inside a commit leaves those of a round that does not count
     runner.open_row = restored.open_row
     rows = store.history(server.round - (restored.open_row is not None))
     require_whole_ledger(config.ledger, rows[-1] if rows else {})

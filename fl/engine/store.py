@@ -194,8 +194,7 @@ class Store:
         """
         server = f"server.{round_number}.safetensors"
         write_atomically(self.folder / server, encode(state, {"run": run, "round": str(round_number)}))
-        for name, model in models.items():
-            write_atomically(self.folder / f"model{f'-{name}' if name else ''}.safetensors", plain(model))
+        self.write_models(models)
         if changes:
             self._append(self._records, {"round": round_number, "clients": changes})
         place = {"round": round_number, "run": run, "server": server, "cohort": dict(metadata or {})}
@@ -203,6 +202,13 @@ class Store:
         for old in self.folder.glob("server.*.safetensors"):
             if old.name != server:
                 old.unlink(missing_ok=True)
+
+    def write_models(self, models: Mapping[str, Message]) -> None:
+        """Write the global models by name, where their files do not have these bytes already."""
+        for name, model in models.items():
+            path, data = self.folder / f"model{f'-{name}' if name else ''}.safetensors", plain(model)
+            if not path.exists() or path.read_bytes() != data:
+                write_atomically(path, data)
 
     def close(self, row: Mapping[str, Any]) -> None:
         """Add the open `row` of the last completed round to the history."""

@@ -286,6 +286,28 @@ def test_client_memory_survives_an_interruption(stop: int, tmp_path: Path) -> No
 # Checkpoints that cannot be used, and settings that differ.
 
 
+def test_resuming_restores_the_model_of_the_last_completed_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill between the model's file and the manifest leaves the model of a round that does not count."""
+    options = {"out": tmp_path, "progress": False, "seed": 0}
+    method, data = FedAvg(factory=Tiny, lr=0.1), federation()
+    simulate(method, data, rounds=1, **options)
+    model = tmp_path / "checkpoint" / "model.safetensors"
+    first = model.read_bytes()
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "_write_manifest", killed)
+        with pytest.raises(KeyboardInterrupt):
+            simulate(method, data, rounds=2, resume=True, **options)
+    assert model.read_bytes() != first
+    simulate(method, data, rounds=1, resume=True, **options)
+    assert model.read_bytes() == first
+
+
 def test_folder_with_a_run_is_refused_without_resume(tmp_path: Path) -> None:
     play("fedavg", tmp_path)
     with pytest.raises(ValueError, match="holds a run already: pass resume=True"):
