@@ -11,9 +11,9 @@ def lower(hits: Any, trials: int, error: float) -> Any:
     """Return the lower end: the true share is below it with probability at most `error`; 0 without hits.
 
     Args:
-        hits: counts, a NumPy array or a number.
+        hits: number of hits, as a NumPy array or a number.
         trials: number of trials.
-        error: of this end alone.
+        error: error probability of this end alone.
     """
     import numpy as np
     from scipy.special import betaincinv

@@ -14,16 +14,16 @@ def align(images: Tensor, references: Tensor) -> Tensor:
     """Give each image the brightness and contrast that fit its reference best: a x + b by least squares, a >= 0.
 
     Networks with instance or batch norm hide brightness and contrast from gradient inversion, but not the image
-    content. A low `psnr` is then no protection, so report `psnr` both plain and after alignment. Alignment uses the
-    truth: use it to score an attack, not as part of one. A constant image receives the reference's mean, so compare
-    with the score of a constant guess.
+    content. A low `psnr` then does not mean protection, so report `psnr` both plain and after alignment. Alignment uses
+    the true images: use it to score an attack, not as part of an attack. A constant image receives the reference's
+    mean, so compare with the score of a constant guess.
 
     Args:
-        images: result of the attack, float [N, C, H, W]; any range.
-        references: true image of each, in [0, 1], of the same shape.
+        images: images from the attack, float [N, C, H, W], in any range.
+        references: corresponding true images in [0, 1], of the same shape.
 
     Returns:
-        Float [N, C, H, W] in [0, 1]: one a and one b per image, over all channels, then clamped.
+        Aligned images, float [N, C, H, W], clamped to [0, 1]. Each image has one a and one b for all channels.
 
     Raises:
         TypeError, ValueError: not batches of images, or shapes that differ.
@@ -37,13 +37,13 @@ def align(images: Tensor, references: Tensor) -> Tensor:
 
 
 def match(images: Tensor, references: Tensor) -> Tensor:
-    """Pair each true image with one of the attack's, by the assignment with the smallest total squared distance.
+    """Pair each true image with one of the attack's images; the total squared distance is minimal.
 
     A batch's gradient does not contain the order of its images, so an attack returns them in arbitrary order. Every
-    image is used once; taking the nearest for each reference would count one good reconstruction several times.
+    image is used once; taking the nearest image for each reference would count one good reconstruction several times.
 
     Args:
-        images: result of the attack, float [N, C, H, W].
+        images: images from the attack, float [N, C, H, W].
         references: true images, of the same shape and in the same space.
 
     Returns:

@@ -30,11 +30,11 @@ class MissingWeights(FileNotFoundError):
     Raised by `lpips`; the message explains how to get them.
 
     Args:
-        net: the network whose weights are missing, as `lpips` takes it.
-        file, url: as the attributes.
+        net: network whose weights are missing, as in `lpips`.
+        file, url: see the attributes.
 
     Attributes:
-        net: as given.
+        net: network whose weights are missing.
         file: expected path of the weights.
         url: address of the weights.
     """
@@ -74,16 +74,16 @@ def psnr(images: Tensor, references: Tensor) -> Tensor:
 def ssim(images: Tensor, references: Tensor, *, window: int = 11) -> Tensor:
     """Return the structural similarity of each pair (Wang et al., 2004), averaged over positions and channels.
 
-    Computed by kornia. It compares means, contrasts and patterns in small windows, so an image with wrong brightness
-    may still count as reconstructed when `psnr` is low. The paper's constants: Gaussian window with sigma 1.5, K1 =
-    0.01, K2 = 0.03, data range 1, only positions where the window lies inside the image. Equal images give exactly 1.
-    Channels are scored separately.
+    Computed by kornia. SSIM compares means, contrasts and patterns in small windows, so an image with wrong brightness
+    may still count as reconstructed when `psnr` is low. The constants are the paper's: Gaussian window with sigma 1.5,
+    K1 = 0.01, K2 = 0.03, data range 1, only positions where the window lies inside the image. Equal images give exactly
+    1. Channels are scored separately.
 
     Args:
         images: float [N, C, H, W] in [0, 1].
         references: the same shape, dtype and device.
-        window: width of the window in pixels, odd. The paper's 11 does not fit in images below 11 pixels; values of
-            different windows are not comparable.
+        window: width of the window in pixels, odd. The paper's 11 does not fit into images smaller than 11 pixels.
+            Values for different windows are not comparable.
 
     Returns:
         Float [N] in [-1, 1]; higher is closer.
@@ -118,11 +118,12 @@ def lpips(
     are loaded from there, and downloaded only with `download`. No gradient; computed in float32.
 
     Args:
-        images: float [N, C, H, W] in [0, 1], C in {1, 3}; grey is repeated. (Scaled to [-1, 1] inside.)
+        images: float [N, C, H, W] in [0, 1], C in {1, 3}; grey is repeated. They are scaled to [-1, 1] internally.
         references: the same shape, dtype and device.
         net: `alex` (the authors' choice for scoring, 233 MB), `vgg` (528 MB) or `squeeze` (5 MB).
-        resize: pixels; both images are first resized to this square (bilinear with antialiasing). Needed if they are
-            smaller than the trunk accepts: 31, 16 and 17 pixels. Report it, because it changes the values.
+        resize: width in pixels of the square to which both images are first resized (bilinear with antialiasing).
+            Needed if they are smaller than the trunk accepts: 31 (`alex`), 16 (`vgg`) and 17 (`squeeze`) pixels. Report
+            it, because it changes the values.
         chunk: number of pairs per forward pass; affects memory, not values.
         download: whether to download missing weights.
 
@@ -130,7 +131,7 @@ def lpips(
         Float [N]; *lower* is closer, 0 for equal images.
 
     Raises:
-        MissingWeights: the weights are absent; names file, URL, folder and a command to get them.
+        MissingWeights: the weights are absent. The message names the file, the URL, the folder and a download command.
         TypeError, ValueError: as `psnr`; images that are too small or have other channel counts, or a damaged weights
             file.
     """

@@ -1,8 +1,8 @@
 """Statistics of membership attacks: rates with intervals, stepwise ROC curves, and predictive values for rare members.
 
 Every membership attack returns a score per record, higher for training members. The functions here turn scores into
-results that may be reported. They never interpolate, never round a rate in the attack's favour, and flag rates that
-rest on few errors.
+results that may be reported. They never interpolate, never round a rate in the attack's favour, and flag rates that are
+based on few errors.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[f
     Args:
         hits: number of successful trials, 0 to `trials`.
         trials: number of trials, at least 1.
-        confidence: of the interval, in (0, 1).
+        confidence: confidence of the interval, in (0, 1).
 
     Returns:
         The ends of the interval (low, high), shares in [0, 1].
@@ -56,11 +56,11 @@ def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[f
 def bonferroni(confidence: float, tried: int) -> float:
     """Return the confidence that each of `tried` intervals needs so that all of them hold together with `confidence`.
 
-    Use it when you report the best of several attacks, which benefits from luck. It is 1 - (1 - confidence) / tried
-    (Bonferroni's inequality), however the attacks depend on each other.
+    Use it when you report the best of several attacks, which benefits from luck. The result is 1 - (1 - confidence) /
+    tried (Bonferroni's inequality), which holds however the attacks depend on each other.
 
     Args:
-        confidence: wanted for all together, in (0, 1).
+        confidence: wanted confidence for all intervals together, in (0, 1).
         tried: number of attacks that were tried, at least 1, including unreported ones.
 
     Raises:
@@ -77,7 +77,7 @@ class Rate:
     Attributes:
         hits, trials: the counts.
         low, high: ends of the interval, shares in [0, 1].
-        confidence: of the interval.
+        confidence: confidence of the interval.
     """
 
     hits: int
@@ -112,9 +112,9 @@ class Estimate:
     """Measured number with a confidence interval.
 
     Attributes:
-        value: the measurement.
+        value: measured value.
         low, high: ends of the interval.
-        confidence: of the interval.
+        confidence: confidence of the interval.
     """
 
     value: float
@@ -133,7 +133,7 @@ class OperatingPoint:
     Attributes:
         threshold: records with a score of at least this are called members.
         tpr, fpr: shares of members and of non-members that are called members, with intervals.
-        few: whether the false-positive rate rests on fewer than `FEW` false positives.
+        few: whether the false-positive rate is based on fewer than `FEW` false positives.
     """
 
     threshold: float
@@ -172,9 +172,10 @@ def at_threshold(
         scores: one per record, floats [n], higher for members; infinities are allowed, NaN is not.
         member: bool [n], the truth; at least one of each.
         threshold: records that score at least this are called members.
-        confidence: of each of the two intervals, in (0, 1).
-        chosen_elsewhere: set this if the threshold does come from elsewhere and equals a score by coincidence, as with
-            scores of few values (`rmia`'s are shares of a population).
+        confidence: confidence of each of the two intervals, in (0, 1).
+        chosen_elsewhere: whether to accept a threshold that equals a score. Set it only if the threshold was chosen on
+            other data and is equal by coincidence, as with scores that take few values (`rmia`'s are shares of a
+            population).
 
     Raises:
         TypeError, ValueError: invalid scores or truth, a threshold that is NaN, or one that is among the scores.
@@ -205,7 +206,8 @@ class Roc:
 
     Attributes:
         thresholds: float64 [t], decreasing; the first is infinite and calls no record a member.
-        hits, false: int64 [t], members and non-members with at least that score. Equal scores are counted together.
+        hits, false: number of members and of non-members with a score of at least each threshold, int64 [t]. Equal
+            scores are counted together.
         members, others: numbers of members and of non-members.
     """
 
@@ -229,8 +231,8 @@ class Roc:
     def auc(self) -> float:
         """Area under the curve: the probability that a member scores above a non-member, with ties counting half.
 
-        Guessing gives 0.5. An attack that is certain about a few records hardly changes it, so also report `at` a small
-        false-positive rate.
+        Guessing gives 0.5. Attacks that are certain about a few records only hardly change the AUC, so also report `at`
+        a small false-positive rate.
         """
         return float(torch.trapezoid(self.tpr, self.fpr))
 
@@ -242,16 +244,16 @@ class Roc:
 
         The threshold is chosen on the non-members that `fpr` counts, so the plain interval of the true-positive rate
         would be too narrow. The interval given here is for the true-positive rate at a *true* false-positive rate of
-        `fpr`. It combines two errors, of the count of members and of the threshold's position: the latter by the rates
-        at a threshold that is certainly strict enough and at one that is certainly loose enough. The errors are
-        independent, so their squares are added at either end.
+        `fpr`. It combines two errors: that of the count of members, and that of the threshold's position. The second
+        error comes from the rates at a threshold that is certainly strict enough and at one that is certainly loose
+        enough. The errors are independent, so their squares are added at either end.
 
         Source: Zou and Donner, "Construction of confidence limits about effect measures: a general approach"
         (Statistics in Medicine 2008), for the sum of squares.
 
         Args:
             fpr: largest share of non-members that may be called members, in (0, 1].
-            confidence: of the interval of `tpr`, and separately of that of `fpr`, in (0, 1).
+            confidence: confidence of the interval of `tpr`, and separately of the interval of `fpr`, in (0, 1).
 
         Raises:
             TypeError, ValueError: numbers out of range, or `fpr` below 1 / the number of non-members, which cannot be
@@ -279,15 +281,16 @@ class Roc:
         )
 
     def _within(self, false: int) -> int:
-        """Return the index of the loosest threshold with at most so many false positives."""
+        """Return the index of the loosest threshold with at most `false` false positives."""
         return int(torch.searchsorted(self.false, false, right=True)) - 1
 
 
 def _sure_counts(fpr: float, trials: int, error: float) -> tuple[int | None, int | None]:
     """Return the most false positives that show a true rate of at most `fpr`, and the fewest that show at least `fpr`.
 
-    Each holds with probability 1 - `error`; None if no count does. A threshold just above the (k + 1)-th largest of n
-    scores has a true rate of at most Beta(k + 1, n - k), one at the k-th largest of at least Beta(k, n - k + 1).
+    Each statement holds with probability 1 - `error`; None if no count satisfies it. A threshold just above the (k +
+    1)-th largest of n scores has a true rate of at most Beta(k + 1, n - k), one at the k-th largest of at least Beta(k,
+    n - k + 1).
     """
     from scipy.special import betainc
 

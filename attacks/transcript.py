@@ -49,7 +49,7 @@ class NoTranscript(FileNotFoundError):
 
 
 class DamagedTranscript(ValueError):
-    """A message of a transcript is truncated, altered or in the wrong place; the error names the file."""
+    """A message of a transcript is truncated, altered or at the wrong path; the error names the file."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,10 +57,10 @@ class TranscriptMessage:
     """Message that the server sent or received. Made by `read_transcript`.
 
     Attributes:
-        round: from 1; 0 for the exchange before round 1, "answer".
-        client: number of the client, from 0.
-        direction: "down", from the server to the client, or "up".
-        values: by the entry's key, such as "FedAvg.update".
+        round: index of the round, from 1; 0 for the exchange "answer" before round 1.
+        client: index of the client.
+        direction: "down" from the server to the client, or "up".
+        values: values of the entries by key, such as "FedAvg.update".
         exchange: name of the exchange in the round; "local" is the training.
     """
 
@@ -79,11 +79,11 @@ class TranscriptMessage:
 def read_transcript(folder: str | os.PathLike[str]) -> Iterator[TranscriptMessage]:
     """Yield the messages of a recorded run by round, client and exchange, "down" before "up".
 
-    The order within a round is by client number, not by time of reply. Other files in the folder are ignored; a damaged
-    message raises an error.
+    Within a round, messages are ordered by client index, not by time of reply. Other files in the folder are ignored; a
+    damaged message raises an error.
 
     Args:
-        folder: of the run, made by `simulate(..., out=RunFolder(folder, transcript=True))`.
+        folder: path of the run's folder, made by `simulate(..., out=RunFolder(folder, transcript=True))`.
 
     Yields:
         Each message, with tensors on the CPU. Only one is in memory at a time.
@@ -91,7 +91,7 @@ def read_transcript(folder: str | os.PathLike[str]) -> Iterator[TranscriptMessag
     Raises:
         TypeError: `folder` is not a path.
         NoTranscript: the folder does not exist or has no messages. Raised by the call itself.
-        DamagedTranscript: a message was altered; raised when it is reached.
+        DamagedTranscript: a message was altered; raised when iteration reaches the message.
     """
     check.instance(folder, str | os.PathLike, "folder", "the path of a run's folder")
     at = Path(folder) / "transcript"

@@ -1,13 +1,12 @@
 """Audits of differential-privacy claims: tests of a mechanism's outcomes, of its noise, and of the noise's secrecy.
 
 For a statistical audit, run the mechanism many times, half of the runs with a record and half without it. Let an attack
-give each run one or several scores, and pass both groups to `audit_claim` (is the claim false?) or
-`epsilon_lower_bound` (how large is epsilon at least?). If the mechanism is too expensive to repeat,
+give each run one or several scores, and pass both groups to `audit_claim` (which tests a claim) or
+`epsilon_lower_bound` (which bounds epsilon from below). If the mechanism is too expensive to repeat,
 `one_run_lower_bound` uses a single run with many canaries.
 
-Two checks need no statistics and detect errors that no number of runs would show. `audit_noise` compares the exact
-amounts of noise drawn and charged. `replay_release` tests whether a release can be reproduced by someone who knows its
-noise.
+Two checks need no statistics and detect errors that statistical audits miss. `audit_noise` compares the exact amounts
+of noise drawn and charged. `replay_release` tests whether a release can be reproduced by someone who knows its noise.
 
 An audit can refute a claim but never prove one. Every function states the confidence of its result.
 """

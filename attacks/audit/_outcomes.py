@@ -30,7 +30,7 @@ class Event:
     Attributes:
         world: "inside" or "outside", where the event seems more likely.
         side: "at least" or "below".
-        threshold: of the statistic.
+        threshold: threshold of the statistic.
         column: index of the statistic.
         columns: number of statistics.
     """
@@ -56,7 +56,7 @@ def split_runs(inside: Tensor, outside: Tensor, generator: int | torch.Generator
 
     Args:
         inside, outside: scores, [n] or [n, d].
-        generator: draws the split.
+        generator: seed or generator that draws the split.
     """
     rng = as_generator(generator)
     worlds = {"inside": _table(inside, "inside"), "outside": _table(outside, "outside")}
@@ -73,10 +73,11 @@ def candidate_events(runs: SplitRuns) -> Iterator[tuple[list[Event], Tensor, int
     """Yield all candidate events with their counts, one column and side at a time.
 
     Args:
-        runs: the half that chooses.
+        runs: half of the runs that chooses the event.
 
     Yields:
-        The events; the number of runs of their world in each, and of all its runs; and the same for the other world.
+        The events; for each event's own world, the number of runs with the event and the number of all runs; and the
+        same for the other world.
     """
     columns = runs["inside"].shape[1]
     for column in range(columns):
@@ -95,9 +96,9 @@ def event_bounds(runs: SplitRuns, event: Event, confidence: float) -> tuple[floa
     """Return a lower bound of the event's probability in its world and an upper bound in the other world.
 
     Args:
-        runs: the half that is counted.
-        event: chosen on the other half.
-        confidence: that both bounds hold together.
+        runs: half of the runs that is counted.
+        event: event chosen on the other half.
+        confidence: probability that both bounds hold together.
     """
 
     def count(world: str) -> tuple[int, int]:
@@ -113,8 +114,8 @@ def check_scores(scores: Tensor, name: str, least: int) -> Tensor:
     """Return scores [n] as float64 on the CPU after checking them.
 
     Args:
-        scores: one per run or canary.
-        name: of the argument, for the message.
+        scores: one score per run or canary.
+        name: name of the argument, for the error message.
         least: smallest number of scores.
     """
     found = _checked(scores, name)

@@ -17,15 +17,16 @@ __all__ = ["ClaimTest", "audit_claim"]
 
 @dataclass(frozen=True)
 class ClaimTest:
-    """Result of `audit_claim`. Printed, it is a sentence for a report.
+    """Result of `audit_claim`. Prints as a sentence for a report.
 
     Attributes:
-        refuted: whether the claim is refuted; wrongly so with probability at most 1 - `confidence`.
+        refuted: whether the claim is refuted. A true claim is refuted with probability at most 1 - `confidence`.
         epsilon, delta: the tested point of the claimed profile.
-        event: the event in words, such as `"inside scores at least 1.3"`. With several scores it names the column.
+        event: description of the event, such as `"inside scores at least 1.3"`. With several scores it names the
+            column.
         likely, unlikely: lower bound of the event's probability in the world where it is more likely, and upper bound
             in the other world. The claim implies likely <= e^epsilon * unlikely + delta.
-        confidence: with which both bounds hold together.
+        confidence: probability that both bounds hold together.
     """
 
     refuted: bool
@@ -56,33 +57,34 @@ def audit_claim(
     """Test a mechanism's privacy claim on fresh runs with a record (`inside`) and without it (`outside`).
 
     Use this test on an implementation of differential privacy. It finds bugs that code review may miss, such as too
-    little noise or a clip without effect.
+    little noise or clipping that has no effect.
 
-    Under (epsilon, delta) every event S satisfies P(S | one world) <= e^epsilon P(S | other world) + delta. One half of
-    the runs chooses the event (scores on one side of a threshold), the direction and the point of the profile with the
-    largest apparent violation. The other half tests that single inequality with exact bounds. Choosing and testing on
-    the same runs would refute true claims.
+    Under (epsilon, delta)-differential privacy every event S satisfies P(S | one world) <= e^epsilon P(S | other world)
+    + delta. One half of the runs chooses the event (scores on one side of a threshold), the direction and the point of
+    the profile with the largest apparent violation. The other half tests that single inequality with exact bounds.
+    Choosing and testing on the same runs would refute true claims.
 
-    Give several scores per run if you do not know where a bug would show: the release projected on the record's
-    gradient, and the same for each class or layer. Noise that is missing in one class only is hidden in the total and
-    visible in that class. The first half also chooses the score, so more scores cost time but no confidence.
+    Pass several scores per run if you do not know where a bug would show: the release projected on the record's
+    gradient, in total and for each class or layer. If noise is missing in a single class, the score of that class shows
+    it but the total may not. The first half also chooses the score, so more scores cost time but no confidence.
 
-    Give the whole profile: many (epsilon, delta) pairs of the same mechanism, such as delta(epsilon) of a Gaussian. A
+    Pass the whole profile: many (epsilon, delta) pairs of the same mechanism, such as delta(epsilon) of a Gaussian. A
     bug is often visible only at small epsilon and large delta, where a lower bound on epsilon at delta 1e-5
     (`epsilon_lower_bound`) misses it.
 
     Args:
-        inside, outside: one score per run, [n] and [m], or d of them, [n, d] and [m, d]; at least two runs each. Each
-            run must draw all randomness afresh: resampling a pool of runs makes any claim look false.
+        inside, outside: scores of the runs with and without the record: one per run, [n] and [m], or d per run, [n, d]
+            and [m, d]; at least two runs each. Each run must draw new randomness: resampling a pool of runs makes any
+            claim look false.
         claim: pairs of epsilon >= 0 and delta in [0, 1), all of which the mechanism claims to satisfy.
         confidence: in (0, 1); a true claim is refuted with probability at most 1 - confidence.
-        generator: a seed or a generator, which splits the runs.
+        generator: seed or generator that splits the runs.
 
     Returns:
         The verdict, with the event and the bounds it is based on.
 
     Raises:
-        TypeError, ValueError: scores that are NaN or too few, an empty claim, numbers out of range.
+        TypeError, ValueError: scores that are NaN or too few, an empty claim, or values out of range.
     """
     confidence = check.real_number(confidence, "confidence", above=0.0, below=1.0)
     if not isinstance(claim, Sequence) or any(not isinstance(p, Sequence) or len(p) != 2 for p in claim):

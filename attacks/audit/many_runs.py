@@ -1,4 +1,4 @@
-"""Lower bound on epsilon from many fresh runs, and the largest bound that a number of runs can show."""
+"""Lower bound on epsilon from many fresh runs, and the largest bound that a given number of runs can show."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ def epsilon_lower_bound(
     """Return a lower bound on epsilon at `delta`, from fresh runs with a record (`inside`) and without it (`outside`).
 
     Report it next to a claimed epsilon, which is an upper bound: the true value lies between them. One half of the runs
-    chooses the event with the largest bound and the other half computes the bound, so it exceeds the true value with
-    probability at most 1 - confidence. Report `max_lower_bound` too: it is the largest result that so many runs allow,
-    whatever the mechanism does. To test a claim use `audit_claim`, which is far more sensitive.
+    chooses the event with the largest bound, and the bound is computed on the other half. It therefore exceeds the true
+    value with probability at most 1 - confidence. Report `max_lower_bound` too: it is the largest result that this
+    number of runs allows for any mechanism. To test a claim use `audit_claim`, which is far more sensitive.
 
     Args:
         inside, outside: as in `audit_claim`: one or several scores per run, at least two runs each.
-        delta: at which epsilon is bounded, in [0, 1).
-        confidence: of the bound, in (0, 1).
-        generator: a seed or a generator, which splits the runs.
+        delta: delta at which epsilon is bounded, in [0, 1).
+        confidence: confidence of the bound, in (0, 1).
+        generator: seed or generator that splits the runs.
 
     Returns:
         Epsilon, at least 0; 0 if no difference was found.
 
     Raises:
-        TypeError, ValueError: scores that are NaN or too few, numbers out of range.
+        TypeError, ValueError: scores that are NaN or too few, or values out of range.
     """
     delta = check.real_number(delta, "delta", least=0.0, below=1.0)
     confidence = check.real_number(confidence, "confidence", above=0.0, below=1.0)
@@ -66,11 +66,11 @@ def max_lower_bound(runs: int, *, confidence: float = 0.95) -> float:
     were too few runs; a result of 2 with a maximum of 6 says something about the mechanism.
 
     Args:
-        runs: in each of the two worlds, at least 2; half of them are counted.
+        runs: number of runs in each of the two worlds, at least 2; half of them are counted.
         confidence: as in `epsilon_lower_bound`, in (0, 1).
 
     Raises:
-        TypeError, ValueError: numbers out of range.
+        TypeError, ValueError: values out of range.
     """
     confidence = check.real_number(confidence, "confidence", above=0.0, below=1.0)
     half = check.positive_int(runs, "runs", least=2) // 2

@@ -18,11 +18,13 @@ _RELATIVE_TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class NoiseAudit:
-    """Result of `audit_noise`. Printed, it is a sentence for a report.
+    """Result of `audit_noise`. Prints as a sentence for a report.
 
     Attributes:
-        lacking: by standard deviation, how many noise values were charged but not drawn: noise that was left out.
-        uncharged: by standard deviation, how many were drawn but not charged: releases missing from the ledger.
+        lacking: number of noise values, by standard deviation, that were charged but not drawn: noise that was left
+            out.
+        uncharged: number of noise values, by standard deviation, that were drawn but not charged: releases missing from
+            the ledger.
     """
 
     lacking: dict[float, int]
@@ -45,20 +47,21 @@ class NoiseAudit:
 
 
 def audit_noise(drawn: Mapping[float, int], charged: Sequence[tuple[float, int]]) -> NoiseAudit:
-    """Compare the number of noise values that a run drew with the number its ledger was charged for.
+    """Compare the number of noise values that a run drew with the number that its ledger was charged for.
 
-    Statistical audits do not detect small accounting errors: one extra step among a hundred shows in no affordable
-    number of runs. Counting detects it in one run: a cached value that is noised again at every read, a step that was
+    Statistical audits do not detect small accounting errors: no affordable number of runs shows one extra step among a
+    hundred. Counting detects such errors in one run: a cached value that is noised again at every read, a step that was
     not charged, a class without noise, or a standard deviation other than the accounted one.
 
     The count covers noise that was *drawn*. It shows neither whether the noise was added nor whether the sensitivity is
     right; use `audit_claim` for that.
 
     Args:
-        drawn: number of Gaussian values a run drew, by standard deviation: `Secret.drawn` of `distillkit.privacy`, or
-            the count of your own noise source.
-        charged: for each kind of release, the standard deviation of its noise (sigma times the sensitivity) and the
-            number of values it should have drawn (releases times values per release). Leave out events without noise.
+        drawn: number of Gaussian values that the run drew, by standard deviation: `Secret.drawn` of
+            `distillkit.privacy`, or the count of your own noise source.
+        charged: pairs for each kind of release: the standard deviation of its noise (sigma times the sensitivity) and
+            the number of noise values that it needs (releases times values per release). Leave out events without
+            noise.
 
     Returns:
         The noise that is lacking and the noise that was not charged. Standard deviations that differ only by rounding
@@ -87,13 +90,13 @@ def audit_noise(drawn: Mapping[float, int], charged: Sequence[tuple[float, int]]
 
 @dataclass(frozen=True)
 class ReplayTest:
-    """Result of `replay_release`. Printed, it is a sentence for a report.
+    """Result of `replay_release`. Prints as a sentence for a report.
 
     Attributes:
-        distances: by world, the largest difference between its outcome and the release, relative to the largest
+        distances: largest difference between each world's outcome and the release, by world, relative to the largest
             absolute value of the release.
         matches: worlds whose outcome equals the release up to `tolerance`.
-        tolerance: as given.
+        tolerance: tolerance that was used.
     """
 
     distances: dict[str, float]
@@ -124,18 +127,18 @@ def replay_release(
 ) -> ReplayTest:
     """Run the mechanism again in each of several worlds, and test which of them reproduces the release.
 
-    Use it for two checks. *If the seed of the noise is known* (from a run's config), replay with that seed, once with
-    the record and once without it. An adversary of differential privacy, who knows all other records, can do the same
-    and is then certain, however large the noise is. *If the noise should be secret*, replay the run as it was run. If
-    the release is reproduced, the noise is fixed somewhere (a constant seed, or one seed for all clients), and no
-    epsilon holds however large sigma is.
+    Use it for two checks. *If the seed of the noise is known* (from a run's config), repeat the run with that seed,
+    once with the record and once without it. The adversary in differential privacy, who knows all other records, can do
+    the same and is then certain, however large the noise is. *If the noise should be secret*, repeat the run with
+    unchanged options. If the release is reproduced, the noise is fixed somewhere (a constant seed, or one seed for all
+    clients), and no epsilon holds however large sigma is.
 
     Args:
         released: the published values, floats of any shape.
-        worlds: functions by name that make the release again: `{"with": lambda: run(records, seed), "without": lambda:
-            run(others, seed)}`. Each is called once.
-        tolerance: > 0, relative to the largest absolute value of the release, for rounding on another machine. It must
-            be well below the noise.
+        worlds: functions that compute the release again, by name: `{"with": lambda: run(records, seed), "without":
+            lambda: run(others, seed)}`. Each is called once.
+        tolerance: largest difference that counts as rounding on another machine, > 0, relative to the largest absolute
+            value of the release. It must be well below the noise.
 
     Raises:
         TypeError, ValueError: no world; a release or outcome that is not a finite floating-point tensor, or of another

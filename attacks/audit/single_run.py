@@ -18,25 +18,26 @@ def one_run_lower_bound(
 ) -> float:
     """Return a lower bound on epsilon from a *single* run with many canaries, each included by its own coin flip.
 
-    Use it for mechanisms that are too expensive to run twice. A canary is a record made for the audit. A fair coin
-    decides for each, before the run, whether it is among the training records. The attacker guesses "included" for the
-    highest scores and "left out" for the lowest, `guesses` in all, and abstains on the rest. More correct guesses than
-    epsilon allows give a lower bound on epsilon.
+    Use it for mechanisms that are too expensive to run twice. A canary is a record made for the audit. Before the run,
+    a fair coin flip decides for each canary whether it is among the training records. The attacker guesses "included"
+    for the highest scores and "left out" for the lowest, making `guesses` guesses in all, and abstains on the rest.
+    More correct guesses than epsilon allows give a lower bound on epsilon.
 
     The bound is far weaker than one from many runs.
 
     Args:
-        scores: one per canary, floats [m], higher if it seems included.
-        included: bool [m], the coin flips.
-        guesses: number of guesses, 1 to m, half of them (rounded up) "included". Fix it before looking at the scores.
-        delta: at which epsilon is bounded, in [0, 1).
-        confidence: of the bound, in (0, 1).
+        scores: one score per canary, floats [m], higher if the canary seems included.
+        included: whether each canary was included, bool [m]: the coin flips.
+        guesses: number of guesses, 1 to m; half of them (rounded up) are "included". Fix it before looking at the
+            scores.
+        delta: delta at which epsilon is bounded, in [0, 1).
+        confidence: confidence of the bound, in (0, 1).
 
     Returns:
         Epsilon, at least 0; 0 if chance explains the number of correct guesses.
 
     Raises:
-        TypeError, ValueError: scores that are NaN, coins that are not bool, numbers out of range.
+        TypeError, ValueError: scores that are NaN, coin flips that are not bool, or values out of range.
 
     Paper: Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run" (NeurIPS 2023), theorem 5.2 with
     the delta term as in their appendix D.

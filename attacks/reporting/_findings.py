@@ -29,9 +29,9 @@ class Findings:
     """Results that the sections of a report add to.
 
     Attributes:
-        missing: what could not be determined, and which argument would allow it.
+        missing: questions that could not be answered, each with the argument that would allow an answer.
         sends_records: whether sent or published images were initialised from private records.
-        recovered: the share of records that the sent images show, in words; "" if it was not counted.
+        recovered: phrase on the share of records that the sent images show; "" if it was not counted.
     """
 
     missing: list[str] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Findings:
 
         Args:
             kind: one of `KINDS`.
-            phrase: the leak with its number; continues "This run leaks: ".
+            phrase: description of the leak with its size; continues "This run leaks: ".
         """
         self._leaks.append((kind, phrase))
 
@@ -54,7 +54,7 @@ class Findings:
 
         Args:
             kind: one of `KINDS`.
-            phrase: the attack, with the smallest leak it would have detected.
+            phrase: description of the attack, with the smallest leak that it would have detected.
         """
         self._negatives.append((kind, phrase))
 
@@ -78,7 +78,7 @@ def verdict(findings: Findings) -> str:
     """Return one sentence with the worst finding. It never claims protection.
 
     Args:
-        findings: of all sections.
+        findings: findings of all sections.
     """
     if findings.sends_records:
         number = f", and {findings.recovered}" if findings.recovered else ""
@@ -127,7 +127,7 @@ def is_significant(point: OperatingPoint) -> bool:
     """Return whether an attack beats guessing: the intervals of both rates do not overlap.
 
     Args:
-        point: rates of the attack.
+        point: rates of the attack at one threshold.
     """
     return point.tpr.low > point.fpr.high
 
@@ -136,6 +136,6 @@ def format_percent(share: float) -> str:
     """Return a share as text, such as "12 %".
 
     Args:
-        share: in [0, 1].
+        share: share in [0, 1].
     """
     return f"{100 * share:.2g} %" if share < 1 else "100 %"

@@ -31,13 +31,13 @@ class RecordedRun:
     """A finished run, read from its folder by `open_run`.
 
     Attributes:
-        path: the folder.
+        path: path of the folder.
         config: options of the run.
         history: one dictionary per round.
         ledger: lines of the privacy ledger; None without a ledger.
-        published_set: the set that the run made, `set.safetensors`; None without one.
-        models: files of the last global models by name ("" if there is one).
-        transcript: whether messages were kept.
+        published_set: the distilled set of the run, `set.safetensors`; None without one.
+        models: files of the last global models, by model name ("" if there is a single model).
+        transcript: whether messages were recorded.
     """
 
     path: Path
@@ -125,7 +125,8 @@ def open_run(folder: str | os.PathLike[str]) -> RecordedRun:
     """Read a run's folder, except for its messages.
 
     Args:
-        folder: of `fl.simulate(..., out=folder)`, of a run of a study, or of a candidate that makes a set.
+        folder: path of the folder of `fl.simulate(..., out=folder)`, of a run of a study, or of a candidate that makes
+            a set.
 
     Raises:
         TypeError: `folder` is not a path.

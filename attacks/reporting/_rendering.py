@@ -65,7 +65,7 @@ class Figure:
 
     Attributes:
         data: bytes of a PNG file, or text of an SVG.
-        caption: shown below the image, and used as its alternative text.
+        caption: text shown below the image, and used as its alternative text.
     """
 
     data: bytes | str
@@ -77,8 +77,8 @@ class Section:
     """Section of a report.
 
     Attributes:
-        title: its heading.
-        parts: texts, lists, tables and figures in order.
+        title: heading of the section.
+        parts: texts, lists, tables and figures, in order.
     """
 
     title: str
@@ -93,8 +93,8 @@ def render_html(title: str, verdict: str, lists: Sequence[BulletList], sections:
 
     Args:
         title, verdict, footer: plain text.
-        lists: shown below the verdict.
-        sections: in order.
+        lists: lists shown below the verdict.
+        sections: sections in order.
     """
     body = [f"<h1>{html.escape(title)}</h1>", f'<p class="verdict">{_text(verdict)}</p>', *map(_html, lists)]
     for section in sections:
@@ -165,8 +165,8 @@ def image_grid(rows: Sequence[Tensor], caption: str) -> Figure:
     """Return a figure of image rows, with corresponding images below each other.
 
     Args:
-        rows: pixels [n, C, H, W] in [0, 1], at least one.
-        caption: describes the rows.
+        rows: pixels of each row, [n, C, H, W] in [0, 1]; at least one row.
+        caption: description of the rows.
     """
     return Figure(as_png([row.clamp(0, 1) for row in rows]), caption)
 
@@ -179,8 +179,8 @@ def histogram(series: Mapping[str, Tensor], caption: str, unit: str, marks: Sequ
     """Return a histogram with one stepped line per series.
 
     Args:
-        series: at most three, by name; infinities count in the last bin.
-        caption: describes the figure.
+        series: values of each series by name, at most three; infinities count in the last bin.
+        caption: description of the figure.
         unit: label of the horizontal axis.
         marks: values at which to draw a thin vertical line.
     """

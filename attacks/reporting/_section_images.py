@@ -26,9 +26,9 @@ class Records:
     """Records given by the caller, members or non-members.
 
     Attributes:
-        pixels: of all records, float [N, C, H, W] in [0, 1].
-        index: indices of the attacked ones, int64 [n].
-        data: the set as given; None for bare pixels.
+        pixels: pixels of all records, float [N, C, H, W] in [0, 1].
+        index: indices of the attacked records, int64 [n].
+        data: the set that was passed; None if only pixels were passed.
     """
 
     pixels: Tensor

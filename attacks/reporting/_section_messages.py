@@ -25,8 +25,8 @@ class ObservedData:
     Attributes:
         rounds: pixels of the sets sent in each round [M, C, H, W]; a published set counts as one round.
         sets: (client, set) pairs.
-        updates: (client, change of the last layer's bias, number of records or None if it was not sent).
-        replies: number of trainings each client replied to, without other exchanges such as keys.
+        updates: (client, change of the last layer's bias, number of records or None if not sent) triples.
+        replies: number of training requests that each client replied to, without other exchanges such as keys.
     """
 
     rounds: list[Tensor]
@@ -98,7 +98,7 @@ def adversary_section(run: RecordedRun) -> Section:
 
 
 def class_section(run: RecordedRun, observed: ObservedData, findings: Findings) -> Section:
-    """Return the section on the classes that clients certainly hold or lack, by their sets' labels and bias updates.
+    """Return the section on the classes that clients certainly hold or lack, from their sets' labels and bias updates.
 
     Args:
         run: folder of the run.

@@ -25,7 +25,7 @@ def last_model_parts(
 
     Args:
         run: folder of the run.
-        network: of the run's architecture.
+        network: network of the run's architecture.
         inside, outside: members and non-members, with labels.
         findings: receives the result.
     """

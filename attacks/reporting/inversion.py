@@ -40,17 +40,20 @@ class Inversion:
         owners: for each client the indices of its records among `members`, int64 [n_k], as
             `fl.study.load(folder).assign().owners` returns them. They are needed to tell whether recovered images are
             the client's. The attack does not use them.
-        build_message: `build_message(down, up)` returns the observed message and its replay, from what the client
-            received and sent in a round's training (`attacks.transcript.TranscriptMessage`). None: an update of plain
-            FedAvg, replayed with the options in the folder and with `network`.
-        client: whose message; None for the client with the fewest records.
-        round: of which round; None for the first one that the client answered.
-        max_records: messages of more records are not inverted, because hardly anything is recovered from them.
-        steps, restarts: of `invert_message`.
+        build_message: function `build_message(down, up)` that returns an `ObservedMessage` from the messages that the
+            client received and sent in a round's training (`attacks.transcript.TranscriptMessage`). None: an update of
+            plain FedAvg, recomputed with the options in the folder and with `network`.
+        client: index of the client whose message is inverted; None for the client with the fewest records.
+        round: round of the message; None for the first one that the client answered.
+        max_records: largest number of records behind a message that is inverted; hardly anything is recovered from
+            more.
+        steps, restarts: as for `invert_message`.
         known_labels: whether the attack gets the true labels of the client's records, from `members`, instead of
             inferring them from the message. The result is then an upper bound, for an adversary who knows the labels.
-        total_variation: of `invert_message`; 0.01 suits small images of figures, the paper's 0.1 photographs.
-        seconds: a search that would take longer, estimated from its first steps, is skipped and its duration reported.
+        total_variation: as for `invert_message`; 0.01 suits small images of figures, and the paper's 0.1 suits
+            photographs.
+        seconds: time limit of the search. If the estimate from the first steps is longer, the search is skipped and the
+            estimate is reported.
 
     Raises:
         TypeError, ValueError: options of the wrong type or out of range.
@@ -91,7 +94,7 @@ def record_counts(run: RecordedRun, invert: Inversion) -> dict[int, int]:
 
     Args:
         run: folder with a transcript.
-        invert: its `owners` take precedence over the weights of plain averaging.
+        invert: options of the inversion; its `owners` take precedence over the weights of plain averaging.
     """
     answered, counts = set(), {}
     for message in run.messages():
@@ -110,11 +113,11 @@ def message_pair(run: RecordedRun, client: int, number: int | None) -> tuple[Tra
 
     Args:
         run: folder of the run.
-        client: number of the client.
-        number: of the round; None for the first one that the client answered.
+        client: index of the client.
+        number: index of the round; None for the first one that the client answered.
 
     Raises:
-        ValueError: the client answered in no such round.
+        ValueError: the client did not answer in this round.
     """
     down = None
     for message in run.messages():
@@ -127,7 +130,7 @@ def message_pair(run: RecordedRun, client: int, number: int | None) -> tuple[Tra
 
 
 def replay_obstacle(run: RecordedRun) -> str:
-    """Return why the folder alone does not allow a replay; "" for plain FedAvg by SGD.
+    """Return why the folder alone does not suffice to recompute an update; "" for plain FedAvg by SGD.
 
     Args:
         run: folder of the run.
@@ -147,7 +150,7 @@ def replay_obstacle(run: RecordedRun) -> str:
 def fedavg_update(
     run: RecordedRun, network: nn.Module, down: TranscriptMessage, up: TranscriptMessage, count: int
 ) -> FedAvgUpdate:
-    """Return an update of plain FedAvg with its replay, by the options recorded in the folder.
+    """Return an update of plain FedAvg that can be recomputed, with the options recorded in the folder.
 
     Args:
         run: folder of the run.
@@ -193,8 +196,8 @@ def inversion_section(
 
     Args:
         run: folder of the run.
-        invert: which message, and how.
-        network: of the run's architecture; its weights are taken from the message.
+        invert: choice of the message, and options of the attack.
+        network: network of the run's architecture; its weights are taken from the message.
         inside, outside: members and non-members.
         findings: receives the result.
     """
@@ -336,7 +339,7 @@ def _mean_and_best(decibels: Tensor) -> str:
 
 
 def _scored(images: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the images paired with the truth, and their PSNR to it, plain and aligned."""
+    """Return the images paired with the true ones, and their PSNR, plain and aligned."""
     found = images[match(images, truth)]
     return found, psnr(found, truth), psnr(align(found, truth), truth)
 

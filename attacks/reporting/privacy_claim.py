@@ -29,14 +29,14 @@ class Audit:
 
     Args:
         inside, outside: scores of the runs with a record and without it, [n] and [m] or [n, d] and [m, d], higher if
-            the record seems present. Every run draws all randomness afresh. See `attacks.audit.audit_claim`.
+            the record seems present. Every run must draw new randomness. See `attacks.audit.audit_claim`.
         claim: (epsilon, delta) pairs that the mechanism claims, preferably its whole privacy profile.
         noise: result of `attacks.audit.audit_noise`, which compares the noise drawn with the noise charged.
-        of: description of what was run: the run itself, or a part of it.
-        confidence: of the test, in (0, 1).
+        of: description of the audited mechanism: the run itself, or a part of it.
+        confidence: confidence of the test, in (0, 1).
 
     Raises:
-        TypeError, ValueError: as `attacks.audit.audit_claim`; neither outcomes nor a count were given.
+        TypeError, ValueError: as for `attacks.audit.audit_claim`; or neither outcomes nor a count were given.
     """
 
     inside: Tensor | None = None
@@ -73,7 +73,7 @@ def claim_section(run: RecordedRun, observed: ObservedData, audit: Audit | None,
         run: folder of the run.
         observed: replies of the clients.
         audit: outcomes of many runs; None without an audit.
-        findings: receives a refuted claim, and what is missing.
+        findings: receives a refuted claim, and the list of missing inputs.
     """
     section = Section("The claimed epsilon")
     claim = run.history[-1].get("privacy") if run.history else None

@@ -1,4 +1,4 @@
-"""Privacy report of a finished run, from its folder and from the images that the caller gives."""
+"""Privacy report of a finished run, from its folder and from images that the caller passes."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ class IncompatibleImages(ValueError):
 
 @dataclass(frozen=True)
 class Report:
-    """Result of `report`. Printed, it is the verdict.
+    """Result of `report`. Prints as the verdict.
 
     Attributes:
         verdict: one sentence with the worst finding and its number.
         html: path of the self-contained HTML file.
         markdown: path of the same report as Markdown.
-        leaks: one phrase per finding, the most serious first. An empty tuple means no more than the verdict says.
+        leaks: one phrase per finding, the most serious first. An empty tuple does not mean more than the verdict
+            states.
         not_found: attacks without a finding, with the smallest leak each would have detected.
-        missing: what could not be determined, and which argument would allow it.
+        missing: questions that could not be answered, each with the argument that would allow an answer.
     """
 
     verdict: str
@@ -78,29 +79,31 @@ def report(
     """Attack a finished run and write an HTML and a Markdown report on what it leaks.
 
     Call it before you publish or share anything from a run. It reads only files of the folder. Every further argument
-    allows more attacks; the report lists what it could not determine and which argument is missing. It never states
-    that a method protects records: at most that no leak was found, and the smallest leak it would have detected.
+    allows more attacks. The report lists the questions that it could not answer and the missing arguments. It never
+    states that a method protects records. At most it states that no leak was found, and the smallest leak that would
+    have been detected.
 
     Args:
-        folder: of the run, from `simulate(..., out=RunFolder(folder, transcript=True))` or from a study.
+        folder: path of the run's folder, from `simulate(..., out=RunFolder(folder, transcript=True))` or from a study.
         pipeline: the run as a function of its records, for attacks with shadow models. Use
             `fl.study.repeat(folder, keep=indices, seed=seed)` in the `fit` of an `attacks.membership.Pipeline`. None
             omits these attacks.
         members: the training records of all clients together: a set, or pixels [N, C, H, W] in [0, 1].
         non_members: records of the same distribution that no client had, such as the test set; at least 20. They are
             needed to distinguish a leak from mere similarity.
-        network: of the run's architecture, with any weights, to attack the last model. Requires members and non-members
-            with labels.
+        network: network of the run's architecture, with any weights, to attack the last model. Requires members and
+            non-members with labels.
         started_from: int [S], indices of the members that images were initialised from, if known. Rates are then given
             separately for these and for the rest.
-        invert: which client's update is inverted, its records, and a time limit. By default the smallest client of
-            plain FedAvg, for at most a minute. None omits the inversion.
+        invert: choice of the client whose update is inverted, its records, and a time limit. By default the smallest
+            client of plain FedAvg, for at most a minute. None omits the inversion.
         audit: outcomes of runs of the mechanism with and without one record, which may refute the claimed epsilon.
         baselines: pipelines on the same records, by name, attacked in the same way for comparison:
             `{"model on raw data": Pipeline(...), "DP-SGD at equal accuracy": ...}`.
         shadows: number of shadow runs per pipeline; even, at least 8. Use 32 for narrow intervals.
         workers: number of shadows fitted in parallel.
-        max_records: largest number of members and of non-members to attack. A fixed random subset is used above it.
+        max_records: largest number of members and of non-members to attack. If there are more, a fixed random subset is
+            used.
         out: folder for `report.html`, `report.md` and the shadows. Default: `report` in the run's folder.
         progress: whether to show progress bars.
 
