@@ -1,4 +1,4 @@
-"""Check that every entry of a method's replies can be bounded by a clip and noised in a sum."""
+"""Check that every entry of a method's replies can be clipped and then noised in a sum."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def reading(method: Method) -> str | None:
 
 
 def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
-    """Raise PrivacyError if the method, as configured, needs more of a reply than sums of clipped entries."""
+    """Raise PrivacyError if the method, as configured, needs more than sums of clipped entries of the replies."""
     name, addons = type(method).__name__, method.addons if isinstance(method, FedAvg) else ()
     entries = {e.key: e for e in method.entries()}
     weights = {e.by.key for e in clips if e.by is not None}
@@ -76,7 +76,7 @@ def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
 
 
 def require_shapes(schema: Schema, clips: Mapping[Entry[Any], float]) -> None:
-    """Raise PrivacyError unless replies contain only clipped entries of known shapes, and their weights."""
+    """Raise PrivacyError unless replies contain only clipped entries with known shapes, and their weights."""
     weights = {e.by.key: e.key for e in clips if e.by is not None}
     for entry in clips:
         if entry.key not in schema:

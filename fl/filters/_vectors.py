@@ -28,9 +28,9 @@ def like(tensors: Tensors, value: Value) -> Any:
 
 
 def clipped(value: Value, most: float) -> tuple[Any, bool]:
-    """Scale the value, as one vector, to norm at most `most`; return it and whether it was short enough.
+    """Scale a value, as one vector, to norm at most `most`; return it, and whether its norm was within the limit.
 
-    A value that is not finite becomes zeros.
+    A value that is not finite is replaced by zeros.
     """
     vector = group(value)
     norm = math.sqrt(sum(float(t.square().sum()) for t in vector.values()))

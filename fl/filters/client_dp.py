@@ -30,14 +30,15 @@ __all__ = ["Adaptive", "ClientDP"]
 class Adaptive:
     """Clip norms that follow a quantile of the updates' norms (Andrew et al., NeurIPS 2021, Algorithm 1).
 
-    With every update a client sends one bit, whether its norm is at most C. The noised share b of such clients changes
-    C <- C exp(-step (b - quantile)).
+    With every update a client sends one bit, which says whether the norm of the update is at most C. From the noised
+    share b of clients for which this is true, the server sets C <- C exp(-step (b - quantile)).
 
     Args:
-        quantile: gamma in [0, 1]; 0.5 is the median.
-        step: eta_C, above 0: how fast the norms change.
+        quantile: gamma, the target quantile in [0, 1]; 0.5 is the median.
+        step: eta_C, the rate at which the norms change, above 0.
         sigma: sigma_b, the standard deviation of the noise on the count of bits; default: a twentieth of the clients
-            expected in a round, as in the paper. It must exceed half of `ClientDP.sigma`, of which it takes a share.
+            expected in a round, as in the paper. It must exceed half of `ClientDP.sigma`, because the noise on the
+            bits uses a part of that noise multiplier.
     """
 
     quantile: Fraction = 0.5
@@ -53,33 +54,36 @@ class ClientDP(Filter):
     """DP-FedAvg (McMahan et al., "Learning differentially private recurrent language models", ICLR 2018).
 
     In each round every client takes part with probability q, independently and in secret. It scales its update, as one
-    vector, to a norm of at most C. The server sums the updates, adds N(0, (sigma C)^2) to every number, and divides by
+    vector, to a norm of at most C. The server sums the updates, adds N(0, (sigma C)^2) to every value, and divides by
     q N, which is public, and not by the private number of replies. Several entries with norms C_e form one vector of
-    norm sqrt(sum C_e^2). Without clients, and with lost, failed or NaN replies, the noise is the same.
+    norm sqrt(sum C_e^2). The noise is the same in rounds without clients, and with lost, failed or NaN replies.
 
     **Guarantee**, with the ledger's epsilon and delta: anyone who sees the *models* of all rounds, and what the server
-    derives from them, cannot tell whether any one client, with all of its data, takes part. The server and the channel
-    are trusted, because they see single updates, clipped and without noise. A run's folder is not covered: it holds
-    fingerprints of the data, bytes, the number of failed clients, seconds, the memories of the drawn clients, and every
-    message if you request a transcript. Publish the model, not the folder.
+    derives from the models, cannot tell whether any one client, with all of its data, takes part. The server and the
+    channel are trusted, because they see single updates, clipped and without noise. A run's folder is not covered: it
+    holds fingerprints of the data, bytes, the number of failed clients, seconds, the memories of the drawn clients, and
+    every message if you request a transcript. Publish the model, not the folder.
 
-    Deviations. Every client has the same weight: the paper's weights are min(n_k / n, 1), and `weights="uniform"` is
-    required here, so that a record does not say "samples". One clip for the whole update (the paper's flat clipping)
-    and its estimator with the fixed denominator. The noise is the operating system's.
+    Deviations. Every client has the same weight, whereas the paper's weights are min(n_k / n, 1). `weights="uniform"`
+    is required, so that the run's record does not name weights by samples. Of the paper's options, this class has flat
+    clipping (one clip for the whole update) and the estimator with the fixed denominator. The noise comes from the
+    operating system's generator.
 
     Args:
-        sigma: noise standard deviation / sensitivity of a round, at least 0; for a wanted epsilon
+        sigma: noise standard deviation / sensitivity of a round, at least 0. To reach a target epsilon, use
             `distillkit.privacy.plan_noise(..., rate=q, count=rounds).sigma`. With 0 nothing is guaranteed.
         rate: q in (0, 1], the probability with which a client takes part in a round.
-        clip: entry -> its C, for every entry that a reply holds; a number is that of `FedAvg.update`.
-        adaptive: an `Adaptive(...)` moves the norms, from `clip` on; the updates and the bits together have `sigma`.
+        clip: maps every entry of a reply to its clipping norm C; a single number applies to `FedAvg.update`.
+        adaptive: an `Adaptive(...)` that adapts the norms, starting from `clip`; `sigma` is then the noise multiplier
+            of the updates and the bits together. None: fixed norms.
 
     Attributes:
-        clips: the norms to begin with, by entry, in the order of the entries' keys.
+        clips: initial norms by entry, in the order of the entries' keys.
 
     Raises:
-        PrivacyError, ValueError: when built or started, for a reply that no clip bounds; the entry is named.
-        BudgetExhausted: before anybody works for a round that could not be released.
+        PrivacyError, ValueError: when built or started, if a reply has an entry that no clip bounds. The message names
+            the entry.
+        BudgetExhausted: before a round starts whose release would exceed the budget.
     """
 
     key = "ClientDP"
@@ -111,7 +115,7 @@ class ClientDP(Filter):
 
     @property
     def private(self) -> bool:
-        """Whether it charges a ledger: always."""
+        """True: the filter always charges a ledger."""
         return True
 
     def _split(self, clients: int) -> tuple[float, float]:
@@ -129,14 +133,14 @@ class ClientDP(Filter):
         return left**-0.5, bits
 
     def check(self, method: Method) -> None:
-        """Refuse a method with a part of a reply that is bounded by no clip, or read without noise."""
+        """Refuse a method if a part of its replies is not clipped, or is read without noise."""
         require_sums(method, self.clips)
 
     def start(self, server: Server, expected: Schema, entries: Mapping[str, Entry[Any]]) -> None:
         """Refuse replies without a fixed shape, and a delta that is too large; store the initial norms.
 
         Raises:
-            PrivacyError: a reply contains an entry that no clip bounds, or that has no fixed shape.
+            PrivacyError: a reply contains an entry that is not clipped or has no fixed shape.
             NotAccountable: delta is at least one over the number of clients.
             ValueError: `Adaptive(sigma=...)` leaves no noise for the updates.
         """
@@ -166,18 +170,18 @@ class ClientDP(Filter):
         """Draw every client with probability q, independently and in secret, if the budget allows the round.
 
         Raises:
-            BudgetExhausted: the round would exceed it.
+            BudgetExhausted: the round would exceed the budget.
         """
         self._ledger(server).check(self._event(server))
         return list(server.secret.poisson(server.clients, self.rate).tolist())
 
     def send(self, server: Server, client: int, message: Message) -> None:
-        """Send this round's clip norms to the client, if they change (`adaptive`)."""
+        """Send this round's clipping norms to the client, if the norms are adaptive."""
         if self.adaptive is not None:
             message[self.norms] = server.state[self.norms]
 
     def expect(self, server: Server, client: int, schema: Schema) -> None:
-        """Expect weights of exactly 1; and, if the norms change, a bit (+-1/2) for each clipped entry."""
+        """Expect weights of exactly 1 and, if the norms are adaptive, one bit (+-1/2) for each clipped entry."""
         for entry in self.clips:
             if entry.by is not None and entry.by.key in schema:
                 schema[entry.by.key] = EntrySpec(1.0, minimum=1.0, maximum=1.0)
@@ -185,7 +189,8 @@ class ClientDP(Filter):
             schema[self.within.key] = EntrySpec(server.state[self.norms], minimum=-0.5, maximum=0.5)
 
     def out(self, client: Client, message: Message, reply: Message) -> Message:
-        """Clip the update to the norm C. Nothing else leaves the client, and its weight is 1: its size is private."""
+        """Clip the update to the norm C. Nothing else is sent; the weight is 1, because the client's size is
+        private."""
         norms = message[self.norms].tolist() if self.adaptive is not None else self.clips.values()
         sent, within = Message(), torch.full((len(self.clips),), 0.5, dtype=torch.float64)
         for i, (entry, most) in enumerate(zip(self.clips, norms)):

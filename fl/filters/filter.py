@@ -15,17 +15,17 @@ __all__ = ["Filter"]
 
 
 class Filter(Component):
-    """One filter of a chain: clipping, noise or secure sums. Override only what you need.
+    """One filter of a chain: clipping, noise or secure sums. Override only the methods that you need.
 
-    Like a method it is immutable and exists on the server and on every client. It may declare entries of its own, as
-    class attributes. Its constructor arguments are part of the run's identity: use a frozen dataclass.
+    Like a method, a filter is immutable and exists on the server and on every client. It may declare its own entries as
+    class attributes. Its constructor arguments are part of the run's identity, so use a frozen dataclass.
 
     Attributes:
-        exact: whether `out` and `back` together leave every sum over clients unchanged, number for number, as the masks
-            of a secure sum do. After a private filter has bounded the replies, only exact filters may change them.
-        before, after: names of further exchanges with drawn clients in every round, before and after the training. They
-            are methods of this filter with the signature of `Method.local`, called on the client; see
-            `Method.exchanges`. Their server side is `send_exchange`, `expect_exchange` and `receive_exchange`.
+        exact: whether `out` and `back` together leave every sum over clients exactly unchanged, as the masks of a
+            secure sum do. After a private filter has bounded the replies, only exact filters may change them.
+        before, after: names of additional exchanges with drawn clients in every round, before and after the training.
+            Each name is a method of this filter with the signature of `Method.local`, called on the client; see
+            `Method.exchanges`. The server side is `send_exchange`, `expect_exchange` and `receive_exchange`.
     """
 
     exact: ClassVar[bool] = False
@@ -34,26 +34,27 @@ class Filter(Component):
 
     @classmethod
     def usage_example(cls, part: str) -> str:
-        """Return the code of a method with this filter, written as `part`, for error messages."""
+        """Return example code that builds a method with this filter, for error messages. `part` is the filter's
+        code."""
         return f"Filtered(FedAvg(factory=...), {part})"
 
     @property
     def private(self) -> bool:
-        """Whether it adds noise to what the clients release and charges a ledger for it; see `Method.private`."""
+        """Whether the filter adds noise to the clients' releases and charges a ledger; see `Method.private`."""
         return False
 
     @property
     def sealed(self) -> bool:
-        """Whether the server learns sums alone of what leaves `out`; it must be the last; see `Method.sealed`."""
+        """Whether the server learns only sums of the replies; such a filter must be the last. See `Method.sealed`."""
         return False
 
     @property
     def draws_clients(self) -> bool:
-        """Whether it draws the clients of a round instead of the engine: whether it overrides `draw`."""
+        """Whether the filter, instead of the engine, draws the clients of a round: whether it overrides `draw`."""
         return type(self).draw is not Filter.draw
 
     def draw(self, server: Server) -> list[int]:
-        """Return the clients of this round, ascending; see `Method.draw`. Called on the `server`."""
+        """Return the clients of this round in ascending order; see `Method.draw`. Called on the `server`."""
         raise LookupError(f"{self.name} leaves the draw to the engine: ask it only if `draws_clients`")
 
     def check(self, method: Method) -> None:
@@ -63,30 +64,30 @@ class Filter(Component):
         """
 
     def start(self, server: Server, expected: Schema, entries: Mapping[str, Entry[Any]]) -> None:
-        """Prepare the filter's own state, after the method's. Called on the server, once, before round 1.
+        """Prepare the filter's state, after the method's state. Called once on the server, before round 1.
 
         Args:
-            server: its state holds the method's values.
+            server: server whose state holds the method's values.
             expected: schema of a reply before this filter (client 0's).
             entries: entries of the method and the filters, by key, with their aggregation rules.
         """
 
     def send(self, server: Server, client: int, message: Message) -> None:
-        """Add entries to the `message` to this `client`. Called on the `server`; pure, as `Method.send`."""
+        """Add entries to the `message` to this `client`. Called on the `server`; no side effects, as `Method.send`."""
 
     def expect(self, server: Server, client: int, schema: Schema) -> None:
-        """Change the schema to that of replies after `out`. Called on the server.
+        """Change the schema so that it describes replies after `out`. Called on the server.
 
         Args:
-            server: its state holds the values of the method and the filters.
-            client: whose reply it is.
-            schema: of the reply before this filter; to change in place.
+            server: server whose state holds the values of the method and the filters.
+            client: index of the client that sends the reply.
+            schema: schema of the reply before this filter; change it in place.
         """
 
     def send_exchange(self, server: Server, verb: str, client: int) -> Message:
-        """Return the message to the `client` in one of the filter's own exchanges, called `verb`.
+        """Return the message to the `client` in the filter's own exchange `verb`.
 
-        Called on the `server`; pure, as `Method.send_exchange`.
+        Called on the `server`; without side effects, as `Method.send_exchange`.
         """
         return Message()
 
@@ -95,12 +96,13 @@ class Filter(Component):
         return {}
 
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
-        """Take the replies of one of the filter's own exchanges, or of "local"; see `Method.receive_exchange`.
+        """Process the replies of one of the filter's own exchanges, or of "local"; see `Method.receive_exchange`.
 
         Args:
-            server: its state holds the values of the method and the filters.
+            server: server whose state holds the values of the method and the filters.
             verb: name of the exchange.
-            replies: aggregated by their entries' rules; those of "local" as they arrived, before any `back`.
+            replies: replies, aggregated by the rules of their entries. The replies of "local" are given before any
+                `back`.
         """
         return {}
 
@@ -108,21 +110,21 @@ class Filter(Component):
         """Return the reply for the next filter or the wire: the client side of the filter. Called once per training.
 
         Args:
-            client: where it runs; changes of `client.memory` are kept if the reply is used.
-            message: from the server.
-            reply: of the method, or of the filter before.
+            client: client that runs the filter; changes of `client.memory` are kept if the reply is used.
+            message: message from the server.
+            reply: reply of the method, or of the previous filter.
         """
         return reply
 
     def back(self, server: Server, replies: AggregatedReplies, expected: Schema) -> AggregatedReplies:
-        """Undo `out` on the aggregated replies, or add noise: the server side of the filter. Called once a round.
+        """Undo `out` on the aggregated replies, or add noise: the server side of the filter. Called once per round.
 
         Args:
-            server: its state holds the values of the method and the filters.
-            replies: aggregated by their entries' rules, or as the filter after this one returns them.
+            server: server whose state holds the values of the method and the filters.
+            replies: replies, aggregated by the rules of their entries, or returned by `back` of the next filter.
             expected: schema of a reply before this filter (client 0's).
 
         Returns:
-            The replies for the filter before this one, or for the method.
+            The replies for the previous filter, or for the method.
         """
         return replies

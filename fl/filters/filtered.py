@@ -19,17 +19,18 @@ __all__ = ["Filtered"]
 class Filtered(Method):
     """A method with filters around it.
 
-    On the client a reply passes the filters in their order, the first one directly after the method. On the server the
-    aggregated replies pass them in reverse. Everything else is the method's own. `Filtered(Filtered(m, a), b)` is
-    `Filtered(m, a, b)`.
+    On the client a reply passes through the filters in order, starting directly after the method. On the server the
+    aggregated replies pass through the filters in reverse order. Everything else works as in the method.
+    `Filtered(Filtered(m, a), b)` is the same as `Filtered(m, a, b)`.
 
     Args:
         method: any method.
-        filters: at least one, each kind once.
+        filters: one or more filters, at most one of each class.
 
     Raises:
-        ValueError: a filter given twice, two that draw the clients, or a method that a filter refuses.
-        PrivacyError: a filter that changes replies after a private one has bounded them, or after one that seals them.
+        ValueError: two filters have the same class, two filters draw the clients, or a filter refuses the method.
+        PrivacyError: a filter would change replies after a private filter has bounded them, or after a filter has
+            sealed them.
     """
 
     key = "Filtered"
@@ -74,34 +75,34 @@ class Filtered(Method):
 
     @property
     def private(self) -> bool:
-        """Whether the method or a filter adds noise to what is released and charges a ledger for it."""
+        """Whether the method or a filter adds noise to the releases and charges a ledger."""
         return any(x.private for x in self._links)
 
     @property
     def sealed(self) -> bool:
-        """Whether the server learns only sums, by the method or by a filter."""
+        """Whether the server learns only sums of the replies, because of the method or of a filter."""
         return any(x.sealed for x in self._links)
 
     @property
     def exchanges(self) -> tuple[str, ...]:
-        """The exchanges of the method, between those of the filters."""
+        """Names of all exchanges: the method's, with those of the filters before and after."""
         before = [verb for one in self.filters for verb in one.before]
         return (*before, *self.method.exchanges, *(verb for one in self.filters for verb in one.after))
 
     def _owner(self, verb: str) -> Method | Filter:
-        """Return the filter or the method that owns a further exchange."""
+        """Return the filter or the method that owns an additional exchange."""
         return next((one for one in self.filters if verb in (*one.before, *one.after)), self.method)
 
     def send_exchange(self, server: Server, verb: str, client: int) -> Message:
-        """Return the message in a further exchange, from its owner."""
+        """Return the message in an additional exchange, from its owner."""
         return self._owner(verb).send_exchange(server, verb, client)
 
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
-        """Return the schema of a reply in a further exchange, from its owner."""
+        """Return the schema of a reply in an additional exchange, from its owner."""
         return self._owner(verb).expect_exchange(server, verb, client)
 
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
-        """Pass the replies of a further exchange to its owner, and those of the training to all."""
+        """Pass the replies of an additional exchange to its owner, and replies of the training to all filters."""
         links = self._links if verb == "local" else (self._owner(verb),)
         found: dict[int, str] = {}
         for one in links:
@@ -109,7 +110,7 @@ class Filtered(Method):
         return found
 
     def run_on_client(self, verb: str, client: Client, message: Message) -> Message:
-        """Return the reply of the method, or of a filter in an exchange of its own."""
+        """Return the reply of the method or, in a filter's own exchange, the reply of that filter."""
         owner = self._owner(verb)
         if isinstance(owner, Filter):
             return cast(Message, getattr(owner, verb)(client, message))
@@ -121,20 +122,20 @@ class Filtered(Method):
         return any(x.draws_clients for x in self._links)
 
     def draw(self, server: Server) -> list[int]:
-        """Return the clients of this round, drawn by the method or by the filter that draws."""
+        """Return the clients of this round, drawn by the filter that draws clients or else by the method."""
         return next(x for x in self._links if x.draws_clients).draw(server)
 
     @property
     def parts(self) -> tuple[KeyedObject, ...]:
-        """The parts of the method, and the filters, whose entries may travel or be kept."""
+        """The method's parts and the filters: all objects whose entries may be sent or stored."""
         return (*self.method.parts, *self.filters)
 
     def check_run(self, server: Server, rounds: int) -> None:
-        """Check the run as the method does; filters were checked when they were added."""
+        """Check the run as the method does. The filters were already checked when they were added."""
         self.method.check_run(server, rounds)
 
     def start(self, server: Server) -> None:
-        """Prepare the state of the method, then that of the filters in their order."""
+        """Prepare the state of the method, and then the state of each filter in order."""
         self.method.start(server)
         entries, schema = {e.key: e for e in self.entries()}, self.method.expect(server, 0)
         for one in self.filters:
@@ -149,7 +150,7 @@ class Filtered(Method):
         return message
 
     def expect(self, server: Server, client: int) -> Schema:
-        """Return the method's schema of a reply, as the filters change it."""
+        """Return the method's schema of a reply, after the filters have changed it."""
         schema = self.method.expect(server, client)
         for one in self.filters:
             one.expect(server, client, schema)
@@ -190,7 +191,7 @@ class Filtered(Method):
         self.method.receive_answers(server, replies)
 
     def read_reply(self, server: Server, reply: Message) -> Message:
-        """Return what the method derives from one reply as it arrived."""
+        """Return the entries that the method derives from one received reply."""
         return self.method.read_reply(server, reply)
 
     def evaluate(self, client: Client, message: Message) -> Message:
@@ -207,7 +208,7 @@ class Filtered(Method):
 
 
 def _require_bounds_kept(filters: tuple[Filter, ...]) -> None:
-    """Refuse a filter that changes replies after they were clipped, because the noise would not cover the change."""
+    """Refuse a filter that changes replies after clipping, because the noise would not cover the change."""
     private = next((i for i, one in enumerate(filters) if one.private), len(filters))
     for later in filters[private + 1 :]:
         changes = type(later).out is not Filter.out or type(later).back is not Filter.back
@@ -220,7 +221,7 @@ def _require_bounds_kept(filters: tuple[Filter, ...]) -> None:
 
 
 def _require_sealed_last(filters: tuple[Filter, ...]) -> None:
-    """Refuse filters that would read sealed replies, and a secret draw, which sealed sums cannot have."""
+    """Refuse filters that would read sealed replies, and secret draws of clients, which sealed sums do not support."""
     sealed = next((i for i, one in enumerate(filters) if one.sealed), None)
     if sealed is None:
         return
