@@ -102,7 +102,8 @@ class Filtered(Method):
         return self._owner(verb).expect_exchange(server, verb, client)
 
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
-        """Pass the replies of an additional exchange to its owner, and replies of the training to all filters."""
+        """Pass the replies of an additional exchange to its owner; pass the training's to the method and all
+        filters."""
         links = self._links if verb == "local" else (self._owner(verb),)
         found: dict[int, str] = {}
         for one in links:
@@ -122,7 +123,7 @@ class Filtered(Method):
         return any(x.draws_clients for x in self._links)
 
     def draw(self, server: Server) -> list[int]:
-        """Return the clients of this round, drawn by the filter that draws clients or else by the method."""
+        """Return the clients of this round, drawn by the method or by the filter that draws clients."""
         return next(x for x in self._links if x.draws_clients).draw(server)
 
     @property

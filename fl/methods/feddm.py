@@ -35,29 +35,30 @@ class FedDM(Method):
     match its real ones (Eq. 8) under networks drawn around the current weights, at distance rho (`NetworkBall`). The
     server trains the current weights on the union of all clients' images, inside the same ball (section 4.4).
 
-    Deviations, each an option. Eq. 9 weighs client k's mean loss by n_k^S / n, so every synthetic image counts the same
-    (`weights="synthetic"`). Eq. 2, which it approximates, weighs by the real counts (`"samples"`: one more number is
-    sent). The paper gives only the server's rate; momentum .9 and decay 5e-4 are those of a public re-implementation,
-    which has no projection (`project=False`). The paper does not specify augmentation and image momentum: here none,
-    and DM's .5. A class with fewer images than `ipc` is sampled with replacement.
+    Deviations, each an option. Eq. 9 weighs client k's mean loss by n_k^S / n, so every synthetic image has the same
+    weight (`weights="synthetic"`). Eq. 9 approximates Eq. 2, which weighs by the real counts (`"samples"`: one more
+    value is sent). The paper gives only the server's rate. Momentum .9 and decay 5e-4 are taken from a public
+    re-implementation, which has no projection (`project=False`). The paper does not specify augmentation and image
+    momentum; the defaults are no augmentation, and .5 as in DM. A class with fewer images than `ipc` is sampled with
+    replacement.
 
     Args:
-        factory: called with the number of classes, returns the network.
-        ipc: images that a client sends for each of its classes; the paper takes 10 (5 on CIFAR-100).
-        steps: T, matching steps in a round; the paper takes 1,000.
-        rho: radius of the ball; the paper takes 5.
-        init: the initial images, "real" or "noise".
-        match: what is matched, "embedding+logits" (Eq. 8) or "embedding".
-        batch_real: real images per class and step.
-        lr, momentum: of SGD on the images.
+        factory: function of the number of classes that returns the network.
+        ipc: number of images that a client sends for each of its classes; the paper uses 10 (5 on CIFAR-100).
+        steps: T, the number of matching steps in a round; the paper uses 1,000.
+        rho: radius of the ball; the paper uses 5.
+        init: source of the initial images, "real" or "noise".
+        match: outputs to match, "embedding+logits" (Eq. 8) or "embedding".
+        batch_real: number of real images per class in each step.
+        lr, momentum: rate and momentum of SGD on the images.
         augment: differentiable Siamese augmentation of real and synthetic images, or None.
-        server_epochs, server_batch, server_lr, server_momentum, server_weight_decay: of SGD on the server.
-        project: whether the server's weights are kept within rho of the round's start.
-        weights: the weight of an image on the server, "synthetic" (Eq. 9) or "samples" (Eq. 2).
-        max_samples: with "samples", the largest count that a client may claim; replies that claim more are refused.
+        server_epochs, server_batch, server_lr, server_momentum, server_weight_decay: options of SGD on the server.
+        project: whether the server's weights are kept within distance rho of the weights at the start of the round.
+        weights: weighting of the images on the server, "synthetic" (Eq. 9) or "samples" (Eq. 2).
+        max_samples: with "samples", the largest count that a client may report; larger counts are refused.
 
     Raises:
-        TypeError, ValueError: an option of another type, or out of range; it is named.
+        TypeError, ValueError: an option has a wrong type or is out of range. The message names the option.
     """
 
     key = "FedDM"
@@ -118,8 +119,8 @@ class FedDM(Method):
         Called once per round on the client. `Real` draws images, `PrivateFedDM` fits them to noised statistics.
 
         Args:
-            client: whose data the set represents.
-            network: with the received weights w_r, in eval mode.
+            client: client whose data the set represents.
+            network: network with the received weights w_r, in eval mode.
         """
         return condense_client(
             self, client, client.data, NetworkBall(network, self.rho), client.generator("images"),
@@ -127,7 +128,7 @@ class FedDM(Method):
         )  # fmt: skip
 
     def local(self, client: Client, message: Message) -> Message:
-        """ClientUpdate of Algorithm 1: learn S_k, and send its pixels and labels and nothing else about the client."""
+        """ClientUpdate of Algorithm 1: learn S_k, and send only its pixels and labels."""
         net = self.networks.on(client, message[self.model])
         synthetic = self.synthesize(client, net.eval()).replace(columns={}, info={})
         reply = Message({self.images: synthetic})
@@ -139,13 +140,13 @@ class FedDM(Method):
         """Return the weight of this client's images with `weights="samples"`: its number of real images, float [1].
 
         Args:
-            client: whose images they are.
-            synthetic: the images that it sends.
+            client: client that sends the images.
+            synthetic: images that the client sends.
         """
         return torch.tensor([float(len(client.data))])
 
     def blank(self, server: Server) -> LabeledImages:
-        """Return a set without images in the clients' space, from what the `server` knows of it."""
+        """Return a set without images in the space of the clients' images, as described by the `server`."""
         return empty_set(server)
 
     def expect(self, server: Server, client: int) -> Schema:
@@ -178,16 +179,16 @@ class FedDM(Method):
         return weight
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """The server's part of Algorithm 1: weigh the images of the union, and train w_r on them."""
+        """Weigh the images of the union, and train w_r on them: the server's part of Algorithm 1."""
         self.train(server, replies[self.images], self.weigh(replies))
 
     def train(self, server: Server, union: LabeledImages, weight: Tensor) -> None:
-        """Train w_r on the union by SGD (Eq. 9), projected to the ball after every step; the state keeps both.
+        """Train w_r on the union by SGD (Eq. 9), projected to the ball after every step; store weights and union.
 
         Args:
-            server: its state holds w_r.
-            union: all clients' images.
-            weight: of each image, float [N] with mean 1.
+            server: server whose state holds w_r.
+            union: images of all clients.
+            weight: weight of each image, float [N] with mean 1.
 
         Raises:
             NoUsableReply: there are no images.

@@ -26,34 +26,36 @@ class FedLGD(FedAvg):
     sets that were condensed from their data, and on anchors, images that the server distils for all of them.
 
     The defaults are the paper's (section 5.1): SGD with rate .01, batch 32, one local epoch, 100 rounds. See
-    `Condensed` and `Anchors` for the two halves and their deviations from the release. The published numbers come from
-    `init="statistics-whole-set", anchors_init="statistics-whole-set", joined="always"` and a `ConvNet` as
-    `condense_factory`. The release's clients start from the global weights of the round in which they last took part.
-    This mistake changes its rows with partial participation and is not offered here: all clients start from the current
-    weights.
+    `Condensed` and `Anchors` for the two halves and their deviations from the authors' code. The published numbers come
+    from `init="statistics-whole-set", anchors_init="statistics-whole-set", joined="always"` and a `ConvNet` as
+    `condense_factory`. In the authors' code, clients start from the global weights of the round in which they last took
+    part. This mistake changes the results with partial participation and is not offered here: all clients start from
+    the current weights.
 
     Args:
         addons: further add-ons (`SCAFFOLD()`, `FedProx(...)`, ...).
         factory: see `FedAvg`.
-        ipc: condensed images per class and client (the paper: 10, 50).
-        anchors: global images per class.
-        weight: lambda of the contrastive term (the paper: 10 on DIGITS, 1 on CIFAR10C).
-        regulariser: "contrastive", or "mmd" for Fig. 3a (there lambda runs from 0 to 20).
-        selected: the rounds of distillation, tau, on both sides; `()` distils nothing after the start.
-        condense_steps, refine_steps: steps of distribution matching, first and in a selected round.
-        match_steps: steps of gradient matching in a selected round.
-        joined: the rounds in which the anchors are training data.
-        init, anchors_init: the initial local and global images.
-        condense_factory: networks of the first condensation; default: the client's own architecture, as in the paper.
-        batch_real: real images per class and step of the distribution matching.
-        augment: of the distribution matching.
-        weights: uniform (Algorithm 1, line 26), or by the number of condensed images.
-        lr: the clients' rate; None: the optimiser's default in `FedAvg`.
-        options: further options of `FedAvg`. Its `augment` cannot be set: clients train on the condensed images
-            unchanged.
+        ipc: number of condensed images per class on each client (the paper: 10, 50).
+        anchors: number of global images per class.
+        weight: lambda, the weight of the contrastive term (the paper: 10 on DIGITS, 1 on CIFAR10C).
+        regulariser: "contrastive", or "mmd" for Fig. 3a (where lambda varies from 0 to 20).
+        selected: tau, the rounds in which clients refine their sets and the server the anchors; with `()`, nothing
+            changes after the start.
+        condense_steps, refine_steps: number of distribution-matching steps of the first condensation, and in a selected
+            round.
+        match_steps: number of gradient-matching steps in a selected round.
+        joined: rounds in which the anchors are training data, as in `Anchors`.
+        init, anchors_init: source of the initial local and global images.
+        condense_factory: function that returns the networks of the first condensation; default: the client's own
+            architecture, as in the paper.
+        batch_real: number of real images per class in each step of the distribution matching.
+        augment: augmentation in the distribution matching.
+        weights: "uniform" (Algorithm 1, line 26), or "samples": by the number of condensed images.
+        lr: learning rate of the clients; None: the optimiser's default in `FedAvg`.
+        options: further options of `FedAvg`, except `augment`: clients train on the condensed images unchanged.
 
     Raises:
-        TypeError, ValueError: an option of `FedAvg` or of the two add-ons that is not valid.
+        TypeError, ValueError: an option of `FedAvg` or of one of the two add-ons is not valid.
     """
 
     key = "FedAvg"

@@ -39,30 +39,33 @@ class FedProto(Method):
     differ as long as their embeddings have one size. There is no global model: `accuracy` in the history is the
     clients' mean.
 
-    Deviations. The paper's aggregation divides the mean weighted by image counts once more by the number of owners,
-    which would shrink the prototypes; this is left out (`weights="samples"`). The released code takes the plain mean
-    over the owners (`"uniform"`). The distance is computed for each image instead of between a batch's class means (see
-    `losses.prototype_distance`). Prototypes are computed in eval mode after training; the released code averages the
-    embeddings seen during training. Networks of one architecture start from the same draw.
+    Deviations. The paper's aggregation divides the mean weighted by image counts once more by the number of clients
+    that have the class, which would shrink the prototypes. This division is left out (`weights="samples"`). The
+    authors' code takes the plain mean over these clients (`"uniform"`). The distance is computed for each image instead
+    of between a batch's class means (see `losses.prototype_distance`). Prototypes are computed in eval mode after
+    training; the authors' code averages the embeddings seen during training. Networks of one architecture start from
+    the same initial weights.
 
     Args:
-        factory: called with the number of classes, returns the network; or a mapping architecture -> such a factory.
-        assign: with several architectures, client number -> architecture (a mapping or a function).
-        lam: weight of the distance, at least 0. The paper takes 1, and its released code also averages the distance
-            over the d dimensions of the embedding, which is 1 / d here: with large embeddings 1 crushes them. With 0
-            the networks are trained locally only.
-        lr, momentum, weight_decay: of SGD on the clients; the released code takes 0.01 and momentum 0.5.
-        epochs, batch: passes over the local data in a round, and images per step.
-        weights: the weight of a client's prototype of a class: its "samples" of the class, or "uniform" for 1.
-        max_samples: with "samples", the largest count of a class that a client may claim; replies that claim more are
-            refused.
-        predict: the tested prediction: the nearest prototype ("prototype", as in the paper) or the client's own
-            "classifier".
-        condensed: `Condensed(refine_steps=0, ...)`: train on, and take prototypes of, a set that each client condenses
-            once from its data, as FedProto in the tables of FedLGD (Huang et al., TMLR 2024, section 5.1).
+        factory: function of the number of classes that returns the network; or a mapping from architectures to such
+            functions.
+        assign: with several architectures, a mapping or function from client index to architecture.
+        lam: weight of the distance, at least 0. The paper uses 1. Its code also averages the distance over the d
+            dimensions of the embedding, which corresponds to 1 / d here: for large d, weight 1 makes the embeddings
+            collapse. With 0 the networks are only trained locally.
+        lr, momentum, weight_decay: options of SGD on the clients; the authors' code uses rate 0.01 and momentum 0.5.
+        epochs, batch: number of passes over the local data in a round, and of images per step.
+        weights: weight of a client's prototype of a class: the client's number of "samples" of the class, or "uniform"
+            for 1.
+        max_samples: with "samples", the largest count of a class that a client may report; larger counts are refused.
+        predict: prediction that is tested: the nearest prototype ("prototype", as in the paper) or the output of the
+            client's own "classifier".
+        condensed: `Condensed(refine_steps=0, ...)`: each client condenses a set from its data once, and trains and
+            computes prototypes on this set, as FedProto does in the tables of FedLGD (Huang et al., TMLR 2024, section
+            5.1).
 
     Raises:
-        TypeError, ValueError: an option of another type, or out of range; it is named.
+        TypeError, ValueError: an option has a wrong type or is out of range. The message names the option.
     """
 
     key = "FedProto"
@@ -111,10 +114,10 @@ class FedProto(Method):
             self.condensed.start(server)
 
     def start(self, server: Server) -> None:
-        """Determine the length of a prototype; no prototype is known yet.
+        """Determine the length of a prototype, and start without prototypes.
 
         Raises:
-            ValueError: a task with several classes per image, or architectures whose embeddings differ in size.
+            ValueError: the task has several classes per image, or the architectures' embeddings differ in size.
         """
         require_single_label("FedProto", server.task)
         classes, blank = server.task.num_classes, torch.zeros(1, *server.shape, dtype=server.dtype)
@@ -128,7 +131,7 @@ class FedProto(Method):
         server.state[self.known] = torch.zeros(classes, dtype=torch.bool)
 
     def send(self, server: Server, client: int) -> Message:
-        """Send the global prototypes, and which of them exist."""
+        """Send the global prototypes, and for which classes they exist."""
         return Message({e: server.state[e] for e in (self.prototypes, self.known)})
 
     def _network(self, client: Client) -> nn.Module:
@@ -172,7 +175,7 @@ class FedProto(Method):
         }
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """Average each class's prototype over the clients that have the class; other prototypes stay."""
+        """Average each class's prototype over the clients that have the class; keep the other prototypes."""
         means = replies[self.means]
         owned = replies.weight(self.means) > 0
         server.state[self.prototypes] = torch.where(owned[:, None], means, server.state[self.prototypes])
@@ -180,7 +183,7 @@ class FedProto(Method):
         server.notes["prototypes"] = int(server.state[self.known].sum())
 
     def evaluate(self, client: Client, message: Message) -> Message:
-        """Test the client's own network ("personal"), by the nearest prototype or by its classifier."""
+        """Test the client's own network ("personal"), with the nearest prototype or with the network's classifier."""
         if client.test is None or not len(client.test):
             return Message()
         net = self._network(client).eval()
@@ -194,7 +197,7 @@ class FedProto(Method):
 
 
 class _Nearest(nn.Module):
-    """Classifier by the nearest known prototype: minus the squared distances as logits."""
+    """Classifier by the nearest existing prototype; the logits are the negative squared distances."""
 
     def __init__(self, network: nn.Module, prototypes: Tensor, known: Tensor) -> None:
         super().__init__()

@@ -13,31 +13,32 @@ __all__ = ["FedRep"]
 
 
 class FedRep(FedAvg):
-    """FedRep: federated averaging of a representation under personal heads (Collins et al., ICML 2021, Algorithm 1).
+    """FedRep: federated averaging of a representation, with personal heads (Collins et al., ICML 2021, Algorithm 1).
 
     "Exploiting Shared Representations for Personalized Federated Learning". In each round a client fits its head h_k to
     its data under the received representation phi, then takes steps on phi under that head, and sends the change of
     phi. Heads never leave their clients. There is no global predictor, so `accuracy` in the history is the clients'
     mean accuracy on their own test data.
 
-    Deviations: the paper writes the head's update as GRD (solve to optimality for the linear analysis, epochs of SGD in
-    the experiments); here it is epochs. All heads start from the same draw. The average is uniform as in Algorithm 1
-    (the released code weighs by samples: `weights="samples"`). Momentum restarts in each of the two phases. A client
-    that was never drawn is tested with its untrained head.
+    Deviations: the paper writes the head's update as GRD, which means an optimal solution in the linear analysis and
+    epochs of SGD in the experiments; this class trains for epochs. All heads start from the same initial weights. The
+    average is uniform as in Algorithm 1 (the authors' code weighs by samples: `weights="samples"`). Momentum restarts
+    in each of the two phases. A client that was never drawn is tested with its untrained head.
 
     Args:
-        addons: as for `FedAvg`; they see the shared parameters only.
-        factory: called with the number of outputs, returns the network.
-        head: pattern of the personal parameters' names.
-        head_epochs: passes over the local data for the head (tau); the paper takes 10.
-        body_epochs: passes for the representation; the paper takes 1 or 5.
-        lr, momentum, batch: of the clients. The defaults are the release's (github.com/lgcollins/FedRep,
-            utils/options.py, lines 15 to 18). lr None is the optimiser's default in `FedAvg`; Adam needs momentum 0.
-        weights: a client's weight in the mean, "uniform" or by "samples".
+        addons: add-ons, as for `FedAvg`; they only see the shared parameters.
+        factory: function of the number of outputs that returns the network.
+        head: pattern of the names of the personal parameters.
+        head_epochs: tau, the number of passes over the local data for the head; the paper uses 10.
+        body_epochs: number of passes over the local data for the representation; the paper uses 1 or 5.
+        lr, momentum, batch: options of the clients' training. The defaults are those of the authors' code
+            (github.com/lgcollins/FedRep, utils/options.py, lines 15 to 18). lr None is the optimiser's default in
+            `FedAvg`; Adam needs momentum 0.
+        weights: weighting of the clients in the mean, "uniform" or by "samples".
         options: further options of `FedAvg`, except `personal`, `phases`, `epochs` and `steps`, which FedRep sets.
 
     Raises:
-        ValueError: an option that FedRep sets itself, or an option out of range.
+        ValueError: an option is set by FedRep itself, or is out of range.
     """
 
     key = "FedAvg"

@@ -39,36 +39,36 @@ class PrivateFedDM(FedDM):
     `"image_sgd"` is the paper's method: DP-SGD on the images. Every client takes part, even one without records. Noise
     is charged to the run's ledger before it is drawn. Epsilon composes over rounds and is the largest of any client.
 
-    Deviations from the paper, needed for its privacy claim: all classes are released (the paper's sets reveal which
-    client has a class); denominators are public or noised once; epsilon comes from the accountant, for the whole run
-    (Theorem 3.2 covers one round); see `privacy.image_sgd`. Classes whose *noised* count is below `least` are not
-    sent: otherwise the server would train on noise for every class that a client lacks.
+    Deviations from the paper, which its privacy claim needs. All classes are released, because the paper's sets reveal
+    which client has a class. Denominators are public or noised once. Epsilon comes from the accountant, for the whole
+    run (Theorem 3.2 covers one round). See `privacy.image_sgd`. Classes whose *noised* count is below `least` are not
+    sent; otherwise the server would train on noise for every class that a client lacks.
 
     Args:
         sigma: noise standard deviation / sensitivity of each of the `num_networks` (or `steps`) releases of a round.
             `privacy.plan_noise(epsilon, delta, count=num_networks * rounds, spent=[(sigma_sizes, 1.0, 1)])` computes
             it; for `"image_sgd"` use `rate=rate` and `count=steps * rounds`.
-        mechanism: "class_means" or "image_sgd", see above.
+        mechanism: privacy mechanism, "class_means" or "image_sgd", see above.
         num_networks: number of networks in a round, with one release each (class means only).
         sizes: public number of records per class, [classes], of every client. Give this or `sigma_sizes`.
-        sigma_sizes: noise, in records, of the histogram that each client releases once, in its first round. (If that
-            reply is lost, the histogram is released and charged again.)
+        sigma_sizes: standard deviation, in records, of the noise on the histogram that each client releases once, in
+            its first round. (If that reply is lost, the histogram is released and charged again.)
         least: minimum noised number of records of a class for its images to be sent; default 3 standard deviations of
             the noise in this number (0 with `sizes`); 0 sends all classes.
-        warm: whether to continue from the images released last, instead of noise. The fit starts from them, and their
-            mean embedding is the centre of the unit vectors. A closer centre separates classes better.
-        clip: norm bound of a record's vector or gradient; None: unit vectors, or the median gradient norm on public
-            noise.
+        warm: whether to continue from the latest released images, instead of noise. The fit starts from these images,
+            and their mean embedding is the centre of the unit vectors. A closer centre separates classes better.
+        clip: bound on the norm of a record's vector or gradient; None: unit vectors ("class_means"), or the median
+            gradient norm on public noise ("image_sgd").
         rate: probability that a record takes part in a step (image SGD only).
         steps, lr, momentum: options of the fit; lr defaults to 200 for unit vectors, and to 0.1 for image SGD.
-        public_statistics: True if the normalisation of the images was measured, or fitted, on public data.
+        public_statistics: whether the normalisation of the images was measured, or fitted, on public data.
         weights: "synthetic", or "samples": weigh each class of each client by its noised count.
-        options: options of `FedDM`: factory, ipc, rho, match, augment, and those of the server.
+        options: further options of `FedDM`: factory, ipc, rho, match, augment, and the options of the server.
 
     Raises:
-        PrivacyError: a subclass, when the method is built or the run starts: initialization with real images, batch
-            statistics, private statistics, noise without a clip.
-        ValueError, TypeError: options out of range.
+        PrivacyError: a subclass of it, when the method is built or the run starts: initialization with real images,
+            batch statistics, private statistics, or noise without a clip.
+        ValueError, TypeError: an option has a wrong type or is out of range.
     """
 
     key = "PrivateFedDM"
@@ -132,21 +132,21 @@ class PrivateFedDM(FedDM):
 
     @property
     def private(self) -> bool:
-        """Whether it charges a ledger: always."""
+        """True: the method always charges a ledger."""
         return True
 
     @property
     def clip_bound(self) -> float | None:
-        """Largest norm of a record's vector or gradient; None if it follows from the weights."""
+        """Upper bound on the norm of a record's vector or gradient; None if the bound is computed from the weights."""
         return 1.0 if self.clip is None and self.mechanism == "class_means" else self.clip
 
     def start(self, server: Server) -> None:
         """Draw w_0, and refuse settings that would reveal private data.
 
         Raises:
-            PrivacyError: one of its kinds: a normalisation that was measured on the data, a delta too large for the
-                records, a network with batch statistics.
-            ValueError: a task with several classes per image, or `sizes` of another length.
+            PrivacyError: a subclass of it: the normalisation was measured on the data, delta is too large for the
+                number of records, or the network has batch statistics.
+            ValueError: the task has several classes per image, or `sizes` has another length than the classes.
         """
         super().start(server)
         classes = server.task.num_classes
@@ -169,10 +169,10 @@ class PrivateFedDM(FedDM):
         """Return a round's public embedders: networks around the received weights, centred on released images or noise.
 
         Args:
-            network: the one with the received weights, in eval mode.
-            like: gives the space of the images; its own images are not read.
-            generator: draws the networks.
-            around: images released before, whose mean embedding is the centre; None: noise.
+            network: network with the received weights, in eval mode.
+            like: set that defines the space of the images; the images in this set are not read.
+            generator: generator that draws the networks.
+            around: previously released images, whose mean embedding is the centre; None: noise.
         """
         seed = int(torch.randint(2**62, (), generator=generator))
         options: dict[str, Any] = {"clip": self.clip, "match": self.match, "augment": self.augment}
@@ -181,10 +181,10 @@ class PrivateFedDM(FedDM):
         return PublicEmbedders(NetworkBall(network, self.rho), self.num_networks, like=like, seed=seed, **options)
 
     def charged(self, client: Client) -> tuple[LabeledImages, privacy.Account]:
-        """Return the records of `client`, checked for a private release, and the account that their release charges.
+        """Return the records of `client`, checked for a private release, and the account that the release charges.
 
         Raises:
-            PrivacyError: the client has no ledger, or the metadata of its set show private data.
+            PrivacyError: the client has no ledger, or the metadata of its set reveal private data.
         """
         if client.ledger is None:
             raise PrivacyError("the client has no ledger to charge: run the method with `simulate`, which gives it one")
@@ -236,30 +236,30 @@ class PrivateFedDM(FedDM):
         """Return the initial images of the first fit: `ipc` images of N(0, 1) for every class, class by class.
 
         Args:
-            like: a set in whose space they are; its own images are not read.
-            generator: draws them.
+            like: set that defines the space of the images; the images in this set are not read.
+            generator: generator that draws the images.
         """
         return initial_images("noise", like, ipc=self.ipc, generator=generator)[0]
 
     def kept(self, counts: Tensor, clients: int = 1) -> Tensor:
-        """Return whether each class is sent, bool [classes]: those with at least `least` noised (or public) records.
+        """Return whether each class is sent, bool [classes]: it must have at least `least` noised (or public) records.
 
         Args:
-            counts: records of each class, [classes].
-            clients: number of clients over which they are summed, each with noise of its own.
+            counts: number of records of each class, [classes].
+            clients: number of clients over which `counts` were summed, each with independent noise.
         """
         least = 3 * self.sigma_sizes * clients**0.5 if self.least is None else self.least
         return counts.clamp_min(0.0) >= least
 
     def fit(self, start: Tensor, embedders: PublicEmbedders, sums: Tensor, counts: Tensor, kept: Tensor) -> Tensor:
-        """Fit images to noised means, class by class; post-processing, which costs no epsilon.
+        """Fit images to noised means, class by class. This is post-processing, which costs no epsilon.
 
         Args:
-            start: images to start from, [classes * ipc, C, H, W].
-            embedders: the public embedders of the round.
+            start: initial images, [classes * ipc, C, H, W].
+            embedders: public embedders of the round.
             sums: noised class sums for each embedder, [num_networks, classes, d].
-            counts: records of each class, public or noised, [classes].
-            kept: which classes are fitted, bool [classes]; the others stay as they are.
+            counts: public or noised number of records of each class, [classes].
+            kept: whether each class is fitted, bool [classes]; the images of other classes do not change.
         """
         images = start.unflatten(0, (len(counts), self.ipc)).clone()
         if bool(kept.any()):
@@ -276,18 +276,18 @@ class PrivateFedDM(FedDM):
         return like.replace(images=images, labels=labels, columns={}, info={})
 
     def weight_of(self, client: Client, synthetic: LabeledImages) -> Tensor:
-        """Return the number of noised records behind each image, float [N], within the range of a weight."""
+        """Return the noised number of records that each image represents, float [N], within the range of a weight."""
         return (self.sizes_of(client)[synthetic.labels] / self.ipc).clamp(0.0, self.max_samples).float()
 
     def expect(self, server: Server, client: int) -> Schema:
-        """Expect the reply of FedDM; with `weights="samples"` a weight for each image."""
+        """Expect the reply of FedDM and, with `weights="samples"`, a weight for each image."""
         schema, rows = super().expect(server, client), self.ipc * server.task.num_classes
         if self.weights == "samples":
             schema[self.samples.key] = replace(schema[self.samples.key], max_rows=rows, same_rows_as=self.images)
         return schema
 
     def train(self, server: Server, union: LabeledImages, weight: Tensor) -> None:
-        """Train as FedDM does, if some class of some client was large enough to be sent."""
+        """Train as FedDM does, if any client sent a class."""
         if not len(union):
             raise NoUsableReply(
                 "no class of any client has enough noised records to be sent (`least`): the clients are too small "
@@ -296,7 +296,7 @@ class PrivateFedDM(FedDM):
         super().train(server, union, weight)
 
     def weigh(self, replies: AggregatedReplies) -> Tensor:
-        """Return the weight of each image of the union, mean 1: equal, or by the noised counts."""
+        """Return the weight of each image of the union, with mean 1: equal weights, or weights by noised counts."""
         if self.weights == "synthetic":
             return super().weigh(replies)
         weight = replies[self.samples]

@@ -16,8 +16,8 @@ __all__ = ["Real"]
 class Real(FedDM):
     """The baseline REAL of FedDM's Table 5: each round, clients send `ipc` random raw images per class.
 
-    Bytes and server are the same as FedDM's, but the images are the private data themselves. Arguments as for `FedDM`;
-    those of the matching (`steps`, `lr`, ...) have no effect.
+    The server and the size of the messages are the same as in FedDM, but the images are the private data themselves.
+    The arguments are those of `FedDM`; the arguments of the matching (`steps`, `lr`, ...) have no effect.
     """
 
     key = "Real"

@@ -23,10 +23,10 @@ __all__ = ["ClippedCrossEntropy", "SingleImage"]
 class ClippedCrossEntropy:
     """Cross-entropy of logits whose norm is clipped first (`distillkit.losses.clip_logit_norm`).
 
-    The objective of the single image's clients: `FedAvg(objective=ClippedCrossEntropy())`.
+    This is the clients' objective in `SingleImage`: `FedAvg(objective=ClippedCrossEntropy())`.
 
     Args:
-        max_norm: logits with a larger l2 norm are rescaled to it; above 0.
+        max_norm: largest l2 norm of the logits, above 0; longer logits are rescaled to this norm.
     """
 
     max_norm: float = 2.5
@@ -42,25 +42,26 @@ class ClippedCrossEntropy:
 class SingleImage(FedAvg):
     """Soni, Saeed and Asano, "Federated Learning with a Single Shared Image" (2024), section 4.1.
 
-    Clients, of any architectures, teach the server by their predictions on crops of one image.
+    Clients of any architecture teach the server with their predictions on crops of one image.
 
-    `FedAvg(SharedImage(image, **shared), *addons, factory=factory, ...)` with the paper's clients: Adam at 0.01, 40
-    epochs; and from the release batches of 512 and, because of `shared["clip"]`, cross-entropy of clipped logits. The
-    paper's FedProx clients have `FedProx(mu)` among the add-ons (the release's term is the square of a sum, with 2.0).
-    It draws 8 of 20 clients in a round, for 30 rounds.
+    The class is `FedAvg(SharedImage(image, **shared), *addons, factory=factory, ...)` with the paper's client options:
+    Adam at 0.01 and 40 epochs. Batches of 512 and, because of `shared["clip"]`, the cross-entropy of clipped logits are
+    taken from the authors' code. For the paper's FedProx clients, add `FedProx(mu)` to the add-ons (the term in the
+    authors' code is the square of a sum, with 2.0). The paper draws 8 of 20 clients in each of 30 rounds.
 
     Args:
-        image: see `SharedImage`.
+        image: shared image, see `SharedImage`.
         addons: further add-ons.
-        factory: one architecture, or several with `assign`: then the server keeps a copy of each.
+        factory: one architecture, or several with `assign`; the server then has a copy of each.
         shared: options of `SharedImage`, by name.
-        optimizer, lr, batch: of the clients, as published; lr None is the optimiser's default in `FedAvg`.
-        epochs: passes over the local data in a round; default 40, unless `steps` or `phases` are given.
-        objective: default: `ClippedCrossEntropy(clip)` with the clip in `shared`; the task's loss if that is None.
+        optimizer, lr, batch: options of the clients, as published; lr None is the optimiser's default in `FedAvg`.
+        epochs: number of passes over the local data in a round; default 40, unless `steps` or `phases` are given.
+        objective: loss of the clients; default: `ClippedCrossEntropy(clip)` with the clip in `shared`, or the task's
+            loss if that clip is None.
         options: further options of `FedAvg`.
 
     Raises:
-        TypeError, ValueError: an option of `FedAvg` or of `SharedImage` that is not valid.
+        TypeError, ValueError: an option of `FedAvg` or of `SharedImage` is not valid.
     """
 
     key = "FedAvg"

@@ -28,22 +28,23 @@ REMARK = (
 class SummedFedDM(PrivateFedDM):
     """Private FedDM with one sum over clients (after Xiong et al., CVPR 2023, section 3.3).
 
-    Clients optimise no images. In each round all clients embed their records with the *same* public embedders around
-    the received weights, and send noised class sums. The server only adds the sums, so a secure sum can hide each one.
-    It fits `ipc` images per class to the noised means of all clients' records, and trains on them as FedDM does.
+    Clients do not optimise images. In each round all clients embed their records with the *same* public embedders
+    around the received weights, and send noised class sums. The server only adds the sums, so a secure sum can hide
+    each client's sums. The server fits `ipc` images per class to the noised means of all clients' records, and trains
+    on them as FedDM does.
 
     With `noise="full"`, every client adds the whole noise, and epsilon holds against the server too. With
-    `noise="shares"`, each of M drawn clients adds sigma / sqrt(M), so the sum is the central release on the pooled
-    records. Its epsilon requires a secure sum (`fl.SecureSums`) and every reply: a round that lacks one is unusable.
-    A remark in the ledger states this.
+    `noise="shares"`, each of M drawn clients adds noise of sigma / sqrt(M), so the sum equals a central release on the
+    pooled records. Epsilon then requires a secure sum (`fl.SecureSums`) and all replies: a round that lacks a reply is
+    unusable. A remark in the ledger states this.
 
     Args:
         sigma: noise standard deviation / sensitivity of each client's own sums ("full"), or of the total ("shares").
-        noise: "full" or "shares", see above.
+        noise: share of the noise that each client adds, "full" or "shares", see above.
         sizes: public number of records per class over all drawn clients. Give this or `sigma_sizes`.
-        sigma_sizes: noise of a histogram: of each client's own, once ("full"), or of the total, in *every* round
-            ("shares": an old share would be exposed among other clients). For "shares", plan with
-            `spent=[(sigma_sizes, 1.0, rounds)]`.
+        sigma_sizes: noise on the histogram of class sizes. With "full" it applies to each client's histogram, which is
+            released once. With "shares" it applies to the total, which is released in *every* round, because an old
+            share would be exposed among other clients; plan with `spent=[(sigma_sizes, 1.0, rounds)]`.
         options: options of `PrivateFedDM` except `mechanism`.
 
     Raises:
@@ -72,12 +73,12 @@ class SummedFedDM(PrivateFedDM):
             server.ledger.add_remark(REMARK)
 
     def shared_embedders(self, side: Server | Client, holds: Message, like: LabeledImages) -> PublicEmbedders:
-        """Return this round's embedders, a function of seed, round and message, the same on server and clients.
+        """Return this round's embedders, which depend only on seed, round and message: all participants get the same.
 
         Args:
-            side: the server or a client, where they are made.
+            side: server or client that makes the embedders.
             holds: the server's state or the client's message, with the weights and the images to centre on.
-            like: gives the space of the images; its own images are not read.
+            like: set that defines the space of the images; the images in this set are not read.
         """
         net = self.networks.on(side, holds[self.model])
         return self.embedders(net.eval(), like, derive(side.seed, side.round, "maps"), holds.get(self.around))
@@ -91,7 +92,7 @@ class SummedFedDM(PrivateFedDM):
         return message
 
     def local(self, client: Client, message: Message) -> Message:
-        """Send noised sums of v(x) for every map and class, and noised class sizes if these are not public."""
+        """Send noised sums of v(x) for every embedder and class, and noised class sizes if these are not public."""
         real, _ = self.charged(client)
         embedders = self.shared_embedders(client, message, real)
         sums = class_sums(real.images, real.labels, embedders, num_classes=real.num_classes)
@@ -112,7 +113,7 @@ class SummedFedDM(PrivateFedDM):
         """Add this client's share of the noise to its sums; the ledger is charged for all of it.
 
         Args:
-            client: the client that draws the noise and is charged.
+            client: client that draws the noise and is charged.
             mechanism: name of the release in the ledger.
             sums: one release per row, [releases, ...].
             sigma: noise standard deviation / sensitivity of the total.
@@ -124,7 +125,7 @@ class SummedFedDM(PrivateFedDM):
         return sums + noise.to(sums.device)
 
     def expect(self, server: Server, client: int) -> Schema:
-        """Expect sums of every map and class, and the class sizes unless these are public."""
+        """Expect sums for every embedder and class, and the class sizes unless these are public."""
         sums = server.state[self.sums]
         schema: Schema = {self.sums.key: EntrySpec(sums)}
         if self.sizes is None:
@@ -135,7 +136,7 @@ class SummedFedDM(PrivateFedDM):
         """Fit one set to the noised means of all clients' records, and train on it.
 
         Raises:
-            NoUsableReply: a reply and its share of the noise are missing, or there is no image to train on.
+            NoUsableReply: a reply, with its share of the noise, is missing, or there is no image to train on.
         """
         missing = sorted(set(server.drawn) - set(replies.clients))
         if missing and self.noise == "shares":
