@@ -31,14 +31,15 @@ class Condensation(PixelDescent):
         real: the set to condense.
         networks: sampler of the networks.
         ipc, init: see `initial_images`.
-        classes: the classes to condense; default those of `init` if it is a set, else those with a real image.
+        classes: the classes to condense. Default: the classes of `init` if it is a set, otherwise all classes with a
+            real image.
         augment: Siamese augmentation of real and synthetic images, or None.
-        generator: an int seed, or a CPU generator, from which one number is drawn.
-        arguments: further JSON values that decide the trajectory.
+        generator: an int seed, or a CPU generator from which one seed is drawn.
+        arguments: further arguments of the call that affect its results, as JSON values.
         descent: `lr`, `momentum`, `steps`, `resume` and `callback` of `PixelDescent`.
 
     Attributes:
-        rows: row numbers of the real images of each class.
+        rows: indices of the real images of each class.
         start: the initial set.
         counts: number of synthetic images of each class.
     """
@@ -66,14 +67,14 @@ class Condensation(PixelDescent):
         super().__init__(self.start.images, arguments=recorded, seed=seed, identity=identity, **descent)
 
     def draw_networks(self, images: Tensor, **needs: Any) -> Iterator[tuple[int, Network]]:
-        """Draw a network for each remaining step, and check that the first one fits.
+        """Draw a network for each remaining step, and check that the first network fits.
 
         Args:
-            images: images of the shape, dtype and device that the networks must accept.
-            needs: what the condenser uses of the networks, see `check_network`.
+            images: images with the shape, dtype and device that the networks must accept.
+            needs: requirements of the condenser on the networks, see `check_network`.
 
         Yields:
-            The step, from 0, and its network.
+            The index of the step, counted from 0, and the network for this step.
         """
         first = self.done
         for step in self.remaining_steps():
@@ -99,8 +100,8 @@ class Condensation(PixelDescent):
         """Return the synthetic set, with a description of how it was made.
 
         Args:
-            loss: the loss of the last step, None if there was none.
-            options: the method's options, for the description.
+            loss: loss of the last step; None if there was no step.
+            options: options of the method, which the description contains.
         """
         info = {
             "method": self.method,

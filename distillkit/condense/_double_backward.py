@@ -1,7 +1,7 @@
 """Convolution with a cheaper double backward pass, for gradient matching.
 
 PyTorch's double backward of a convolution also computes the second derivative with respect to the weights, which is not
-needed when images are optimized. It is a convolution with a kernel as large as the maps.
+needed when images are optimized. This derivative is a convolution with a kernel as large as the maps.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Setting:
         return F.conv2d(maps, weight, bias, self.stride, self.padding, self.dilation, self.groups)
 
     def backward(self, output: Tensor, maps: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> list[Tensor | None]:
-        """Return the gradients of the maps and of the weight, given that of the output; None where not wanted."""
+        """Return the gradients of the maps and of the weight from the `output` gradient; None for unwanted ones."""
         found = torch.ops.aten.convolution_backward.default(
             output, maps, weight, None, self.stride, self.padding, self.dilation, False, [0, 0], self.groups,
             [*wanted, False],
@@ -40,7 +40,7 @@ class _Setting:
         return list(found[:2])
 
     def in_maps(self, output: Tensor, maps: Tensor, weight: Tensor) -> Tensor:
-        """Return the gradient of the maps; for few channels on a CPU by a matrix product, in half the time."""
+        """Return the gradient of the maps. On a CPU, a matrix product takes half the time if there are few channels."""
         if self.groups > 1 or maps.shape[1] > 4 or maps.device.type != "cpu":
             return cast(Tensor, self.backward(output, maps, weight, (True, False))[0])
         columns = weight.flatten(1).T.expand(len(output), -1, -1).bmm(output.flatten(2))
@@ -94,11 +94,11 @@ def convolve(
 ) -> Tensor:
     """Compute `F.conv2d`, for a parameter gradient that is then differentiated with respect to images only.
 
-    Weights get no second derivative. PyTorch's own convolution is used if weight or bias are computed, because they may
-    depend on the images, under autocast, and if `padding` is a string.
+    Weights get no second derivative. PyTorch's own convolution is used under autocast, if `padding` is a string, and if
+    weight or bias are themselves computed, because they may then depend on the images.
 
     Args:
-        images: the leaf of the second derivative; the first pass does not compute its gradient.
+        images: leaf tensor of the second derivative. The first backward pass does not compute its gradient.
         input, weight, bias, stride, padding, dilation, groups: see `F.conv2d`.
     """
     plain = input.ndim == 4 and not isinstance(padding, str) and not torch.is_autocast_enabled(input.device.type)

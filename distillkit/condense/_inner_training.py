@@ -27,10 +27,10 @@ class InnerTraining:
     """Training of each drawn network on the synthetic set in `gradient_matching`: SGD without momentum.
 
     Attributes:
-        loops: (outer, inner): matching steps for each network, and epochs of its training between two of them.
-            Default `loops_for(ipc)`.
-        lr: learning rate.
-        batch: images per training step.
+        loops: (outer, inner): number of matching steps for each network, and number of training epochs between two
+            matching steps. Default: `loops_for(ipc)`.
+        lr: learning rate of the network.
+        batch: number of images per training step.
     """
 
     loops: tuple[int, int] | None = None
@@ -49,10 +49,10 @@ class InnerTraining:
 def loops_for(ipc: int) -> tuple[int, int]:
     """Return the loops (outer, inner) that DC uses for a number of images per class.
 
-    Outer is the number of matching steps for each network, inner the number of epochs of training between two of them.
-    The outer number is `ipc`. The inner number is linear between the published points (1, 1), (10, 50), (20, 25),
-    (30, 20), (40, 15), (50, 10) and (100, 2), rounded half up, and 2 from there on. The authors gave the last point
-    later. The released code exits at any other `ipc`.
+    Outer is the number of matching steps for each network, and inner is the number of training epochs between two
+    matching steps. Outer equals `ipc`. Inner is interpolated linearly between the published points (ipc, inner): (1,
+    1), (10, 50), (20, 25), (30, 20), (40, 15), (50, 10) and (100, 2), rounded half up, and stays 2 above `ipc` 100. The
+    authors published the last point later. Their code exits for any other `ipc`.
 
     >>> loops_for(10), loops_for(15), loops_for(200)
     ((10, 50), (15, 38), (200, 2))
@@ -67,17 +67,17 @@ def loops_for(ipc: int) -> tuple[int, int]:
 class TrainedNetwork:
     """A trainable copy of a drawn network.
 
-    Batch norm that uses batch statistics keeps those of a given batch while gradients are matched. A class alone would
-    be normalized to the same mean as any other.
+    While gradients are matched, batch norm layers that use batch statistics use the fixed statistics of a given batch.
+    Batch statistics of a single class would normalize every class to the same mean.
 
     Args:
         network: the drawn network, which is not changed.
-        chunk: images per pass; default by device and size.
+        chunk: number of images per pass; the default depends on device and image size.
 
     Attributes:
-        network: the copy.
-        parameters: its parameters.
-        norms: its batch norms that use batch statistics.
+        network: copy of the drawn network.
+        parameters: parameters of the copy.
+        norms: batch norm layers of the copy that use batch statistics.
     """
 
     def __init__(self, network: Network, chunk: int | None) -> None:
@@ -114,9 +114,9 @@ class TrainedNetwork:
         Args:
             images, labels: the synthetic set.
             epochs: number of epochs.
-            options: learning rate and batch size.
-            augment: applied to each image by its own draw.
-            generator: generator of order and augmentation.
+            options: options with the learning rate and batch size.
+            augment: augmentation, drawn independently for each image; or None.
+            generator: random generator for the order of the images and the augmentation.
         """
         for norm in self.norms:
             norm.train()

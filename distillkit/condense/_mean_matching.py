@@ -21,17 +21,17 @@ __all__ = ["MATCHES", "class_groups", "distance_to_means", "embedding_means"]
 def embedding_means(
     network: Network, images: Tensor, counts: Sequence[int], *, match: str = "embedding", chunk: int | None = None
 ) -> Tensor:
-    """Return the mean embedding of each class, the half of a distribution-matching step that sees real images.
+    """Return the mean embedding of each class, the half of a distribution-matching step that uses real images.
 
-    Use it with `distance_to_means` to write your own loop. It records no graph and works in chunks.
+    Use this function with `distance_to_means` to write your own loop. It records no graph and works in chunks.
 
     Args:
-        network: has `features` and `classifier`. If it uses batch statistics, all images pass together, so that the
-            statistics are those of mixed classes.
-        images: float [N, C, H, W], class by class.
+        network: network with `features` and `classifier`. If it uses batch statistics, all images are processed
+            together, so that the statistics come from mixed classes.
+        images: real images, float [N, C, H, W], class by class.
         counts: number of images of each class, all positive, N in total.
         match: `"embedding"`, or `"embedding+logits"` to append the mean logits.
-        chunk: images per forward pass; default `chunking.chunk_size`.
+        chunk: number of images per forward pass; default: `chunking.chunk_size`.
 
     Returns:
         Float [len(counts), d].
@@ -62,19 +62,20 @@ def distance_to_means(
 ) -> tuple[Tensor, Tensor]:
     """Return the distance of synthetic images to the real means, and its gradient with respect to the images.
 
-    A loop of your own consists of `embedding_means` of real images, this function, and an optimiser step.
+    To write your own loop, call `embedding_means` on real images, then this function, then take an optimiser step.
 
-    The loss is a sum over classes, so the backward pass runs class by class, with small classes together up to a chunk.
-    The gradient is the same, in half the time on a CPU. With batch statistics all classes pass together.
+    The loss is a sum over classes, so the backward pass runs class by class; small classes share a chunk. On a CPU,
+    this gives the same gradient in half the time. With batch statistics, all classes are processed together.
 
     Args:
-        network: has `features` and `classifier`. Parameters without `requires_grad` make it faster.
+        network: network with `features` and `classifier`. Parameters without `requires_grad` save time.
         targets: the real means [K, d], from `embedding_means` with the same `match`.
         images: the synthetic images [N, C, H, W], class by class.
         counts: number of synthetic images of each of the K classes, all positive, N in total.
         match: see `embedding_means`.
-        augment: called with the images of one class and the position of the class, 0..K-1; returns the network's input.
-        chunk: images per pass; see `embedding_means`.
+        augment: function of the images of one class and the position of the class, 0..K-1, that returns the network's
+            input; or None.
+        chunk: number of images per pass; see `embedding_means`.
 
     Returns:
         The loss, a scalar, sum over k of ||targets[k] - mean embedding of class k||^2, and the gradient [N, C, H, W].
@@ -103,18 +104,18 @@ def distance_to_means(
 
 
 def class_groups(network: Network, images: Tensor, counts: Sequence[int], chunk: int | None) -> Iterator[slice]:
-    """Divide classes into groups whose images fit into one chunk. A larger class is a group of its own.
+    """Divide classes into groups whose images fit into one chunk. A class larger than a chunk forms its own group.
 
-    With batch statistics there is one group, so that the statistics are those of mixed classes.
+    With batch statistics there is only one group, so that the statistics come from mixed classes.
 
     Args:
         network: the network that processes the images.
         images: images of the same shape and device, float [N, C, H, W].
         counts: number of images of each class.
-        chunk: images per pass; default by device and size.
+        chunk: number of images per pass; the default depends on device and image size.
 
     Yields:
-        Slices of the classes' positions.
+        A slice of class positions for each group.
     """
     limit = sum(counts) if uses_batch_statistics(network) else chunk_size(images, chunk)
     first, size = 0, 0
@@ -132,7 +133,7 @@ def _embed(network: Network, images: Tensor, match: str) -> Tensor:
 
 
 def _checked_counts(network: Network, images: Tensor, counts: Sequence[int], match: str) -> list[int]:
-    """Check types and sizes, and return the counts. It runs in every step, so it does not look for NaN."""
+    """Check types and sizes, and return the counts. NaN is not checked, because this function runs in every step."""
     check.one_of(match, "match", MATCHES)
     if not callable(getattr(network, "features", None)) or isinstance(network, type):
         raise TypeError(f"network must have features and classifier (networks.split), got {type(network).__name__}")

@@ -22,11 +22,11 @@ Part = TypeVar("Part")
 
 
 class ParallelMap:
-    """Map of a function over parts, several at once. The result does not depend on the number of threads.
+    """Parallel map of a function over parts. The result does not depend on the number of threads.
 
     Args:
-        pool: threads with one intra-op thread each, or None to process the parts in turn.
-        workers: number of threads.
+        pool: pool of threads with one intra-op thread each, or None to process the parts one after the other.
+        workers: number of threads in the pool.
     """
 
     def __init__(self, pool: ThreadPoolExecutor | None, workers: int) -> None:
@@ -34,15 +34,18 @@ class ParallelMap:
         self._networks: list[Network] = []
 
     def set_network(self, network: Network) -> None:
-        """Set the `network` of the following calls, in its present state. A later draw may overwrite it."""
+        """Set the network that later calls use, with its current weights.
+
+        The sampler may overwrite `network` when it draws the next one, so call this method again after every draw.
+        """
         self._networks = [network]
 
     def __call__(self, function: Callable[[Network, Part], T], parts: Sequence[Part]) -> list[T]:
-        """Return `function(network, part)` of each part, in order. Concurrent calls get copies of the network.
+        """Return `function(network, part)` for each part, in order. Concurrent calls get copies of the network.
 
         Args:
-            function: called in the threads.
-            parts: parts of any kind.
+            function: function of a network and a part, which is called in the threads.
+            parts: parts of any type.
         """
         if self._pool is None or len(parts) == 1:
             return [function(self._networks[0], part) for part in parts]
@@ -68,11 +71,11 @@ class ParallelMap:
 def parallel_map(images: Tensor) -> Iterator[ParallelMap]:
     """Yield a map that runs in threads on a CPU with several intra-op threads, and sequentially elsewhere.
 
-    Two threads with a class each are faster than one class on two threads, where every operation waits for both. A GPU
-    gains nothing, and threads do not inherit autocast.
+    Processing two classes at once, with one thread per class, is faster than processing each class with two threads,
+    because every operation then waits for both threads. A GPU does not benefit, and threads do not inherit autocast.
 
     Args:
-        images: the images to be processed.
+        images: the images to process.
     """
     workers = torch.get_num_threads()
     if images.device.type != "cpu" or workers == 1 or torch.is_autocast_enabled("cpu"):

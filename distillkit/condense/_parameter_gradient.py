@@ -1,4 +1,4 @@
-"""Parameter gradient of the cross-entropy, and its distance to a target with the gradient in the images."""
+"""Parameter gradient of the cross-entropy, and its distance to a target, differentiated with respect to the images."""
 
 from __future__ import annotations
 
@@ -73,15 +73,15 @@ def parameter_gradient(
     """Return the gradient of the mean cross-entropy with respect to a network's parameters, detached.
 
     Args:
-        network: maps images to logits. If it uses batch statistics, all images pass together.
-        parameters: the parameters; one that the loss does not reach gets zeros.
+        network: network that maps images to logits. If it uses batch statistics, all images are processed together.
+        parameters: the parameters. The gradient of a parameter that does not affect the loss is zero.
         images: float [N, C, H, W].
         labels: class indices int [N], or rows float [N, K].
-        chunk: images per pass; default by device and size. It changes results only by rounding, because the gradient
-            is the mean of the chunks' gradients, weighted by their sizes.
+        chunk: number of images per pass; the default depends on device and image size. It changes results only by
+            rounding, because the gradient is the mean of the chunks' gradients, weighted by chunk size.
 
     Returns:
-        A tensor per parameter.
+        One tensor per parameter.
     """
     size = len(images) if uses_batch_statistics(network) else chunk_size(images, chunk)
     total: list[Tensor] = []
@@ -102,19 +102,20 @@ def distance_to_target(
     metric: Metric = "row_cosine",
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the distance of the images' parameter gradient to a target, and its gradient in the images.
+    """Return the distance of the images' parameter gradient to a target, and the distance's gradient in the images.
 
-    It uses a double backward pass, because forward-mode differentiation is wrong for some norms. More images than a
-    chunk take two passes: first the gradient g and v = d distance / d g, then, chunk by chunk, the derivative of <g, v>
-    in the images. By the chain rule the result is the same, with bounded memory.
+    The function uses a double backward pass, because forward-mode differentiation is wrong for some norms. If there are
+    more images than a chunk, it takes two passes. The first computes the gradient g and v = d distance / d g. The
+    second computes, chunk by chunk, the derivative of <g, v> with respect to the images. By the chain rule the result
+    is the same, and memory is bounded.
 
     Args:
         network, parameters, images, labels, chunk: see `parameter_gradient`.
-        targets: a tensor per parameter.
+        targets: target gradient, one tensor per parameter.
         metric: see `losses.matching.gradient_distance`.
 
     Returns:
-        The distance, a scalar, and its gradient [N, C, H, W].
+        The distance, a scalar, and its gradient with respect to the images, [N, C, H, W].
     """
     size = len(images) if uses_batch_statistics(network) else chunk_size(images, chunk)
     if len(images) <= size:

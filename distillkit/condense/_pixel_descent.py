@@ -18,20 +18,20 @@ __all__ = ["PixelDescent"]
 
 
 class PixelDescent:
-    """SGD with momentum on images, resumable bit for bit.
+    """SGD with momentum on images. A resumed descent gives bit-identical results.
 
-    It checks its options, that the loss stays finite, and that a resumed state belongs to the same call.
+    The class checks its options, that the loss stays finite, and that a resumed state belongs to the same call.
 
     Args:
         images: initial images, float [N, C, H, W]; changed in place.
         lr, momentum: options of SGD.
         steps: total number of steps, including those before a resumed state.
-        arguments: JSON values that decide the trajectory.
-        seed: seed of the caller's draws. A resumed descent takes the seed of its state.
-        resume: a state, or the path of its file.
-        identity: returns further JSON values, the fingerprints of data and network. They are slow to compute, so this
-            is called only when a state is saved or resumed.
-        callback: called with a `Progress` after each step.
+        arguments: arguments of the call that affect its results, as JSON values.
+        seed: seed of the caller's random draws. A resumed descent uses the seed in its state.
+        resume: a state, or the path of a file with a state.
+        identity: function that returns further JSON values: the fingerprints of data and network. They are slow to
+            compute, so it is called only when a state is saved or resumed.
+        callback: function that is called with a `Progress` after each step.
     """
 
     def __init__(
@@ -51,18 +51,18 @@ class PixelDescent:
             self.done, self.seed = int(state["step"]), int(state["seed"])
 
     def remaining_steps(self) -> Iterator[int]:
-        """Iterate over the numbers of the remaining steps, counted from 0."""
+        """Iterate over the indices of the remaining steps, counted from 0."""
         yield from range(self.done, self.steps)
 
     def step(self, loss: Tensor, gradient: Tensor) -> float:
         """Update the images: v = momentum * v + gradient, images = images - lr * v.
 
         Args:
-            loss: a scalar.
+            loss: loss of this step, a scalar tensor.
             gradient: gradient of the loss with respect to the images, [N, C, H, W].
 
         Returns:
-            The loss as a number.
+            The loss as a float.
 
         Raises:
             FloatingPointError: the loss is not finite.
@@ -79,7 +79,7 @@ class PixelDescent:
 
         Args:
             loss: the loss of this step.
-            bar: a progress bar that counts steps.
+            bar: progress bar that counts steps; or None.
         """
         self.done += 1
         if bar is not None:

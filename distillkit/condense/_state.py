@@ -44,9 +44,9 @@ class Progress:
         step: number of finished steps, 1 to `steps`.
         steps: total number of steps.
         loss: loss of this step, before its update.
-        images: current synthetic images [N, C, H, W]. The condenser changes them; clone what you keep.
-        live: tensors of the state, also changed by the condenser; `state()` copies them.
-        arguments: returns the call's arguments as a tensor (see `pack_arguments`); slow.
+        images: current synthetic images [N, C, H, W]. The condenser changes this tensor, so clone it to keep it.
+        live: tensors of the state, which the condenser also changes; `state()` copies them.
+        arguments: function that returns the call's arguments as a tensor (see `pack_arguments`); slow.
     """
 
     step: int
@@ -57,9 +57,9 @@ class Progress:
     arguments: Callable[[], Tensor] | None = field(default=None, repr=False)
 
     def state(self) -> State:
-        """Return a copy of the state, for `resume=`. The resumed result is the same, bit for bit.
+        """Return a copy of the state, for `resume=`. A resumed call gives a bit-identical result.
 
-        Call it inside the callback; later the live tensors belong to another step.
+        Call this method inside the callback. Later, the live tensors belong to another step.
         """
         state = {name: tensor.detach().clone() for name, tensor in self.live.items()}
         return state if self.arguments is None else {**state, "arguments": self.arguments().clone()}
@@ -75,10 +75,12 @@ def pack_arguments(arguments: Mapping[str, Any]) -> Tensor:
 
 
 def stable_repr(value: object) -> str:
-    """Return a text for a value that is the same in every process: its repr, or its name if the repr has an address.
+    """Return a text for a value that is the same in every process.
+
+    The text is the value's repr, or its name if the repr contains a memory address.
 
     Args:
-        value: for example an augmentation.
+        value: any value, for example an augmentation.
     """
     text = repr(value)
     if " at 0x" not in text:
@@ -90,21 +92,22 @@ def stable_repr(value: object) -> str:
 def call_identity(real: LabeledImages, networks: NetworkSampler) -> dict[str, Any]:
     """Fingerprint the data and networks of a condensation. Resuming with different ones is refused.
 
-    The fingerprint of the data has no key, because the state holds images made of the data without noise.
+    The fingerprint of the data uses no secret key, because the state already holds images made from the data without
+    noise.
 
     Args:
         real: the set to condense.
-        networks: the sampler. One network is drawn, and identified by its outputs on noise.
+        networks: sampler of the networks. One network is drawn and identified by its outputs on noise.
     """
     drawn = networks.draw(derive(0, "identity"))
     return {"data": set_fingerprint(real), "network": network_fingerprint(drawn, real.images)}
 
 
 def save_state(path: str | os.PathLike[str], state: Mapping[str, Tensor]) -> Path:
-    """Write a condenser's state to one `.safetensors` file, atomically. Call it in the callback.
+    """Write a condenser's state to one `.safetensors` file, atomically. Call this function in the callback.
 
     Args:
-        path: the file.
+        path: path of the file.
         state: a state from `Progress.state()`.
 
     Returns:
@@ -120,11 +123,11 @@ def load_state(path: str | os.PathLike[str]) -> State:
     """Read a state written by `save_state`. `resume=` also accepts the path.
 
     Args:
-        path: the file.
+        path: path of the file.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, or not a condenser's state.
+        ValueError: the file is damaged, or is not a condenser's state.
     """
     return read_tensors(path, kind=_FORMAT, what="a condenser's state")[0]
 
@@ -133,14 +136,15 @@ def restore_state(resume: Resume | None, arguments: Mapping[str, Any], steps: in
     """Return the state to resume, after checking that it belongs to this call; None without `resume`.
 
     Args:
-        resume: a state from `Progress.state()`, or the path of its file.
-        arguments: JSON values that decide the trajectory. They must equal the state's `arguments` (see
-            `pack_arguments`). The number of steps is not among them and may grow.
-        steps: total number of steps; not less than the state's `step`.
+        resume: a state from `Progress.state()`, or the path of a file with a state.
+        arguments: arguments of the call that affect its results, as JSON values. They must equal the state's
+            `arguments` (see `pack_arguments`). They do not include the number of steps, which may be increased.
+        steps: total number of steps; at least the state's `step`.
 
     Raises:
         TypeError: `resume` is neither a mapping nor a path.
-        ValueError: the state was saved by a call with other arguments (the message names them), or has more steps.
+        ValueError: the state was saved by a call with other arguments (the message names them), or has already taken
+            more steps.
     """
     if resume is None:
         return None

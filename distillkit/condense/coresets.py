@@ -40,23 +40,24 @@ def random_subset(
 
     Args:
         images: a set, or float [N, C, H, W] in the normalized space.
-        labels: class indices int [N]; not with a set.
-        ipc: images per class.
-        network: not used; all coresets have the same arguments.
+        labels: class indices int [N]; omit them if `images` is a set.
+        ipc: number of images per class.
+        network: ignored; it exists because all coresets have the same arguments.
         generator: an int seed, or a CPU generator, which is advanced.
-        classes: the classes to select; default those with an image.
-        num_classes: K, if classes may be absent from `labels`.
+        classes: the classes to select; default: all classes with an image.
+        num_classes: number of classes K; needed if classes may be absent from `labels`.
         normalization: normalization of `images`.
-        chunk: not used.
-        progress: whether to show a bar while a dataset is read.
+        chunk: ignored.
+        progress: whether to show a progress bar while a dataset is read.
 
     Returns:
         A set, class by class in ascending order, with the columns of the given set. Its `info` lists the classes
-        without images (`absent`), and those with fewer than `ipc` (`with_replacement`), whose images repeat from the
-        first on.
+        without images (`absent`), and the classes with fewer than `ipc` images (`with_replacement`). The latter repeat
+        their images, starting again from the first.
 
     Raises:
-        TypeError, ValueError: invalid images, labels or ipc; soft labels; a class in `classes` without images.
+        TypeError, ValueError: images, labels or `ipc` are invalid, labels are soft, or a class in `classes` has no
+            images.
     """
     draws = as_generator(generator)
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
@@ -83,22 +84,24 @@ def herding(
     """Select real images greedily so that their mean embedding approaches the class mean.
 
     With embeddings f and the class mean mu, the k-th choice is the unselected x that minimizes
-    ||mu - (f(x) + sum of the selected f) / k||. The first is the image nearest to the mean. Ties go to the first image.
+    ||mu - (f(x) + sum of the selected f) / k||. The first choice is the image nearest to the mean. In a tie, the image
+    with the lowest index is chosen.
 
     Papers: Welling, "Herding dynamical weights to learn" (ICML 2009); in this form Rebuffi et al., "iCaRL" (CVPR
     2017), algorithm 4, and the baselines of Zhao et al., "Dataset condensation with gradient matching" (ICLR 2021).
 
     Args:
         images, labels, ipc, classes, num_classes, normalization: see `random_subset`.
-        network: network of the embeddings, used as a copy in eval mode. The published baselines use a network trained
-            on the whole set. Default: the pixels.
-        generator: not used; the selection is deterministic.
-        chunk: images per forward pass; default by device and size.
+        network: network that computes the embeddings; a copy is used, in eval mode. The published baselines use a
+            network trained on the whole set. Default: the pixels are the embeddings.
+        generator: ignored; the selection is deterministic.
+        chunk: number of images per forward pass; the default depends on device and image size.
         progress: whether to show a progress bar.
 
     Returns, raises: see `random_subset`.
 
-    Deviation: iCaRL normalizes embeddings to unit length. Here they are not, as in distribution matching.
+    Deviation: iCaRL normalizes embeddings to unit length. Here, as in distribution matching, embeddings are not
+    normalized.
     """
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
     embed = _embedder(real, network, chunk)
@@ -132,19 +135,20 @@ def k_center(
     chunk: int | None = None,
     progress: bool = True,
 ) -> LabeledImages:
-    """Select real images that cover a class: each is the farthest from those selected before (greedy k-center).
+    """Select real images that cover a class: each is the farthest from the images selected before (greedy k-center).
 
-    The first is the image nearest to the class mean, so the selection is deterministic. The largest distance from any
-    image to its nearest center is at most twice the smallest possible (Gonzalez 1985). Ties go to the first image.
+    The first image is the one nearest to the class mean, so the selection is deterministic. The largest distance from
+    any image to its nearest center is at most twice the smallest possible (Gonzalez 1985). In a tie, the image with the
+    lowest index is selected.
 
     Papers: Gonzalez, "Clustering to minimize the maximum intercluster distance" (1985); Sener and Savarese, "Active
     learning for convolutional neural networks: a core-set approach" (ICLR 2018), algorithm 1.
 
     Args:
         images, labels, ipc, classes, num_classes, normalization: see `random_subset`.
-        network: network of the embeddings, see `herding`.
-        generator: not used; the selection is deterministic.
-        chunk: images per forward pass; default by device and size.
+        network: network that computes the embeddings, see `herding`.
+        generator: ignored; the selection is deterministic.
+        chunk: number of images per forward pass; the default depends on device and image size.
         progress: whether to show a progress bar.
 
     Returns, raises: see `random_subset`.

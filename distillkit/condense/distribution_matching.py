@@ -53,7 +53,8 @@ def distribution_matching(
 
         sum over classes c of || mean phi(real images of c) - mean phi(synthetic images of c) ||^2,
 
-    summed over the d embedding dimensions, so a good `lr` depends on the embedding's size. The papers are settings:
+    summed over the d embedding dimensions, so a good `lr` depends on the embedding's size. These settings reproduce the
+    papers:
 
     | paper | networks | match | augment | steps |
     |---|---|---|---|---|
@@ -64,30 +65,31 @@ def distribution_matching(
     Args:
         images: the real images, float [N, C, H, W] in the normalized space, or a `LabeledImages` (then no `labels`).
         labels: class indices, int [N].
-        networks: sampler of phi, on the images' device and of their dtype. If batch norm uses batch statistics
-            (`RandomNetworks` of such networks), all classes share one forward pass, which is not chunked. A class
-            alone would be normalized to the same mean as any other.
-        ipc: synthetic images per class.
-        steps: optimization steps.
+        networks: sampler of phi; its networks have the images' device and dtype. If batch norm uses batch statistics
+            (`RandomNetworks` of such networks), all classes share one forward pass, which is not chunked. Batch
+            statistics of a single class would normalize every class to the same mean.
+        ipc: number of synthetic images per class.
+        steps: number of optimization steps.
         match: `"embedding"`, or `"embedding+logits"` to add the squared distance of the mean logits (FedDM).
-        init: see `initial_images`. A `LabeledImages` is optimized further, and determines classes and counts.
-        classes: the classes to condense; default those with a real image.
-        batch_real: real images per class and step, sampled without replacement. A smaller class gives all its images.
-            None: always all.
-        cache: with a fixed network and no augmentation, compute the means of whole classes once instead of the means
-            of a random batch in every step. The expectation is the same, without noise, and the cost almost zero.
-            False: as in the papers.
-        lr: step size on the pixels. The papers use 1, and DM 10 from 100 images per class on.
-        momentum: in [0, 1).
-        augment: applied with one draw per class and step to real and synthetic images (Siamese).
+        init: initial images, see `initial_images`. A `LabeledImages` is optimized further, and determines the classes
+            and their counts.
+        classes: the classes to condense; default: all classes with a real image.
+        batch_real: number of real images per class and step, sampled without replacement. If a class has fewer images,
+            all are used. None always uses all images.
+        cache: whether to compute the means of whole classes only once, if the network is fixed and there is no
+            augmentation, instead of the means of a random batch in every step. The expectation is the same, without
+            sampling noise, at almost no cost. The papers correspond to False.
+        lr: step size on the pixels. The papers use 1; DM uses 10 for 100 or more images per class.
+        momentum: momentum of SGD, in [0, 1).
+        augment: augmentation of real and synthetic images, drawn once per class and step (Siamese).
         num_classes, normalization: properties of the data if `images` is a tensor; see `LabeledImages`.
-        generator: an int seed, or a CPU generator, from which one number is drawn. All draws derive from it.
-        chunk: images per forward pass over real images; default by device and size (see `chunking.chunk_size`). It
-            bounds memory and changes results only by rounding.
-        callback: called with a `Progress` after each step.
-        resume: a state from `Progress.state()`, or the path of a file written by `save_state`. The result is the same
-            as without interruption, bit for bit. Pass the other arguments again; `steps` includes those already done
-            and may be larger than before.
+        generator: an int seed, or a CPU generator from which one seed is drawn. All random draws derive from this seed.
+        chunk: number of real images per forward pass; the default depends on device and image size (see
+            `chunking.chunk_size`). It bounds memory and changes results only by rounding.
+        callback: function that is called with a `Progress` after each step.
+        resume: a state from `Progress.state()`, or the path of a file written by `save_state`. The result is
+            bit-identical to an uninterrupted call. Pass the other arguments again. `steps` includes the steps already
+            taken, and may be larger than before.
         progress: whether to show a progress bar.
 
     Returns:
@@ -99,13 +101,13 @@ def distribution_matching(
         TypeError, ValueError: an argument is invalid; the message names it.
         FloatingPointError: the loss is not finite.
 
-    On a CPU, up to `torch.get_num_threads()` classes run at once, each on one thread and a copy of the network, so the
-    result is that of one thread. A network that cannot be copied processes them in turn. A single pass, because of
-    batch statistics or few images, uses all threads.
+    On a CPU, up to `torch.get_num_threads()` classes are processed at once, each with one thread and a copy of the
+    network, so the result is the same as with one thread. If the network cannot be copied, classes are processed one
+    after the other. If all classes share a single pass, because of batch statistics or few images, it uses all threads.
 
-    Deviations: the released code of DM seeds its augmentation from the clock and runs `steps + 1` steps. Averages over
-    absent classes are NaN in FedLGD and DM; here absent classes are left out. FedDM's text samples a batch of the
-    synthetic images too; here all are used.
+    Deviations: DM's released code seeds its augmentation from the clock and runs `steps + 1` steps. In FedLGD and DM,
+    averages over absent classes are NaN; here absent classes are left out. FedDM's paper also samples a batch of the
+    synthetic images; here all synthetic images are used.
     """
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
     networks = require_sampler(networks)
@@ -141,7 +143,7 @@ def distribution_matching(
 
 @dataclass(frozen=True)
 class _ClassMatching:
-    """The two halves of a step over all classes: gathered in groups, which run in parallel, and each in chunks."""
+    """The two halves of a step over all classes. Groups of classes run in parallel, and each group runs in chunks."""
 
     run: Condensation
     parallel: ParallelMap

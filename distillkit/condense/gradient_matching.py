@@ -25,7 +25,7 @@ __all__ = ["gradient_matching"]
 _INNER = InnerTraining()
 
 _STATISTICS_IMAGES = 16
-"""Real images of each class in the batch that batch norm takes its statistics from."""
+"""Number of real images per class in the batch that provides the statistics of batch norm."""
 
 
 @torch.enable_grad()
@@ -69,28 +69,29 @@ def gradient_matching(
         images: the real images, float [N, C, H, W] in the normalized space, or a `LabeledImages` (then no `labels`).
         labels: class indices, int [N].
         networks: sampler of networks, `RandomNetworks(factory)` in the papers. A drawn network is copied, so its
-            parameters may be frozen. Batch norm that uses batch statistics takes those of a real batch of all classes
-            (16 images each) before each matching step, and those of its own batch while the network trains. A class
-            alone would be normalized to the same mean as any other. Dropout is off.
-        ipc: synthetic images per class.
+            parameters may be frozen. Batch norm layers that use batch statistics get, before each matching step, the
+            statistics of a real batch of all classes (16 images per class). While the network trains, they use the
+            statistics of the training batch. Batch statistics of a single class would normalize every class to the same
+            mean. Dropout is off.
+        ipc: number of synthetic images per class.
         iterations: number of networks.
-        metric: D; see `losses.matching.gradient_distance`.
-        init: see `initial_images`. The papers start from noise.
-        classes: the classes to condense; default those with a real image.
-        batch_real: real images per class and matching step, sampled without replacement. A smaller class gives all its
-            images. None: always all.
-        lr, momentum: options of SGD on the pixels; momentum in [0, 1).
-        inner: how each network is trained between matching steps, see `InnerTraining`.
-        augment: applied with one draw per class and matching step to real and synthetic images (Siamese), and with one
-            draw per image while the network trains.
+        metric: distance D between gradients; see `losses.matching.gradient_distance`.
+        init: initial images, see `initial_images`. The papers start from noise.
+        classes: the classes to condense; default: all classes with a real image.
+        batch_real: number of real images per class and matching step, sampled without replacement. If a class has fewer
+            images, all are used. None always uses all images.
+        lr, momentum: learning rate and momentum of SGD on the pixels; momentum in [0, 1).
+        inner: options for training each network between matching steps, see `InnerTraining`.
+        augment: augmentation. It is drawn once per class and matching step for real and synthetic images (Siamese), and
+            once per image while the network trains.
         num_classes, normalization: properties of the data if `images` is a tensor; see `LabeledImages`.
-        generator: an int seed, or a CPU generator, from which one number is drawn. All draws derive from it.
-        chunk: images per pass through the network; default by device and size (see `chunking.chunk_size`). It bounds
-            memory and changes results only by rounding.
-        callback: called with a `Progress` after each iteration. Its `step` counts iterations, and its `loss` is the
-            mean over the matching steps of the iteration.
+        generator: an int seed, or a CPU generator from which one seed is drawn. All random draws derive from this seed.
+        chunk: number of images per pass through the network; the default depends on device and image size (see
+            `chunking.chunk_size`). It bounds memory and changes results only by rounding.
+        callback: function that is called with a `Progress` after each iteration. Its `step` counts iterations, and its
+            `loss` is the mean over the matching steps of the iteration.
         resume: a state from `Progress.state()`, or the path of a file written by `save_state`. Pass the other
-            arguments again; `iterations` includes those already done.
+            arguments again. `iterations` includes the iterations already run.
         progress: whether to show a progress bar, which counts matching steps.
 
     Returns:
@@ -101,9 +102,9 @@ def gradient_matching(
         TypeError, ValueError: an argument is invalid; the message names it.
         FloatingPointError: the loss is not finite.
 
-    Deviations from the released code: draws derive from the seed, not from the clock; loops exist for every ipc;
-    `iterations` are run, not one more; running statistics of batch norm are set to those of the mixed batch, where the
-    release moves them by a tenth from their initial 0 and 1.
+    Deviations from the authors' code: Random draws derive from the seed, not from the clock. `loops_for` accepts every
+    ipc. Exactly `iterations` iterations are run, not one more. Running statistics of batch norm are set to the
+    statistics of the mixed batch; the authors' code moves them by a tenth from their initial 0 and 1.
     """
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
     networks = require_sampler(networks)

@@ -22,15 +22,16 @@ _INITS = ("real", "noise", "statistics", "statistics-whole-set")
 def class_statistics(real: LabeledImages, *, whole_set: bool = False) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of the pixels per class and channel, from which FedLGD starts.
 
-    They are in the set's normalized space.
+    Both are in the set's normalized space.
 
     Args:
         real: a set with class indices. Classes without images get mean 0 and std 0.
-        whole_set: divide the sums of each class by the number of pixels of the whole set, as FedLGD's released code
-            does. With K balanced classes, means shrink to 1/K. Default: the number of pixels of the class.
+        whole_set: whether to divide the sums of each class by the number of pixels of the whole set, as FedLGD's
+            released code does. With K balanced classes, this multiplies the means by 1/K. By default the divisor is the
+            number of pixels of the class.
 
     Returns:
-        means [K, C] and stds [K, C], population formula (correction 0).
+        The means [K, C] and the standard deviations [K, C], by the population formula (correction 0).
     """
     real = as_set(real, name="real")
     check.boolean(whole_set, "whole_set")
@@ -56,10 +57,10 @@ def images_from_statistics(
     A client can send these statistics instead of images. The result is class-major, [K * ipc, C, H, W].
 
     Args:
-        means: float [K, C], from `class_statistics` (or averages over clients).
-        stds: float [K, C].
-        ipc: images per class.
-        size: (H, W).
+        means: means, float [K, C], from `class_statistics` (or averaged over clients).
+        stds: standard deviations, float [K, C].
+        ipc: number of images per class.
+        size: height and width (H, W) of the images.
         generator: an int seed, or a CPU generator, which is advanced.
     """
     check.matrix(means, "means")
@@ -87,27 +88,27 @@ def initial_images(
 ) -> LabeledImages:
     """Return initial images for a condensation: `ipc` per class, class-major, in the real set's normalized space.
 
-    Condensers call it for their `init=`. Call it to inspect initial images, or in a loop of your own.
+    Condensers call this function for their `init=`. Call it to inspect initial images, or in your own loop.
 
     Args:
-        real: the set to condense, class indices.
-        ipc: images per class.
-        init: `"real"`: random real images of the class without replacement; a smaller class gives all its images and
-            repeats random ones. `"noise"`: N(0, 1) per pixel (DC, DM). `"statistics"`: each pixel from N(mean, std) of
-            its class and channel (FedLGD's paper). `"statistics-whole-set"`: the same with the sums divided by the
-            pixels of the whole set (FedLGD's released code and numbers). Or a set, whose images are copied and whose
-            labels determine the counts.
-        classes: the classes to make images for; default those with a real image. Only `"noise"` can make images of a
-            class without any.
+        real: the set to condense, labelled with class indices.
+        ipc: number of images per class.
+        init: source of the images. `"real"`: random real images of the class without replacement; a class with too few
+            images uses all of them and repeats random ones. `"noise"`: N(0, 1) per pixel (DC, DM). `"statistics"`: each
+            pixel from N(mean, std) of its class and channel (FedLGD's paper). `"statistics-whole-set"`: the same with
+            the sums divided by the number of pixels of the whole set (FedLGD's released code and results). You can also
+            pass a set: its images are copied, and its labels determine the counts.
+        classes: the classes to make images for; default: all classes with a real image. For a class without real
+            images, only `"noise"` is possible.
         generator: an int seed, or a CPU generator, which is advanced.
 
     Returns:
-        A set whose `info` holds `init`, `absent` (classes without real images) and `with_replacement` (classes whose
-        images repeat).
+        A set whose `info` holds `init`, `absent` (classes without real images) and `with_replacement` (classes with
+        repeated images).
 
     Raises:
-        ValueError: soft labels, an unknown init, an absent class that init cannot make, or an initial set of other
-            shape or normalization.
+        ValueError: labels are soft, `init` is unknown or cannot make images of an absent class, or the initial set has
+            another shape or normalization.
     """
     real = as_set(real, name="real")
     ipc = check.positive_int(ipc, "ipc")

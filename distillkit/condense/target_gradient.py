@@ -46,18 +46,21 @@ def fit_to_gradient(
     TMLR 2024), Eq. 5.
 
     Args:
-        network: network of the gradients, used as a copy in eval mode and never changed.
+        network: network whose parameter gradients are matched. A copy in eval mode is used; the network itself is never
+            changed.
         synthetic: initial set; its labels (indices or rows) do not change.
-        target: a tensor per parameter of the network, in the order of `network.parameters()`, or by the names of
-            `network.named_parameters()`. Parameters that a mapping leaves out are not matched.
-        steps: optimization steps.
+        target: target gradient, one tensor per parameter of the network: a sequence in the order of
+            `network.parameters()`, or a mapping by the names in `network.named_parameters()`. Parameters that a mapping
+            leaves out are not matched.
+        steps: number of optimization steps.
         lr: step size on the pixels.
-        momentum: in [0, 1).
-        metric: D; see `losses.matching.gradient_distance`. The default ignores the scale of the target.
+        momentum: momentum of SGD, in [0, 1).
+        metric: distance D between gradients; see `losses.matching.gradient_distance`. The default ignores the scale of
+            the target.
         chunk, callback, resume, progress: see `gradient_matching`; here `Progress` counts steps.
 
     Returns:
-        A set with the labels of `synthetic`, without its columns, which belonged to other images.
+        A set with the labels of `synthetic`, but without its other columns, because they describe the initial images.
 
     Raises:
         TypeError, ValueError: an argument is invalid, or the target does not fit the network.

@@ -17,10 +17,10 @@ class CropParameters(NamedTuple):
     """Parameters of one crop: all random draws, nothing rendered.
 
     Attributes:
-        top, left, height, width: the rectangle of the image that is resized, in pixels.
-        rotation, shear: in degrees; the shear is along x.
+        top, left, height, width: rectangle of the image that is resized, in pixels.
+        rotation, shear: angles of the rotation and of the shear along x, in degrees.
         flip: whether the crop is mirrored.
-        jitter: (operation, amount) in the order of application; empty for a crop without colour jitter.
+        jitter: pairs (operation, amount) in the order of application; empty for a crop without colour jitter.
     """
 
     top: int
@@ -40,7 +40,7 @@ def render(image: Tensor, parameters: CropParameters, size: int, jpeg_quality: i
 
     Args:
         image: float [C, H, W] in [0, 1].
-        parameters: see `Patches.crop_parameters`.
+        parameters: parameters of the crop, see `Patches.crop_parameters`.
         size: side of the crop in pixels.
         jpeg_quality: quality of a JPEG round trip, 1 to 100; None for no round trip.
     """
@@ -61,7 +61,7 @@ def render(image: Tensor, parameters: CropParameters, size: int, jpeg_quality: i
 
 
 def _affine_matrix(parameters: CropParameters, large: int, size: int) -> Tensor:
-    """Return [1, 2, 3]: rotation after x-shear about the centre of a `large` crop, then the centre crop's shift."""
+    """Return the matrix [1, 2, 3] of x-shear and rotation about the centre of a `large` crop, and the centre crop."""
     angle, slant = math.radians(parameters.rotation), math.tan(math.radians(parameters.shear))
     cos, sin, middle = math.cos(angle), math.sin(angle), (large - 1) / 2
     margin = round((large - size) / 2)

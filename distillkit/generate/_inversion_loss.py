@@ -31,13 +31,13 @@ class InversionLoss:
     Args:
         teacher: the network that should predict the targets, frozen (see `frozen_eval_copy`).
         student: the network to disagree with, or None.
-        cross_entropy, total_variation, image_l2, batch_norm, disagreement: weights of the terms, at least 0; 0 omits a
-            term.
+        cross_entropy, total_variation, image_l2, batch_norm, disagreement: weights of the terms, at least 0; a weight
+            of 0 omits the term.
         divergence: "clamped" or "jensen_shannon"; see `invert`.
-        prior: the entered `BatchNormPrior` of the teacher, if `batch_norm` is above 0.
+        prior: `BatchNormPrior` of the teacher, inside its `with` block; required if `batch_norm` is above 0.
 
     Raises:
-        TypeError, ValueError: a weight below 0, an unknown divergence.
+        TypeError, ValueError: a weight is below 0, or the divergence is unknown.
     """
 
     teacher: nn.Module
@@ -56,7 +56,7 @@ class InversionLoss:
         check.one_of(self.divergence, "divergence", tuple(_DIVERGENCES))
 
     def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of each image, [B]; each includes the BatchNorm term of the batch.
+        """Return the loss of each image, [B]. Each loss includes the BatchNorm term of the whole batch.
 
         Args:
             images: float [B, C, H, W].
@@ -91,8 +91,8 @@ class InversionLoss:
         """Return the number of logits that the networks give for one image [1, C, H, W].
 
         Raises:
-            ValueError: a network that cannot take the image, logits that are not [1, K], or a student with another
-                number of classes than the teacher.
+            ValueError: a network does not accept the image, the logits are not [1, K], or student and teacher have
+                different numbers of classes.
         """
         widths = []
         for name, network in (("teacher", self.teacher), ("student", self.student)):
@@ -114,10 +114,10 @@ def frozen_eval_copy(network: nn.Module, name: str) -> nn.Module:
 
     Args:
         network: the teacher or the student.
-        name: of the argument, for the message.
+        name: name of the argument, used in the error message.
 
     Raises:
-        TypeError: not an `nn.Module`.
+        TypeError: `network` is not an `nn.Module`.
     """
     return frozen_copy(check.instance(network, nn.Module, name, "an nn.Module")).eval()
 

@@ -22,7 +22,8 @@ def class_latents(
     """Draw float [K * n, *shape], class by class: class means ~ N(0, mean_std^2), samples ~ N(mean, sample_std^2).
 
     Raises:
-        TypeError, ValueError: fewer than 2 classes or 1 sample, a negative mean_std, a sample_std that is not positive.
+        TypeError, ValueError: there are fewer than 2 classes or fewer than 1 sample, `mean_std` is negative, or
+            `sample_std` is not positive.
     """
     num_classes = check.positive_int(num_classes, "num_classes", least=2)
     per_class = check.positive_int(per_class, "per_class")
@@ -50,8 +51,8 @@ def to_noise_set(
 ) -> LabeledImages:
     """Convert raw images [K * n, C, H, W], class by class, to a set of pixels in [0, 1].
 
-    Each channel is scaled to [0, 1] by its extremes over the whole set, or clamped. Without a `normalization`, it is
-    measured on these pixels, which are public because they derive from no private data.
+    Each channel is scaled to [0, 1] by its extremes over the whole set, or clamped. If no `normalization` is given, it
+    is measured on these pixels. They are public because they derive from no private data.
     """
     if not check.boolean(clamp, "clamp"):
         low, high = raw.amin((0, 2, 3), keepdim=True), raw.amax((0, 2, 3), keepdim=True)

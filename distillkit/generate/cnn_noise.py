@@ -27,15 +27,15 @@ class NoiseDecoder(nn.Module):
 
     Args:
         size: height and width.
-        channels: C of the images.
+        channels: number of channels C of the images.
         latent: length of a latent vector.
-        width: maps of the convolutions.
+        width: number of maps of each convolution.
 
     Raises:
-        TypeError, ValueError: a number that is not positive.
+        TypeError, ValueError: an argument is not a positive integer.
 
     Paper: Tang et al., "Virtual homogeneity learning" (ICML 2022), appendix C.3, with three final convolutions; the
-    released code has four.
+    authors' code has four.
     """
 
     def __init__(self, size: int = 32, channels: int = 3, *, latent: int = 64, width: int = 64) -> None:
@@ -71,12 +71,13 @@ class NoiseDecoder(nn.Module):
 def decorrelation(images: Tensor) -> Tensor:
     """Return VHL's decorrelation loss, which is small if the pixels of a batch are uncorrelated.
 
-    VHL's release minimises it on the generators of `cnn_noise`. For images float [B, C, H, W], each channel of each
-    image is resized to 8 x 8 (bilinear) and scaled to norm 1. With X [B, 64] of a channel, the loss is the mean squared
-    entry of X^T X with a zero diagonal, divided by B - 1 and summed over channels. Nothing is centred. A batch of one
-    counts as two.
+    VHL's authors minimise this loss on the generators of `cnn_noise`. For images float [B, C, H, W], each channel of
+    each image is resized to 8 x 8 (bilinear) and scaled to norm 1. Let X [B, 64] be the result for a channel. The loss
+    is the mean squared entry of X^T X with a zero diagonal, divided by B - 1 and summed over channels. Nothing is
+    centred. For a batch of one, B counts as two.
 
-    Paper: VHL (ICML 2022), appendix C.3, by the release's `cov_non_diag_norm` (wizard1203/VHL, loss_fn/cov_loss.py).
+    Paper: VHL (ICML 2022), appendix C.3; implemented like `cov_non_diag_norm` in the authors' code (wizard1203/VHL,
+    loss_fn/cov_loss.py).
     """
     if not isinstance(images, Tensor) or not images.is_floating_point() or images.ndim != 4:
         check.batch_of_images(images)
@@ -108,15 +109,16 @@ def cnn_noise(
 ) -> LabeledImages:
     """Draw VHL's virtual data from small untrained CNNs: one per class, or one for all with class-wise latent means.
 
-    Latents are drawn as in `stylegan_noise`. Batch norm uses the statistics of up to 256 latents of a network.
+    Latents are drawn as in `stylegan_noise`. Batch norm uses the statistics of up to 256 of a network's latents.
 
     Args:
-        latent: length of a latent vector (VHL's paper: 64; its release: 8).
-        mean_std: of the class means; 0 as released, where only the networks distinguish the classes.
-        shared: whether all classes share one network; then mean_std must be above 0.
-        decorrelation_steps: SGD steps (lr .01, weight decay 1e-4, 64 latents each) on each network to reduce
-            `decorrelation`; 50 as released.
-        width: maps of the convolutions.
+        latent: length of a latent vector (VHL's paper: 64; its code: 8).
+        mean_std: standard deviation of the class means. It is 0 in the authors' code, so that only the networks
+            distinguish the classes.
+        shared: whether all classes share one network, which requires a `mean_std` above 0.
+        decorrelation_steps: number of SGD steps (lr .01, weight decay 1e-4, 64 latents per step) on each network to
+            reduce `decorrelation`; 50 in the authors' code.
+        width: number of maps of each convolution.
         num_classes, per_class, size, channels, sample_std, clamp, normalization, chunk, device, generator,
             progress: as in `stylegan_noise`.
 
@@ -124,11 +126,11 @@ def cnn_noise(
         The set, class by class.
 
     Raises:
-        TypeError, ValueError: an invalid argument.
+        TypeError, ValueError: an argument is invalid.
 
-    Paper: VHL (ICML 2022), appendix C.3, and the release's `train_generator_diversity`, whose momentum of .9 has no
-    effect because it creates an optimiser for each step. Deviations: as in `stylegan_noise`; the release draws new
-    latents for each step.
+    Paper: VHL (ICML 2022), appendix C.3, and `train_generator_diversity` in the authors' code. Its momentum of .9 has
+    no effect, because it creates a new optimiser for each step. Deviations: see `stylegan_noise`; in addition, the
+    authors' code draws new latents for each step.
     """
     decorrelation_steps = check.positive_int(decorrelation_steps, "decorrelation_steps", least=0)
     chunk = check.positive_int(chunk, "chunk")
@@ -163,7 +165,7 @@ def _decorrelate(network: nn.Module, latents: Tensor, steps: int, generator: tor
 
 @torch.no_grad()
 def _calibrate(network: nn.Module, latents: Tensor, generator: torch.Generator) -> None:
-    """Set batch norm's running statistics to those of up to 256 latents, so that chunking changes no result."""
+    """Set batch norm's running statistics from up to 256 latents, so that results do not depend on chunking."""
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = 1.0

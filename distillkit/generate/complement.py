@@ -16,17 +16,17 @@ def complement_targets(counts: Tensor, *, total: int = 256, rounding: str = "tru
     The number of labels of a class is proportional to its deficit, `max(counts) - counts`.
 
     Args:
-        counts: int [K], the images of each class, for example `LabeledImages.counts()`.
+        counts: number of images of each class, int [K], for example `LabeledImages.counts()`.
         total: number of labels.
-        rounding: "truncate" rounds the number of each class down, as released, and gives up to K - 1 labels fewer than
-            `total`; "largest_remainder" gives exactly `total`.
+        rounding: "truncate" rounds the number of labels of each class down, as in the authors' code, and returns up to
+            K - 1 labels fewer than `total`; "largest_remainder" returns exactly `total` labels.
 
     Returns:
-        int64 labels, ascending; the largest class has none. Empty if the classes are balanced (the released code
-        divides 0 by 0).
+        int64 labels, ascending, without labels of the largest class. Empty if the classes are balanced (the authors'
+        code divides 0 by 0).
 
     Raises:
-        TypeError, ValueError: counts that are not non-negative integers [K], an unknown rounding.
+        TypeError, ValueError: `counts` are not non-negative integers [K], or the rounding is unknown.
 
     Paper: FedCOG (Ye et al., "Fake It Till Make It: Federated Learning with Consensus-Oriented Generation", ICLR 2024),
     appendix A.1.1.

@@ -21,10 +21,10 @@ class SmallDecoder(nn.Module):
     Args:
         shape: (C, H, W) of the images.
         latent: length of a latent vector.
-        width: maps of the first layers; the second to last layer has half of them.
+        width: number of maps of the first layers; the second to last layer has half as many.
 
     Raises:
-        TypeError, ValueError: a shape or size that is not positive.
+        TypeError, ValueError: a shape or size is not positive.
     """
 
     def __init__(self, shape: Sequence[int], latent: int = 256, width: int = 128) -> None:

@@ -58,48 +58,50 @@ def invert(
         + total_variation * TV(x) + image_l2 * |x|_2 + batch_norm * BN(batch)
 
     Args:
-        teacher: network with logits [B, K] for images [B, C, H, W]; copied, and used in eval mode.
-        targets: class indices int [N]; or rows float [N, K] in [0, 1] for a multi-label task, with binary cross-entropy
-            and D of each label's binary distribution (means over labels).
-        shape: (C, H, W) of an image.
-        student: the network to disagree with (FedCOG: the client's previous local model); also copied. None omits the
-            term.
-        steps: of Adam. FedCOG's paper uses 100 (Table 10: more do not help); its code uses 500.
-        lr: of Adam, in units of the normalized space.
-        betas: of Adam.
-        cross_entropy, total_variation, image_l2, batch_norm, disagreement: weights, at least 0. The defaults are
-            FedCOG's; DeepInversion also uses the others. TV and the norm are those of `losses`, for each image.
+        teacher: network that maps images [B, C, H, W] to logits [B, K]. A copy is used, in eval mode.
+        targets: class indices int [N]; or rows float [N, K] in [0, 1] for a multi-label task, which uses binary
+            cross-entropy and D of each label's binary distribution (averaged over labels).
+        shape: shape (C, H, W) of an image.
+        student: the network to disagree with (FedCOG: the client's previous local model). A copy is used. None omits
+            the disagreement term.
+        steps: number of Adam steps. FedCOG's paper uses 100 (Table 10: more do not help); its code uses 500.
+        lr: learning rate of Adam, in units of the normalized space.
+        betas: betas of Adam.
+        cross_entropy, total_variation, image_l2, batch_norm, disagreement: weights of the terms, at least 0. The
+            defaults are FedCOG's; DeepInversion also uses the other terms. Total variation and norm are computed for
+            each image, as in `losses`.
         first_bn_multiplier: extra weight of the first BatchNorm layer's statistics.
-        divergence: D: "clamped" as released by DeepInversion and FedCOG, or the exact "jensen_shannon", whose gradient
-            does not vanish where the networks disagree most (see `losses.clamped_disagreement`).
-        decoder: builds a generator network, latents [B, latent] -> pixels [B, C, H, W] in [0, 1], for example
-            `lambda: SmallDecoder(shape)`. Each batch initialises a new one and trains it together with its latents.
-            Default: the pixels themselves are optimised.
+        divergence: D: "clamped" as in the code of DeepInversion and FedCOG, or the exact "jensen_shannon", whose
+            gradient does not vanish where the networks disagree most (see `losses.clamped_disagreement`).
+        decoder: function that builds a generator network, latents [B, latent] -> pixels [B, C, H, W] in [0, 1], for
+            example `lambda: SmallDecoder(shape)`. Each batch initialises a new generator and trains it together with
+            its latents. Default: the pixels themselves are optimised.
         latent: length of the decoder's latent vectors.
-        normalization: of the space that the networks expect.
-        batch: images optimised together, which bounds the memory. Default: 256 if they share BatchNorm statistics or a
-            decoder; else a device-dependent number, which does not change the result.
-        generator: draws the initial images, N(0, 1) in the normalized space, or the latents and the decoder.
+        normalization: normalization that the networks expect.
+        batch: number of images optimised together, which bounds the memory. Default: 256 if the images share BatchNorm
+            statistics or a decoder; otherwise a device-dependent number, which does not change the result.
+        generator: seed or generator for the initial images, N(0, 1) in the normalized space, or for the latents and the
+            decoder.
         progress: whether to show a progress bar.
 
     Returns:
-        A set on the teacher's device, labelled with the targets. Each image is its own iterate of lowest loss, and the
-        column `"logits"` has the teacher's logits for it. Pixels may leave [0, 1], unless there is a decoder. `info`
-        has `target_accuracy`, the share of images (of labels) for which the teacher predicts the target, and the mean
-        `loss`.
+        A set on the teacher's device, labelled with the targets. For each image, the iterate with its lowest loss is
+        returned; the column `"logits"` has the teacher's logits for it. Pixels may leave [0, 1], unless there is a
+        decoder. `info` has `target_accuracy`, the share of images (for multi-label targets, of labels) for which the
+        teacher predicts the target, and the mean `loss`.
 
     Raises:
-        TypeError, ValueError: an invalid argument; a network without BatchNorm for `batch_norm`; an image whose loss
-            was never finite.
+        TypeError, ValueError: an argument is invalid, `batch_norm` is set for a network without BatchNorm, or the loss
+            of an image was never finite.
 
     Papers: DeepInversion (Yin et al., "Dreaming to Distill", CVPR 2020), Eq. 2-4 and 8-9; FedCOG (Ye et al., ICLR
     2024), section 4.1, with `student` and the labels of `complement_targets`.
 
-    Deviations: the releases keep a reference to the images under optimisation instead of a copy of the best ones, so
-    they return the last images; FedCOG pairs these with earlier logits. Losses belong to single images, so the batch
-    size changes images only by rounding; the releases take norms and clamp over the batch. FedCOG's generator passes
-    pixels in [0, 1] to networks that expect normalized images; here they are normalized first. The teacher keeps no
-    hooks.
+    Deviations: The authors' code keeps a reference to the images under optimisation instead of a copy of the best ones,
+    so it returns the last images; FedCOG pairs them with earlier logits. Here each image has its own loss, so the batch
+    size changes images only by rounding; the authors' code computes norms and clamps over the batch. FedCOG's generator
+    passes pixels in [0, 1] to networks that expect normalized images; here the pixels are normalized first. No hooks
+    remain on the teacher.
     """
     steps = check.positive_int(steps, "steps", least=0)
     lr = check.real_number(lr, "lr", above=0.0)
@@ -189,7 +191,7 @@ def _best_iterates(
     betas: tuple[float, float],
     shown: Bar,
 ) -> tuple[Tensor, float]:
-    """Return each image's iterate of lowest loss, and the sum of these losses."""
+    """Return, for each image, the iterate with the lowest loss, and the sum of these losses."""
     adam = torch.optim.Adam(free, lr=lr, betas=betas)
     best = draw().detach()
     least = best.new_full((len(best),), torch.inf)

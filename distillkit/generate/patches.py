@@ -38,23 +38,24 @@ class Patches(Configurable):
     `size`; colour jitter.
 
     Args:
-        image: float [C, H, W] in [0, 1], or uint8; crops are rendered on its device. With C != 3 the jitter skips
-            saturation and hue.
-        seed: seed of all draws.
+        image: float [C, H, W] in [0, 1], or uint8. Crops are rendered on the image's device. If C is not 3, the jitter
+            skips saturation and hue.
+        seed: seed of all random draws.
         size: side of a crop in pixels.
-        count: number of crops; a larger count only adds crops.
+        count: number of crops. A larger count only adds crops.
         precrop: side of the first square as a share of the image's shorter side, in (0, 1].
-        area: range of the crop's area as a share of that square, within (0, 1].
+        area: range of the crop's area as a share of the first square, within (0, 1].
         aspect: range of width / height, drawn log-uniformly.
-        rotation: largest angle in degrees; 35 in the paper, 30 in the released code.
+        rotation: largest rotation in degrees; 35 in the paper, 30 in the authors' code.
         shear: largest x-shear in degrees, below 90.
-        flip: probability of a mirrored crop. The paper lists flips, the released code has none.
-        jitter: strength of brightness, contrast, saturation (factors in 1 +- strength) and hue (+- turns, at most 0.5).
-        jitter_probability: probability of colour jitter; the order of the four operations is drawn for each crop.
-        jpeg_quality: 1 to 100 for a JPEG round trip (75 in the released code); None for no round trip.
+        flip: probability of a mirrored crop. The paper lists flips; the authors' code has none.
+        jitter: strengths of brightness, contrast and saturation (factors in 1 +- strength) and of hue (+- turns, at
+            most 0.5).
+        jitter_probability: probability of colour jitter. The order of the four operations is drawn for each crop.
+        jpeg_quality: quality of a JPEG round trip, 1 to 100 (75 in the authors' code); None for no round trip.
 
     Raises:
-        TypeError, ValueError: an invalid argument.
+        TypeError, ValueError: an argument is invalid.
 
     Deviations: in the released code, threads share a random state, so no two runs agree; here each index has its own
     generator. At the border of the rotated crop, pixels fade to black over one pixel instead of half a pixel.
@@ -114,7 +115,7 @@ class Patches(Configurable):
         """Return the rectangle and the transformations of crop `index`, without rendering it.
 
         Raises:
-            TypeError, IndexError: an index that is not an integer, or outside [0, count).
+            TypeError, IndexError: the index is not an integer, or outside [0, count).
         """
         if isinstance(index, bool) or not isinstance(index, int):
             raise TypeError(f"index must be an int, got {type(index).__name__}")
@@ -169,11 +170,11 @@ class Patches(Configurable):
         """Render crops: float [B, C, size, size] in [0, 1].
 
         Args:
-            indices: the crops, in this order.
+            indices: indices of the crops, in the order of the result.
             progress: whether to show a progress bar.
 
         Raises:
-            TypeError, IndexError: an index that is not an integer, or not below `count`.
+            TypeError, IndexError: an index is not an integer, or not below `count`.
         """
         if not len(indices):
             return self.image.new_empty(0, len(self.image), self.size, self.size)
@@ -191,8 +192,8 @@ class Patches(Configurable):
         """Render crops in chunks to bound the memory.
 
         Args:
-            size: crops per chunk.
-            indices: the crops, in this order; default all.
+            size: number of crops per chunk.
+            indices: indices of the crops, in the order of the result; default: all crops.
 
         Yields:
             float [size, C, H, W] in [0, 1]; the last chunk may be smaller.
@@ -213,9 +214,9 @@ class Patches(Configurable):
         """Return crops with labels as a set to train on; the column `"index"` has the indices.
 
         Args:
-            indices: the crops.
-            labels: class indices or rows for each crop, for example from a teacher.
-            num_classes, normalization: of the set; see `LabeledImages`.
+            indices: indices of the crops.
+            labels: class index or row of each crop, for example from a teacher.
+            num_classes, normalization: properties of the set; see `LabeledImages`.
         """
         rows = torch.as_tensor(indices, dtype=torch.long, device=self.image.device)
         info = {"method": "patches", "seed": self.seed, "digest": self.digest, **provenance()}

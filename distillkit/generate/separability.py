@@ -24,9 +24,9 @@ class Separability:
     """Result of `separability`: accuracies in [0, 1] on the held-out half of the set.
 
     Attributes:
-        linear_probe: of a logistic regression on the pixels.
-        small_net: of a small network, by default a ConvNet.
-        chance: of always predicting the largest class.
+        linear_probe: accuracy of a logistic regression on the pixels.
+        small_net: accuracy of a small network, by default a ConvNet.
+        chance: accuracy of always predicting the largest class.
     """
 
     linear_probe: float
@@ -52,13 +52,15 @@ def separability(
 
     Args:
         images, labels: a set, or float [N, C, H, W] and class indices [N]; at least two images of each class.
-        factory: builds the small network. Default: a ConvNet of width 32 and depth 3, less for images below 16 pixels.
-        epochs, lr, batch: of Adam for the network.
-        generator: draws the halves (the training half of each class is rounded up), the network and the batches.
+        factory: function that builds the small network. Default: a ConvNet of width 32 and depth 3 (a smaller depth for
+            images below 16 pixels).
+        epochs, lr, batch: number of epochs, learning rate and batch size for training the network with Adam.
+        generator: seed or generator for the halves (the training half of each class is rounded up), the network and the
+            batches.
         progress: whether to show a progress bar.
 
     Raises:
-        TypeError, ValueError: an invalid argument, label rows, or a class with a single image.
+        TypeError, ValueError: an argument is invalid, labels are rows, or a class has a single image.
     """
     data = as_set(images, labels, progress=progress)
     epochs = check.positive_int(epochs, "epochs")

@@ -79,13 +79,14 @@ class StyleGAN2(nn.Module):
 
     Args:
         size: height and width, at least 4.
-        channels: C of the images.
+        channels: number of channels C of the images.
         latent: length of a latent vector.
-        width: maps up to 32 pixels; halved with each doubling above (the paper's for channel multiplier 1: 512).
-        depth: layers of the mapping.
+        width: number of maps at resolutions up to 32 pixels; each further doubling of the resolution halves it. The
+            paper uses 512 (channel multiplier 1).
+        depth: number of layers of the mapping.
 
     Raises:
-        TypeError, ValueError: a number that is too small.
+        TypeError, ValueError: an argument is too small.
 
     Paper: Karras et al., "Analyzing and improving the image quality of StyleGAN" (CVPR 2020), section 2 and figure 2;
     skip connections of section 4.1. No custom CUDA operation is needed.
@@ -122,9 +123,9 @@ class StyleGAN2(nn.Module):
         """Return the images [B, C, size, size] of latents, unbounded.
 
         Args:
-            z: float [B, latent]; only the direction matters (PixelNorm).
-            noise: one float [B, 1, side, side] for each of `noise_sides`, added before the activations.
-            noise_gain: factor of the noise; 0 before training.
+            z: latents, float [B, latent]; only their direction matters (PixelNorm).
+            noise: one tensor [B, 1, side, side] for each side in `noise_sides`, added before the activations.
+            noise_gain: factor of the noise; 0 in an untrained network.
         """
         w = z * (z.square().mean(1, keepdim=True) + 1e-8).rsqrt()
         for layer in self.mapping:

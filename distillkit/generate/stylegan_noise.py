@@ -45,33 +45,34 @@ def stylegan_noise(
     keeps only directions, so the ratio mean_std / sample_std alone determines the separation of the classes.
 
     Args:
-        num_classes: K.
-        per_class: images of each class (VHL: 200 or 5,000; the release does not say which).
+        num_classes: number of classes K.
+        per_class: number of images per class (VHL: 200 or 5,000; the authors' code does not say which).
         size: height and width, at least 4; see `StyleGAN2` for sizes that are not a power of two.
-        channels: C of the images.
+        channels: number of channels C of the images.
         latent: length of a latent vector (VHL: 64; 256 for 100 and 200 classes).
-        mean_std, sample_std: as above (VHL: .5 and .3; CIFAR-100 .5 and .2; Tiny-ImageNet .5 and .15).
+        mean_std, sample_std: standard deviations of the class means, and of the latents around them (VHL: .5 and .3;
+            CIFAR-100 .5 and .2; Tiny-ImageNet .5 and .15).
         noise_gain: gain of StyleGAN2's noise inputs. It is 0 in an untrained network, so the noise has no effect in
-            VHL's release. Above 0, each layer adds gain * n, n ~ N(m_k, sample_std^2), with a noise picture
+            the authors' code. Above 0, each layer adds gain * n, n ~ N(m_k, sample_std^2), with a noise picture
             m_k ~ N(0, mean_std^2) for each class.
-        width: maps of the generator; 512 in the paper.
-        clamp: whether to clamp the generator's output to [0, 1] as released, which saturates most pixels. Default: each
-            channel is scaled to [0, 1] by its extremes over the whole set.
-        normalization: of the set. Default: measured on it, so that each channel has mean 0 and std 1. VHL's loader uses
-            mean .5 and std .25.
-        chunk: images per forward pass, which bounds the memory; use some hundreds on a GPU.
-        device: where the generator runs, and the device of the set.
-        generator: draws everything, on the CPU.
+        width: number of maps of the generator, see `StyleGAN2`; 512 in the paper.
+        clamp: whether to clamp the generator's output to [0, 1] as in the authors' code, which saturates most pixels.
+            By default each channel is scaled to [0, 1] by its extremes over the whole set.
+        normalization: normalization of the set. By default it is measured on the set, so that each channel has mean 0
+            and std 1. VHL's loader uses mean .5 and std .25.
+        chunk: number of images per forward pass, which bounds the memory; use several hundred on a GPU.
+        device: device of the generator network and of the returned set.
+        generator: seed or random generator for all draws, which are made on the CPU.
         progress: whether to show a progress bar.
 
     Returns:
         The set, class by class.
 
     Raises:
-        TypeError, ValueError: an invalid argument.
+        TypeError, ValueError: an argument is invalid.
 
-    Paper: Tang et al., "Virtual homogeneity learning" (VHL, ICML 2022), appendix C.3. Deviations: scaled, not
-    clamped; no JPEG between generator and set.
+    Paper: Tang et al., "Virtual homogeneity learning" (VHL, ICML 2022), appendix C.3. Deviations: pixels are scaled,
+    not clamped; there is no JPEG compression between generator and set.
     """
     noise_gain = check.real_number(noise_gain, "noise_gain", least=0.0)
     chunk = check.positive_int(chunk, "chunk")
@@ -108,8 +109,8 @@ def upsampled_gaussian(
 ) -> LabeledImages:
     """Draw VHL's simplest virtual data: upsampled Gaussian noise around a mean picture of each class.
 
-    The mean of class k is m_k ~ N(0, mean_std^2), an image is N(m_k, sample_std^2). Both have `base` x `base` pixels
-    and are upsampled bilinearly.
+    The mean picture of class k is m_k ~ N(0, mean_std^2), and an image is drawn from N(m_k, sample_std^2). Images are
+    drawn with `base` x `base` pixels and upsampled bilinearly.
 
     Args:
         base: side in pixels before upsampling (VHL: 8).
@@ -120,9 +121,9 @@ def upsampled_gaussian(
         The set, class by class.
 
     Raises:
-        TypeError, ValueError: an invalid argument.
+        TypeError, ValueError: an argument is invalid.
 
-    Paper: VHL (ICML 2022), appendix C.3. Deviations: as in `stylegan_noise`; the release's clamp removes the
+    Paper: VHL (ICML 2022), appendix C.3. Deviations: as in `stylegan_noise`; the clamp in the authors' code removes the
     negative half of the noise.
     """
     device = check.device(device)
