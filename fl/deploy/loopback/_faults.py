@@ -15,21 +15,7 @@ __all__ = ["Faults"]
 
 @dataclass(frozen=True)
 class Faults:
-    """Shares of the clients' results that are lost, repeated or delayed.
-
-    Each fault is drawn from (seed, verb, round, client), so a run can be repeated exactly.
-
-    Args:
-        lose: share of results that never arrive; their clients are recorded as failed. The same share of notices of
-            committed rounds is lost.
-        repeat: share of results that arrive twice; the second copy is recognised and dropped.
-        delay: share of results that arrive after the end of their exchange; their clients are recorded as failed, and
-            the late results are dropped.
-        seed: seed of the faults.
-
-    Raises:
-        ValueError: a share is outside [0, 1], or the shares add up to more than 1.
-    """
+    """Shares of the clients' results that are lost, repeated or delayed; `Loopback` describes the fields."""
 
     lose: float = 0.0
     repeat: float = 0.0
