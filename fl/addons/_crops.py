@@ -1,4 +1,4 @@
-"""Images that every participant holds under the same numbers: the crops of one picture, or a pool of pictures."""
+"""Images that every participant has under the same indices: crops of one picture, or a pool of pictures."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class View:
 
 
 class Source(ABC):
-    """Base class of `count` images that are made from a tensor which every participant holds."""
+    """Base class of `count` images that are made from a tensor that every participant has."""
 
     count: int
 
@@ -77,7 +77,7 @@ class Source(ABC):
         generator: torch.Generator,
         options: Mapping[str, Any],
     ) -> Tensor:
-        """Return the numbers int32 [keep], ascending, of the images that `select` keeps by a network's outputs."""
+        """Return the ascending indices, int32 [keep], of the images that `select` keeps by a network's outputs."""
         everything = torch.arange(self.count)
         if keep == self.count:
             return everything.int()
@@ -88,12 +88,12 @@ class Source(ABC):
 class Crops(Source):
     """Thread-safe cache of the crops of `Patches`, as 8 bits.
 
-    The bits are those of `Patches.batch` in any order of requests, because a crop depends only on its index. 50,000
-    crops of 3x32x32 take 154 MB once all have been requested.
+    The crops are bitwise those of `Patches.batch` in any order of requests, because a crop depends only on its index.
+    50,000 crops of 3x32x32 take 154 MB once all of them have been requested.
 
     Args:
-        seed, count, options: as in `Patches`, without the image and the size.
-        size: None for the size of the images with which the crops are used.
+        seed, count, options: options of `Patches`, except the image and the size.
+        size: side of a crop in pixels; None: the size of the images with which the crops are used.
     """
 
     def __init__(self, seed: int, count: int, size: int | None, options: Mapping[str, Any]) -> None:
@@ -113,7 +113,8 @@ class Crops(Source):
         """Return the side of a crop for images of `shape`.
 
         Raises:
-            ValueError: other channels than the images, or images that are not square without a size.
+            ValueError: the picture has other channels than the images, or the images are not square and no `size` is
+                given.
         """
         if len(image) != shape[0]:
             raise ValueError(
@@ -124,7 +125,7 @@ class Crops(Source):
         return self.size or shape[1]
 
     def _of(self, image: Tensor, size: int) -> Patches:
-        """Return the patches of this image; another image or size than before empties the cache."""
+        """Return the patches of this image. If the image or size has changed, empty the cache."""
         patches = self._patches
         if patches is None or patches.size != size or not (image is self._image or torch.equal(image, self._image)):
             patches = self._patches = Patches(image, self.seed, size=size, count=self.count, **self.options)

@@ -43,23 +43,23 @@ def distill(
     """Train `student` in place with Adam to match the teacher's logits; return it in eval mode.
 
     Args:
-        student: the network, on the images' device; trained in train mode, so batch-norm statistics follow.
-        images: float [N, C, H, W], normalised.
-        teacher_logits: float [N, K]; for averaged probabilities give their logarithms.
-        steps: optimiser steps, in whole shuffled passes; the last short batch of each pass is kept.
-        batch: images per step.
-        lr: Adam's rate; betas 0.9 and 0.999.
-        generator: of the order and of dropout.
-        schedule: the rate is constant, or falls along half a cosine from `lr` to 0 after `steps`.
-        clip: norm s to which the student's logits are rescaled (`losses.clip_logit_norm`); the teacher's never are.
-        gradient_norm: gradients longer than this are rescaled to it.
-        loss: of the student's and the teacher's logits; by default KL(softmax(teacher) || softmax(student)), mean over
-            images. A task has its own: `task.distill`.
-        running: called in every step; raises to stop.
-        score: if given, keep the best weights among those after step 1, every `every` steps and the last step (the
-            first of equal ones). Otherwise keep the last.
-        patience: stop when the score has not risen for so many steps.
-        every: steps between two scores; the network is in eval mode then.
+        student: network to train, on the images' device, in train mode: its batch-norm statistics change.
+        images: normalised images, float [N, C, H, W].
+        teacher_logits: logits of the teacher, float [N, K]; for averaged probabilities pass their logarithms.
+        steps: number of optimiser steps, in shuffled passes; the last short batch of each pass is kept.
+        batch: number of images per step.
+        lr: Adam's rate; betas are 0.9 and 0.999.
+        generator: generator of the order of the images and of dropout.
+        schedule: "constant" rate, or "cosine": the rate falls along half a cosine from `lr` to 0 after `steps`.
+        clip: largest norm of the student's logits (`losses.clip_logit_norm`); the teacher's logits are not clipped.
+        gradient_norm: largest norm of a gradient; longer gradients are rescaled to this norm.
+        loss: function of the student's and the teacher's logits; default KL(softmax(teacher) || softmax(student)),
+            mean over images. Each task defines one: `task.distill`.
+        running: function that is called in every step and raises an exception to stop.
+        score: function that scores the network. The best weights are kept among those after step 1, every `every`
+            steps and the last step (the earliest in a tie). None: the last weights are kept.
+        patience: number of steps without a better score after which the training stops.
+        every: number of steps between two scores; the network is scored in eval mode.
     """
     seed_dropout(student, generator)
     optimizer = torch.optim.Adam(student.parameters(), lr=lr, foreach=False)
@@ -104,13 +104,13 @@ def distill_models(
     The round's row gets `distillation_steps`, the largest number of steps of an architecture.
 
     Args:
-        server: gives the networks, and the images for the score.
-        start: the initial weights, all architectures' in one group.
-        images: float [N, C, H, W], normalised.
-        teacher_logits: float [N, K].
-        owner: key of the calling add-on; names the random draws.
-        best: whether to keep the best weights on `server.data["validation"]` instead of the last.
-        options: those of `distill`.
+        server: server with the networks, and with the images for the score.
+        start: initial weights of all architectures, in one group.
+        images: normalised images, float [N, C, H, W].
+        teacher_logits: logits of the teacher, float [N, K].
+        owner: key of the calling add-on, which names the random draws.
+        best: whether to keep the best weights on `server.data["validation"]` instead of the last weights.
+        options: options of `distill`.
     """
     networks = server.settings.networks
     found: Tensors = {}
@@ -139,19 +139,19 @@ def validation_accuracy(server: AveragingServer, network: nn.Module) -> float:
 def starts_from_average(number: int, rate: float, warm_rounds: int) -> bool:
     """Return whether the distillation of round `number` >= 1 starts from the clients' average.
 
-    It does in the first `warm_rounds` rounds, and in a share `rate` of all rounds, evenly spaced (0.2: rounds 5, 10,
-    ...).
+    This is the case in the first `warm_rounds` rounds, and in a share `rate` of all rounds, evenly spaced (0.2: rounds
+    5, 10, ...).
     """
     exact = Fraction(rate).limit_denominator(1000)
     return number <= warm_rounds or math.floor(exact * number) > math.floor(exact * (number - 1))
 
 
 def falling_steps(most: int, least: int, period: int, number: int) -> int:
-    """Return the steps of round `number` >= 1, which fall along half a cosine in each period.
+    """Return the number of steps in round `number` >= 1, which falls along half a cosine in each period.
 
-    They are `most` in rounds 1, period, 2 period etc. and fall towards `least` in between. Truncated, as in the release
-    of "Federated Learning with a Single Shared Image" (`cosine_annealing_round` with restarts in strategy/common.py,
-    truncated in strategy/fed_df.py): 11,281 steps in Table 4's 30 rounds.
+    The number is `most` in rounds 1, period, 2 period etc. and falls towards `least` in between. It is truncated as in
+    the authors' code of "Federated Learning with a Single Shared Image" (`cosine_annealing_round` with restarts in
+    strategy/common.py, truncated in strategy/fed_df.py): 11,281 steps in Table 4's 30 rounds.
     """
     phase = number % period if number > 1 else 0
     return int(least + 0.5 * (most - least) * (1 + math.cos(phase / max(1, period - 1) * math.pi)))

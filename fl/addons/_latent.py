@@ -16,11 +16,11 @@ __all__ = ["Head", "LatentGenerator", "diversity"]
 
 
 class Head(nn.Module):
-    """The classifier of a network as a separate module, to be run with any client's weights.
+    """The classifier of a network as a separate module, which can be run with any client's weights.
 
     Attributes:
-        embedding: d, the size of its input.
-        names: its parameters' names in the network.
+        embedding: d, the size of the classifier's input.
+        names: names that the classifier's parameters have in the network.
     """
 
     def __init__(self, network: nn.Module, shape: tuple[int, int, int]) -> None:
@@ -39,12 +39,12 @@ class Head(nn.Module):
         return split(self.model).classifier(embedding)
 
     def at(self, weights: Tensors, embedding: Tensor) -> Tensor:
-        """Return logits [N, K] of embeddings [N, d] for other weights, given by the network's names."""
+        """Return logits [N, K] of embeddings [N, d] for other `weights`, which have the names of the network."""
         return cast(Tensor, functional_call(self, {f"model.{n}": t for n, t in weights.items()}, (embedding,)))
 
 
 class LatentGenerator(nn.Module):
-    """FedGen's generator: noise and a one-hot class, one hidden layer with batch norm, an embedding."""
+    """FedGen's generator of embeddings from noise and a one-hot class, with one hidden layer and batch norm."""
 
     def __init__(self, num_classes: int, noise: int, hidden: int, embedding: int) -> None:
         super().__init__()

@@ -22,7 +22,10 @@ _BESIDE_A_TERM = ("correct_gradient", "after_step", "scale_update", "after_train
 
 
 def unsound(addon: AddOn) -> str:
-    """Return why an add-on would leak private data beside the noised gradients, as the end of a sentence, or ""."""
+    """Return the reason why an add-on would leak private data besides the noised gradients, or "".
+
+    The reason is the end of a sentence.
+    """
     for hook, why in _DERIVED.items():
         if overrides(addon, hook) and (hook != "answer" or addon.has_query):
             return why
@@ -38,11 +41,11 @@ def refuse_mixing_parts(server: AveragingServer, generator: torch.Generator) -> 
     """Refuse an augmentation or objective that mixes the examples of a batch, by a trial on public noise.
 
     Args:
-        server: gives the task, the options and the space of the images.
-        generator: the source of the noise.
+        server: server with the task, the options and the space of the images.
+        generator: generator of the noise.
 
     Raises:
-        BatchStatistics, NotSeparable: one of them mixes the examples of a batch.
+        BatchStatistics, NotSeparable: the augmentation or the objective mixes the examples of a batch.
     """
     settings, data = server.settings, noise_set(server.task, empty_set(server), generator)
     logits = torch.randn(len(data), server.outputs, generator=generator).to(data.images.device)
@@ -52,7 +55,7 @@ def refuse_mixing_parts(server: AveragingServer, generator: torch.Generator) -> 
 
 
 def public_examples(local: Local) -> list[torch.Tensor]:
-    """Return six noise images in the client's space, with labels, and a column of ones for each of its columns."""
+    """Return six noise images in the space of the client's set, labels, and ones for each further column of the set."""
     data = noise_set(local.task, local.data, derive(local.client.seed, "trial"))
     columns = [local.data.columns[name] for name in sorted(local.data.columns)]
     ones = [c.new_ones((len(data), *c.shape[1:])) for c in columns]

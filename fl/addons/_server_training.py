@@ -31,15 +31,15 @@ def train_on_set(
     """Train `network` in place: shuffled passes over the set, mean cross-entropy, optionally weighted by image.
 
     Args:
-        network: on the images' device.
-        data: the set.
-        optimizer: of the network's parameters.
-        epochs: passes over the set.
-        batch: images per step.
-        order, dropout: generators of the order and of the dropout masks.
-        running: called before every step; raises to stop.
-        weight: of each image, float [N] with mean 1; None: equal weights.
-        after_step: called after every step.
+        network: network to train, on the images' device.
+        data: set to train on.
+        optimizer: optimiser of the network's parameters.
+        epochs: number of passes over the set.
+        batch: number of images per step.
+        order, dropout: generators of the order of the images and of the dropout masks.
+        running: function that is called before every step and raises an exception to stop.
+        weight: weight of each image, float [N] with mean 1; None: equal weights.
+        after_step: function that is called after every step.
     """
     seed_dropout(network, dropout)
     for index in shuffled_indices(len(data), batch, order, epochs, None):
@@ -57,11 +57,11 @@ def train_on_set(
 
 
 class Projection:
-    """Projection of a network's parameters to the ball around their present values.
+    """Projection of a network's parameters to the ball around their current values.
 
     Args:
-        network: whose parameters; the ball's center is a copy of their values.
-        radius: of the ball, in l2 norm over all parameters.
+        network: network to project; a copy of its current parameters is the center of the ball.
+        radius: radius of the ball, in l2 norm over all parameters.
     """
 
     def __init__(self, network: nn.Module, radius: float) -> None:

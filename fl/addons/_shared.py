@@ -1,4 +1,4 @@
-"""The round of single-image federated learning, in which logits on shared images travel instead of weights."""
+"""The round of single-image federated learning, in which clients send logits on shared images instead of weights."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _AVERAGES = ("scale_update", "aggregate", "server_step", "evaluation_model")
 class Shared(AddOn):
     """Base of `SharedImage` and `SharedPool`: clients send logits on images that all participants have.
 
-    Lines 4 to 12 of Algorithm 1 of "Federated Learning with a Single Shared Image" (Soni, Saeed and Asano, 2024). A
-    subclass documents the options, declares the entries, and passes the shared images to `_set_source`.
+    It implements lines 4 to 12 of Algorithm 1 of "Federated Learning with a Single Shared Image" (Soni, Saeed and
+    Asano, 2024). A subclass documents the options, declares the entries, and passes the shared images to `_set_source`.
     """
 
     key = "Shared"
@@ -75,7 +75,7 @@ class Shared(AddOn):
                 )
 
     def has_average(self, number: int) -> bool:
-        """Return whether round `number` >= 1 has FedAvg initialisation, so that weights are sent up in it."""
+        """Return whether round `number` >= 1 has FedAvg initialisation, so that clients send their weights in it."""
         return starts_from_average(number, self.rate, self.warm_rounds)
 
     def start(self, server: AveragingServer) -> None:
@@ -88,7 +88,7 @@ class Shared(AddOn):
         server.state[self.index] = self._select(server)
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the numbers of the images (line 5), and once the picture or pool."""
+        """Send the indices of the images (line 5) and, once, the picture or pool."""
         message[self.picture], message[self.index] = self.pixels, server.state[self.index]
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:

@@ -30,22 +30,22 @@ def require_source(source: object) -> None:
 def virtual_set(
     server: Server, owner: AddOn, source: str | LabeledImages, classes: int, per_class: int, options: Mapping[str, Any]
 ) -> LabeledImages:
-    """Make the noise, or take a foreign set, and check that it fits the network.
+    """Return the virtual set: noise or another given set, which is checked to fit the network.
 
-    Noise keeps a normalisation of its own (mean 0, std 1 unless `options` says otherwise), as in the paper's release,
-    where the clients' images have other constants. A foreign set must be in the clients' normalisation.
+    Noise has its own normalisation (mean 0 and std 1, unless `options` sets others), as in the authors' code, where the
+    constants of the clients' images differ. A given set must have the clients' normalisation.
 
     Args:
-        server: gives the images' shape, the generator, and `data`, the sets that `source` may name.
-        owner: the add-on, for its random draws and for messages.
-        source: a key of `NOISE`, a name in `server.data`, or a set.
-        classes: of the virtual set.
-        per_class: images of each class of noise.
+        server: server with the images' shape, the generator, and `data`, the sets that `source` may name.
+        owner: add-on that uses the set; it names the random draws and appears in error messages.
+        source: key of `NOISE`, name in `server.data`, or set.
+        classes: number of classes of the virtual set.
+        per_class: number of noise images per class.
         options: further arguments of the noise function.
 
     Raises:
-        ValueError: an unknown source, images that are not square (noise), or a foreign set that does not fit, or that
-            holds no images or no class indices.
+        ValueError: the source is unknown, the images are not square (noise), or a given set does not fit or has no
+            images or no class indices.
     """
     channels, height, width = server.shape
     if isinstance(source, str) and source in NOISE:

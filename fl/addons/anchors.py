@@ -28,31 +28,32 @@ class Anchors(AddOn):
     """FedLGD's global half (Huang et al., TMLR 2024, sections 3.2 and 3.3.2, Eqs. 2-6, Algorithm 1).
 
     All clients train with the same few images per class, the anchors, so that their features agree where their data do
-    not. The server keeps a set G of `ipc` labelled images per class. In the `selected` rounds clients train as without
-    it (line 17), and the server changes G so that its gradient at the previous weights w points to (w - mean of w_k) /
-    lr, whatever server step follows (Eqs. 5-6, by the cosine of each output row). In the other rounds a client adds G
-    to its own data (Eq. 3), and `weight` times the supervised contrastive loss over [the batch; all of G] (Eqs. 2 and
-    4, line 20). G is sent only to clients that use it and do not hold it yet.
+    not. The server keeps a set G of `ipc` labelled images per class. In the `selected` rounds clients train without G
+    (line 17). The server then changes G so that the gradient of G at the previous weights w points to (w - mean of w_k)
+    / lr, whatever server step follows (Eqs. 5-6, by the cosine of each output row). In the other rounds a client adds G
+    to its own data (Eq. 3), and adds to its loss `weight` times the supervised contrastive loss over [the batch; all of
+    G] (Eqs. 2 and 4, line 20). G is sent only to clients that use it and do not have it yet.
 
-    Deviations. The contrastive term is a mean over its elements as released; Eq. 4 prints a sum (`reduction="sum"`),
-    which needs another weight. With `regulariser="mmd"`, the paper's alternative (Fig. 3a), the term is `weight` times
-    the squared MMD of the same two blocks of embeddings under five Gaussian kernels (`losses.rbf_mmd`), without labels,
-    as released (fedlgd_main.py, lines 83-85). Nothing is detached, as released. The release trains on G in the selected
-    rounds too, so the matched gradient is partly G's own (`joined="always"`). Its G starts from the clients' mean class
-    statistics (`init="statistics-whole-set"`: the sums divided by all of a client's pixels; `"statistics"`: by the
-    class's), the paper's from noise. For statistics each client is queried once, before round 1: 2C numbers per class,
-    and which classes it has. Noise fills classes that no client has.
+    Deviations. The contrastive term is a mean over its elements, as in the authors' code; Eq. 4 prints a sum
+    (`reduction="sum"`), which needs another weight. With `regulariser="mmd"`, the paper's alternative (Fig. 3a), the
+    term is `weight` times the squared MMD of the same two blocks of embeddings under five Gaussian kernels
+    (`losses.rbf_mmd`), without labels, as in the authors' code (fedlgd_main.py, lines 83-85). Nothing is detached, as
+    in that code. It also trains on G in the selected rounds, so G itself contributes to the matched gradient
+    (`joined="always"`). In the authors' code G starts from the clients' mean class statistics, in the paper from noise.
+    (`init="statistics-whole-set"`, as in the code, divides the sums by all of a client's pixels, and `"statistics"` by
+    those of the class.) For statistics each client is queried once, before round 1. It sends 2C values per class, and
+    states which classes it has. Classes that no client has start from noise.
 
     Args:
-        ipc: images per class in G; the paper takes 10. 0 disables the add-on.
-        weight: lambda; the paper takes 10 on DIGITS and 1 on CIFAR10C.
-        selected: the rounds, from 1, in which G is distilled.
-        joined: "unselected" or "always": the rounds in which G is training data.
-        init: what G starts from, "noise", "statistics" or "statistics-whole-set".
-        steps, lr, momentum: of SGD on G's pixels.
-        regulariser: the term on the clients, "contrastive" or "mmd".
-        temperature: of the contrastive loss, above 0.
-        reduction: of the contrastive loss, "mean" or "sum" over its anchors.
+        ipc: number of images per class in G; the paper uses 10. 0 disables the add-on.
+        weight: lambda, the weight of the term on the clients; the paper uses 10 on DIGITS and 1 on CIFAR10C.
+        selected: rounds, counted from 1, in which G is distilled.
+        joined: rounds in which G is training data, "unselected" or "always".
+        init: source of the initial G, "noise", "statistics" or "statistics-whole-set".
+        steps, lr, momentum: options of SGD on G's pixels.
+        regulariser: term on the clients, "contrastive" or "mmd".
+        temperature: temperature of the contrastive loss, above 0.
+        reduction: reduction of the contrastive loss, "mean" or "sum" over its anchors.
     """
 
     key = "Anchors"
@@ -88,35 +89,35 @@ class Anchors(AddOn):
 
     @property
     def has_query(self) -> bool:
-        """Whether clients are queried for class statistics before round 1: if G starts from them (`init`)."""
+        """Whether clients are queried for class statistics before round 1, which depends on `init`."""
         return self.init != "noise"
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse several architectures, personal parameters, and Adam, whose change is no sum of gradients."""
+        """Refuse several architectures, personal parameters, and Adam, whose updates are not sums of gradients."""
         require_one_architecture(self, settings, "it matches the gradient of one model")
         require_whole_models(self, settings, "it matches their gradient on the server")
         if settings.optimizer.name == "adam":
             raise ValueError("Anchors needs optimizer='sgd', got 'adam', whose weight change is not a sum of gradients")
 
     def start(self, server: AveragingServer) -> None:
-        """Draw G from noise, N(0, 1) a pixel."""
+        """Draw G from noise, N(0, 1) per pixel."""
         shape = (server.task.num_classes, server.shape[0])
         self._draw(server, torch.zeros(shape, dtype=server.dtype), torch.ones(shape, dtype=server.dtype))
 
     def answer(self, local: Local, reply: Message) -> None:
-        """Answer with mean and standard deviation of each channel in each class, and which classes the client has."""
+        """Answer with the mean and standard deviation of each channel in each class, and the classes that exist."""
         stats = class_statistics(local.client.data, whole_set=self.init == "statistics-whole-set")
         reply[self.statistics] = torch.cat(stats, 1)
         reply[self.owned] = (local.counts > 0).float()
 
     def expect_answer(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Expect a row of statistics for each class, and whether the client has it."""
+        """Expect a row of statistics for each class, and whether the client has the class."""
         blank = torch.zeros(server.task.num_classes, 2 * server.shape[0], dtype=server.dtype)
         schema[self.statistics.key] = EntrySpec(blank)
         schema[self.owned.key] = EntrySpec(torch.zeros(len(blank)), minimum=0.0, maximum=1.0)
 
     def receive_answers(self, server: AveragingServer, replies: AggregatedReplies) -> None:
-        """Draw G from the clients' mean statistics; classes that no client has from noise."""
+        """Draw G from the clients' mean statistics; draw classes that no client has from noise."""
         if self.has_query:
             nobody = (replies.weight(self.statistics) == 0).unsqueeze(1)
             means, stds = replies[self.statistics].chunk(2, 1)
@@ -130,7 +131,7 @@ class Anchors(AddOn):
         server.state[self.anchors] = drawn
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send G in the rounds in which clients read it; the images travel only when they have changed."""
+        """Send G in the rounds in which clients use it; the images are sent only when they have changed."""
         if self._joins(server.round):
             message[self.anchors] = server.state[self.anchors]
 
@@ -151,7 +152,7 @@ class Anchors(AddOn):
         return local.stream(self, anchors, batch=len(anchors))
 
     def loss(self, step: Step) -> Tensor | None:
-        """Return the term lambda L_Con over [the batch; all of G] (Eq. 4), or lambda times their MMD."""
+        """Return lambda L_Con over [the batch; all of G] (Eq. 4), or lambda times the MMD of the batch and G."""
         if not step.has_batch(self):
             return None
         if self.regulariser == "mmd":

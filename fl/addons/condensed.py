@@ -32,24 +32,26 @@ class Condensed(AddOn):
 
     Clients train on a small set that was condensed from their data, in place of the data. When a client is drawn for
     the first time it condenses its data by distribution matching under random networks. In the `selected` rounds it
-    refines that set under the received global network, which stays fixed meanwhile ("iterative distribution matching",
-    Eq. 1). Any method can then train on the set. With `refine_steps=0` it is the preparation of the paper's baselines.
+    refines this set under the received global network, which is fixed during the refinement ("iterative distribution
+    matching", Eq. 1). Any method can then train on the set. `refine_steps=0` gives the sets of the paper's baselines.
     `ipc=0` disables the add-on. Classes that a client does not have are left out.
 
-    Deviations. In round 1 nothing is refined (as released), because the network is untrained. A client condenses when
-    it is first drawn, the release before round 0: the set is the same, unless the client is never drawn. The release
-    starts from statistics divided by the whole set's pixels (`init="statistics-whole-set"`; the paper, and the default,
-    divide by the class's own), and its first condensation always draws a `ConvNet` (`factory`).
+    Deviations. Nothing is refined in round 1, as in the authors' code, because the network is untrained. A client
+    condenses its data when it is first drawn, in the authors' code before round 0; the set is the same. The authors'
+    code starts from statistics divided by the pixels of the whole set (`init="statistics-whole-set"`); the paper, and
+    the default, divide by the pixels of the class. Its first condensation always draws a `ConvNet` (`factory`).
 
     Args:
-        ipc: images per class; the paper takes 10 and 50.
-        steps: matching steps of the first condensation.
-        refine_steps: matching steps of each refinement.
-        selected: the rounds, from 1, in which to refine.
-        init: see `initial_images`: "statistics", "statistics-whole-set", "noise" or "real".
-        factory: `factory()` returns the networks of the first condensation; default: the client's own architecture.
-        batch_real: real images per class and step.
-        lr, momentum: of SGD on the images.
+        ipc: number of images per class; the paper uses 10 and 50.
+        steps: number of matching steps of the first condensation.
+        refine_steps: number of matching steps of each refinement.
+        selected: rounds, counted from 1, in which to refine the set.
+        init: source of the initial images (see `initial_images`): "statistics", "statistics-whole-set", "noise" or
+            "real".
+        factory: function without arguments that returns a network for the first condensation; default: the client's own
+            architecture.
+        batch_real: number of real images per class in each step.
+        lr, momentum: rate and momentum of SGD on the images.
         augment: differentiable Siamese augmentation of real and condensed images, or None.
     """
 
@@ -88,8 +90,8 @@ class Condensed(AddOn):
         """Return the set in the client's memory; if there is none, condense one under random networks and keep it.
 
         Args:
-            client: whose data it is, and whose memory.
-            like: `like()` returns a network of the client's own architecture, used without `factory`.
+            client: client whose data are condensed, and whose memory holds the set.
+            like: function that returns a network of the client's own architecture; used if there is no `factory`.
         """
         own = client.memory.get(self.own)
         if own is None:
@@ -112,11 +114,11 @@ def condense_client(
     """Condense a client's data by distribution matching, with the options of an add-on or a method.
 
     Args:
-        options: has `ipc`, `batch_real`, `lr`, `momentum` and `augment`.
-        client: the client; its stop ends the call.
-        data: the data to condense.
-        networks: draws the networks.
-        generator: draws everything else.
+        options: object with the attributes `ipc`, `batch_real`, `lr`, `momentum` and `augment`.
+        client: client that condenses; stopping the client ends the call.
+        data: data to condense.
+        networks: sampler that draws the networks.
+        generator: generator of all other random draws.
         further: other options of `distillkit.condense.distribution_matching`.
     """
     names = ("ipc", "batch_real", "lr", "momentum", "augment")

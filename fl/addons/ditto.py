@@ -19,25 +19,25 @@ __all__ = ["Ditto"]
 class Ditto(AddOn):
     """Fair and robust federated learning through personalization (Li et al., "Ditto", ICML 2021, Algorithm 1).
 
-    Every client gets a personal model, which is pulled towards the global one. After its part of the global training a
-    drawn client takes steps on its own model v_k, which never travels:
+    Every client gets a personal model, which is pulled towards the global model. After its part of the global training,
+    a drawn client takes steps on its personal model v_k, which is never sent:
 
         v_k <- v_k - lr (grad F_k(v_k) + lam (v_k - w_t)),
 
-    the gradient of F_k(v) + (lam / 2) ||v - w_t||^2 (their h_k) on batches of its own draw, where w_t is the model
-    received in this round. The global model is bit by bit the same as without Ditto. v_k is tested as the "personal"
-    model (`accuracy_personal` in the history), with batch-norm statistics of its own. A client that was never drawn is
-    tested with the global model.
+    the gradient of F_k(v) + (lam / 2) ||v - w_t||^2 (the paper's h_k) on separately drawn batches, where w_t is the
+    model received in this round. The global model is bitwise the same as without Ditto. v_k has its own batch-norm
+    statistics, and is tested as the "personal" model (`accuracy_personal` in the history). A client that was never
+    drawn is tested with the global model.
 
     Deviations: v_k starts from the first model that the client receives (the paper leaves v_k^0 open), and its steps
-    use the method's optimiser (momentum and decay, if any), as the global ones do. The paper picks lam per client on
-    validation data in some experiments; here it is one number. With lam = 0 the personal models are trained locally
-    only.
+    use the method's optimiser (momentum and decay, if any), as the global steps do. The paper picks lam per client on
+    validation data in some experiments; here lam is the same for all clients. With lam = 0 the personal models are only
+    trained locally.
 
     Args:
         lam: strength of the pull to the global model, at least 0.
-        epochs: passes over the local data for v_k in a round; or
-        steps: an exact number of steps instead (their s).
+        epochs: number of passes over the local data for v_k in a round.
+        steps: exact number of steps (the paper's s); give this or `epochs`.
     """
 
     key = "Ditto"
@@ -67,5 +67,5 @@ class Ditto(AddOn):
         )
 
     def personal_model(self, local: Local) -> Tensors:
-        """Return v_k from the client's memory; the received model before the client was first drawn."""
+        """Return v_k from the client's memory, or the received model if the client was never drawn."""
         return local.memory.get(self.own, local.received)

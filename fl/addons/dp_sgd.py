@@ -38,8 +38,8 @@ class DPSGD(AddOn):
 
     It bounds what anyone can learn about a single record from everything that a client sends.
 
-    In a step every record of the client takes part with probability `rate`, each one's gradient is clipped to the norm
-    `clip` over all parameters in training, and the step follows
+    In each step every record of the client takes part with probability `rate`. The gradient of each record is clipped
+    to the norm `clip` over all trained parameters, and the step follows
 
         (sum of clipped gradients + N(0, (sigma clip)^2)) / (rate size)
 
@@ -62,11 +62,11 @@ class DPSGD(AddOn):
     Args:
         sigma: noise standard deviation / clip; 0 means no noise and no guarantee.
         rate: probability with which a record takes part in a step.
-        size: a *public* number of records, assumed for every client.
-        clip: l2 norm of one record's gradient; infinity only with sigma 0.
-        chunk: the largest number of records whose gradients are held at once; default by device, image size and rate *
-            size.
-        gradients: how single records' gradients are computed, "auto", "hooks" or "func";
+        size: *public* number of records, which is assumed for every client.
+        clip: largest l2 norm of one record's gradient; infinity only with sigma 0.
+        chunk: largest number of records whose gradients are in memory at the same time; the default depends on device,
+            image size and rate * size.
+        gradients: computation of the records' gradients, "auto", "hooks" or "func"; see
             `privacy.per_example_gradients`.
     """
 
@@ -104,7 +104,8 @@ class DPSGD(AddOn):
         """Refuse an augmentation or objective that mixes the examples of a batch, by a trial on public noise.
 
         Raises:
-            BatchStatistics, NotSeparable, NotAccountable: one does; or delta is too large for `size` records.
+            BatchStatistics, NotSeparable: the augmentation or the objective mixes examples.
+            NotAccountable: delta is too large for `size` records.
         """
         if server.ledger is not None:
             refuse_large_delta(self.size, server.ledger.delta)
@@ -115,7 +116,7 @@ class DPSGD(AddOn):
         """Try the gradients of an architecture in every phase on public noise.
 
         Raises:
-            BatchStatistics, NotSeparable, PrivacyError: a row does not depend on one record alone.
+            BatchStatistics, NotSeparable, PrivacyError: a gradient row depends on more than one record.
         """
         for phase in local.settings.phases:
             local.net.train()

@@ -22,11 +22,11 @@ class FedAvgM(AddOn):
     included.
 
     Args:
-        momentum: beta in [0, 1).
-        lr: the server's step size eta, above 0; the paper's text has none (1).
-        rule: "heavy-ball" is the formula of the paper. Its experiments use Nesterov's, w <- w + lr (Delta + beta v),
-            which is "nesterov". "fedcog" is the baseline of FedCOG's release: v as above, but from the second round on
-            the step is v / (1 + beta).
+        momentum: beta, the momentum, in [0, 1).
+        lr: eta, the server's step size, above 0; the paper's text has no step size, which is lr 1.
+        rule: formula of the step. "heavy-ball" is the formula of the paper. "nesterov" is used in its experiments: w <-
+            w + lr (Delta + beta v). "fedcog" is the baseline in FedCOG's code: v as above, but from the second round
+            on the step is v / (1 + beta).
     """
 
     key = "ServerMomentum"
