@@ -18,7 +18,7 @@ class Network(Protocol):
     """
 
     def features(self, images: Tensor) -> Tensor:
-        """Compute embeddings, which distribution matching compares and coresets measure distances between.
+        """Compute the embeddings used by distribution matching and for the distances in coreset selection.
 
         Args:
             images: float [N, C, H, W].
@@ -52,8 +52,8 @@ class SplitNetwork(Configurable, nn.Module):
     """Network whose embedding is the input of one of its modules, the classifier. `split` creates it.
 
     Args:
-        network: the whole network; its parameters appear under the prefix `model.`.
-        name: the classifier's module name, as in `network.named_modules()`.
+        network: the whole network; its parameters get the prefix `model.`.
+        name: name of the classifier module, as in `network.named_modules()`.
     """
 
     def __init__(self, network: nn.Module, name: str) -> None:
@@ -112,14 +112,14 @@ def split(network: nn.Module, classifier: str | None = None) -> Network:
     wrapper shares the network's parameters under the prefix `model.`.
 
     Args:
-        network: a network; one that has the split already (a method `features` and a `classifier`) is returned
+        network: network to split. A network that already has a method `features` and a `classifier` is returned
             unchanged.
         classifier: name of the module whose input is the embedding (as in `network.named_modules()`). Its output must
             be the logits. Default: the last `nn.Linear`, as in torchvision's ResNets.
 
     Raises:
         TypeError: not an `nn.Module`.
-        ValueError: no such module, or no `nn.Linear` to choose.
+        ValueError: no such module, or no `nn.Linear` to use by default.
     """
     if not isinstance(network, nn.Module):
         raise TypeError(f"network must be an nn.Module, got {type(network).__name__}")
@@ -145,8 +145,8 @@ def require_network(network: Any, name: str = "network") -> nn.Module:
     """Check that `network` is an `nn.Module` and return it.
 
     Args:
-        network: the value to check.
-        name: the argument's name in messages.
+        network: value to check.
+        name: name of the argument in error messages.
 
     Raises:
         TypeError: any other value.

@@ -29,12 +29,12 @@ def _layers(network: nn.Module) -> list[nn.Module]:
 
 
 def seed_dropout(network: nn.Module, generator: torch.Generator) -> list[nn.Module]:
-    """Make a network's dropout layers draw from `generator` permanently, so that training depends on the seed alone.
+    """Make a network's dropout layers draw from `generator` permanently, so that training depends only on the seed.
 
     Args:
-        network: its `nn.Dropout` layers (also 1d to 3d) are changed. Other random layers (alpha dropout, dropout inside
-            attention, `F.dropout` in a forward) are not.
-        generator: the generator to draw from.
+        network: network whose `nn.Dropout` layers (also 1d to 3d) are changed. Other random layers (alpha dropout,
+            dropout inside attention, `F.dropout` in a forward) are not changed.
+        generator: generator to draw from.
 
     Returns:
         The changed layers.
@@ -62,8 +62,8 @@ def seeded_dropout(network: nn.Module, generator: torch.Generator) -> Iterator[N
     """Apply `seed_dropout` during a `with` block.
 
     Args:
-        network: the network whose dropout layers are changed.
-        generator: the generator to draw from.
+        network: network whose dropout layers are changed.
+        generator: generator to draw from.
     """
     with _own_forwards(network):
         seed_dropout(network, generator)

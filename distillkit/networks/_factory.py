@@ -33,7 +33,7 @@ class KeepInit(Configurable):
 
     Use it wherever a factory is expected and PyTorch's default distributions are not wanted:
     `RandomNetworks(KeepInit(vit))`, `evaluate(data, test, KeepInit(pretrained))`. The constructor runs with a seeded
-    global random state, so the network is still a function of the seed. Each draw is a new construction.
+    global random state, so the network is still a function of the seed. Each draw constructs a new network.
 
     Args:
         factory: a function that returns an `nn.Module`; it receives the arguments of the `KeepInit` call.
@@ -51,7 +51,7 @@ class KeepInit(Configurable):
         """Call the factory and mark the network so that its weights are kept.
 
         Args:
-            arguments: passed on to the factory.
+            arguments: arguments passed to the factory.
         """
         network = self.factory(*arguments)
         if isinstance(network, nn.Module):
@@ -74,8 +74,8 @@ def require_factory(factory: Any, name: str = "factory", wanted: str = "lambda: 
     """Check that `factory` is a function that returns a network, and return it.
 
     Args:
-        factory: the value to check.
-        name: the argument's name in messages.
+        factory: value to check.
+        name: name of the argument in error messages.
         wanted: example of a valid value for the message.
 
     Raises:
@@ -110,19 +110,19 @@ def _require_no_arguments(factory: Callable[..., object]) -> None:
 
 
 def build(factory: NetworkFactory, generator: int | torch.Generator, redraw: Redraw | None = None) -> nn.Module:
-    """Build a network whose weights are a function of a seed: call `factory()` and draw its parameters from
-    `generator`.
+    """Build a network by `factory()` and draw its parameters from `generator`.
 
     The global random state is unchanged.
 
     Args:
         factory: a function that returns a network. The constructor's weights are overwritten, unless the factory is a
             `KeepInit`.
-        generator: an int seed, or a CPU generator, which is advanced.
+        generator: int seed, or a CPU generator, whose state advances.
         redraw: see `initialize`.
 
     Raises:
-        TypeError: the factory is a network, requires arguments, or does not return an `nn.Module`; or see `initialize`.
+        TypeError: the factory is a network, requires arguments, or does not return an `nn.Module`; also the errors of
+            `initialize`.
     """
     _require_no_arguments(require_factory(factory))
     generator = as_generator(generator)
@@ -137,7 +137,7 @@ def build(factory: NetworkFactory, generator: int | torch.Generator, redraw: Red
 
 
 def frozen_copy(network: nn.Module) -> nn.Module:
-    """Return a deep copy of a network whose parameters require no gradient, which halves the cost of input gradients.
+    """Return a deep copy of a network without parameter gradients, which halves the cost of input gradients.
 
     Args:
         network: any `nn.Module`; it is not changed.

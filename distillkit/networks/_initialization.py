@@ -21,8 +21,7 @@ Redraw = Callable[[nn.Module, torch.Generator], object]
 
 @torch.no_grad()
 def init_linear(module: nn.Module, generator: torch.Generator | None) -> None:
-    """Initialize a linear or convolution layer by its attribute `kaiming`: "normal", "uniform", or PyTorch's default if
-    unset.
+    """Initialize a linear or convolution layer by its `kaiming`: "normal", "uniform", or PyTorch's default if unset.
     """
     weight, bias = cast(Tensor, module.weight), cast("Tensor | None", module.bias)
     drawn, kaiming = torch.empty(weight.shape, device="cpu"), getattr(module, "kaiming", "")
@@ -75,7 +74,7 @@ def draw_seed(generator: torch.Generator) -> int:
 
 
 def _reset(module: nn.Module, generator: torch.Generator) -> bool:
-    """Call `reset_parameters`; return whether it set all the module's own parameters, else restore them."""
+    """Call `reset_parameters`; return whether it set all the module's own parameters. If not, restore them."""
     own = list(module.parameters(recurse=False))
     before = [parameter.clone() for parameter in own]
     for parameter in own:
@@ -90,7 +89,7 @@ def _reset(module: nn.Module, generator: torch.Generator) -> bool:
 
 
 def init_own_parameters(module: nn.Module, generator: torch.Generator) -> bool:
-    """Initialize the module's own parameters, not its children's. Return whether a rule is known."""
+    """Initialize the module's own parameters, not its children's. Return whether a rule exists for the module."""
     own = getattr(module, "initialize", None)
     parameters = {key for key, _ in module.named_parameters(recurse=False)}
     if callable(own):
@@ -118,17 +117,18 @@ def initialize(network: nn.Module, generator: int | torch.Generator, redraw: Red
     with a = sqrt(5) for linear and convolution weights, uniform +-1/sqrt(fan_in) for their biases, N(0, 1) for
     embeddings, Xavier for attention, and constants for norms (running statistics are reset) and PReLU. For the networks
     of this package, the draws are those of the constructor after `torch.manual_seed`. The constructors of torchvision
-    draw from other distributions; use `KeepInit` to keep them. Any other module with its own parameters is drawn by its
-    method `initialize(generator)` or, without one, by `reset_parameters()`. Other buffers are unchanged.
+    draw from other distributions; use `KeepInit` to keep them. Any other module with its own parameters is initialized
+    by its method `initialize(generator)` or, without one, by `reset_parameters()`. Other buffers are unchanged.
 
     Args:
         network: any `nn.Module`.
-        generator: an int seed, or a CPU generator, which is advanced.
-        redraw: called last as `redraw(network, generator)`, without gradients. It sets the parameters for which there
-            is no such rule (a class token, position embeddings, layer scales) and may change any other.
+        generator: int seed, or a CPU generator, whose state advances.
+        redraw: function `redraw(network, generator)` that is called last, without gradients. It sets the parameters
+            that no rule above covers (a class token, position embeddings, layer scales) and may change any others.
 
     Raises:
-        TypeError: without `redraw`, a module without a known initialization; the message names it and the remedies.
+        TypeError: no `redraw` was given and a module has no known initialization; the message names the module and the
+            remedies.
     """
     require_network(network, "network")
     generator = as_generator(generator)

@@ -24,13 +24,13 @@ class _ReLU(nn.ReLU):
 
 
 class InstanceNorm(nn.GroupNorm):
-    """Instance normalization as a group norm with one channel per group, with the same parameters and values.
+    """Instance normalization as a group norm with one channel per group; parameters and values are the same.
 
-    PyTorch's layer is slow for small channels_last maps, which `forward_chunks` produces on a CPU. There, and without
-    gradients, this layer computes the formula directly, which is several times as fast.
+    PyTorch's layer is slow for small channels_last maps, which `forward_chunks` produces on a CPU. For such maps, and
+    without gradients, this layer computes the formula directly, which is several times as fast.
 
     Args:
-        channels: channels of the maps [N, channels, H, W].
+        channels: number of channels of the maps [N, channels, H, W].
     """
 
     def __init__(self, channels: int) -> None:
@@ -46,13 +46,13 @@ class InstanceNorm(nn.GroupNorm):
 
 
 def _small_and_channels_last(maps: Tensor) -> bool:
-    """Return whether the direct formula is faster: measured from 8x8 to 28x28; at 32x32, PyTorch's layer is."""
+    """Return whether the direct formula is faster, as measured from 8x8 to 28x28 (at 32x32, PyTorch's is faster)."""
     plain = maps.device.type == "cpu" and maps.ndim == 4 and not torch.is_autocast_enabled("cpu")
     return plain and maps.stride(1) == 1 and not maps.is_contiguous() and maps.shape[2] * maps.shape[3] < 1024
 
 
 class AveragePool(nn.AvgPool2d):
-    """2x2 average pooling, computed on a CPU as a faster product with a matrix of quarters.
+    """2x2 average pooling, computed on a CPU as a product with a matrix of quarters, which is faster.
 
     The product uses two rows of a map at once, so an infinite value makes both rows NaN, while `nn.AvgPool2d` returns a
     single infinite mean.
@@ -73,7 +73,7 @@ class AveragePool(nn.AvgPool2d):
 
 
 def _even_and_narrow(maps: Tensor) -> bool:
-    """Return whether the product is faster with equal results: measured up to 64 columns; from 128 on it is slower."""
+    """Return whether the product is faster and gives equal results (up to 64 columns; slower from 128 on)."""
     rows, columns = maps.shape[-2:]
     plain = maps.device.type == "cpu" and maps.dtype in (torch.float32, torch.float64) and maps.is_contiguous()
     even = rows % 2 == 0 and columns % 2 == 0 and 0 < columns <= 64
@@ -114,16 +114,16 @@ class ImageNetwork(Configurable, nn.Module):
 
     Args:
         shape: channels, height and width of the images.
-        num_classes: K, number of logits, at least 2.
+        num_classes: number of logits, K, at least 2.
         body: module that maps images [N, C, H, W] to any shape that flattens to [N, embedding_dim].
         embedding_dim: size of an embedding.
         any_size: whether `body` also accepts other heights and widths (it pools adaptively).
 
     Attributes:
-        shape, num_classes, embedding_dim: as given.
+        shape, num_classes, embedding_dim: see the arguments.
         body, classifier: the two modules; the classifier is an `nn.Linear`.
-        chunked_stem: whether a pass without gradients computes its first block in chunks on a CPU, so that
-            `chunking.chunk_size` may send more images at once.
+        chunked_stem: whether a forward pass without gradients computes the first block in chunks on a CPU, so that
+            `chunking.chunk_size` may pass more images at once.
 
     Raises:
         TypeError, ValueError: a shape other than three positive integers, fewer than two classes, or no embedding.
@@ -173,7 +173,7 @@ def image_shape(shape: Shape) -> Shape:
         shape: (channels, height, width).
 
     Raises:
-        TypeError, ValueError: anything but three positive integers.
+        TypeError, ValueError: not three positive integers.
     """
     if not isinstance(shape, tuple | list) or len(shape) != 3:
         raise ValueError(f"shape must be (channels, height, width), got {shape!r}")
@@ -184,15 +184,15 @@ def image_shape(shape: Shape) -> Shape:
 def norm_layer(kind: str, channels: int, *, groups: int = 2) -> nn.Module:
     """Create a normalization layer by name for maps [N, channels, H, W], with a learned scale and shift per channel.
 
-    "instance" and "layer" are `nn.GroupNorm` with as many groups as channels (`InstanceNorm`) and with one group. The
-    former equals `nn.InstanceNorm2d`, is faster on a CPU, and has correct second derivatives in every mode of automatic
-    differentiation, unlike `nn.InstanceNorm2d`.
+    "instance" is an `nn.GroupNorm` with as many groups as channels (`InstanceNorm`), and "layer" one with a single
+    group. `InstanceNorm` returns the same values as `nn.InstanceNorm2d`, but is faster on a CPU and has correct second
+    derivatives in every mode of automatic differentiation.
 
     Args:
         kind: "instance" (each channel of each image), "group" (`groups` groups of channels of each image), "layer" (all
             channels of each image), "batch" (each channel over the batch, with running statistics) or "none".
         channels: number of channels.
-        groups: for "group" only; must divide `channels`.
+        groups: number of groups for "group"; must divide `channels`.
 
     Raises:
         ValueError: an unknown kind, or `groups` does not divide `channels`.
@@ -213,8 +213,8 @@ def norm_layer(kind: str, channels: int, *, groups: int = 2) -> nn.Module:
 def activation_layer(kind: str) -> nn.Module:
     """Create an activation layer by name.
 
-    Under `torch.no_grad()`, relu overwrites its input, which must belong to the network. A hook that keeps the previous
-    layer's output must copy it.
+    Under `torch.no_grad()`, relu overwrites its input, so the input must be a tensor that the network created. A hook
+    that keeps the previous layer's output must copy it.
 
     Args:
         kind: "relu", "leaky_relu" (slope 0.01), "sigmoid", "silu" or "tanh".
@@ -229,7 +229,7 @@ def require_spatial_maps(norm: str, height: int, width: int) -> None:
     """Refuse instance normalization of one-pixel maps, whose output would be the same for every image.
 
     Args:
-        norm: the kind of normalization; all others are accepted.
+        norm: kind of normalization; all kinds except "instance" are accepted.
         height, width: size of the maps to normalize.
 
     Raises:

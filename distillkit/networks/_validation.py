@@ -20,8 +20,8 @@ def require_sampler(networks: object, name: str = "networks") -> NetworkSampler:
     """Check that `networks` is a network sampler and return it.
 
     Args:
-        networks: the value to check: any object with a method `draw`.
-        name: the argument's name in messages.
+        networks: value to check: any object with a method `draw`.
+        name: name of the argument in error messages.
 
     Raises:
         TypeError: not a sampler; the message says which sampler fits the value.
@@ -54,15 +54,15 @@ def check_network(
 
     Args:
         network: the network to check.
-        images: [N, C, H, W], whose shape, dtype and device the noise takes.
-        classes: K, if the logits are used: they must be [2, K].
-        more: whether more logits than K are allowed, for networks with virtual classes.
-        features: whether the embeddings are used: they must be [2, d]. With `classes`, the logits must also be the
+        images: images [N, C, H, W]; the noise has their shape, dtype and device.
+        classes: number of classes K, if the logits are used. The logits must then be [2, K].
+        more: whether more than K logits are allowed, for networks with virtual classes.
+        features: whether the embeddings are used. They must then be [2, d], and with `classes` the logits must be the
             classifier's output for the embeddings.
-        name: the argument's name in messages.
+        name: name of the argument in error messages.
 
     Raises:
-        ValueError: the network is on another device, refuses such images, or returns other shapes, class counts or NaN.
+        ValueError: the network is on another device, cannot process such images, or returns wrong shapes or NaN.
     """
     shape = tuple(images.shape[1:])
     require_same_device(cast(Network, network), images, name)
@@ -118,8 +118,8 @@ def uses_batch_statistics(network: object) -> bool:
     """Return whether a layer normalizes with the statistics of the batch, so that a batch must not be split.
 
     Args:
-        network: True for batch norm in training mode, or without running statistics; False for objects other than
-            `nn.Module`.
+        network: network to check. The result is True for batch norm in training mode or without running statistics, and
+            False for objects other than `nn.Module`.
     """
     if not isinstance(network, nn.Module):
         return False
@@ -133,9 +133,9 @@ def require_same_device(network: Network, images: Tensor, name: str = "networks"
     """Refuse a network whose device or dtype differs from that of the images.
 
     Args:
-        network: the network, given or drawn.
-        images: the data.
-        name: the argument's name in messages.
+        network: network that was passed or drawn.
+        images: images of the data.
+        name: name of the argument in error messages.
 
     Raises:
         ValueError: device or dtype differ; the message says how to convert one.

@@ -22,8 +22,8 @@ class SimpleCNN(ImageNetwork):
     """Simple CNN of MOON (Li et al., CVPR 2021), FedCOG and others: LeNet's layers with ReLU and max pooling.
 
     Two 5x5 convolutions of 6 and 16 channels without padding, each with ReLU and 2x2 max pooling; hidden layers of 120
-    and 84 with ReLU; one linear layer. The embedding is the 84-d output of the last ReLU. With 10 classes it has 62,006
-    parameters for 3x32x32 and 44,426 for 1x28x28.
+    and 84 units with ReLU; one linear layer. The embedding is the 84-d output of the last ReLU. With 10 classes it has
+    62,006 parameters for 3x32x32 and 44,426 for 1x28x28.
 
     Args:
         shape: channels, height and width of the images, at least 16x16.
@@ -44,7 +44,7 @@ class FedCOGCNN(ImageNetwork):
     """CNN of FedCOG for CIFAR-100.
 
     Three 3x3 convolutions of 16, 32 and 64 channels without padding, each with ReLU and 2x2 max pooling; a hidden layer
-    of 128 with ReLU, whose output is the embedding; one linear layer. With 100 classes of 3x32x32 it has 69,380
+    of 128 units with ReLU, whose output is the embedding; one linear layer. With 100 classes of 3x32x32 it has 69,380
     parameters.
 
     Args:
@@ -65,8 +65,8 @@ class FedCOGCNN(ImageNetwork):
 class LeNet(ImageNetwork):
     """LeNet-5 (LeCun et al., 1998): tanh, average pooling, 28x28 images padded to 32x32.
 
-    It has the layers of `SimpleCNN`; with 10 classes, 61,706 parameters for 1x28x28 and 1x32x32, and 62,006 for
-    3x32x32. As in most modern versions, the second convolution uses all six maps, pooling has no parameters and the
+    It has the same layers as `SimpleCNN`. With 10 classes it has 61,706 parameters for 1x28x28 and 1x32x32, and 62,006
+    for 3x32x32. As in most modern versions, the second convolution uses all six maps, pooling has no parameters and the
     output is one linear layer.
 
     Args:
@@ -111,7 +111,7 @@ def _convolutional(
     activation: str = "relu",
     pooling: str = "max",
 ) -> nn.Sequential:
-    """Build convolutions of `widths` with pooling, then fully connected layers of `hidden`, all activated."""
+    """Build convolutions with `widths` channels and pooling, then `hidden` units per layer; all have activations."""
     inputs, rows, columns = image_shape(shape)
     one_of(pooling, "pooling", ("avg", "max"))
     least = 1

@@ -27,13 +27,14 @@ _PIXELS = 8 * 32 * 32
 class ConvNet(ImageNetwork):
     """ConvNet of DC (Zhao et al., ICLR 2021), which DM, DSA, FedDM and FedLGD use for distillation.
 
-    `depth` blocks of 3x3 convolution, normalization, activation and 2x2 pooling, and one linear layer on the flattened
-    last map. With defaults, 10 classes and 3x32x32 images it has 320,010 parameters and a 2048-d embedding.
+    The network has `depth` blocks of 3x3 convolution, normalization, activation and 2x2 pooling, and one linear layer
+    on the flattened last map. With defaults, 10 classes and 3x32x32 images it has 320,010 parameters and a 2048-d
+    embedding.
 
     Args:
         shape: channels, height and width of the images.
         num_classes: number of classes.
-        width: channels of each block.
+        width: number of channels of each block.
         depth: number of blocks; each one halves height and width, rounding down (unless `pooling` is "none").
         norm: "instance", "group", "layer", "batch" or "none"; see `norm_layer`.
         pooling: "avg", "max" or "none".
@@ -41,14 +42,14 @@ class ConvNet(ImageNetwork):
         groups: groups of channels for norm="group" (4 in DC).
 
     Every convolution pads by 1, except that the first one pads 1x28x28 images by 3, so that MNIST is treated as 32x32
-    (2048-d). The released code of DC pads every grey image by 3; this class keeps other grey sizes (16x16 stays 16x16).
-    As in FedLGD, 3x28x28 is not padded (1152-d).
+    (2048-d). The authors' code of DC pads every grey image by 3; this class keeps the size of other grey images (16x16
+    stays 16x16). As in FedLGD, 3x28x28 is not padded (1152-d).
 
     On a CPU without gradients, the first block runs on chunks of 8 images of 32x32, or as many pixels of another size.
-    Its maps, four times as large as the next ones, then stay in the cache. The batch is not split with norm="batch",
-    where images influence each other, or while a layer of the first block has a forward hook.
+    The maps of this block, four times as large as those of the next block, then stay in the cache. The batch is not
+    split with norm="batch", where images influence each other, or while a layer of the first block has a forward hook.
 
-    DC's "layernorm" learns a scale per pixel of a map; this class learns one per channel.
+    The "layernorm" of DC's code learns one scale per pixel of a map; "layer" here learns one per channel.
 
     Raises:
         ValueError: images too small for the depth, or an unknown option.

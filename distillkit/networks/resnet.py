@@ -31,14 +31,14 @@ class ResNet(ImageNetwork):
         shape: channels, height and width of the images; other heights and widths are accepted, too.
         num_classes: number of classes.
         depth: 10, 18, 34 or 50.
-        width: channels of the first stage.
+        width: number of channels of the first stage.
         norm: "batch" (VHL), "instance" (FedLGD), "group" (FedCOG), "layer" or "none"; see `norm_layer`. Convolutions
             have a bias only where no norm follows.
         groups: groups of channels for norm="group" (2 in FedCOG).
 
     FedLGD's paper prints a 7x7 stem with batch normalization; this class follows its code, which has this stem with
-    instance normalization. For 96x96 images that code feeds a 4608-d map through an extra hidden layer; this class
-    pools it to 512-d.
+    instance normalization. For 96x96 images FedLGD's code feeds a 4608-d map through an extra hidden layer; this class
+    pools the map to 512-d.
 
     Raises:
         ValueError: an unknown depth or norm, or images too small for norm="instance".
@@ -61,18 +61,18 @@ class CifarResNet(ImageNetwork):
     A 3x3 stem and three stages of 16, 32 and 64 channels with n basic blocks each, strides 1, 2, 2, global average
     pooling to a 64-d embedding and one linear layer. With 10 classes of 3x32x32, ResNet-8 has 78,042 parameters and
     ResNet-20 272,474. The shortcuts between stages are 1x1 convolutions with a norm, as in the single-image paper's
-    code; those of He et al. have no parameters (269,722 for ResNet-20). Convolutions are initialized as in that code
-    (models/cifar_resnet.py): N(0, 2 / fan_out).
+    code; the shortcuts of He et al. have no parameters (269,722 for ResNet-20). Convolutions are initialized as in the
+    single-image paper's code (models/cifar_resnet.py): N(0, 2 / fan_out).
 
     Args:
         shape: channels, height and width of the images; other heights and widths are accepted, too.
         num_classes: number of classes.
-        depth: 8, 14, 20, ...: 6n+2.
-        width: channels of the first stage.
+        depth: number of layers, 6n+2: 8, 14, 20, ...
+        width: number of channels of the first stage.
         norm: "batch", "instance", "group", "layer" or "none"; see `norm_layer`. Convolutions have a bias only where no
             norm follows.
         groups: groups of channels for norm="group".
-        init: initialization of convolutions: "kaiming", as above with zero biases, or "default", PyTorch's.
+        init: initialization of convolutions: "kaiming" (as above, with zero biases) or "default" (that of PyTorch).
 
     Raises:
         ValueError: a depth other than 6n+2, an unknown norm, or images too small for norm="instance".
@@ -108,14 +108,14 @@ class WideResNet(ImageNetwork):
 
     Args:
         shape: channels, height and width of the images; other heights and widths are accepted, too. The single-image
-            paper's code pools a fixed 8x8 and so only runs at 32x32.
+            paper's code pools a fixed 8x8 area, so it only accepts 32x32.
         num_classes: number of classes.
-        depth: 10, 16, 22, ...: 6n+4.
-        width: the widening factor.
+        depth: number of layers, 6n+4: 10, 16, 22, ...
+        width: widening factor.
         norm: "batch", "instance", "group", "layer" or "none"; see `norm_layer`. Convolutions have a bias only with
             norm="none".
         groups: groups of channels for norm="group".
-        init: initialization of convolutions: "kaiming", as above with zero biases, or "default", PyTorch's.
+        init: initialization of convolutions: "kaiming" (as above, with zero biases) or "default" (that of PyTorch).
 
     Raises:
         ValueError: a depth other than 6n+4, an unknown norm, or images too small for norm="instance".
@@ -168,7 +168,7 @@ def _residual(
     groups: int,
     kaiming: str = "",
 ) -> nn.Sequential:
-    """Build a stem, stages of `blocks[i]` blocks with `outs[i]` channels, all but the first of stride 2, and pooling.
+    """Build a stem, stages of `blocks[i]` blocks with `outs[i]` channels (stride 2 after the first), and pooling.
 
     `kaiming` selects the initialization of the convolutions in `_init.init_linear`.
     """
@@ -190,7 +190,7 @@ def _residual(
 
 
 class _Residual(nn.Module):
-    """relu(main(x) + shortcut(x)), the shortcut a 1x1 convolution with a norm where the shape changes."""
+    """relu(main(x) + shortcut(x)); where the shape changes, the shortcut is a 1x1 convolution with a norm."""
 
     def __init__(self, main: nn.Module, inputs: int, outputs: int, stride: int, make: _Layers) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ class NetworkSampler(Protocol):
     def draw(self, generator: torch.Generator) -> Network:
         """Return the network of the next step with frozen parameters.
 
-        It is valid until the next draw, which may overwrite it in place.
+        The network is valid until the next draw, which may overwrite it in place.
 
         Args:
             generator: source of randomness; the network must be a pure function of it. Components pass a generator
@@ -46,25 +46,27 @@ class RandomNetworks(Configurable):
     """Sampler of untrained networks, a fresh one for every draw, as in DM, DC and DSA.
 
     One network is built and redrawn in place (`networks.initialize`). It is in eval mode except for batch norm, which
-    uses the batch's statistics, because an untrained network has no running statistics. (The authors' code uses
-    training mode throughout. This only differs for dropout, which would draw from the global random state.)
+    uses the batch's statistics, because an untrained network has no running statistics. The authors' code uses training
+    mode throughout. The two modes differ only for dropout, which in training mode would draw from the global random
+    state.
 
     Paper: Zhao and Bilen, "Dataset condensation with distribution matching" (WACV 2023).
 
     Args:
-        factory: `factory()` returns a network with the device and dtype of the images. Its weights are overwritten,
-            unless the factory is a `KeepInit(factory)`: then every draw is a new construction with the constructor's
-            initialization (for vision transformers, for example).
-        redraw: `redraw(network, generator)` sets the parameters that `initialize` has no rule for. The others without a
-            rule keep the factory's values. It is called without gradients.
+        factory: function without arguments that returns a network with the device and dtype of the images. The
+            network's weights are overwritten, unless the factory is a `KeepInit(factory)`: then every draw constructs a
+            new network with the constructor's initialization (for vision transformers, for example).
+        redraw: function `redraw(network, generator)` that sets parameters for which `initialize` has no rule. Any
+            parameter that neither of them sets keeps its value from the factory. It is called without gradients.
 
     Attributes:
-        factory, redraw: as given.
+        factory, redraw: see the arguments.
 
     Raises:
         TypeError: `factory` is a network, requires arguments, does not return a network, or returns one that
             `initialize` cannot redraw.
-        ValueError: draws with different generators are equal, or draws with equal generators differ.
+        ValueError: generators in different states give equal networks, or generators in equal states give different
+            ones.
     """
 
     fixed = False
@@ -124,16 +126,15 @@ class RandomNetworks(Configurable):
 
 
 class FixedNetwork(Configurable):
-    """Sampler that always returns the same network: a frozen copy in eval mode (iterative distribution matching,
-    FedLGD).
+    """Sampler that always returns the same network, frozen in eval mode (iterative distribution matching, FedLGD).
 
-    Eval mode is that of the released code; batch norm uses the running statistics of `network`.
+    The authors' code also uses eval mode, in which batch norm uses the running statistics of `network`.
 
     Paper: Huang et al., "Federated learning on virtual heterogeneous data with local-global dataset distillation"
     (FedLGD, TMLR 2024), section 3.3.1.
 
     Args:
-        network: any `nn.Module`. Later changes to it do not affect the copy.
+        network: any `nn.Module`; it is copied, so later changes to it have no effect.
     """
 
     fixed = True
@@ -150,7 +151,7 @@ class FixedNetwork(Configurable):
         """Return the network, which is the same at every step.
 
         Args:
-            generator: not used.
+            generator: ignored.
         """
         return self._network
 
@@ -163,16 +164,17 @@ class NetworkBall(Configurable):
 
     A draw is w = w_r + rho * eps / ||eps||, eps ~ N(0, 1) for each of the P parameters, flattened to one vector. The
     paper clips w_r + eps to the ball of radius rho. As ||eps|| is about sqrt(P) (566 for ConvNet's 320,010 parameters,
-    against rho = 5), the clip acts on every draw and **every draw is on the sphere**; the formula states this. Only
-    networks of fewer than about rho^2 = 25 parameters would differ. Each parameter moves by about rho / sqrt(P) (0.009
-    for ConvNet). Buffers (running statistics) are the network's; eval mode.
+    against rho = 5), the clip acts on every draw and **every draw is on the sphere**; the formula above draws on the
+    sphere directly. The two would differ only for networks of fewer than about rho^2 = 25 parameters. Each parameter
+    moves by about rho / sqrt(P) (0.009 for ConvNet). Buffers (running statistics) are those of `network`, and draws are
+    in eval mode.
 
     Paper: Xiong et al., "FedDM: iterative distribution matching for communication-efficient federated learning" (CVPR
     2023), section 3.2 and Eq. 15.
 
     Args:
-        network: the center w_r, which is not changed.
-        radius: rho > 0, in units of the parameters. The paper uses 5.
+        network: network at the center, w_r; it is not changed.
+        radius: radius of the ball, rho > 0, in units of the parameters. The paper uses 5.
     """
 
     fixed = False
@@ -188,7 +190,7 @@ class NetworkBall(Configurable):
         self._sizes = [p.numel() for p in self._parameters]
 
     def init_arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Return a copy of the network at the center, because draws overwrite the parameters, and rho."""
+        """Return rho and a copy of the network at the center, because draws overwrite the parameters."""
         center = copy.deepcopy(self._copy)
         with torch.no_grad():
             for parameter, value in zip(center.parameters(), self._center, strict=True):

@@ -14,15 +14,15 @@ __all__ = ["class_indices", "class_rows", "random_rows"]
 
 
 def class_rows(real: LabeledImages, classes: Sequence[int] | None = None) -> dict[int, Tensor]:
-    """Return the rows of each class: class -> int64 [n_c], ascending, on the CPU.
+    """Return the row indices of each class: class -> int64 [n_c], ascending, on the CPU.
 
     Args:
-        real: a set with class indices.
-        classes: the requested classes. Default: all classes with images.
+        real: set with class indices as labels.
+        classes: requested classes. Default: all classes with images.
 
     Raises:
-        ValueError: labels are rows, the set is empty, or `classes` is empty, repeats a class, is out of range or names
-            a class without images.
+        ValueError: labels are rows, the set is empty, or `classes` is empty, repeats a class, contains a value that is
+            out of range, or contains a class without images.
     """
     if real.labels.ndim != 1:
         raise ValueError(f"labels must be class indices [N], got rows of shape {list(real.labels.shape)}")
@@ -44,10 +44,10 @@ def class_indices(classes: Sequence[int], num_classes: int) -> list[int]:
 
     Args:
         classes: distinct class indices, ints or one-element tensors.
-        num_classes: K; indices must be in [0, K).
+        num_classes: number of classes, K; indices must be in [0, K).
 
     Raises:
-        TypeError, ValueError: not a sequence of ints, or one that is empty, repeats a class or leaves the range.
+        TypeError, ValueError: not a sequence of ints, or one that is empty, repeats a class or has values out of range.
     """
     listed = check.sequence(classes, "classes", "class indices")
     chosen = sorted(check.positive_int(int(c) if isinstance(c, Tensor) else c, "classes", least=0) for c in listed)
@@ -64,10 +64,10 @@ def random_rows(
     Args:
         rows: result of `class_rows`.
         counts: number of rows to draw from each class, in the order of `rows`.
-        generator: a CPU generator, which is advanced.
+        generator: CPU generator, whose state advances.
 
     Returns:
-        Row numbers int64 [sum of counts], class by class, and the classes whose images repeat.
+        Row indices int64 [sum of counts], class by class, and the classes whose images repeat.
     """
     chosen, short = [], []
     for (c, own), count in zip(rows.items(), counts, strict=True):

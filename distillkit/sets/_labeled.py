@@ -43,19 +43,20 @@ class LabeledImages:
 
     The set unpacks as `images, labels` and can be passed to `TensorDataset(*s)`. An integer index returns the pair
     `(image, label)`, so the set is also a map-style dataset for `DataLoader`; a slice, mask or index tensor returns a
-    `LabeledImages`. A set without images is allowed if `num_classes` is given, because a client may own nothing.
+    `LabeledImages`. A set without images is allowed if `num_classes` is given, because a client may have no data.
 
     Args:
         images: float [N, C, H, W] in the normalized space; a NumPy array becomes float32.
         labels: class indices int [N], or rows float [N, K] (soft or multi-label); a tensor, an array or a list.
-        num_classes: K. Default: the largest label + 1, or the width of the rows. Pass it if classes may be absent, and
-            wherever privacy matters: a K derived from labels reveals whether the last class occurs.
-        normalization: how the images were computed from pixels in [0, 1]. Default: they are such pixels.
-        columns: further data of each image, name -> tensor with N rows (a teacher's logits, a client's number).
+        num_classes: number of classes, K. Default: the largest label + 1, or the width of the rows. Pass it if classes
+            may be absent, and wherever privacy matters: if K is derived from labels, it reveals whether the last class
+            occurs.
+        normalization: normalization that was applied to pixels in [0, 1]. Default: none, the images are such pixels.
+        columns: further data of each image, name -> tensor with N rows (a teacher's logits, a client's index).
         info: provenance, JSON values only (method, steps, seed, ...). It is saved with the set; the repr shows the most
             important entries.
         classes_given: whether K is known independently of these labels. Default: whether `num_classes` is given or
-            labels are rows. Sets derived from this one keep the flag; private components refuse a K that was derived
+            labels are rows. Sets derived from this one keep the flag; private components reject a K that was derived
             from labels.
 
     Raises:
@@ -113,8 +114,8 @@ class LabeledImages:
         Args:
             pixels: float [N, C, H, W] in [0, 1], or uint8 in 0..255.
             labels: class indices [N] or rows [N, K], as for the class.
-            normalization: the normalization to apply. Default: none, pixels stay pixels.
-            options: num_classes, columns, info and classes_given, as for the class.
+            normalization: normalization to apply. Default: none, the images stay pixels.
+            options: the arguments num_classes, columns, info and classes_given of the class.
 
         Raises:
             TypeError, ValueError: as for the class; also floats outside [0, 1] by more than 0.001.
@@ -148,14 +149,15 @@ class LabeledImages:
     ) -> LabeledImages:
         """Read a PyTorch dataset of (image, label) pairs into memory once.
 
-        Random transforms of the dataset are applied only this once. Use a dataset without them, and pass `augment=` to
-        the component that trains on the set.
+        Random transforms of the dataset are applied only once. Use a dataset without them, and pass `augment=` to the
+        component that trains on the set.
 
         Args:
             dataset: see `as_set`.
-            num_classes: K. Default: the number of the dataset's class names (`classes`), else as for the class.
-            normalization: what the dataset's transform does after `ToTensor`. Default: nothing, pixels in [0, 1]. Items
-                of uint8 and PIL images are pixels, which are normalized here.
+            num_classes: number of classes, K. Default: the number of the dataset's class names (`classes`), else as for
+                the class.
+            normalization: normalization that the dataset's transform applies after `ToTensor`. Default: none, pixels in
+                [0, 1]. Items that are uint8 or PIL images are pixels and are normalized here.
             progress: whether long reading shows a progress bar.
 
         Raises:
@@ -191,7 +193,8 @@ class LabeledImages:
         """Return a copy with some parts replaced.
 
         Args:
-            changes: constructor arguments by name. A `num_classes` among them counts as given.
+            changes: constructor arguments by name. If `num_classes` is among them, it counts as given
+                (`classes_given`).
 
         Raises:
             TypeError, ValueError: as for the class; or an unknown argument.
@@ -231,10 +234,10 @@ class LabeledImages:
         return self.normalization.decode(self.images).clamp(0, 1)
 
     def renormalize(self, normalization: Normalization) -> LabeledImages:
-        """Return the same pictures in another normalization, for use with a set that has it.
+        """Return the same pictures in another normalization, for use with a set that has this normalization.
 
         Args:
-            normalization: the new normalization. Nothing is clamped, so converting back returns the same images up to
+            normalization: new normalization. Nothing is clamped, so converting back returns the same images up to
                 rounding.
         """
         images = normalization.encode(self.normalization.decode(self.images))
@@ -245,7 +248,7 @@ class LabeledImages:
 
         Args:
             device: device of images, labels and columns. Default: unchanged.
-            dtype: dtype of images and label rows; class indices and columns keep theirs. Default: unchanged.
+            dtype: dtype of images and label rows; class indices and columns keep their dtype. Default: unchanged.
         """
         labels = self.labels.to(device, dtype) if self.labels.ndim == 2 else self.labels.to(device)
         columns = {name: column.to(device) for name, column in self.columns.items()}
@@ -257,11 +260,11 @@ class LabeledImages:
         Components that join two sets, or train on one and test on the other, call this first.
 
         Args:
-            other: the set to compare with this one.
-            names: names of this set and the other in messages.
+            other: set to compare with this one.
+            names: names of this set and of the other set in error messages.
 
         Raises:
-            ValueError: the sets differ; the message says how to convert one.
+            ValueError: the sets differ; the message explains how to convert one of them.
         """
         a, b = names or ("a", "b")
         both = f"{a} and {b}" if names else "the sets"
@@ -290,7 +293,7 @@ class LabeledImages:
                 result has the `info` of the first.
 
         Raises:
-            ValueError: no sets, incompatible sets (the message says how to convert one), or different columns.
+            ValueError: no sets, incompatible sets (the message explains how to convert one), or different columns.
         """
         if not sets:
             raise ValueError("sets must hold at least one set, got none")
@@ -316,8 +319,8 @@ class LabeledImages:
         """Return a picture of all images, row by row on white: pixels float [C, H', W'] in [0, 1].
 
         Args:
-            columns: images per row. Default: 10, or fewer if there are fewer.
-            padding: pixels between images.
+            columns: number of images per row. Default: 10, or all images if there are fewer.
+            padding: number of pixels between images.
 
         Raises:
             ValueError: an empty set, or an invalid number of columns or pixels.
@@ -332,7 +335,7 @@ class LabeledImages:
         """Split the set into named tensors and JSON values, for a file or a message. `from_parts` is the inverse.
 
         The tensors are "images", "labels", "column.<name>" for each column, and "zca.center", "zca.matrix" and
-        "zca.inverse" of a whitening.
+        "zca.inverse" if the images are whitened.
         """
         tensors = {"images": self.images, "labels": self.labels}
         tensors |= {f"column.{name}": column for name, column in self.columns.items()}
@@ -347,9 +350,9 @@ class LabeledImages:
         """Create a set from the result of `parts`.
 
         Args:
-            tensors, facts: the result of `parts`. If an older file does not state whether the normalization was
-                measured or the class count given, the normalization counts as measured and the class count as derived
-                from the labels. Private components refuse both.
+            tensors, facts: result of `parts`. If an older file does not state whether the normalization was measured or
+                the class count given, the normalization counts as measured and the class count as derived from the
+                labels. Private components reject both.
 
         Raises:
             KeyError, TypeError, ValueError: missing or inconsistent parts.
@@ -371,7 +374,7 @@ class LabeledImages:
         """Write images, labels, columns, normalization and info to one `.safetensors` file, which `load` reads.
 
         Args:
-            path: the file. It is replaced atomically, so readers see the old or the new file.
+            path: path of the file. The file is replaced atomically, so readers see the old or the new file.
 
         Returns:
             The path.
@@ -387,7 +390,7 @@ class LabeledImages:
         """Read a set that `save` wrote, with its normalization.
 
         Args:
-            path: the file.
+            path: path of the file.
 
         Raises:
             FileNotFoundError: the file does not exist.
@@ -427,7 +430,7 @@ def resolve_subset(images: Any) -> Any:
     Read item by item, the subset would lose normalization, class count and columns.
 
     Args:
-        images: a subset of a set, possibly nested; other values are returned unchanged.
+        images: subset of a set, possibly nested; other values are returned unchanged.
     """
     if not isinstance(images, Subset):
         return images
@@ -441,10 +444,11 @@ def require_consistent(
     """Check that a class count and normalization given with a set do not contradict it, and return the set.
 
     Args:
-        data: the set.
-        name: the argument's name in messages.
-        num_classes: the caller's K, if any. It replaces a K that the set derived from its labels.
-        normalization: the caller's normalization, if any.
+        data: set to check.
+        name: name of the argument in error messages.
+        num_classes: number of classes passed by the caller, if any. It replaces a number that the set derived from its
+            labels.
+        normalization: normalization passed by the caller, if any.
 
     Raises:
         ValueError: the values contradict the set, or the images were overwritten and are no longer finite.
@@ -472,9 +476,9 @@ def set_from_source(
     """Read a dataset, a loader or a pair into a set.
 
     Args:
-        source: a source of images and labels; see `as_set`.
-        name: the argument's name in messages.
-        num_classes: K. Default: the number of class names of the dataset, if it has any.
+        source: source of images and labels; see `as_set`.
+        name: name of the argument in error messages.
+        num_classes: number of classes, K. Default: the number of class names of the dataset, if it has any.
         normalization: see `as_set`.
         progress: whether long reading shows a progress bar.
     """
@@ -489,9 +493,10 @@ def set_from_arrays(
     """Create a set from arrays or tensors.
 
     Args:
-        images: [N, C, H, W]; uint8 values are pixels in 0..255 and are normalized here, floats are already normalized.
+        images: images [N, C, H, W]; uint8 values are pixels in 0..255 and are normalized here, floats are already
+            normalized.
         labels: class indices [N] or rows [N, K].
-        name: the images' argument name in messages.
+        name: name of the images' argument in error messages.
         num_classes, normalization: see `as_set`.
     """
     images, labels = conversion.as_tensor(images, name), conversion.as_tensor(labels, "labels", lists=True)

@@ -39,8 +39,8 @@ class PixelFile:
     The file is read, not memory-mapped: mapped pages would count as memory of the process.
 
     Attributes:
-        path: the file, in NumPy's `.npy` format.
-        start: position of the first picture in bytes.
+        path: path of the file, in NumPy's `.npy` format.
+        start: offset of the first picture in bytes.
         shape: (C, H, W) of every picture.
         digests: uint8 [N, 16], BLAKE2b hash of each picture's bytes.
     """
@@ -54,7 +54,7 @@ class PixelFile:
         """Read pictures as uint8 [n, C, H, W].
 
         Args:
-            rows: picture numbers, int64 [n], in any order; consecutive numbers are read together.
+            rows: indices of the pictures, int64 [n], in any order; consecutive pictures are read together.
 
         Raises:
             FileNotFoundError: the file was removed.
@@ -90,14 +90,14 @@ class StoredImages(FileBacked):
     test set in chunks.
 
     An integer index returns the pair `(image, label)`, read and normalized, so the set is also a map-style dataset for
-    `DataLoader`. A slice, mask or index tensor returns that part, still in the file.
+    `DataLoader`. A slice, mask or index tensor returns a `StoredImages` of that part, without reading it.
 
     Args:
-        file: the pictures.
-        rows: the set's pictures in its order, int64 [N].
+        file: file of the pictures.
+        rows: indices of the set's pictures in the file, in the set's order, int64 [N].
         labels: class indices int64 [N], or rows float [N, K].
-        num_classes: K.
-        normalization: the normalization that `read` applies to pixels.
+        num_classes: number of classes, K.
+        normalization: normalization that `read` applies to pixels.
         columns: further data of each image; see `LabeledImages`.
         info: provenance, JSON values only.
         classes_given: whether K is known independently of these labels.
@@ -145,8 +145,8 @@ class StoredImages(FileBacked):
         """Read pictures into memory, as floats in the set's normalization.
 
         Args:
-            indices: the pictures to read: a slice, a mask, an index tensor or a list. Default: all, which takes `bytes`
-                of memory.
+            indices: pictures to read: a slice, a mask, an index tensor or a list. Default: all, which needs `bytes`
+                bytes of memory.
 
         Raises:
             FileNotFoundError, ValueError: the file was removed or changed.
@@ -187,7 +187,7 @@ class StoredImages(FileBacked):
         """Refuse access: the images are not in memory.
 
         Raises:
-            AttributeError: always; the message says how to read a part.
+            AttributeError: always; the message explains how to read a part.
         """
         raise AttributeError(f"the images of {self.read_hint('this set')}")
 
@@ -198,7 +198,7 @@ class StoredImages(FileBacked):
 
     @property
     def path(self) -> Path:
-        """The file of the pictures."""
+        """Path of the file of the pictures."""
         return self._file.path
 
     @property

@@ -30,7 +30,7 @@ def checked_images(images: Any, labels: Any, num_classes: int | None) -> tuple[T
     Args:
         images: [N, C, H, W], floating point and finite; a tensor or an array.
         labels: class indices [N], or finite float rows [N, K]; a tensor, an array or a list.
-        num_classes: K, if given.
+        num_classes: number of classes K, if given.
 
     Returns:
         Images float [N, C, H, W], labels int64 [N] or float [N, K], and K: as given, else the largest label + 1 or the
@@ -52,7 +52,7 @@ def checked_labels(labels: Any, n: int, num_classes: int | None) -> tuple[Tensor
     Args:
         labels: class indices [N], or finite float rows [N, K].
         n: number of images.
-        num_classes: K, if given; required without images.
+        num_classes: number of classes K, if given; required if there are no images.
 
     Returns:
         Labels int64 [N] or float [N, K], and K: as given, else the largest label + 1 or the width of the rows.
@@ -77,11 +77,11 @@ def checked_labels(labels: Any, n: int, num_classes: int | None) -> tuple[Tensor
 
 
 def class_counts(labels: Tensor, num_classes: int) -> Tensor:
-    """Return the number of images of each class, int64 [K]; for label rows, of entries above one half in each column.
+    """Return the number of images of each class, int64 [K]; for label rows, count entries above one half.
 
     Args:
-        labels: class indices [N] or rows [N, K].
-        num_classes: K.
+        labels: class indices [N] or rows [N, K]; the entries of rows are counted in each column.
+        num_classes: number of classes, K.
     """
     if labels.ndim == 2:
         return (labels > 0.5).sum(0)
@@ -92,7 +92,7 @@ def checked_normalization(normalization: Normalization, channels: int) -> Normal
     """Check that a normalization fits the number of channels and return it.
 
     Args:
-        normalization: the value to check.
+        normalization: value to check.
         channels: number of channels of the images.
 
     Raises:
@@ -111,7 +111,7 @@ def as_index(index: int | slice | Tensor | Sequence[int]) -> slice | Tensor:
     """Convert an index of a set to a form that PyTorch accepts. An empty list selects nothing.
 
     Args:
-        index: a number, a slice, a mask, an index tensor or a list.
+        index: an integer, a slice, a mask, an index tensor or a list.
     """
     if isinstance(index, slice | Tensor):
         return index

@@ -35,25 +35,25 @@ def as_set(
     name: str = "images",
     progress: bool = True,
 ) -> LabeledImages:
-    """Convert images in any supported form to a `LabeledImages`. Every component that takes images calls this function.
+    """Convert images in any supported form to a `LabeledImages`, as all components that take images do.
 
     Args:
         images: a `LabeledImages`; or float images [N, C, H, W] in the normalized space, a tensor or a NumPy array,
             together with `labels`; or a source of both: a pair `(images, labels)`, a `torch.utils.data.Dataset` of such
-            pairs (a lazy one is read once into memory) or a `DataLoader` (its dataset is read). Images of uint8 and PIL
-            images are pixels in 0..255 and are normalized here; floats are not. A `torch.utils.data.Subset` of a
-            `LabeledImages` keeps its normalization.
+            pairs (a lazy dataset is read into memory once) or a `DataLoader` (its dataset is read). Images of dtype
+            uint8 and PIL images are pixels in 0..255 and are normalized here; float images are not. A
+            `torch.utils.data.Subset` of a `LabeledImages` keeps its normalization.
         labels: class indices [N] or rows float [N, K], a tensor, an array or a list; only with a tensor or array of
             images.
-        num_classes: K. Default: the number of class names in the dataset (`classes`), else as for `LabeledImages`. It
-            replaces a K that the set derived from its labels.
-        normalization: the normalization of float images. Default: they are pixels in [0, 1].
-        name: the argument's name in messages.
+        num_classes: number of classes, K. Default: the number of class names in the dataset (`classes`), else as for
+            `LabeledImages`. It replaces a number that the set derived from its labels.
+        normalization: normalization of float images. Default: none, they are pixels in [0, 1].
+        name: name of the argument in error messages.
         progress: whether long reading shows a progress bar.
 
     Raises:
-        TypeError, ValueError: a `StoredImages`, of which a part must be read first; labels that are missing, or given
-            for a source that has labels; a class count or normalization that contradicts the set's; items that are not
+        TypeError, ValueError: a `StoredImages` (read a part of it first); labels that are missing, or passed with a
+            source that has labels; a class count or normalization that contradicts that of the set; items that are not
             pairs of an image and a label.
     """
     conversion.require_in_memory(images, name)
@@ -73,7 +73,7 @@ def as_set(
 
 
 def _hint(images: Any, name: str) -> str:
-    """Return what to pass instead of some common mistakes."""
+    """Return a hint on what to pass instead, if the argument is a common mistake; otherwise an empty string."""
     if isinstance(images, str | Path):
         return f"; read a folder of pictures first: load_folder({str(images)!r}).train"
     if isinstance(getattr(images, "train", None), LabeledImages):
