@@ -9,7 +9,7 @@ __all__ = ["Draws"]
 
 
 class Draws:
-    """Random parameters for a batch, `count` at a time (one if Siamese). Integers stay on the CPU, for slicing."""
+    """Source of random parameters for a batch: `count` per draw (one if Siamese). Integers stay on the CPU."""
 
     def __init__(self, images: Tensor, generator: torch.Generator, count: int) -> None:
         self.images, self.generator, self.count = images, generator, count

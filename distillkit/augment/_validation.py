@@ -21,16 +21,16 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 
 class Augmentation(Protocol):
-    """Interface of `augment=`: any callable with this signature, such as `DSA()` or your own function."""
+    """Interface of the argument `augment`: any callable with this signature, such as `DSA()` or your own function."""
 
     def __call__(self, images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
         """Transform a batch with draws from `generator` alone.
 
         Args:
             images: float [N, C, H, W].
-            generator: source of all draws.
-            siamese: whether to use one draw for the whole batch. Equal generator states must then give all images the
-                same transform for any N; this is how real and synthetic images share it.
+            generator: source of all random draws.
+            siamese: whether to use one draw for the whole batch. Equal generator states must then give the same
+                transform for any N, so that real and synthetic images can share one transform.
 
         Returns:
             Images of the same shape, dtype and device.
@@ -43,8 +43,9 @@ def require_augmentation(augment: Any, normalization: Normalization | None = Non
 
     Args:
         augment: None, or a callable `augment(images, generator, siamese=...)`.
-        normalization: the normalization of the images; None if it is not known yet.
-        siamese: whether it is called with `siamese=`, as condensers and `Protocol` do, unlike the federated layer.
+        normalization: normalization of the images; None if it is not known yet.
+        siamese: whether `augment` is called with the argument `siamese`, as condensers and `Protocol` do and the
+            federated layer does not.
 
     Raises:
         TypeError: True, a name, a class, a torchvision transform, or a function with other arguments.
@@ -79,12 +80,12 @@ def require_augmentation(augment: Any, normalization: Normalization | None = Non
 def apply_augmentation(augment: Any, images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
     """Apply an augmentation and check that the result has the shape and dtype of the images.
 
-    Components call it at every step, so that the message about an augmentation that crops or converts names it.
+    Components call this function at every step, so that an error names an augmentation that crops or converts images.
 
     Args:
         augment: see `Augmentation`.
         images: float [N, C, H, W].
-        generator, siamese: arguments of the call.
+        generator, siamese: see `Augmentation`.
 
     Returns:
         The transformed images, of the same shape and dtype.
@@ -105,16 +106,16 @@ def apply_augmentation(augment: Any, images: Tensor, generator: torch.Generator,
 
 
 def require_normalization(augment: object, normalization: Normalization) -> None:
-    """Refuse an augmentation that was built for another normalization than that of the images.
+    """Refuse an augmentation whose normalization differs from that of the images.
 
     `CropFlip` pads with black, whose value depends on the normalization.
 
     Args:
         augment: any augmentation; one without a normalization fits everywhere.
-        normalization: the normalization of the images.
+        normalization: normalization of the images.
 
     Raises:
-        ValueError: the normalizations differ; the message says how to build the augmentation for these images.
+        ValueError: the normalizations differ; the message explains how to build the augmentation for these images.
     """
     told = getattr(augment, "normalization", None)
     if isinstance(told, Normalization) and told != normalization:

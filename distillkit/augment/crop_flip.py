@@ -23,26 +23,27 @@ class CropFlip:
     `CropFlip(train.normalization)(images, generator)`; pass it as `augment=`.
 
     It takes a random crop of the image's size after padding with `pad` black pixels, then a horizontal flip and an
-    optional cutout. The clients of VHL, FedCOG and the single-image method train with it (torchvision's `RandomCrop(32,
-    padding=4)` and `RandomHorizontalFlip()` before normalization).
+    optional cutout. The clients of VHL, FedCOG and the single-image method use this augmentation (torchvision's
+    `RandomCrop(32, padding=4)` and `RandomHorizontalFlip()` before normalization).
 
-    Padding is black, as if pictures were padded before normalization. Its normalized value differs by channel, so the
-    normalization must be given. The cutout (DeVries and Taylor, 2017; `Cutout(16)` on CIFAR-100 in VHL's release,
-    data_preprocessing/utils/utils.py) comes last and sets a square to 0 in normalized space, the mean color. Its center
-    is any pixel, so part of it may be outside.
+    Padding is black, as if pictures were padded before normalization. The normalized value of black differs by channel,
+    so the normalization must be given. The cutout (DeVries and Taylor, 2017; `Cutout(16)` on CIFAR-100 in VHL's code,
+    data_preprocessing/utils/utils.py) comes last and sets a square to 0 in normalized space, the mean color. The center
+    can be any pixel, so part of the square may be outside.
 
     Args:
         normalization: normalization of the images; `IDENTITY` for pixels in [0, 1].
-        pad: pixels on each side, less than the images' height and width.
-        flip: probability of the flip; 0 for digits, and for MedMNIST in the single-image release.
-        cutout: side of the square in pixels, even (the released code rounds odd sides down to even ones) and at most
-            the images' sides. 0: none.
+        pad: number of pixels added on each side, less than the images' height and width.
+        flip: probability of the flip; use 0 for digits. The single-image method's code uses 0 for MedMNIST.
+        cutout: side of the square in pixels, even (the authors' code rounds odd sides down to even ones) and at most
+            the images' sides. 0 for no cutout.
 
     The result is differentiable in the images, any number of times. Whitened images (ZCA) are padded as pixels and
     whitened again.
 
     Raises:
-        TypeError, ValueError: an option out of range; in a call, images with other channels or too small.
+        TypeError, ValueError: an option out of range; in a call, images that are too small or have another number of
+            channels.
     """
 
     normalization: Normalization
@@ -64,11 +65,12 @@ class CropFlip:
 
         Args:
             images: float [N, C, H, W] with this `normalization`, larger than `pad` and `cutout`.
-            generator: source of all draws. They depend on N (unless Siamese), H and W, never on pixel values.
-            siamese: draw one crop, flip and cutout for the whole batch, like `DSA`.
+            generator: source of all random draws. The draws depend on N (unless Siamese), H and W, never on pixel
+                values.
+            siamese: whether to draw one crop, flip and cutout for the whole batch, as in `DSA`.
 
         Returns:
-            float [N, C, H, W], same dtype and device.
+            Augmented images, float [N, C, H, W], same dtype and device.
         """
         if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
             check.batch_of_images(images)
@@ -97,13 +99,13 @@ class CropFlip:
 
 
 def adapt_normalization(augment: Augment, normalization: Normalization) -> Augment:
-    """Return the augmentation for images with another normalization: a `CropFlip` with their black, others unchanged.
+    """Return the augmentation for images with another normalization: only a `CropFlip`, which pads with black, changes.
 
-    Use it to train on images of another normalization together with images that already have an augmentation.
+    Use this function to apply one augmentation to images with different normalizations.
 
     Args:
         augment: any augmentation.
-        normalization: the normalization of the images to augment.
+        normalization: normalization of the images to augment.
 
     Raises:
         TypeError: not an augmentation, or not a normalization.
@@ -116,7 +118,7 @@ def adapt_normalization(augment: Augment, normalization: Normalization) -> Augme
 
 
 def _shifted(x: Tensor, down: Tensor, right: Tensor, fill: Tensor) -> Tensor:
-    """Shift each image so that pixel (i, j) is its pixel (i + down, j + right), or `fill` outside the image."""
+    """Shift each image: output pixel (i, j) is input pixel (i + down, j + right), or `fill` outside the image."""
     h, w = x.shape[2:]
     rows = (down.view(-1, 1, 1, 1) + torch.arange(h).view(h, 1)).to(x.device)
     columns = (right.view(-1, 1, 1, 1) + torch.arange(w)).to(x.device)
@@ -127,6 +129,6 @@ def _shifted(x: Tensor, down: Tensor, right: Tensor, fill: Tensor) -> Tensor:
 
 
 def _near(center: Tensor, reach: int, side: int) -> Tensor:
-    """Return which of `side` positions are in [center - reach, center + reach), bool [N, side]."""
+    """Return whether each of `side` positions is in [center - reach, center + reach), bool [N, side]."""
     at = torch.arange(side)
     return (at >= center.view(-1, 1) - reach) & (at < center.view(-1, 1) + reach)

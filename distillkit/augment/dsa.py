@@ -26,31 +26,33 @@ _FAMILIES = tuple(NATURAL.split("_"))
 
 @dataclass(frozen=True)
 class DSA:
-    """Differentiable Siamese augmentation, which condensation learns through: one transform for real and synthetic
-    images.
+    """Differentiable Siamese augmentation: condensation applies one transform to real and synthetic images.
 
-    `DSA()(images, generator)`; pass it as `augment=` to a condenser and to the training on its set.
+    `DSA()(images, generator)`; pass it as `augment=` to a condenser and to the training on the condensed set.
 
     Paper: Zhao and Bilen, "Dataset condensation with differentiable Siamese augmentation" (ICML 2021), section 3.2.
 
     Args:
-        strategy: the families, joined by `_`, in the order in which mode `"M"` applies them. `NATURAL` or `DIGITS`.
-        mode: `"S"` draws one family per call, `"M"` applies all.
-        brightness: width of the added offset, uniform in +-brightness/2, in units of the images.
-        saturation: the distance to the mean over channels is multiplied by a uniform number in [0, saturation].
-        contrast: the distance to the mean of the image is multiplied by a number in [contrast, contrast + 1].
+        strategy: names of the families, joined by `_`, in the order in which mode `"M"` applies them, such as `NATURAL`
+            or `DIGITS`.
+        mode: `"S"` to draw one family per call, `"M"` to apply all.
+        brightness: width of the range of the added offset, which is uniform in +-brightness/2, in units of the images.
+        saturation: upper limit of the factor, uniform in [0, saturation], that multiplies the distance to the mean over
+            channels.
+        contrast: lower limit of the factor, uniform in [contrast, contrast + 1], that multiplies the distance to the
+            mean of the image.
         crop: largest shift as a fraction of the side; uncovered pixels are zero.
         cutout: side of the square that is set to zero, as a fraction of the side.
         flip: probability of a horizontal flip.
-        scale: both axes are scaled, independently, by a uniform number in [1/scale, scale].
+        scale: largest scale; each axis is scaled independently by a uniform factor in [1/scale, scale].
         rotate: largest rotation in degrees.
 
-    The color family is brightness, saturation and contrast, in this order. Its means are over all channels: with one
-    channel saturation changes nothing, with five it moves all toward their mean. Zero is zero in the images' space: the
-    mean color for a normalized set, black for pixels.
+    The color family is brightness, saturation and contrast, in this order. The means in these transforms are over all
+    channels: with one channel saturation changes nothing, with five it moves all of them toward their mean. Uncovered
+    and cut-out pixels are zero in the images' space: the mean color for a normalized set, black for pixels.
 
-    Scaling and rotation sample bilinearly with `align_corners=False` and zeros outside; the released code used
-    PyTorch's default, which differs between versions. Deviations: every draw comes from `generator` (the released code
+    Scaling and rotation sample bilinearly with `align_corners=False` and zeros outside; the authors' code used
+    PyTorch's default, which differs between versions. Deviations: every draw comes from `generator` (the authors' code
     reseeds the global generator from the clock), and rotation preserves shapes on images that are not square.
 
     Raises:
@@ -91,15 +93,17 @@ class DSA:
         """Augment a batch.
 
         Args:
-            images: float [N, C, H, W]; any channels, any size. The result is twice differentiable in them.
-            generator: source of all draws. They depend on N (unless Siamese), H and W, never on pixel values.
-            siamese: draw one parameter for the whole batch. The draws then do not depend on N: calls with equal
-                generator states apply the same transform to batches of any length. This is how real and synthetic
-                images share a draw: `DSA()(real, generator.clone_state(), siamese=True)` and then `DSA()(synthetic,
-                generator, siamese=True)`.
+            images: float [N, C, H, W], with any number of channels and any size. The result is twice differentiable in
+                the images.
+            generator: source of all random draws. The draws depend on N (unless Siamese), H and W, never on pixel
+                values.
+            siamese: whether to draw each parameter once for the whole batch. The draws then do not depend on N: calls
+                with equal generator states apply the same transform to batches of any length. This is how real and
+                synthetic images share a draw: `DSA()(real, generator.clone_state(), siamese=True)` and then
+                `DSA()(synthetic, generator, siamese=True)`.
 
         Returns:
-            float [N, C, H, W], same dtype and device.
+            Augmented images, float [N, C, H, W], same dtype and device.
         """
         if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
             check.batch_of_images(images)

@@ -14,10 +14,10 @@ Reduction = Literal["mean", "sum", "none"]
 
 
 def require_float(value: Tensor, name: str, shape: str) -> Tensor:
-    """Check that `value` is a non-empty floating-point tensor with as many dimensions as `shape` ("N, d") and return
-    it.
+    """Return `value` after checking that it is a non-empty floating-point tensor with as many dimensions as `shape`.
 
-    Values are not checked: a loss of NaN is NaN, and no loss waits for the device.
+    `shape` is text such as "N, d". Values are not checked, so that no loss waits for the device: NaN inputs give a loss
+    of NaN.
 
     Raises:
         TypeError: not a tensor, or not floating point.
@@ -76,7 +76,7 @@ def pair_tensors(
 
 
 def reduce(values: Tensor, reduction: Reduction) -> Tensor:
-    """Reduce the values of the samples to their mean or sum, or return them.
+    """Reduce the values of the samples to their mean or sum, or return them unchanged.
 
     Raises:
         ValueError: an unknown reduction.
@@ -88,7 +88,7 @@ def reduce(values: Tensor, reduction: Reduction) -> Tensor:
 
 
 def at_least_float32(rows: Tensor) -> Tensor:
-    """Convert half-precision rows to float32, before small differences of large sums."""
+    """Convert half-precision rows to float32, for later small differences of large sums."""
     return rows.to(torch.promote_types(rows.dtype, torch.float32))
 
 
@@ -100,6 +100,6 @@ def row_norms(rows: Tensor) -> Tensor:
 
 
 def unit_rows(rows: Tensor) -> Tensor:
-    """Divide each row by its norm. A zero row stays zero, and its gradient keeps the scale of the others."""
+    """Divide each row by its norm. A zero row stays zero, with a gradient on the scale of the other rows'."""
     norms = row_norms(rows)
     return rows / torch.where(norms > 0, norms, 1).unsqueeze(1)

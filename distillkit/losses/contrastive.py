@@ -27,7 +27,7 @@ def supervised_contrastive(
 ) -> Tensor:
     """Compute the supervised contrastive loss, which pulls embeddings of a class together and pushes classes apart.
 
-    With unit vectors z, anchor i, the others A(i) = {j != i} and its positives P(i) = {j != i: y_j = y_i},
+    With unit vectors z, an anchor i, all other rows A(i) = {j != i} and the positives P(i) = {j != i: y_j = y_i},
 
         loss_i = -1/|P(i)| sum_{p in P(i)} [z_i.z_p / t - log sum_{a in A(i)} exp(z_i.z_a / t)].
 
@@ -35,14 +35,15 @@ def supervised_contrastive(
         embeddings: float [N, d], any scale (they are L2-normalized here).
         labels: class indices int [N].
         other_embeddings: float [M, d] of a second source in the batch (VHL's virtual features, FedLGD's global
-            anchors). They are anchors, too, as both papers define it: a detached anchor still pulls its positives among
+            anchors). They are also anchors, as in both papers: a detached anchor still attracts its positives among
             `embeddings`.
-        other_labels: class indices int [M], numbered like `labels` (VHL: without the shift of its classifier).
-        temperature: t > 0.
-        detach_other: whether gradients to `other_embeddings` are stopped (VHL). FedLGD's release does not stop them.
+        other_labels: class indices int [M], with the same meaning as in `labels` (for VHL: without the shift of its
+            classifier).
+        temperature: temperature t > 0.
+        detach_other: whether gradients to `other_embeddings` are stopped (VHL). FedLGD's code does not stop them.
         empty: treatment of anchors without positives. "drop" leaves them out of the mean. "zero" counts them as 0 in
-            the mean, as in the releases of FedLGD and VHL, so the loss shrinks with their share.
-        reduction: "mean" over anchors, or "sum" (FedLGD's printed equation; its release uses the mean).
+            the mean, as in the code of FedLGD and VHL, so the loss shrinks as their share grows.
+        reduction: "mean" over anchors, or "sum" (the equation in FedLGD's paper; its code uses the mean).
 
     Returns:
         A scalar. Exactly 0 with a zero gradient, never NaN, if no anchor has a positive.
@@ -52,7 +53,8 @@ def supervised_contrastive(
             of range.
 
     Paper: Khosla et al., "Supervised Contrastive Learning" (NeurIPS 2020), Eq. 2 (L_out). Deviations: the ratio of
-    temperature to base temperature is 1; "drop" (the reference returns NaN for an anchor without positives).
+    temperature to base temperature is 1; "drop" avoids the NaN that the reference code returns for an anchor without
+    positives.
     """
     check.boolean(detach_other, "detach_other")
     require_float(embeddings, "embeddings", "N, d")
@@ -140,15 +142,17 @@ def model_contrastive(
     temperature: float = 0.5,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """Compute MOON's term, which keeps embeddings near the global model's and away from the client's previous model's.
+    """Compute MOON's term, which pulls embeddings toward the global model's and away from the previous local model's.
 
         loss = -log[exp(cos(z, z_glob)/t) / (exp(cos(z, z_glob)/t) + exp(cos(z, z_prev)/t))]
 
     Args:
-        embeddings: float [N, d], z, of the model in training.
-        global_embeddings: float [N, d], z_glob, of the same images; the caller computes them without gradients.
-        previous_embeddings: float [N, d], z_prev, likewise.
-        temperature: t > 0.
+        embeddings: embeddings z by the model in training, float [N, d].
+        global_embeddings: embeddings z_glob of the same images by the global model, float [N, d], computed without
+            gradients.
+        previous_embeddings: embeddings z_prev of the same images by the client's previous model, float [N, d], computed
+            without gradients.
+        temperature: temperature t > 0.
         reduction: "mean", "sum" or "none" over the images.
 
     Returns:

@@ -31,8 +31,8 @@ def knowledge_distillation(
 
     Args:
         student_logits: float [N, K].
-        teacher_logits: float [N, K]; they receive gradients unless the caller detaches them.
-        temperature: T > 0.
+        teacher_logits: float [N, K]; they receive gradients unless you detach them.
+        temperature: temperature T > 0.
         reduction: "mean" (torch's "batchmean"), "sum" or "none" over the N samples.
 
     Returns:
@@ -42,7 +42,7 @@ def knowledge_distillation(
         TypeError, ValueError: tensors of a wrong kind, different shapes, or options out of range.
 
     Paper: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network" (2015), Section 2. T^2 keeps the
-    scale of the gradient when T changes; some releases omit it (the Keras code of the single-image work).
+    scale of the gradient when T changes; some code omits the factor (the Keras code of the single-image work).
     """
     require_same_shape(student_logits, teacher_logits, _PAIR, "N, K")
     temperature = check.real_number(temperature, "temperature", above=0)
@@ -79,13 +79,13 @@ def binary_distillation(
 ) -> Tensor:
     """Compute the knowledge distillation loss for multi-label tasks, where each label is a Bernoulli variable.
 
-    T^2 * sum_k KL(Bernoulli(sigmoid(t_k / T)) || Bernoulli(sigmoid(s_k / T))). The sum over labels is the KL divergence
-    of the joint distribution; it is then reduced over samples.
+    The loss is T^2 * sum_k KL(Bernoulli(sigmoid(t_k / T)) || Bernoulli(sigmoid(s_k / T))). The sum over labels is the
+    KL divergence of the joint distribution. The loss is then reduced over samples.
 
     Args:
         student_logits: float [N, K], one logit per label.
         teacher_logits: float [N, K].
-        temperature: T > 0.
+        temperature: temperature T > 0.
         reduction: "mean", "sum" or "none" over the N samples.
 
     Returns:
@@ -94,8 +94,8 @@ def binary_distillation(
     Raises:
         TypeError, ValueError: as for `knowledge_distillation`.
 
-    Source: Section 2 of Hinton et al. with two classes per label; no paper states it. FedCOG's release has a different
-    multi-label form, which passes probabilities to a function of log-probabilities.
+    Source: Section 2 of Hinton et al. with two classes per label; no paper states this form. FedCOG's code has a
+    different multi-label form, which passes probabilities to a function of log-probabilities.
     """
     require_same_shape(student_logits, teacher_logits, _PAIR, "N, K")
     temperature = check.real_number(temperature, "temperature", above=0)
@@ -108,7 +108,7 @@ def binary_distillation(
 def jensen_shannon(p_logits: Tensor, q_logits: Tensor, *, reduction: Reduction = "mean") -> Tensor:
     """Compute the Jensen-Shannon divergence of two classifiers' softmax distributions, in nats.
 
-    It is 0 where they agree and at most ln 2:
+    The divergence is 0 if the distributions are equal, and at most ln 2:
 
         JS(P, Q) = KL(P || M) / 2 + KL(Q || M) / 2 with M = (P + Q) / 2.
 
@@ -142,24 +142,24 @@ def clamped_disagreement(
     clamp_result: bool = True,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """Compute the disagreement of two classifiers as in the releases of DeepInversion and FedCOG.
+    """Compute the disagreement of two classifiers as in the authors' code of DeepInversion and FedCOG.
 
     KL(M || P) / 2 + KL(M || Q) / 2 with M = (P + Q) / 2, where P, Q and M are each clamped to [low, high] without
-    renormalization; the result is clamped to [0, 1]. The competition term of an inversion is 1 minus this value.
+    renormalization, and the result is clamped to [0, 1]. The competition term of an inversion is 1 minus this value.
 
     This is not the Jensen-Shannon divergence. The arguments of KL are swapped, so the value is not bounded by ln 2 and
-    reaches 1.61 for opposed certain predictions. The last clamp therefore binds, with a zero gradient, exactly when the
-    networks disagree most; probabilities outside [low, high] have no gradient, either. `clamp_result=False` keeps the
-    gradient of the result; `jensen_shannon` has neither problem.
+    reaches 1.61 for certain predictions of different classes. The final clamp is therefore active, with a zero
+    gradient, exactly when the networks disagree most. Probabilities outside [low, high] have no gradient either.
+    `clamp_result=False` keeps the gradient of the result; `jensen_shannon` has neither problem.
 
     Args:
         p_logits: float [N, K].
         q_logits: float [N, K].
-        low: smallest probability, 0 < low < high.
-        high: largest probability, at most 1.
-        clamp_result: whether to clamp to [0, 1], as released.
-        reduction: "mean" (as released), "sum" or "none" over the N samples. The mean is clamped after averaging, as
-            released; with "none" and "sum" each sample is clamped.
+        low: lower limit of probabilities, 0 < low < high.
+        high: upper limit of probabilities, at most 1.
+        clamp_result: whether to clamp the result to [0, 1], as in the authors' code.
+        reduction: "mean" (as in the authors' code), "sum" or "none" over the N samples. The mean is clamped after
+            averaging, as in the authors' code; with "none" and "sum" each sample is clamped.
 
     Returns:
         A scalar, or [N].
@@ -168,7 +168,7 @@ def clamped_disagreement(
         TypeError, ValueError: tensors of a wrong kind, different shapes, or options out of range.
 
     Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), R_compete. The paper prints the true Jensen-Shannon
-    divergence; this formula is the released code's.
+    divergence; this formula is that of the authors' code.
     """
     require_same_shape(p_logits, q_logits, ("p_logits", "q_logits"), "N, K")
     low = check.real_number(low, "low", above=0)

@@ -16,12 +16,12 @@ __all__ = ["RBFMMD", "class_means", "gradient_distance", "mean_embedding_distanc
 
 
 def class_means(embeddings: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Compute the mean embedding and the number of rows of each class, as FedProto sends and DM compares them.
+    """Compute the mean embedding and the number of rows of each class, as used by FedProto and DM.
 
     Args:
         embeddings: float [N, d].
         labels: class indices int [N] in [0, num_classes).
-        num_classes: K.
+        num_classes: number of classes, K.
 
     Returns:
         Means [K, d] (zeros for an absent class, never NaN) and counts int64 [K]. Half-precision embeddings are averaged
@@ -54,11 +54,11 @@ def mean_embedding_distance(
     It equals the squared MMD with a linear kernel, class by class.
 
     Args:
-        real: float [N, d]. Precomputed means can be passed as rows, one per class.
-        synthetic: float [M, d].
+        real: embeddings of real images, float [N, d]. Precomputed means can be passed as rows, one per class.
+        synthetic: embeddings of synthetic images, float [M, d].
         real_labels: class indices int [N]; without labels on both sides, all rows belong to one class.
         synthetic_labels: class indices int [M].
-        num_classes: K. Default: the largest label + 1.
+        num_classes: number of classes, K. Default: the largest label + 1.
         reduction: "sum" over classes, or "none" for [K].
 
     Returns:
@@ -68,8 +68,8 @@ def mean_embedding_distance(
         TypeError, ValueError: tensors of a wrong kind or shape, or labels of only one side.
 
     Paper: Zhao and Bilen, "Dataset Condensation with Distribution Matching" (WACV 2023), its empirical MMD. With logits
-    instead of embeddings it is the second term of FedDM's Eq. 8. It sums over features and classes, as released: a
-    learning rate for images depends on this scale. The caller detaches the real side.
+    instead of embeddings, the loss is the second term of FedDM's Eq. 8. It sums over features and classes, as in the
+    authors' code: the right learning rate for images depends on this scale. Detach the real embeddings before the call.
     """
     require_float(real, "real", "N, d")
     require_float(synthetic, "synthetic", "M, d")
@@ -109,10 +109,10 @@ def rbf_mmd(
     Args:
         x: float [n, d].
         y: float [m, d].
-        bandwidth: in units of squared distance. Default: the mean squared distance over all pairs of different rows of
-            x and y together, without gradients.
-        kernels: number of widths.
-        multiplier: ratio of neighboring widths.
+        bandwidth: bandwidth of the middle kernel, in units of squared distance. Default: the mean squared distance over
+            all pairs of different rows of x and y together, without gradients.
+        kernels: number of kernels.
+        multiplier: ratio between the widths of successive kernels.
         unbiased: whether to use the U-statistic (without self-pairs, may be negative) instead of the V-statistic (at
             least 0).
 
@@ -123,8 +123,8 @@ def rbf_mmd(
         TypeError, ValueError: tensors of a wrong kind or shape, options out of range, or fewer than two rows per side
             for the unbiased form.
 
-    Paper: Gretton et al., "A Kernel Two-Sample Test" (JMLR 2012), Eq. 5 and 3. The defaults are those of FedLGD's
-    release. The release forms all differences [n+m, n+m, d]; here a Gram matrix takes memory (n+m)^2.
+    Paper: Gretton et al., "A Kernel Two-Sample Test" (JMLR 2012), Eq. 5 and 3. The defaults are those of FedLGD's code.
+    FedLGD's code stores all differences [n+m, n+m, d]; this function only needs a Gram matrix with (n+m)^2 entries.
     """
     require_float(x, "x", "n, d")
     require_float(y, "y", "m, d")
@@ -187,7 +187,7 @@ def gradient_distance(
     metric: Literal["row_cosine", "mse", "cos"] = "row_cosine",
     eps: float = 1e-6,
 ) -> Tensor:
-    """Compute the distance between two gradients of a network, as dataset condensation matches them.
+    """Compute the distance between two gradients of a network, as used by gradient matching in dataset condensation.
 
     - "row_cosine" (DC): each tensor of 2 or more dimensions is viewed as (out, rest); the sum over all rows of 1 - g.t
       / (|g||t| + eps). 1-D tensors (biases, norm weights) are ignored.
@@ -197,21 +197,21 @@ def gradient_distance(
     Args:
         gradients: one tensor per parameter, e.g. from `torch.autograd.grad(..., create_graph=True)`.
         targets: tensors of the same shapes, detached by the caller.
-        metric: see above.
-        eps: at least 0, added to the product of the norms. Where that product is close to eps, the cosine shrinks
-            toward 0; with eps=0 the distance ignores the scale of a row, and is 0 at equality.
+        metric: one of the metrics above.
+        eps: constant added to the product of the norms, at least 0. If that product is close to eps, the cosine shrinks
+            toward 0. With eps=0 the distance ignores the scale of a row, and equal gradients have distance 0.
 
     Returns:
-        A scalar. A zero row on either side counts 1 and has a zero gradient of any order, never NaN (the released
-        code's gradient there is the other side's row divided by eps).
+        A scalar. A zero row on either side counts as 1 and has zero derivatives of every order, never NaN. (In the
+        authors' code the gradient of a zero row is the other row divided by eps.)
 
     Raises:
         TypeError: an entry that is not a floating-point tensor, such as the gradient None of an unused parameter.
         ValueError: different lengths or shapes, nothing to compare, or options out of range.
 
     Paper: Zhao, Mopuri and Bilen, "Dataset Condensation with Gradient Matching" (ICLR 2021), Eq. 10. FedLGD's server
-    (Eq. 5) uses it with a target from the aggregated update. The names "mse" and "cos" and their definitions follow the
-    released code.
+    (Eq. 5) uses this distance with a target from the aggregated update. The names "mse" and "cos" and their definitions
+    follow the authors' code.
     """
     check.one_of(metric, "metric", ("row_cosine", "mse", "cos"))
     eps = check.real_number(eps, "eps", least=0)
@@ -228,7 +228,7 @@ def gradient_distance(
 
 
 def _cosine_distances(a: Tensor, b: Tensor, eps: float) -> Tensor:
-    """Return the sum over rows of 1 - cosine; a zero row counts 1 and is constant."""
+    """Return the sum over rows of 1 - cosine; a zero row counts as 1 and is constant."""
     norms = row_norms(a) * row_norms(b)
     defined = norms > 0
     cosines = torch.where(defined, (a * b).sum(1), 0) / torch.where(defined, norms + eps, 1)

@@ -21,12 +21,12 @@ _IMAGES = "N, C, H, W"
 def total_variation(images: Tensor, *, order: Literal[1, 2] = 1, reduction: Reduction = "mean") -> Tensor:
     """Compute the anisotropic total variation of each image, a smoothness prior for inversion.
 
-    It sums the differences to the right and to the lower neighbor.
+    The total variation is the sum of the differences from each pixel to its right and lower neighbors.
 
     Args:
         images: float [N, C, H, W].
-        order: 1 sums absolute differences, 2 squared ones, over channels and pixels.
-        reduction: "mean", "sum" or "none" over the images, so the value does not grow with the batch.
+        order: 1 to sum absolute differences over channels and pixels, 2 to sum squared differences.
+        reduction: "mean", "sum" or "none" over the images. The mean does not grow with the batch.
 
     Returns:
         A scalar, or [N].
@@ -49,13 +49,13 @@ def total_variation(images: Tensor, *, order: Literal[1, 2] = 1, reduction: Redu
 def deepinversion_variation(images: Tensor, *, order: Literal[1, 2] = 2) -> Tensor:
     """Compute DeepInversion's smoothness prior, over four neighbors and the whole batch.
 
-    The neighbors are the right one, the lower one and both lower diagonal ones.
+    The neighbors of a pixel are the right one, the lower one and the two lower diagonal ones.
 
     Args:
         images: float [N, C, H, W].
-        order: 2 is the sum over the four directions of the L2 norm of *all* differences of the batch. It grows with the
-            square root of the batch size, so its weight depends on it. 1 is the sum of the four mean absolute
-            differences, which does not grow.
+        order: 2 for the sum, over the four directions, of the L2 norm of *all* differences in the batch. This sum grows
+            with the square root of the batch size, so the right weight depends on the batch size. 1 for the sum of four
+            mean absolute differences, one per direction, which does not grow.
 
     Returns:
         A scalar.
@@ -63,7 +63,7 @@ def deepinversion_variation(images: Tensor, *, order: Literal[1, 2] = 2) -> Tens
     Raises:
         TypeError, ValueError: invalid images, or an unknown order.
 
-    Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), R_TV of Eq. 3, in the released code's form.
+    Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), R_TV of Eq. 3, in the form of the authors' code.
     """
     require_float(images, "images", _IMAGES)
     check.one_of(order, "order", (1, 2))
@@ -84,7 +84,7 @@ def image_l2(images: Tensor, *, reduction: Literal["mean", "sum", "none", "batch
     Args:
         images: float [N, C, H, W].
         reduction: "mean", "sum" or "none" over the images' norms (SRe2L uses the mean); "batch" is the norm of the
-            whole batch (DeepInversion on CIFAR), which grows with the square root of its size.
+            whole batch (DeepInversion on CIFAR), which grows with the square root of the batch size.
 
     Returns:
         A scalar, or [N].
@@ -106,25 +106,25 @@ class BatchNormPrior:
 
         value = sum_l a_l (|mean_l - running_mean_l|_2 + |var_l - running_var_l|_2)
 
-    Here mean_l and var_l (biased) are statistics of the input of layer l over batch and positions; the norms over
+    Here mean_l and var_l (biased) are statistics of the input of layer l over batch and positions. The L2 norms over
     channels are not squared.
 
-    Use it as a context manager. The hooks exist only during the `with` block, also if it ends with an exception.
+    Use it as a context manager. The hooks are removed at the end of the `with` block, even after an exception.
 
         with BatchNormPrior(network) as prior:
             loss = F.cross_entropy(network(images), labels) + 0.01 * prior.value()
 
     Args:
-        network: a network with BatchNorm layers that have running statistics, in `eval()` mode; in training mode every
+        network: network in `eval()` mode, with BatchNorm layers that have running statistics. In training mode every
             forward pass would move the stored statistics toward the synthetic images.
-        first_multiplier: a_l of the first layer in the order of `network.modules()` (10 on ImageNet); a_l is 1 for the
-            others.
+        first_multiplier: a_l of the first layer in the order of `network.modules()` (the paper uses 10 on ImageNet);
+            a_l is 1 for the other layers.
 
     Raises:
         TypeError: not an `nn.Module`.
         ValueError: no such layer, or a multiplier below 0.
 
-    Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), Eq. 4. The released code leaves its hooks on the network.
+    Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), Eq. 4. The authors' code leaves its hooks on the network.
     """
 
     def __init__(self, network: nn.Module, *, first_multiplier: float = 1.0) -> None:
@@ -166,10 +166,10 @@ class BatchNormPrior:
         self._distances[index] = weight * row_norms(gaps).sum()
 
     def value(self) -> Tensor:
-        """Return the prior of the last forward pass, a scalar with a graph to the images.
+        """Return the prior of the last forward pass, a scalar that is differentiable in the images.
 
         Raises:
-            RuntimeError: no forward pass inside the `with` block yet.
+            RuntimeError: there was no forward pass inside the `with` block yet.
         """
         if not self._distances:
             raise RuntimeError(

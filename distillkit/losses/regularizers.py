@@ -15,12 +15,12 @@ __all__ = ["clip_logit_norm", "feature_decorrelation", "prototype_distance", "pr
 
 
 def proximal(parameters: Iterable[Tensor], reference: Iterable[Tensor], mu: float) -> Tensor:
-    """Compute FedProx's term, mu / 2 times the squared distance of the parameters from the global model's.
+    """Compute FedProx's term, mu / 2 times the squared distance from the global model's parameters.
 
     Args:
-        parameters: e.g. `model.parameters()`, without buffers.
-        reference: tensors of the same shapes, detached (the global model).
-        mu: at least 0.
+        parameters: parameters of the model in training, for example `model.parameters()`, without buffers.
+        reference: parameters of the global model, detached, of the same shapes.
+        mu: weight of the term, at least 0.
 
     Returns:
         A scalar.
@@ -29,7 +29,7 @@ def proximal(parameters: Iterable[Tensor], reference: Iterable[Tensor], mu: floa
         TypeError: an entry that is not a floating-point tensor.
         ValueError: no entries, different lengths or shapes, or mu below 0.
 
-    Paper: Li et al., "Federated Optimization in Heterogeneous Networks" (MLSys 2020), Eq. 2. The release of "Federated
+    Paper: Li et al., "Federated Optimization in Heterogeneous Networks" (MLSys 2020), Eq. 2. The code of "Federated
     Learning with a Single Shared Image" squares the sum of the differences instead.
     """
     mu = check.real_number(mu, "mu", least=0)
@@ -40,17 +40,17 @@ def proximal(parameters: Iterable[Tensor], reference: Iterable[Tensor], mu: floa
 def feature_decorrelation(
     embeddings: Tensor, *, variant: Literal["paper", "released"] = "paper", eps: float = 1e-8
 ) -> Tensor:
-    """Compute FedDecorr's term, the correlation of embedding dimensions over a batch, against dimensional collapse.
+    """Compute FedDecorr's term against dimensional collapse: the correlation of embedding dimensions over a batch.
 
-    - "paper": |K|_F^2 / d^2 with K the correlation matrix [d, d]; between 1/d and 1 (its diagonal gives 1/d).
+    - "paper": |K|_F^2 / d^2 with the correlation matrix K [d, d]. The value is between 1/d (from the diagonal) and 1.
     - "released": the mean square of the off-diagonal entries of Z^T Z, divided by N, with Z standardized by the
-      unbiased deviation. Its gradient is (N-1)^2 d / (N (d-1)) times the paper's, so about N times; the published
-      weight 0.1 belongs to this variant at batch size 64.
+      unbiased standard deviation. The gradient is (N-1)^2 d / (N (d-1)) times that of "paper", so about N times as
+      large; the published weight 0.1 belongs to this variant at batch size 64.
 
     Args:
         embeddings: float [N, d].
-        variant: see above.
-        eps: added to the variance; a dimension that is constant over the batch has no correlations.
+        variant: one of the variants above.
+        eps: constant added to the variance; a dimension that is constant over the batch has no correlations.
 
     Returns:
         A scalar. Exactly 0 with a zero gradient for a batch of one, which has no correlations.
@@ -89,8 +89,9 @@ def prototype_distance(
     Args:
         embeddings: float [N, d].
         labels: class indices int [N] in [0, K).
-        prototypes: float [K, d].
-        present: bool [K], which prototypes exist. Default: all. Samples of other classes are left out of the mean.
+        prototypes: global prototypes, float [K, d].
+        present: whether each prototype exists, bool [K]. Default: all exist. Samples of classes without a prototype are
+            left out of the mean.
         reduction: "mean" or "sum" over the remaining samples.
 
     Returns:
@@ -100,9 +101,9 @@ def prototype_distance(
         TypeError, ValueError: tensors of a wrong kind or shape, labels out of range, or an unknown reduction.
 
     Paper: Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients" (AAAI 2022), L_R.
-    Deviation: the distance is computed per sample, not between class means of the batch. The released code does so,
-    too, but also averages over the d dimensions (so its weight is d times larger for the same effect) and counts
-    samples without a global prototype as 0 in the mean.
+    Deviation: the distance is computed per sample, not between class means of the batch. The authors' code also
+    computes it per sample, but averages over the d dimensions (so a weight must be d times as large for the same
+    effect) and counts samples without a global prototype as 0 in the mean.
     """
     require_float(embeddings, "embeddings", "N, d")
     require_float(prototypes, "prototypes", "K, d")
@@ -126,9 +127,10 @@ def clip_logit_norm(logits: Tensor, max_norm: float = 2.5, *, continuous: bool =
 
     Args:
         logits: float [N, K].
-        max_norm: s > 0.
-        continuous: False, as released: a row longer than 1/s is rescaled to norm s. With s = 2.5, any row longer than
-            0.4 gets norm 2.5, mostly by stretching, with a jump at 0.4. True: a row longer than s is shortened to s.
+        max_norm: norm s > 0.
+        continuous: whether the result is a continuous function of the logits. False, as in the authors' code: a row
+            longer than 1/s is rescaled to norm s. With s = 2.5, any row longer than 0.4 gets norm 2.5, with a jump at
+            0.4, and rows shorter than 2.5 are stretched. True: a row longer than s is shortened to s.
 
     Returns:
         Logits [N, K]; gradients flow through the norm, too.
@@ -136,9 +138,9 @@ def clip_logit_norm(logits: Tensor, max_norm: float = 2.5, *, continuous: bool =
     Raises:
         TypeError, ValueError: invalid logits, or max_norm not above 0.
 
-    Source: the released code of "Federated Learning with a Single Shared Image" (2024); the paper does not mention it.
+    Source: the authors' code of "Federated Learning with a Single Shared Image" (2024); the paper does not mention it.
     The code applies it with s = 2.5 to logits of clients in training and of the student in distillation, but not to
-    those sent to the server.
+    logits sent to the server.
     """
     require_float(logits, "logits", "N, K")
     max_norm = check.real_number(max_norm, "max_norm", above=0)

@@ -21,8 +21,7 @@ Redraw = Callable[[nn.Module, torch.Generator], object]
 
 @torch.no_grad()
 def init_linear(module: nn.Module, generator: torch.Generator | None) -> None:
-    """Initialize a linear or convolution layer by its `kaiming`: "normal", "uniform", or PyTorch's default if unset.
-    """
+    """Initialize a linear or convolution layer by its `kaiming`: "normal", "uniform", or PyTorch's default if unset."""
     weight, bias = cast(Tensor, module.weight), cast("Tensor | None", module.bias)
     drawn, kaiming = torch.empty(weight.shape, device="cpu"), getattr(module, "kaiming", "")
     if kaiming == "normal":

@@ -27,20 +27,20 @@ def kmeans_balance(
 ) -> Tensor:
     """Select `keep` images balanced over predicted classes, ranked by distance to their k-means centroid.
 
-    Each of the P classes in `predicted` first gets its `int(balancing * keep / P)` best images (all, if it has fewer).
-    The best of all others fill the remaining places.
+    From each of the P classes in `predicted`, the `int(balancing * keep / P)` best images are selected first (all
+    images, if the class has fewer). The best of the other images then fill up the selection to `keep`.
 
     Args:
         embeddings: float [N, d].
-        predicted: int [N], the class that the model predicts for each image.
+        predicted: class that the model predicts for each image, int [N].
         keep: number of images to select, in [1, N].
         clusters: number of centroids; at most N are used.
-        order: "easy" ranks images near their centroid first, "hard" those far from it, "mixed" alternates between the
-            nearest and the farthest.
+        order: ranking of the images: "easy" for images near their centroid first, "hard" for images far from it first,
+            "mixed" to alternate between the nearest and the farthest.
         balancing: share of `keep` that is divided equally among the predicted classes, in [0, 1].
-        batch_size: None for Lloyd's algorithm (scikit-learn's `KMeans`, one initialization); a number for the faster
-            `MiniBatchKMeans` with batches of that many images.
-        generator: seeds k-means.
+        batch_size: number of images per batch of the faster `MiniBatchKMeans`; None for Lloyd's algorithm
+            (scikit-learn's `KMeans`, one initialization).
+        generator: seed or generator for k-means.
 
     Returns:
         int64 [keep] indices, ascending, on the device of `embeddings` (k-means itself runs on the CPU).
@@ -48,8 +48,8 @@ def kmeans_balance(
     Raises:
         TypeError, ValueError: an invalid argument, which is named.
 
-    Deviation from the released code: its "easy" takes half of the images from the far end, and in small classes the two
-    halves overlap, so the minimum is missed.
+    Deviation from the authors' code: "easy" there takes half of the images from the far end. In small classes the two
+    halves overlap, so the class gets fewer images than the guaranteed number.
     """
     check.one_of(order, "order", _ORDERS)
     balancing = check.real_number(balancing, "balancing", least=0.0, most=1.0)
@@ -73,8 +73,7 @@ def kmeans_balance(
 def centroid_distances(
     embeddings: Tensor, *, clusters: int = 1000, batch_size: int | None = None, generator: int | torch.Generator = 0
 ) -> Tensor:
-    """Compute the Euclidean distance of each embedding to its k-means centroid, float64 [N]. Typical images are near
-    it.
+    """Compute the Euclidean distance of each embedding to its k-means centroid, float64 [N]; small for typical images.
 
     The sums use one thread, so the result does not depend on the number of cores.
 

@@ -31,23 +31,25 @@ def select(
     """Select `keep` of N images as in the single-image method: balance by k-means clusters, then prune by confidence.
 
     Args:
-        embeddings: float [N, d] of the pool, from the model that also computed the logits.
-        logits: float [N, K], K >= 2. The classes are the model's predictions; no label is used.
+        embeddings: embeddings of the pool, float [N, d], from the model that also computed the logits.
+        logits: logits of the pool, float [N, K], K >= 2. The classes are the model's predictions; no label is used.
         keep: number of images to select, in [1, N].
-        kmeans_share: share of the reduction done by k-means, in [0, 1]: it keeps `M = N^(1 - share) * keep^share`
+        kmeans_share: share of the reduction done by k-means, in [0, 1]: k-means keeps `M = N^(1 - share) * keep^share`
             images, and pruning reduces M to `keep`. At 0.5 both steps keep the same fraction: 50,000 -> 15,811 ->
-            5,000. 0 is pruning only, 1 is k-means only. The paper removes 90 % by pruning and keeps 5,000 of 50,000,
-            which corresponds to 0.
-        released_threshold: the authors' rule instead of `kmeans_share`: k-means keeps `int(keep / (1 - threshold))`
-            images, or all if there are fewer, then every predicted class of n images loses `int(threshold * n)`. With
-            their 50,000 images, keep 5,000 and threshold 0.9, k-means keeps everything, so their rows "KMeans +
-            Entropy" are pruning only. The count is only approximately `keep`.
+            5,000. 0 means pruning only, 1 means k-means only. The paper removes 90 % by pruning and keeps 5,000 of
+            50,000, which corresponds to 0.
+        released_threshold: threshold of the authors' rule, which replaces `kmeans_share`: k-means keeps `int(keep / (1
+            - threshold))` images, or all if there are fewer, then every predicted class of n images loses
+            `int(threshold * n)`. With the authors' 50,000 images, keep 5,000 and threshold 0.9, k-means keeps
+            everything, so the paper's rows "KMeans + Entropy" use pruning only. The number of selected images is only
+            approximately `keep`.
         clusters, order, balancing, batch_size: as in `kmeans_balance`.
         strategy, measure: as in `prune_by_confidence`.
-        generator: seeds k-means, then the random strategy.
+        generator: seed or generator for k-means, then for the random strategy.
 
     Returns:
-        int64 indices, ascending, on the device of `embeddings`; `keep` of them unless `released_threshold` is given.
+        int64 [keep] indices, ascending, on the device of `embeddings`. With `released_threshold` their number may
+        differ.
 
     Raises:
         TypeError, ValueError: an invalid argument, which is named.

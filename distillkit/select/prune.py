@@ -29,17 +29,18 @@ def prune_by_confidence(
     Alternatively drop the least confident or random images, for comparison.
 
     Args:
-        logits: float [N, K], K >= 2. Pass probabilities `p` as `p.log()`, clamped to stay finite.
-        keep: exact number of images to keep, in [1, N]. A class of n images loses `int(n * (N - keep) / N)`. Any excess
-            is removed one by one from the class that keeps most, so that no class disappears while there is room for
-            all.
-        threshold: instead of `keep`, the share to drop, in [0, 1): a class of n images keeps `n - int(threshold * n)`.
+        logits: float [N, K], K >= 2. If you have probabilities `p`, pass `p.log()`, clamped to stay finite.
+        keep: exact number of images to keep, in [1, N]. A class of n images loses `int(n * (N - keep) / N)`. If too
+            many remain, images are removed one by one from the class that keeps most, so that no class disappears
+            unless `keep` is less than the number of classes.
+        threshold: share to drop, in [0, 1), as an alternative to `keep`: a class of n images keeps `n - int(threshold *
+            n)`.
         strategy: the images to drop: "top" for the most confident (the paper's choice, which keeps uncertain images),
             "bottom" for the least confident, "random" for a draw without replacement.
-        per_class: whether to prune each predicted class, or all images at once.
-        measure: the confidence. "max_softmax" is the largest probability, which the released code calls entropy;
+        per_class: whether to prune each predicted class separately. If False, all images are pruned together.
+        measure: measure of confidence. "max_softmax" is the largest probability, which the authors' code calls entropy;
             "entropy" is minus the Shannon entropy of the softmax; "max_logit" is the paper's Eq. 4.
-        generator: draws for the random strategy.
+        generator: seed or generator for the random strategy.
 
     Returns:
         int64 indices, ascending, on the device of `logits`. Among equally confident images, those that come first in
@@ -48,8 +49,8 @@ def prune_by_confidence(
     Raises:
         TypeError, ValueError: an invalid argument, which is named.
 
-    Deviation from the released code: its random strategy draws with replacement, so it drops 59 % for a threshold of 90
-    %.
+    Deviation from the authors' code: the random strategy there draws with replacement, so it drops 59 % for a threshold
+    of 90 %.
     """
     check.one_of(strategy, "strategy", _STRATEGIES)
     check.one_of(measure, "measure", _MEASURES)
