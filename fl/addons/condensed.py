@@ -37,9 +37,10 @@ class Condensed(AddOn):
     `ipc=0` disables the add-on. Classes that a client does not have are left out.
 
     Deviations. Nothing is refined in round 1, as in the authors' code, because the network is untrained. A client
-    condenses its data when it is first drawn, in the authors' code before round 0; the set is the same. The authors'
-    code starts from statistics divided by the pixels of the whole set (`init="statistics-whole-set"`); the paper, and
-    the default, divide by the pixels of the class. Its first condensation always draws a `ConvNet` (`factory`).
+    condenses its data when it is first drawn, in the authors' code before round 0; the set is the same, unless the
+    client is never drawn. The authors' code starts from statistics divided by the pixels of the whole set
+    (`init="statistics-whole-set"`); the paper, and the default, divide by the pixels of the class. Its first
+    condensation always draws a `ConvNet` (`factory`).
 
     Args:
         ipc: number of images per class; the paper uses 10 and 50.

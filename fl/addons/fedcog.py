@@ -54,17 +54,17 @@ class FedCOG(AddOn):
     logits (the release pairs the last images with logits of others). See `invert` for the disagreement.
 
     Args:
-        start_round: the first round with generation; the paper trains 50 rounds without it.
-        images: generated in a round, at most so many (fewer by rounding).
-        steps, lr: of Adam on the pixels.
+        start_round: first round with generation; the paper trains 50 rounds without generation.
+        images: largest number of images to generate in a round (fewer by rounding).
+        steps, lr: options of Adam on the pixels.
         disagreement: weight of 1 - JS(global, last local), at least 0.
-        divergence: how JS is computed: "clamped" as released, or "jensen_shannon".
-        weight: lambda_kd, or None for the weights by counts. 0 disables the add-on.
-        batch: generated images a step; default: the method's `batch`.
-        labels: the distilled target: the global model's logits ("soft"), or its predicted class ("hard").
-        targets: the generated classes: those that a client lacks ("complement"), or all equally ("uniform").
-        decoder: `decoder((C, H, W), latent)` makes the generator, such as `generate.SmallDecoder`; None: the pixels
-            themselves are free. Adam's betas are then .5 and .999, as released.
+        divergence: formula of JS: "clamped" as in the authors' code, or "jensen_shannon".
+        weight: lambda_kd, the weight of the distillation; None: weights by counts. 0 disables the add-on.
+        batch: number of generated images per step; default: the method's `batch`.
+        labels: target of the distillation: the global model's logits ("soft"), or its predicted class ("hard").
+        targets: classes to generate: those that a client lacks ("complement"), or all equally ("uniform").
+        decoder: function `decoder((C, H, W), latent)` that returns the generator, such as `generate.SmallDecoder`;
+            None: the pixels themselves are optimised. Adam's betas are then .5 and .999, as in the authors' code.
         latent: length of the decoder's latent vectors.
         regenerate: whether to generate a second time, after half of the local steps.
     """

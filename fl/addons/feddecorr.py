@@ -29,9 +29,10 @@ class FedDecorr(AddOn):
     the released form, so it is the default; see `losses.feature_decorrelation` for both.
 
     Args:
-        beta: weight of the penalty, at least 0; 0 disables the add-on. The paper takes 0.1, its release's script for
+        beta: weight of the penalty, at least 0; 0 disables the add-on. The paper uses 0.1, and the authors' script for
             CIFAR-100 0.05.
-        variant: "released", or "paper" as printed, which needs a beta about N times larger for the same effect.
+        variant: form of the penalty: "released" as in the authors' code, or "paper" as printed, which needs a beta
+            about N times larger for the same effect.
     """
 
     key = "FedDecorr"

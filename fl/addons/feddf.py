@@ -50,16 +50,17 @@ class FedDF(AddOn):
     the bytes are FedAvg's in every round.
 
     Args:
-        steps: of Adam in a round; 0 disables the add-on.
-        batch: images a step; the paper takes 128.
-        lr: Adam's rate; the paper takes 1e-3.
-        schedule: the rate falls along half a "cosine" to 0 after `steps`, or is "constant".
-        gradient_norm: longer gradients are rescaled to it; the release takes 5. None: never.
-        returns: "last" or "best" weights, of those after every 100th step.
-        patience: stop when the best is so many steps old; needs returns="best". The paper takes 1,000.
+        steps: number of Adam steps in a round; 0 disables the add-on.
+        batch: number of images per step; the paper uses 128.
+        lr: Adam's rate; the paper uses 1e-3.
+        schedule: "cosine": the rate falls along half a cosine to 0 after `steps`; or "constant".
+        gradient_norm: largest norm of a gradient; the authors' code uses 5. None: gradients are not clipped.
+        returns: weights that the distillation returns: the "last", or the "best" of those after every 100th step.
+        patience: number of steps without a better score after which the distillation stops; needs returns="best". The
+            paper uses 1,000.
         rate: share of rounds, in [0, 1], evenly spaced, in which the student starts from the average.
-        warm_rounds: that many first rounds start from it too; the single image's release has 1.
-        clip: norm of the student's logits (`losses.clip_logit_norm`), or None.
+        warm_rounds: number of first rounds that always start from the average; the single image's code has 1.
+        clip: largest norm of the student's logits (`losses.clip_logit_norm`), or None.
     """
 
     key = "FedDF"

@@ -40,11 +40,12 @@ class FedExP(AddOn):
     own tests use the current iterate, which they received.
 
     Args:
-        epsilon: at least 0; the paper tunes it (10^-3 on CIFAR, 0.1 on EMNIST). Larger is closer to FedAvg.
+        epsilon: constant in the denominator, at least 0; larger values are closer to FedAvg. The paper tunes it (10^-3
+            on CIFAR, 0.1 on EMNIST).
 
     Raises:
-        ValueError: with several architectures (there is one vector to extrapolate), or with another add-on that
-            rescales the mean, such as `FedNova`.
+        ValueError: there are several architectures (only one vector can be extrapolated), or another add-on rescales
+            the mean, such as `FedNova`.
     """
 
     key = "FedExP"

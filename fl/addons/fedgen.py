@@ -51,8 +51,9 @@ class FedGen(AddOn):
 
     Args:
         alpha, beta: weights of the two terms on the clients, at least 0; the code takes 10 and 10 (1 on EMNIST).
-        decay: factor by which alpha, beta and the generator's rate shrink a round; the code takes 0.98.
-        steps, batch, lr, weight_decay: of Adam on the generator in each round; the code takes 50, 32, 3e-4 and 0.01.
+        decay: factor by which alpha, beta and the generator's rate shrink per round; the code uses 0.98.
+        steps, batch, lr, weight_decay: options of Adam on the generator in each round; the code uses 50, 32, 3e-4 and
+            0.01.
         diversity_weight: weight of the diversity in the generator's loss, at least 0; the code takes 1.
         noise, hidden: lengths of the generator's noise and hidden layer; the code takes 32 and 256 on MNIST.
     """

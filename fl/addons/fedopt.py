@@ -32,9 +32,9 @@ class ServerAdaptive(AddOn, ABC):
         lr: eta, the server's step size. The paper tunes it over 10^-3 ... 10 together with the clients' rate. A weight
             moves by about this much in a round.
         beta1: decay of m, in [0, 1).
-        tau: degree of adaptivity, above 0; small is adaptive. The paper takes 10^-3 for most of its tasks.
-        initial: v before the first round, at least 0; None is tau^2, the least that the paper allows. Some libraries
-            start at 0.
+        tau: degree of adaptivity, above 0; smaller values are more adaptive. The paper mostly uses 10^-3.
+        initial: v before the first round, at least 0; None: tau^2, the smallest value that the paper allows. Some
+            libraries start at 0.
     """
 
     key = "ServerAdaptive"

@@ -45,10 +45,9 @@ class FedReg(AddOn):
 
     Args:
         gamma: weight of the local model in step 1, in [0, 1]; the code's settings have 0.5, or 0.25 to 0.4.
-        eta: step of the pseudo images, in normalised pixels; tuned by data set in the code (0.1 on CIFAR, 0.2 on
-            MNIST).
-        eta_perturbed: step of the perturbed images; the code takes eta / 100, which None means.
-        iterations: gradient steps that make an image; the code takes 10.
+        eta: step size for the pseudo images, in normalised pixels; the code uses 0.1 on CIFAR and 0.2 on MNIST.
+        eta_perturbed: step size for the perturbed images; None: eta / 100, as in the code.
+        iterations: number of gradient steps that make an image; the code uses 10.
     """
 
     key = "FedReg"
@@ -108,7 +107,7 @@ class FedReg(AddOn):
                 step.trained[name].copy_(local.start[name] + r)
 
     def _generated(self, local: Local) -> list[tuple[Tensor, ...]]:
-        """Return pseudo images and their soft labels, perturbed images and theirs, batch by batch."""
+        """Return pseudo images and their soft labels, and perturbed images and their labels, batch by batch."""
         model, data = local.at(local.received), local.data
         small = self.eta / 100 if self.eta_perturbed is None else self.eta_perturbed
         found: list[tuple[Tensor, ...]] = []

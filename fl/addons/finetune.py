@@ -25,9 +25,9 @@ class FineTune(AddOn):
     layer: "classifier.*"). The client's own images are used, even if a method trains on others.
 
     Args:
-        epochs: passes over the local data; or
-        steps: an exact number of steps instead.
-        train: a pattern of parameter names; "!pattern" means all others.
+        epochs: number of passes over the local data.
+        steps: exact number of steps; give this or `epochs`.
+        train: pattern of the names of the parameters to train; "!pattern" means all other parameters.
     """
 
     key = "FineTune"

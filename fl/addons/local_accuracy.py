@@ -29,7 +29,7 @@ class LocalAccuracy(AddOn):
 
     Args:
         on: name of the set in `server_data`.
-        every: rounds from one such test to the next; a test costs a pass over the set for each drawn client.
+        every: number of rounds between two tests; a test costs one pass over the set per drawn client.
     """
 
     key = "LocalAccuracy"

@@ -21,8 +21,8 @@ class MOON(AddOn):
 
     A client's embeddings are kept near the global model's, and away from those of its own previous model. It adds mu *
     l_con to the local objective (Algorithm 1; l_con is Eq. 3). z, z_glob and z_prev are the batch's embeddings by the
-    model in training, by the received one, and by this client's model after the last round in which it took part. The
-    latter two are frozen and in eval mode.
+    model in training, by the received model, and by this client's model after its latest participation. The received
+    and the previous model are frozen and in eval mode.
 
     The embedding is the input of the last linear layer. The paper puts a two-layer projection head before it: use a
     network that has one (FedCOG's MOON has none). When a client takes part for the first time, its previous model would
@@ -30,9 +30,9 @@ class MOON(AddOn):
     left out. The released code starts from a randomly drawn model instead.
 
     Args:
-        mu: weight of the term, at least 0; 0 disables the add-on. The paper tunes over {0.1, 1, 5, 10}, FedCOG's
-            comparison takes 0.01.
-        temperature: t of Eq. 3, positive; the paper takes 0.5.
+        mu: weight of the contrastive term, at least 0; 0 disables the add-on. The paper tunes it over {0.1, 1, 5, 10};
+            FedCOG's comparison uses 0.01.
+        temperature: t of Eq. 3, positive; the paper uses 0.5.
     """
 
     key = "MOON"

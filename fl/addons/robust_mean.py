@@ -41,16 +41,16 @@ class RobustMean(AddOn):
     allows n.
 
     Args:
-        attackers: f, how many of a round's replies may be false, at least 0. "median" uses it only to refuse rounds
-            that are too small. With "trimmed" and 0 it is the plain mean, and the add-on is off.
-        rule: "median", "trimmed" or "krum".
-        best: how many changes Krum takes the mean of, at least 1.
+        attackers: f, the largest number of false replies in a round, at least 0. "median" uses it only to refuse rounds
+            that are too small. "trimmed" with 0 is the plain mean, and the add-on is disabled.
+        rule: rule that replaces the mean, "median", "trimmed" or "krum".
+        best: number of changes that Krum averages, at least 1.
 
     Raises:
         ValueError: `best` with another rule; `weights="samples"`; several architectures; buffers that travel; an add-on
             that combines more of the replies, such as SCAFFOLD, or rescales the mean, such as FedNova; before round 1,
             fewer clients than the rule needs: 2 f + 1, for Krum 2 f + 3 and f + `best`.
-        NoUsableReply: a round has fewer replies than that.
+        NoUsableReply: a round has fewer replies than the rule needs.
     """
 
     key = "RobustMean"

@@ -33,7 +33,7 @@ class SCAFFOLD(AddOn):
     paper's experiments) is `FedAvgM(0.0, lr=eta_g)`.
 
     Raises:
-        ValueError: with Adam on the clients, whose steps are not proportional to gradients, or several architectures.
+        ValueError: the clients use Adam, whose steps are not proportional to gradients, or have several architectures.
     """
 
     key = "Scaffold"

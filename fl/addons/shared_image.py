@@ -38,16 +38,17 @@ class SharedImage(Shared):
 
     Args:
         image: uint8 [C, H, W], or float in [0, 1], which is rounded to 8 bits; C as in the clients' images.
-        keep, count: crops in a round, and crops to select them from; equal: no selection.
-        seed: of the crops; every participant renders the same ones.
-        size: side of a crop in pixels; None: that of the clients' images, which must be square then.
+        keep, count: number of crops in a round, and number of crops from which they are selected; if both are equal,
+            nothing is selected.
+        seed: seed of the crops, with which every participant renders the same crops.
+        size: side of a crop in pixels; None: the side of the clients' images, which must then be square.
         rate: share of rounds with FedAvg initialisation, in [0, 1], evenly spaced; the paper uses 1, 0.5 and 0.2.
-        warm_rounds: number of first rounds that have it too.
-        steps, batch, lr: of Adam on the server (the release's batch: 32 in Tables 1, 3 and 4, else 512).
+        warm_rounds: number of first rounds that always have FedAvg initialisation.
+        steps, batch, lr: options of Adam on the server (batch in the authors' code: 32 in Tables 1, 3 and 4, else 512).
         least_steps: minimum number of steps: the steps decay to it along half a cosine and restart in rounds with
             FedAvg initialisation (Table 4: 250; `falling_steps`).
-        clip: norm of the students' logits (`losses.clip_logit_norm`), or None.
-        returns: the "last" weights of the distillation, or the "best" on `server.data["validation"]`.
+        clip: largest norm of the students' logits (`losses.clip_logit_norm`), or None.
+        returns: weights that the distillation returns: the "last", or the "best" on `server.data["validation"]`.
         crops: further options of `generate.Patches` (the paper: rotation=35, flip=0.5).
         selection: options of `select.select`; the default {"kmeans_share": 0} only prunes. At 5,000 of 50,000 crops
             the entropy pruning of section 4.1 ("we remove 90 % of the training examples") leaves k-means no choice.

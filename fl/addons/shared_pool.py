@@ -23,16 +23,17 @@ class SharedPool(Shared):
 
     Like `SharedImage`, with the images of a public set instead of the crops of one image: "use cases where we already
     have a shared public dataset at hand". Every participant has the pool, which is sent once. In each round the global
-    model selects `keep` images. The server sends their numbers and receives the clients' logits. Clients send weights
+    model selects `keep` images. The server sends their indices and receives the clients' logits. Clients send weights
     only in rounds with FedAvg initialisation. The labels of the pool are not read. If `keep` is the size of the pool,
-    nothing is selected: this is the paper's FedDF (first row of Table 6), which exchanges logits.
+    all images are used: this is the paper's FedDF (first row of Table 6), which exchanges logits.
 
     Table 6 uses 1,000 images of CIFAR-100's training split with private CIFAR-10. In the release, runs with selection
     draw them from a pool of 10,000; runs without selection have only these 1,000.
 
     Args:
-        pool: a set, brought to 8-bit pixels; or pictures uint8 [N, C, H, W]; C, H and W as the clients' images.
-        keep: images that are selected for a round.
+        pool: a set, which is converted to 8-bit pixels, or pictures uint8 [N, C, H, W]; C, H and W are those of the
+            clients' images.
+        keep: number of images to select for a round.
         rate, warm_rounds, steps, batch, lr, least_steps, clip, returns, selection: as in `SharedImage`. The rates of
             Table 6 are 1, 0.5 and 0.2.
 

@@ -19,19 +19,19 @@ __all__ = ["VFA"]
 
 @dataclass(frozen=True)
 class VFA(AddOn):
-    """VFA, a control of VHL (Tang et al., ICML 2022, section 5.3): calibration without any virtual image.
+    """Virtual feature alignment, a control for VHL without virtual images (Tang et al., ICML 2022, section 5.3).
 
     The server draws a feature mean mu_k ~ U[0, 1)^d for each of the K real classes; each client downloads them once.
     A step with B images draws B // K + 1 features f ~ N(mu_k, std^2) per class, and adds `weight` times SupCon over
-    [real features; f] to the loss. The paper gives no constants; the defaults are the release's (wizard1203/VHL:
+    [real features; f] to the loss. The paper gives no constants; the defaults are those of its code (wizard1203/VHL:
     `align_feature_loss` in loss_fn/losses.py, the means in trainers/normal_trainer.py).
 
     Args:
-        weight: weight of the term, at least 0; 0 disables the add-on.
+        weight: weight of the contrastive term, at least 0; 0 disables the add-on.
         std: standard deviation of the features around their means, at least 0.
-        per_class: number of features per class and step; default B // K + 1.
+        per_class: number of features drawn per class in each step; default B // K + 1.
         temperature: temperature of the contrastive loss.
-        empty: "drop", or "zero" as in the release; see `supervised_contrastive`.
+        empty: "drop", or "zero" as in the authors' code; see `supervised_contrastive`.
     """
 
     key = "VFA"
@@ -57,13 +57,13 @@ class VFA(AddOn):
         server.state[self.means] = networks.for_each(draw)
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the means of this client's architecture; they travel once to each client."""
+        """Send the means of this client's architecture, once to each client."""
         networks = server.settings.networks
         architecture = networks.architecture(client)
         message[self.means] = networks.prefixed(server.weights(architecture, of=server.state[self.means]), architecture)
 
     def before_training(self, local: Local) -> None:
-        """Set up this training's own draws of features around the means."""
+        """Set up the generator that draws features around the means."""
         means = local.unprefixed(local.message[self.means])["mean"]
         local.scratch(self).update(means=means, generator=local.generator(self))
 

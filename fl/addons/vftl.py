@@ -20,16 +20,17 @@ __all__ = ["VFTL"]
 
 @dataclass(frozen=True)
 class VFTL(AddOn):
-    """VFTL, a control of VHL (Tang et al., ICML 2022, section 5.3): pretrain on the virtual set, then plain rounds.
+    """VFTL, a control for VHL (Tang et al., ICML 2022, section 5.3): pretrain on the virtual set, then plain rounds.
 
-    Neither the paper nor its release states how the model is pretrained. Here it is momentum SGD on the cross-entropy,
-    with virtual class k as output k, on the server, before round 1. All pretrained weights are used, the classifier's
-    included. Nothing else is sent than without it.
+    Neither the paper nor its code specifies the pretraining. Here the server minimises the cross-entropy by SGD with
+    momentum before round 1, with virtual class k as output k. All pretrained weights are used, including the
+    classifier's. The messages are the same as without the add-on.
 
     Args:
-        epochs: passes over the virtual set; 0 disables the add-on.
-        lr, momentum, batch: of SGD on the server; `batch` in images per step.
-        source, classes, per_class, options: of the virtual set, as in `VHL`; no more classes than the task has.
+        epochs: number of passes over the virtual set; 0 disables the add-on.
+        lr, momentum, batch: options of SGD on the server; `batch` is the number of images per step.
+        source, classes, per_class, options: options of the virtual set, as in `VHL`; it cannot have more classes than
+            the task.
     """
 
     key = "VFTL"

@@ -42,26 +42,27 @@ class VHL(AddOn):
 
     Virtual class k is an extra output of the classifier; the contrastive terms pair it with real class k.
 
-    Deviations. The third term is in the released code alone (weight .1); it keeps the virtual classes apart, for which
-    the detached second term does nothing. The release calibrates in the first five local epochs of a round only, which
-    no published setting exceeds, drops the last short virtual batch of a pass, and counts outputs of virtual classes as
-    predictions (errors) in tests: use `predict="all"` for that. Its rate decays with each client's own participations,
-    here with the rounds, as in the paper; its momentum outlives the round: `ClientOptimizer(state="client")`. It crops
-    and flips the virtual images regardless of the real ones' augmentation (`augment`).
+    Deviations. Only the authors' code has the third term (weight .1). It keeps the virtual classes apart, which the
+    detached second term cannot do. That code calibrates only in the first five local epochs of a round, which no
+    published setting exceeds, and drops the last short virtual batch of a pass. In tests it counts outputs of virtual
+    classes as predictions (errors): use `predict="all"` for that. Its rate decays with each client's participations;
+    here the rate decays with the rounds, as in the paper. Its momentum continues after the round:
+    `ClientOptimizer(state="client")`. It crops and flips the virtual images, whatever the augmentation of the real
+    images (`augment`).
 
     Args:
         source: "stylegan", "gaussian" or "cnn" (see `distillkit.generate`), the name of a set in `server_data`, or a
             set of images in the clients' normalisation and shape.
-        classes: virtual classes (10; 100 for CIFAR-100).
-        per_class: images of each class of noise; the release leaves open whether 200 or 5,000.
-        cross_entropy, calibration, contrast: the weights of the three terms, at least 0; all at 0 disable the add-on.
-        batch: virtual images a step; default: the method's `batch`, as in the paper.
-        augment: of the virtual images: "method" for the method's own, another augmentation, or None. `CropFlip` pads
-            them with black in their own normalisation.
-        layer: name of the module whose outputs the contrastive terms compare, as in `named_modules()`, flattened (the
-            release's `model_out_feature_layer`, Table 6); None: the embedding.
-        temperature: of the contrastive loss.
-        empty: "drop", or "zero" as released: see `supervised_contrastive`.
+        classes: number of virtual classes (10; 100 for CIFAR-100).
+        per_class: number of noise images per class; the authors' code leaves open whether this is 200 or 5,000.
+        cross_entropy, calibration, contrast: weights of the three terms, at least 0; all at 0 disable the add-on.
+        batch: number of virtual images per step; default: the method's `batch`, as in the paper.
+        augment: augmentation of the virtual images: "method" for the method's augmentation, another augmentation, or
+            None. `CropFlip` pads virtual images with black in the normalisation of the virtual set.
+        layer: name of the module (as in `named_modules()`) whose flattened outputs the contrastive terms compare
+            (`model_out_feature_layer` in the authors' code, Table 6); None: the embedding.
+        temperature: temperature of the contrastive loss.
+        empty: "drop", or "zero" as in the authors' code; see `supervised_contrastive`.
         options: further arguments of the noise function, e.g. `{"width": 64}`.
     """
 
@@ -126,7 +127,7 @@ class VHL(AddOn):
         server.state[self.noise] = noise
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the virtual set; its images travel once to each client."""
+        """Send the virtual set; its images are sent once to each client."""
         message[self.noise] = server.state[self.noise]
 
     def extra_batches(self, local: Local) -> Iterator[Batch]:
@@ -154,7 +155,7 @@ class VHL(AddOn):
 class NaiveVHL(VHL):
     """VHL's ablation "naive VHL" (section 5.3): the virtual set joins the training, without any calibration.
 
-    Arguments as for `VHL`, with the weights `calibration` and `contrast` at 0.
+    The arguments are those of `VHL`, with the weights `calibration` and `contrast` at 0.
     """
 
     key = "NaiveVHL"
