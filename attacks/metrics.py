@@ -1,4 +1,4 @@
-"""Image similarity metrics: PSNR, SSIM and LPIPS, one number per pair, on pixels in [0, 1].
+"""Image similarity metrics: PSNR, SSIM and LPIPS, one value per pair, on pixels in [0, 1].
 
 For privacy, closer is worse: a *higher* PSNR or SSIM and a *lower* LPIPS mean that more of the reference leaked. Pairs
 are compared in the order given; match images that an attack returns in another order first.
@@ -89,7 +89,7 @@ def ssim(images: Tensor, references: Tensor, *, window: int = 11) -> Tensor:
         Float [N] in [-1, 1]; higher is closer.
 
     Raises:
-        TypeError, ValueError: as `psnr`; an even window, or one larger than the images.
+        TypeError, ValueError: as for `psnr`; an even window, or one larger than the images.
     """
     _check(images, references)
     check.positive_int(window, "window")
@@ -132,8 +132,8 @@ def lpips(
 
     Raises:
         MissingWeights: the weights are absent. The message names the file, the URL, the folder and a download command.
-        TypeError, ValueError: as `psnr`; images that are too small or have other channel counts, or a damaged weights
-            file.
+        TypeError, ValueError: as for `psnr`; images that are too small or have other channel counts, or a damaged
+            weights file.
     """
     _check(images, references)
     check.positive_int(chunk, "chunk")

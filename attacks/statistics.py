@@ -45,7 +45,7 @@ def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[f
         The ends of the interval (low, high), shares in [0, 1].
 
     Raises:
-        TypeError, ValueError: numbers out of range.
+        TypeError, ValueError: values out of range.
     """
     trials = check.positive_int(trials, "trials")
     hits = check.positive_int(hits, "hits", least=0, most=trials)
@@ -64,7 +64,7 @@ def bonferroni(confidence: float, tried: int) -> float:
         tried: number of attacks that were tried, at least 1, including unreported ones.
 
     Raises:
-        TypeError, ValueError: numbers out of range.
+        TypeError, ValueError: values out of range.
     """
     check.real_number(confidence, "confidence", above=0.0, below=1.0)
     return 1 - (1 - confidence) / check.positive_int(tried, "tried")
@@ -94,7 +94,7 @@ class Rate:
             hits, trials, confidence: as in `clopper_pearson`.
 
         Raises:
-            TypeError, ValueError: numbers out of range.
+            TypeError, ValueError: values out of range.
         """
         return Rate(hits, trials, *clopper_pearson(hits, trials, confidence), confidence)
 
@@ -109,7 +109,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Measured number with a confidence interval.
+    """Measured value with a confidence interval.
 
     Attributes:
         value: measured value.
@@ -202,13 +202,13 @@ def at_threshold(
 class Roc:
     """ROC curve of an attack as counts, with every threshold that changes them, from the strictest on.
 
-    Made by `roc`. Use `at` for one row of a table, `auc` for one number, and `fpr` and `tpr` for a plot.
+    Made by `roc`. Use `at` for one row of a table, `auc` for a single value, and `fpr` and `tpr` for a plot.
 
     Attributes:
         thresholds: float64 [t], decreasing; the first is infinite and calls no record a member.
         hits, false: number of members and of non-members with a score of at least each threshold, int64 [t]. Equal
             scores are counted together.
-        members, others: numbers of members and of non-members.
+        members, others: number of members and number of non-members.
     """
 
     thresholds: Tensor
@@ -256,7 +256,7 @@ class Roc:
             confidence: confidence of the interval of `tpr`, and separately of the interval of `fpr`, in (0, 1).
 
         Raises:
-            TypeError, ValueError: numbers out of range, or `fpr` below 1 / the number of non-members, which cannot be
+            TypeError, ValueError: values out of range, or `fpr` below 1 / the number of non-members, which cannot be
                 measured.
         """
         check.real_number(fpr, "fpr", above=0.0, most=1.0)
@@ -336,7 +336,7 @@ def ppv(tpr: float, fpr: float, prior: float) -> float:
         prior: share of the candidates that are members, in (0, 1).
 
     Raises:
-        TypeError, ValueError: numbers out of range, or both rates zero (no record is called a member).
+        TypeError, ValueError: values out of range, or both rates zero (no record is called a member).
     """
     for value, name in ((tpr, "tpr"), (fpr, "fpr")):
         check.real_number(value, name, least=0.0, most=1.0)

@@ -77,7 +77,7 @@ def invert_linear_batch(weight_gradient: Tensor, bias_gradient: Tensor) -> Tenso
         Float [R, D], R <= O: one row for each unit with a bias gradient, in order.
 
     Raises:
-        TypeError, ValueError: as `invert_linear`.
+        TypeError, ValueError: as for `invert_linear`.
 
     Paper: as `invert_linear`; Fowl et al., "Robbing the Fed" (ICLR 2022), choose weights that separate the batch.
     """

@@ -29,7 +29,8 @@ class ClassMeans:
             record for each class with a row, if that many images are searched for.
 
     Raises:
-        TypeError, ValueError: embeddings or means of the wrong type, shape or number, or no class with a row.
+        TypeError, ValueError: embeddings or means of the wrong type or shape, a different number of each, or no class
+            with a row.
 
     Sources: the messages of Zhao and Bilen, "Dataset Condensation with Distribution Matching" (WACV 2023) and Xiong et
     al., FedDM (CVPR 2023); inverting an embedding as Mahendran and Vedaldi (CVPR 2015).

@@ -12,7 +12,7 @@ __all__ = ["class_counts", "infer_label"]
 
 
 def infer_label(weight_gradient: Tensor) -> int:
-    """Return the class of the single image behind a gradient, from signs only (iDLG); exact.
+    """Return the class of the single image behind a gradient, exactly and from signs only (iDLG).
 
     With softmax cross-entropy, row c of the last weight's gradient is (p_c - y_c) a, with features a. Only the row of
     the true class has a negative factor, so only this row points in the opposite direction to all others. Neither the

@@ -89,8 +89,8 @@ class ReplayableMessage:
         ordered: as `ObservedMessage.ordered`.
 
     Raises:
-        TypeError, ValueError: tensors that are not finite or all 0, or of another type; `replay` is not such a
-            function.
+        TypeError, ValueError: tensors that are not finite or all 0, or of another type; `replay` is not a function of
+            images and labels.
     """
 
     def __init__(

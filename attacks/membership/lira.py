@@ -34,7 +34,7 @@ def lira(
     * Online (Algorithm 1): the log density with the record minus the log density without it.
 
     Against models that hide their members well, online performs worse than offline, because the sign of the difference
-    is noise there. Run both, and correct for it (`attacks.bonferroni`).
+    is noise there. Run both, and correct for having tried two attacks (`attacks.bonferroni`).
 
     Args:
         target: scores of the target model [n], preferably `stable_logit`s, which are nearly Gaussian.

@@ -49,15 +49,15 @@ def rmia(
         z_target: stable logits of population records under the target [Z]; no model was trained on these records.
         z_shadows: stable logits of the same population records under the shadows [S, Z].
         online: whether to use shadows that were trained on x too, as described above.
-        a: in [0, 1]: how well a model's confidence on a record without training on it predicts that with training. 0.3
-        is the paper's for CIFAR-10; fit it on shadows, never on the target.
+        a: how well the confidence of models trained without a record predicts that of models trained with it,
+            in [0, 1]. The default 0.3 is the paper's value for CIFAR-10; fit it on shadows, never on the target.
         gamma: required ratio between x and z, > 0.
 
     Returns:
         Scores in [0, 1], float64 [n], higher for members.
 
     Raises:
-        TypeError, ValueError: as `lira`; a record that every shadow was trained on (or, online, none); an empty
+        TypeError, ValueError: as for `lira`; a record that every shadow was trained on (or, online, none); an empty
             population.
     """
     check.boolean(online, "online")

@@ -66,7 +66,7 @@ def margin(logits: Tensor, labels: Tensor) -> Tensor:
         Float64 [n]; above 0 if the record is classified correctly.
 
     Raises:
-        TypeError, ValueError: as `stable_logit`.
+        TypeError, ValueError: as for `stable_logit`.
     """
     logits, labels = _checked(logits, labels)
     own, others = _split_true_class(logits, labels)

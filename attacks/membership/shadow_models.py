@@ -40,7 +40,7 @@ def halves(count: int, records: int, seed: int) -> Tensor:
         bool [count, N].
 
     Raises:
-        TypeError, ValueError: numbers out of range, or an odd count.
+        TypeError, ValueError: values out of range, or an odd count.
     """
     count = check.positive_int(count, "count", least=2)
     records, seed = check.positive_int(records, "records", least=4), check.positive_int(seed, "seed", least=0)
@@ -94,7 +94,7 @@ def estimate_cost(
         The estimated `Cost` of the missing shadows. If none is missing, `each` is the duration of the first one.
 
     Raises:
-        TypeError, ValueError, InUse: as `run_shadows`.
+        TypeError, ValueError, InUse: as for `run_shadows`.
     """
     workers = check.positive_int(workers, "workers")
     design = _Design(pipeline, count, seed)

@@ -77,7 +77,7 @@ def nearest_section(observed: ObservedData, inside: Records | None, outside: Rec
 
 
 def recovery_section(observed: ObservedData, inside: Records, outside: Records | None, findings: Findings) -> Section:
-    """Return the section on the share of records with a close image, next to held-out images and random real ones.
+    """Return the section on the share of records with a close image, compared with held-out and random real images.
 
     Args:
         observed: the sent images.

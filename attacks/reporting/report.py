@@ -39,7 +39,7 @@ class Report:
     """Result of `report`. Prints as the verdict.
 
     Attributes:
-        verdict: one sentence with the worst finding and its number.
+        verdict: one sentence with the worst finding and its size.
         html: path of the self-contained HTML file.
         markdown: path of the same report as Markdown.
         leaks: one phrase per finding, the most serious first. An empty tuple does not mean more than the verdict

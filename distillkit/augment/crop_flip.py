@@ -38,8 +38,8 @@ class CropFlip:
         cutout: side of the square in pixels, even (the authors' code rounds odd sides down to even ones) and at most
             the images' sides. 0 for no cutout.
 
-    The result is differentiable in the images, any number of times. Whitened images (ZCA) are padded as pixels and
-    whitened again.
+    The result is differentiable in the images to any order. Whitened images (ZCA) are padded as pixels and whitened
+    again.
 
     Raises:
         TypeError, ValueError: an option out of range; in a call, images that are too small or have another number of

@@ -126,7 +126,8 @@ class ImageNetwork(Configurable, nn.Module):
             `chunking.chunk_size` may pass more images at once.
 
     Raises:
-        TypeError, ValueError: a shape other than three positive integers, fewer than two classes, or no embedding.
+        TypeError, ValueError: a shape that is not three positive integers, fewer than two classes, or an empty
+            embedding.
     """
 
     chunked_stem = False

@@ -190,7 +190,7 @@ class NetworkBall(Configurable):
         self._sizes = [p.numel() for p in self._parameters]
 
     def init_arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Return rho and a copy of the network at the center, because draws overwrite the parameters."""
+        """Return a copy of the central network, because draws overwrite the parameters, and the radius rho."""
         center = copy.deepcopy(self._copy)
         with torch.no_grad():
             for parameter, value in zip(center.parameters(), self._center, strict=True):
