@@ -36,7 +36,7 @@ def batch_of_images(images: Tensor, name: str = "images") -> Tensor:
 
     Args:
         images: the value to check.
-        name: the argument's name in messages.
+        name: name of the argument, used in error messages.
 
     Raises:
         TypeError: not a tensor, or not floating point.
@@ -68,7 +68,7 @@ def class_labels(labels: Tensor, count: int | None, num_classes: int | None, nam
         labels: the value to check.
         count: expected number of labels; None for any number.
         num_classes: K; indices must be in [0, K). None for no upper bound.
-        name: the argument's name in messages.
+        name: name of the argument, used in error messages.
 
     Raises:
         TypeError: not an integer tensor.
@@ -97,7 +97,7 @@ def matrix(values: Tensor, name: str) -> Tensor:
 
     Args:
         values: the value to check.
-        name: the argument's name in messages.
+        name: name of the argument, used in error messages.
 
     Raises:
         TypeError, ValueError: the values do not fit.
@@ -115,7 +115,7 @@ def bool_tensor(values: Tensor, name: str, shape: str = "") -> Tensor:
 
     Args:
         values: the value to check.
-        name: the argument's name in messages.
+        name: name of the argument, used in error messages.
         shape: the expected shape for the message, for example "[n]".
 
     Raises:
@@ -149,7 +149,7 @@ def positive_int(value: int, name: str, least: int = 1, most: int | None = None)
 
     Args:
         value: the value to check. NumPy integers are accepted, bools are not.
-        name: the argument's name in messages.
+        name: name of the argument, used in error messages.
         least, most: inclusive bounds; `most=None` for no upper bound.
 
     Raises:
@@ -179,7 +179,7 @@ def real_number(
 
     Args:
         value: the value to check. NumPy numbers are accepted, bools are not.
-        name: the argument's name in messages.
+        name: name of the argument, used in error messages.
         least, most: inclusive bounds.
         above, below: exclusive bounds.
 
@@ -209,7 +209,7 @@ def one_of(value: T, name: str, allowed: Collection[T]) -> T:
 
     Args:
         value: the value to check.
-        name: the argument's name in messages.
+        name: name of the argument, used in error messages.
         allowed: the allowed values.
 
     Raises:
@@ -226,7 +226,7 @@ def boolean(value: bool, name: str) -> bool:
 
     Args:
         value: the value to check.
-        name: the argument's name in messages.
+        name: name of the argument, used in error messages.
 
     Raises:
         TypeError: any other value.
@@ -242,7 +242,7 @@ def instance(value: T, kind: Any, name: str, wanted: str) -> T:
     Args:
         value: the value to check.
         kind: a class, or several as for `isinstance`.
-        name: the argument's name in messages.
+        name: name of the argument, used in error messages.
         wanted: description of the kind for the message, for example "an nn.Module".
 
     Raises:
@@ -258,7 +258,7 @@ def mapping(values: Mapping[str, T], name: str) -> Mapping[str, T]:
 
     Args:
         values: the value to check.
-        name: the argument's name in messages.
+        name: name of the argument, used in error messages.
 
     Raises:
         TypeError: not a mapping, or a key that is not a string.
@@ -276,7 +276,7 @@ def sequence(values: Sequence[T], name: str, wanted: str, count: int | None = No
 
     Args:
         values: the value to check.
-        name: the argument's name in messages.
+        name: name of the argument, used in error messages.
         wanted: description of the items for the message, for example "class indices".
         count: expected number of items; None for any number.
 
@@ -296,7 +296,7 @@ def device(value: torch.device | str, name: str = "device") -> torch.device:
 
     Args:
         value: a device, or a name such as "cpu" or "cuda:0".
-        name: the argument's name in messages.
+        name: name of the argument, used in error messages.
 
     Raises:
         TypeError: neither a name nor a device.
@@ -318,7 +318,7 @@ def callable_with(value: T, name: str, arguments: Sequence[str], example: str, *
 
     Args:
         value: the value to check.
-        name: the argument's name in messages.
+        name: name of the argument, used in error messages.
         arguments: names of the positional arguments. Their number is checked; the message shows the names.
         example: code of a valid value, for the message.
         classes: whether a class is accepted as a function of its constructor's arguments.

@@ -59,7 +59,7 @@ def require_in_memory(source: Any, name: str) -> None:
 
     Args:
         source: the value to check.
-        name: the argument's name in messages.
+        name: name of the argument, used in error messages.
 
     Raises:
         TypeError: the images are in a file; the message says how to read a part.
@@ -88,7 +88,7 @@ def as_tensor(values: Any, name: str, *, lists: bool = False) -> Any:
 
     Args:
         values: a NumPy array or number, a tensor, or any other value.
-        name: the argument's name in messages.
+        name: name of the argument, used in error messages.
         lists: whether lists and tuples of numbers are converted, too.
 
     Raises:
@@ -140,7 +140,7 @@ def read(source: Any, name: str, *, progress: bool = True) -> tuple[Any, Any]:
     Args:
         source: see `is_labeled_source`. A dataset gives items (image [C, H, W], label); PIL pictures become uint8. A
             `DataLoader` is replaced by its dataset, so its shuffling and workers have no effect.
-        name: the argument's name in messages.
+        name: name of the argument, used in error messages.
         progress: whether long reading shows a progress bar.
 
     Returns:

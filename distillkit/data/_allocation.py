@@ -31,7 +31,7 @@ def even_counts(total: int, parts: int) -> Tensor:
 def allocate_evenly(
     groups: list[Tensor], owns: Tensor, labels: Tensor, generator: Seed, what: str = "class"
 ) -> list[Tensor]:
-    """Divide each group evenly among its owners (bool [clients, groups]). `what` names a group in errors."""
+    """Divide each group evenly among its owners (`owns`, bool [clients, groups]); errors call a group `what`."""
     counts = torch.zeros(owns.shape, dtype=torch.long)
     for k, group in enumerate(groups):
         owners = int(owns[:, k].sum())
@@ -60,11 +60,11 @@ def as_index_tensors(partition: Sequence[Tensor], total: int) -> list[Tensor]:
     """Check a partition of `total` images, and return one index tensor int64 per client.
 
     Args:
-        partition: for each client a tensor, array or list of indices.
+        partition: one tensor, array or list of indices per client.
         total: number of images.
 
     Raises:
-        TypeError, ValueError: no clients, or values that are not indices below `total`.
+        TypeError, ValueError: there are no clients, or a value is not an index below `total`.
     """
     given = check.sequence(partition, "partition", "index tensors, one per client")
     if not given:

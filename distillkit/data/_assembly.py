@@ -23,13 +23,13 @@ class SplitBuilder:
     """Labels and description of the parts `train`, `test` and perhaps `validation`, from which splits are built.
 
     Attributes:
-        labels: by part.
-        classes: the class names, in label order.
-        normalization: of all parts; None measures mean and standard deviation on `train`.
-        info: the origin of the data, kept in every set.
+        labels: labels of each part.
+        classes: class names, in label order.
+        normalization: normalization of all parts; None measures mean and standard deviation on `train`.
+        info: origin of the data, stored in the `info` of every set.
         classes_given: whether the classes are known independently of the labels, for example by their names.
-        columns: by part, further columns of the sets.
-        users, domains: the names that the columns `user` and `domain` index.
+        columns: further columns of each part.
+        users, domains: names of users and domains; the columns `user` and `domain` are indices into them.
     """
 
     labels: Mapping[str, Tensor]
@@ -45,7 +45,7 @@ class SplitBuilder:
         """Build a split in memory.
 
         Args:
-            pixels: by part, float [N, C, H, W] in [0, 1]; overwritten.
+            pixels: pixels of each part, float [N, C, H, W] in [0, 1]; they are overwritten.
         """
         normalization = self.normalization or Normalization.of(pixels["train"])
         sets = {}
@@ -61,8 +61,8 @@ class SplitBuilder:
         """Build a split whose pictures stay in a cache.
 
         Args:
-            cache: the pictures of all parts.
-            rows: by part, the indices of its pictures in the cache.
+            cache: cache with the pictures of all parts.
+            rows: indices of each part's pictures in the cache.
         """
         normalization = self.normalization or cached_normalization(cache.sums[rows["train"]], cache.file.shape)
         sets = {
@@ -93,9 +93,9 @@ def assemble_raw(
     """Build a `Split` from raw images and labels.
 
     Args:
-        raw: by part, images uint8 or float in [0, 1], [N, C, H, W], and labels.
-        classes: the class names, in label order.
-        dataset: its name.
+        raw: images and labels of each part; images are [N, C, H, W], uint8 or float in [0, 1].
+        classes: class names, in label order.
+        dataset: name of the dataset.
         size, channels, normalization: see `load`.
     """
     pixels = {part: to_pixels(images, size, channels) for part, (images, _) in raw.items()}

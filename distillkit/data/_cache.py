@@ -44,7 +44,7 @@ Shape = tuple[int, int, int]
 Fill: TypeAlias = "Callable[[CacheWriter, Callable[[int], object]], None]"
 
 BLOCK = 32
-"""Pictures processed at a time."""
+"""Number of pictures processed at a time."""
 
 _FORMAT = "distillkit.pixels/1"
 _ROUNDING = "bilinear antialiased float32, luma 601, rounded to uint8"
@@ -58,8 +58,8 @@ class Cache:
     """A complete cache.
 
     Attributes:
-        file: the pictures.
-        sums: int64 [N, 2, C]: for each picture and channel, the sum and the sum of squares of the bytes.
+        file: open file with the pictures.
+        sums: sum and sum of squares of the bytes of each picture and channel, int64 [N, 2, C].
     """
 
     file: PixelFile
@@ -69,14 +69,14 @@ class Cache:
 def cached_normalization(sums: Tensor, shape: Shape) -> Normalization:
     """Return the mean and standard deviation of cached pictures without reading them.
 
-    The sums are exact, so the result is that of `Normalization.of` up to rounding.
+    The sums are exact, so the result equals that of `Normalization.of` up to rounding.
 
     Args:
         sums: the rows of `Cache.sums` to use, int64 [n, 2, C].
-        shape: (C, H, W).
+        shape: shape (C, H, W) of a picture.
 
     Raises:
-        ValueError: no pictures.
+        ValueError: there are no pictures.
     """
     if not len(sums):
         raise ValueError("cannot measure a normalization without pictures; give normalization=")
@@ -92,7 +92,7 @@ def files_key(files: Iterable[tuple[str, os.stat_result]]) -> str:
     """Return a short hash that changes when a file is added, removed, renamed or written.
 
     Args:
-        files: the name and the file status of each file, in order.
+        files: name and file status of each file, in order.
     """
     state = hashlib.blake2b(digest_size=_DIGEST)
     for name, found in files:
@@ -106,14 +106,15 @@ def open_cache(
     """Open the cache of a source; write it first if it is missing or the source has changed.
 
     Args:
-        source: the file or folder of the pictures; never written.
-        key: identifies the current state of the source (`files_key`).
+        source: file or folder with the pictures; it is never written.
+        key: hash of the current state of the source, see `files_key`.
         count: number of pictures.
-        shape: (C, H, W) of every picture.
-        fill: writes the pictures; called with a `CacheWriter` and a function that reports the number of new pictures.
-        options: the requested size and channels as text, part of the cache's name: a request that must be refused
+        shape: shape (C, H, W) of every picture.
+        fill: function that writes the pictures. Its arguments are a `CacheWriter` and a function that reports the
+            number of new pictures.
+        options: requested size and channels as text. They are part of the cache's name, because an invalid request
             would otherwise find the cache of another request.
-        folder: folder of the cache. Default: the environment variable `DISTILLKIT_CACHE`, else beside the source.
+        folder: folder of the cache. Default: the environment variable `DISTILLKIT_CACHE`, or else beside the source.
         progress: whether to show a progress bar.
 
     Raises:
@@ -152,15 +153,15 @@ def open_cache(
 
 
 class CacheWriter:
-    """Writer of a cache; knows which pictures an interrupted call has already written.
+    """Writer of a cache, which detects the pictures that an interrupted call has already written.
 
     Args:
-        complete: the file that is written last.
+        complete: path of the file that is written last and marks the cache as complete.
         count: number of pictures.
-        shape: (C, H, W) of every picture.
+        shape: shape (C, H, W) of every picture.
 
     Attributes:
-        count, shape: as given.
+        count, shape: see the arguments.
     """
 
     def __init__(self, complete: Path, count: int, shape: Shape) -> None:
@@ -179,7 +180,7 @@ class CacheWriter:
         self._start = _start_of(self._pixels, count, shape)
 
     def _resumable(self) -> bool:
-        """Check that an earlier call left readable files; a crash of the machine may have lost the header."""
+        """Return whether an earlier call left readable files. A crash of the machine may have lost the header."""
         if not (self._pixels.exists() and self._rows.exists()):
             return False
         try:
@@ -188,7 +189,7 @@ class CacheWriter:
             return False
 
     def missing(self, begin: int, end: int) -> list[int]:
-        """Return those of the pictures `begin` to `end` - 1 that are missing or incomplete."""
+        """Return the indices from `begin` to `end` - 1 whose pictures are missing or incomplete."""
         with self._rows.open("rb") as rows, self._pixels.open("rb") as pixels:
             rows.seek(begin * self._row)
             known = [rows.read(self._row)[:_DIGEST] for _ in range(begin, end)]
@@ -204,8 +205,8 @@ class CacheWriter:
         """Write consecutive pictures, then their hashes and sums.
 
         Args:
-            begin: the index of the first one.
-            pictures: uint8 [C, H, W] each.
+            begin: index of the first picture.
+            pictures: pictures, each uint8 [C, H, W].
         """
         with self._pixels.open("r+b") as file:
             file.seek(self._start + begin * self._each)
@@ -220,7 +221,7 @@ class CacheWriter:
         """Flush the pixels to disk and mark the cache as complete.
 
         Args:
-            source: the file or folder of the pictures; recorded in the cache.
+            source: file or folder with the pictures; its name is recorded in the cache.
         """
         with self._pixels.open("r+b") as file:
             os.fsync(file.fileno())
@@ -235,7 +236,7 @@ def fill_in_threads(picture: Callable[[int], Tensor], workers: int | None) -> Fi
     """Return a function that writes the missing pictures of a cache from several threads.
 
     Args:
-        picture: returns picture i as uint8 [C, H, W]; called in any order.
+        picture: function that returns picture i as uint8 [C, H, W]; it is called in any order.
         workers: number of threads. Default: the number of cores of this process.
     """
     workers = _cores() if workers is None else check.positive_int(workers, "workers")
@@ -273,7 +274,7 @@ def _start_of(pixels: Path, count: int, shape: Shape) -> int:
     """Return the offset of the first picture in an `.npy` file.
 
     Raises:
-        ValueError: the file holds something else.
+        ValueError: the file has another content.
     """
     with pixels.open("rb") as file:
         np.lib.format.read_magic(file)

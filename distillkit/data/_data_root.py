@@ -11,14 +11,14 @@ __all__ = ["data_root"]
 
 
 def data_root(root: AnyPath | None, name: str) -> Path:
-    """Return the given data root, or the environment's.
+    """Return the given data root, or the one in the environment variable `DISTILLKIT_DATA`.
 
     Args:
-        root: see `load`.
-        name: the dataset, for the message.
+        root: data root, see `load`.
+        name: name of the dataset, used in the error message.
 
     Raises:
-        ValueError: neither is given.
+        ValueError: neither `root` nor the environment variable is given.
     """
     root = root if root is not None else os.environ.get("DISTILLKIT_DATA")
     if not root:

@@ -31,10 +31,10 @@ def dirichlet(
             to hundreds of redraws are normal.
         min_size: smallest number of images per client; 0 accepts the first draw, even with empty clients.
         tries: largest number of draws.
-        generator: seed or generator.
+        generator: seed or random generator.
 
     Raises:
-        TypeError, ValueError: a bad argument, fewer than `clients * min_size` images, or no acceptable draw.
+        TypeError, ValueError: an invalid argument, fewer than `clients * min_size` images, or no acceptable draw.
     """
 
     def draw(sizes: Tensor, rng: torch.Generator) -> Tensor:
@@ -48,10 +48,10 @@ def dirichlet_capped(
 ) -> list[Tensor]:
     """Split as `dirichlet`, but skip a client once it has N / clients images.
 
-    Most released code splits in this way: NIID-Bench, VHL (Tang et al., ICML 2022) and FedCOG (Ye et al., ICLR 2024).
-    Class by class, in increasing order, the shares of full clients are set to zero and the others renormalized. The
-    result depends on the order of the classes and is less skewed than Dir(alpha). VHL uses `min_size` = number of
-    classes, NIID-Bench and FedCOG use 10.
+    The authors' code of NIID-Bench, VHL (Tang et al., ICML 2022) and FedCOG (Ye et al., ICLR 2024) splits in this way.
+    Class by class, in increasing order, the shares of full clients are set to zero and the other shares renormalized.
+    The result depends on the order of the classes and is less skewed than Dir(alpha). VHL sets `min_size` to the number
+    of classes; NIID-Bench and FedCOG use 10.
 
     Args:
         labels, clients, alpha, min_size, tries, generator: see `dirichlet`.
@@ -71,21 +71,21 @@ def dirichlet_capped(
 
 
 def dirichlet_prior(labels: Tensor, clients: int, alpha: float, *, generator: Seed = 0) -> list[Tensor]:
-    """Give every client floor(N / clients) images, with a class prior of its own drawn from Dir(alpha).
+    """Give every client floor(N / clients) images, by an individual class prior drawn from Dir(alpha).
 
     This is the partition of "Federated learning with a single shared image" (Soni et al., CVPR 2024 workshops). Clients
-    are filled one after the other, image by image and without replacement. An exhausted class leaves the prior, which
-    is renormalized, so the last clients get the remaining images and may follow their prior only loosely. N mod clients
-    images belong to no client.
+    are filled one after the other, image by image and without replacement. When a class is exhausted, it is removed
+    from the prior, which is renormalized. The last clients therefore get the remaining images and may follow their
+    prior only loosely. N mod clients images belong to no client.
 
     Args:
         labels: int [N].
         clients: number of clients.
         alpha: concentration of the priors; smaller is more skewed.
-        generator: seed or generator.
+        generator: seed or random generator.
 
     Raises:
-        TypeError, ValueError: bad labels, alpha (see `dirichlet`) or generator, or more clients than images.
+        TypeError, ValueError: invalid labels, alpha (see `dirichlet`) or generator, or more clients than images.
     """
     groups = class_groups(labels, clients)
     rng = as_generator(generator)
@@ -120,23 +120,24 @@ def domains_by_dirichlet(
     """Split every domain into several clients, each class by shares from Dir(alpha) with a minimum per class.
 
     These are FedLGD's 57 clients of CIFAR-10-C (Huang et al., TMLR 2024): 19 corruptions, three parts each, Dir(2), at
-    least 100 pictures of each class per client. A class is redrawn until every part has `min_each`. Classes are drawn
-    independently, so this equals redrawing them all. The authors' script is not released; their draw is unknown.
+    least 100 pictures of each class per client. Each class is redrawn until every part has `min_each` images. Classes
+    are drawn independently, so this is equivalent to redrawing all classes. The authors' script is not released, so
+    their draw is unknown.
 
     Args:
         labels: class indices int [N].
-        domains: int [N], the source of each image.
-        parts: clients per domain.
+        domains: index of the source of each image, int [N].
+        parts: number of clients per domain.
         alpha: concentration; see `dirichlet`.
         min_each: smallest number of images per class and client; 0 accepts the first draw.
         tries: largest number of draws of one class.
-        generator: seed or generator.
+        generator: seed or random generator.
 
     Returns:
         Clients i, i + D, i + 2 D, ... have domain i of D, as in `by_domain`.
 
     Raises:
-        TypeError, ValueError: a bad argument; a domain with fewer than `parts * min_each` images of a class; or no
+        TypeError, ValueError: an invalid argument; a domain with fewer than `parts * min_each` images of a class; or no
             acceptable draw.
     """
     parts = check.positive_int(parts, "parts")

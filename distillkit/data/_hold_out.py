@@ -39,7 +39,7 @@ def hold_out_classes(labels: Tensor, classes: Sequence[str], fraction: float) ->
 
     Args:
         labels: class indices int [N].
-        classes: their names.
+        classes: class names.
         fraction: see `hold_out`.
 
     Raises:
@@ -66,8 +66,8 @@ def hold_out_values(labels: Tensor, values: Tensor, fraction: float) -> tuple[Te
     """Hold out images by a column, so that training and test images share no value of the column.
 
     Args:
-        labels: class indices int [N], of which the first image of each value counts; or rows [N, K], which are ignored.
-        values: the column, int64 [N]; images with equal values stay together.
+        labels: class indices int [N]; the class of a value is that of its first image. Rows [N, K] are ignored.
+        values: values of the column, int64 [N]; images with equal values stay together.
         fraction: share of the values of each class that is held out, in [0, 1).
 
     Returns:

@@ -45,7 +45,7 @@ def to_pixels(images: Tensor, size: Size | None, channels: int | None) -> Tensor
 
 
 def to_bytes(pixels: Tensor) -> Tensor:
-    """Round pixels to uint8, each within 1/510 of its value; pixels that came from bytes are restored exactly.
+    """Round pixels to uint8, each within 1/510 of its value. Pixels that were computed from bytes are restored exactly.
 
     Args:
         pixels: float [..., H, W] in [0, 1].

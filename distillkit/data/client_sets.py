@@ -21,15 +21,15 @@ def clients(data: Images, partition: Sequence[Tensor]) -> list[LabeledImages]: .
 def clients(data: Images | StoredImages, partition: Sequence[Tensor]) -> list[StoredImages] | list[LabeledImages]:
     """Split a set into one set per client; each keeps the classes and the normalization.
 
-    The `info` of each set has the client's number.
+    The `info` of each set has the client's index.
 
     Args:
-        data: the partitioned set. A `StoredImages` gives sets of the same type, and no picture is read.
+        data: the set to split. For a `StoredImages`, the client sets have the same type, and no picture is read.
         partition: one index tensor int [n_i] per client, as returned by `distillkit.data.partition`. Clients may be
             empty, and images may belong to no client.
 
     Raises:
-        ValueError: no clients, an index outside the set, or an image assigned twice.
+        ValueError: there are no clients, an index is outside the set, or an image is assigned twice.
     """
     whole: Any = data if isinstance(data, StoredImages) else as_set(data, name="data")
     partition = as_index_tensors(partition, len(whole))

@@ -40,16 +40,16 @@ class Dataset:
     """One row of the table of named datasets.
 
     Attributes:
-        load: reads the dataset into memory: `load(path, size=, channels=, normalization=)`.
-        shape: (C, H, W) of the images by default.
-        counts: images of train and test (and validation); empty if they depend on the files.
-        files: the files or folders below the data root, "" for none.
-        classes: the class names; empty if the files have them.
+        load: function that reads the dataset into memory: `load(path, size=, channels=, normalization=)`.
+        shape: default shape (C, H, W) of the images.
+        counts: number of images in train and test (and validation); empty if it depends on the files.
+        files: the files or folders below the data root; "" if the dataset needs none.
+        classes: class names; empty if the files contain them.
         normalization: published mean and standard deviation of the training split; None measures them.
-        folder: the folder below the data root that `load` is called with.
-        open: opens the dataset without loading it; None for small ones.
-        can_download: whether `load` takes `download=`.
-        sides: further sides in pixels, as in `pathmnist_64`.
+        folder: folder below the data root that is passed to `load`.
+        open: function that opens the dataset without loading it; None for small datasets.
+        can_download: whether `load` accepts `download=`.
+        sides: further image sizes in pixels, as in `pathmnist_64`.
     """
 
     load: Callable[..., Split]
@@ -193,19 +193,22 @@ def load(
         root: the data root, which contains the files that `DATASETS[name].files` names. In place of torchvision's files
             there may be one in MedMNIST's layout, for example `cifar10.npz` (see `load_npz`). Default: the environment
             variable `DISTILLKIT_DATA`.
-        size: height and width in pixels (one number: square). Default: the dataset's. Bilinear with antialiasing.
-        channels: 1 (luma) or 3 (grey repeated). Default: the dataset's; 3 for Tiny-ImageNet, of which some are grey.
-        normalization: default the published mean and standard deviation of the training split at its own size. They are
-            measured on the training split if none are published, or if RGB is turned grey.
+        size: height and width in pixels, or one number for square images. Resizing is bilinear with antialiasing.
+            Default: the size in the dataset.
+        channels: 1 (luma) or 3 (grey repeated). Default: the channels in the dataset; 3 for Tiny-ImageNet, which
+            contains some grey pictures.
+        normalization: normalization of the sets. Default: the published mean and standard deviation of the training
+            split at its original size. They are measured on the training split if none are published, or if RGB is
+            converted to grey.
         download: download missing files into `root`, for the datasets of torchvision only.
 
     `digits` has no test split: a fixed random fifth of each class (359 images) is held out. SVHN's `extra` is not used.
     Tiny-ImageNet's `val` is the test set, because its `test` has no labels; its 110,000 pictures are 5.4 GB of float32.
 
     Raises:
-        ValueError: an unknown name, no root, a bad size or channels, or files that cannot be read or fail torchvision's
-            checksum.
-        FileNotFoundError: missing files; names them, and how to get them.
+        ValueError: the name is unknown, there is no root, `size` or `channels` is invalid, or a file cannot be read or
+            fails torchvision's checksum.
+        FileNotFoundError: files are missing; the message names them and says how to get them.
     """
     key, dataset, options = _find(name)
     if normalization is None and (published := dataset.normalization) is not None:
@@ -241,8 +244,8 @@ def open_dataset(
         workers: number of decoding threads. Default: the number of cores of this process.
 
     Raises:
-        ValueError: another name, or files that cannot be read.
-        FileNotFoundError: missing files; says how to get them.
+        ValueError: the dataset has no `open`, or a file cannot be read.
+        FileNotFoundError: files are missing; the message says how to get them.
         OSError, distillkit.locking.InUse: see `open_folder`.
     """
     key, dataset, options = _find(name)

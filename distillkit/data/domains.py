@@ -43,16 +43,17 @@ def load_domains(
     source a client, and the same call on `split.test` gives its test set.
 
     Args:
-        sources: your own data as name -> path, where a path is a folder (see `load_folder`), an `.npz` (see `load_npz`)
-            or a `Split`; or a list of names that `load` knows; or one folder whose sub-folders are the sources, for
-            example `retina_balanced/{Drishti,REFUGE,...}/{Training,Testing}/class/picture.png`. The domains keep this
-            order; sub-folders are in alphabetical order.
-        root: the data root of named sources; see `load`.
-        classes: the class names in label order. Default: those of the first source, which all others must have too. If
-            you give the names, a source may lack some of them.
+        sources: a mapping from names to your own data, each a folder (see `load_folder`), an `.npz` (see `load_npz`) or
+            a `Split`; or a list of names that `load` accepts; or one folder whose sub-folders are the sources, for
+            example `retina_balanced/{Drishti,REFUGE,...}/{Training,Testing}/class/picture.png`. The domains keep the
+            order of the sources; sub-folders are in alphabetical order.
+        root: data root of named sources; see `load`.
+        classes: class names in label order. Default: the classes of the first source, which all other sources must have
+            too. If you pass the names, a source may lack some of them.
         size: height and width in pixels; see `load_folder`. Required if the sources differ in size.
         channels: 1 or 3; see `load_folder`. Required if only some sources are grey.
-        normalization: of all sources. Default: the mean and standard deviation measured on the joined training set.
+        normalization: normalization of all sources. Default: mean and standard deviation measured on the joined
+            training set.
         test_fraction: share of each class that becomes the test set of a folder without `test`; see `load_folder`.
         progress: whether to show a progress bar.
 
@@ -60,8 +61,8 @@ def load_domains(
         A `Split`; see `as_domains`.
 
     Raises:
-        FileNotFoundError: missing files or folders; see the loaders.
-        TypeError, ValueError: see the loaders and `as_domains`; also a folder that is one dataset.
+        FileNotFoundError: files or folders are missing; see the loaders.
+        TypeError, ValueError: see the loaders and `as_domains`; also if the folder is a single dataset.
     """
     if isinstance(sources, str | os.PathLike):
         sources = _folder_sources(Path(sources).expanduser())
@@ -97,21 +98,22 @@ def as_domains(
     `load_domains` reads and joins; this function joins splits that are in memory.
 
     Args:
-        splits: name -> `Split`, at least one. Classes are matched by name, in any order.
+        splits: mapping from names to splits, at least one. Classes are matched by name, in any order.
         classes: see `load_domains`.
-        size: height and width in pixels of the joined pictures; required if the sources differ.
-        channels: 1 or 3, of the joined pictures; required if the sources differ.
-        normalization: of the joined sets. Default: mean and standard deviation measured on the joined training set.
+        size: height and width of the joined pictures in pixels; required if the sources differ.
+        channels: number of channels of the joined pictures, 1 or 3; required if the sources differ.
+        normalization: normalization of the joined sets. Default: mean and standard deviation measured on the joined
+            training set.
 
     Returns:
-        A `Split` with the pictures of the sources one after the other, in one normalization, without their own columns.
-        `domains` are the names of the sources. The column `domain` of each set, int64 [N], indexes them, and
-        `info["domains"]` lists them too. `info["sources"]` has the `info` of each source. `validation` joins those
-        sources that have a validation set.
+        A `Split` with the pictures of the sources one after the other, in one normalization. The sources' own columns
+        are dropped. `domains` are the names of the sources, which `info["domains"]` also lists. The column `domain` of
+        each set, int64 [N], is the index of each picture's source. `info["sources"]` has the `info` of each source.
+        `validation` joins the validation sets of the sources that have one.
 
     Raises:
-        TypeError, ValueError: no sources, different classes, labels of two kinds, or pictures of different sizes or
-            channels.
+        TypeError, ValueError: there are no sources, or the sources differ in classes, kind of labels, or size or
+            channels of the pictures.
     """
     check.mapping(splits, "splits")
     if not splits:

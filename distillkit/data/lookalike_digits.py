@@ -46,17 +46,19 @@ def mnist_m_like(
     adaptation by backpropagation", ICML 2015) used 500 photos (BSDS500); with two photos the backgrounds vary less.
 
     Args:
-        digits: white on black, one channel, of any size, as `load("mnist")` gives them.
-        photos: uint8 [H, W, 3], not smaller than the digits. Default: the two inside scikit-learn (both CC BY 2.0).
-        normalization: default the mean and standard deviation measured on the training split.
-        generator: seed or generator.
+        digits: split of white digits on black, with one channel and any size, such as `load("mnist")`.
+        photos: photos uint8 [H, W, 3], not smaller than the digits. Default: the two photos in scikit-learn (both CC BY
+            2.0).
+        normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
+        generator: seed or random generator.
 
     Returns:
         A `Split` of the same digits in the same order, in three channels. `info["dataset"]` is `<dataset>-m-like`, for
         MNIST `mnistm-like`.
 
     Raises:
-        TypeError, ValueError: not a `Split` of grey pictures, or photos of another type or smaller than the digits.
+        TypeError, ValueError: `digits` is not a `Split` of grey pictures, or a photo has another type or is smaller
+            than the digits.
     """
     check.instance(digits, Split, "digits", "a Split, as load('mnist') gives it")
     channels, height, width = digits.train.shape
@@ -92,16 +94,17 @@ def synth_digits_like(
     background, and the blur. This function does the same with the 21 faces inside matplotlib.
 
     Args:
-        train, test: number of pictures, at least 10; the counts of the digits differ by at most one.
+        train, test: number of pictures in each set, at least 10. The counts of the ten digits differ by at most one.
         size: height and width in pixels, at least 8.
-        normalization: default the mean and standard deviation measured on the training split.
-        generator: seed or generator. Equal pictures need equal versions of Pillow and matplotlib.
+        normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
+        generator: seed or random generator. Pictures are only reproducible with the same versions of Pillow and
+            matplotlib.
 
     Returns:
         A `Split` of three channels; `info["dataset"]` is `synthdigits-like`.
 
     Raises:
-        TypeError, ValueError: numbers that are not integers, or too small.
+        TypeError, ValueError: a number is not an integer, or is too small.
     """
     counts = {"train": check.positive_int(train, "train", least=10), "test": check.positive_int(test, "test", least=10)}
     check.positive_int(size, "size", least=8)

@@ -40,10 +40,10 @@ def iid(labels: Tensor, clients: int, *, generator: Seed = 0) -> list[Tensor]:
     Args:
         labels: class indices int [N].
         clients: number of clients.
-        generator: seed or generator.
+        generator: seed or random generator.
 
     Raises:
-        TypeError, ValueError: bad labels or generator, or more clients than images.
+        TypeError, ValueError: invalid labels or generator, or more clients than images.
     """
     everything = torch.cat(class_groups(labels, clients))
     if clients > len(everything):
@@ -54,22 +54,22 @@ def iid(labels: Tensor, clients: int, *, generator: Seed = 0) -> list[Tensor]:
 
 
 def classes_per_client(labels: Tensor, clients: int, k: int = 2, *, generator: Seed = 0) -> list[Tensor]:
-    """Give every client k classes: class i mod K to client i, and k - 1 random others.
+    """Give every client k classes: client i gets class i mod K and k - 1 other classes, chosen at random.
 
     The owners of a class divide it evenly. This is NIID-Bench's quantity-based label skew ("#C = k"), and VHL's
     "2-classes".
 
     Deviation: with fewer clients than classes, the random choice prefers classes without an owner, so that every image
-    is assigned; the released code fails there.
+    is assigned; the authors' code fails in this case.
 
     Args:
         labels: class indices int [N].
         clients: number of clients.
         k: number of classes per client.
-        generator: seed or generator.
+        generator: seed or random generator.
 
     Raises:
-        TypeError, ValueError: a bad argument; `k` above the number of classes; `clients * k` classes do not cover
+        TypeError, ValueError: an invalid argument; `k` above the number of classes; `clients * k` classes do not cover
             all; a class with fewer images than owners.
     """
     groups = class_groups(labels, clients)
@@ -107,10 +107,10 @@ def class_clusters(labels: Tensor, clients: int, k: int = 2, *, generator: Seed 
         labels: class indices int [N].
         clients: number of clients.
         k: number of classes per client.
-        generator: seed or generator.
+        generator: seed or random generator.
 
     Raises:
-        TypeError, ValueError: a bad argument; `k` does not divide the number of classes; fewer clients than
+        TypeError, ValueError: an invalid argument; `k` does not divide the number of classes; fewer clients than
             clusters; a class with fewer images than owners.
     """
     groups = class_groups(labels, clients)
@@ -139,12 +139,12 @@ def dominant_class(labels: Tensor, clients: int, share: float = 0.99, *, generat
 
     Args:
         labels: int [N].
-        clients: a multiple of the number of classes.
-        share: in (0, 1].
-        generator: seed or generator.
+        clients: number of clients, a multiple of the number of classes.
+        share: share of a class that goes to its client, in (0, 1].
+        generator: seed or random generator.
 
     Raises:
-        TypeError, ValueError: a bad argument, or an owner that would get no image of its class.
+        TypeError, ValueError: an invalid argument, or an owner that would get no image of its class.
     """
     groups = class_groups(labels, clients)
     share = check.real_number(share, "share", above=0.0, most=1.0)
@@ -170,13 +170,13 @@ def by_domain(domains: Tensor, clients: int | None = None, *, generator: Seed = 
     """Give every client the images of one domain, for sets that join several sources (MNIST, SVHN, USPS, ...).
 
     Args:
-        domains: int [N], the source of each image.
-        clients: default one per domain, in increasing order. A multiple of the number of domains divides each domain
-            evenly and at random among clients i, i + D, i + 2 D, ...
-        generator: seed or generator.
+        domains: index of the source of each image, int [N].
+        clients: number of clients; default: one per domain, in increasing order of the domains. With a multiple of the
+            number of domains D, domain i is divided evenly and at random among clients i, i + D, i + 2 D, ...
+        generator: seed or random generator.
 
     Raises:
-        TypeError, ValueError: a bad argument, or a domain with fewer images than clients.
+        TypeError, ValueError: an invalid argument, or a domain with fewer images than clients.
     """
     groups = class_groups(domains, 1 if clients is None else clients, "domains")
     each, rest = divmod(len(groups) if clients is None else clients, len(groups))
@@ -205,13 +205,13 @@ def cap_size(
     Args:
         labels: int [N].
         partition: one index tensor per client.
-        size: largest number of images per client; smaller clients keep all.
-        keep: "shares" keeps the client's class shares (to within one image per class); "even" keeps the same number of
-            each class, as far as the client has them.
+        size: largest number of images per client. Smaller clients keep all their images.
+        keep: "shares" keeps the client's class shares (to within one image per class). "even" keeps the same number of
+            images of each class, as far as the client has enough.
         generator: seed or generator that chooses the images of each class.
 
     Raises:
-        TypeError, ValueError: bad labels, indices outside them, or a bad `size` or `keep`.
+        TypeError, ValueError: invalid labels, indices outside them, or a bad `size` or `keep`.
     """
     labels = check.class_labels(labels, None, None)
     check.positive_int(size, "size")
@@ -256,7 +256,7 @@ def summary(labels: Tensor, partition: Sequence[Tensor], num_classes: int | None
         num_classes: K. Default: the largest label + 1.
 
     Raises:
-        TypeError, ValueError: bad labels, or a partition without clients.
+        TypeError, ValueError: invalid labels, or a partition without clients.
     """
     labels = check.class_labels(labels, None, num_classes)
     if num_classes is None:

@@ -68,14 +68,15 @@ def split_by(data: Images, column: str, test_fraction: float = 0.2, *, classes: 
 
     Args:
         data: a set with that column.
-        column: name of a column int64 [N]; images with equal values stay together.
-        test_fraction: share of the column's values that become the test set, in [0, 1). Every call makes the same
-            random choice, from each class alike where all images of a value have one class. 0 gives an empty test set.
-        classes: the class names; default "0", "1", ...
+        column: name of a column int64 [N]. Images with equal values stay together.
+        test_fraction: share of the column's values that form the test set, in [0, 1); 0 gives an empty test set. Every
+            call makes the same random choice. If all images of a value have the same class, the share is the same for
+            every class.
+        classes: class names; default: "0", "1", ...
 
     Raises:
-        TypeError, ValueError: no such column, a column that is not int64 [N], a wrong number of class names, or a
-            fraction that leaves one of the two sets empty.
+        TypeError, ValueError: there is no such column, it is not int64 [N], the number of class names is wrong, or the
+            fraction leaves one of the two sets empty.
     """
     data = as_set(data, name="data")
     if not isinstance(column, str) or column not in data.columns:

@@ -32,19 +32,20 @@ def tsne(
     FedLGD's Fig. 1 is such a map.
 
     Args:
-        embeddings: client's name -> float [N_i, d]; at least 5 rows in all.
-        labels: the same names -> class indices int [N_i].
+        embeddings: mapping from client name to float [N_i, d]; at least 5 rows in all.
+        labels: mapping from the same names to class indices int [N_i].
         perplexity: t-SNE's neighbourhood size, at most a third of the number of rows.
-        classes: class names, default their numbers.
-        generator: seeds t-SNE.
-        ax: the axes to draw into, default those of a new figure.
+        classes: class names; default: the class indices.
+        generator: seed or random generator for t-SNE.
+        ax: the axes to draw into; default: the axes of a new figure.
 
     Returns:
         The matplotlib figure. The axes have no unit, and two maps have no common scale: compare how much the clients
         overlap, not their positions.
 
     Raises:
-        TypeError, ValueError: different names or widths, bad rows or labels, too few rows, or a wrong number of class
+        TypeError, ValueError: different names or widths, invalid rows or labels, too few rows, or a wrong number of
+        class
             names.
 
     Source: van der Maaten & Hinton, "Visualizing data using t-SNE" (2008), in scikit-learn's Barnes-Hut form.
@@ -86,13 +87,13 @@ def pairwise_mmd(embeddings: Mapping[str, Tensor], *, unbiased: bool = True) -> 
     The bandwidths are those of `distillkit.losses.rbf_mmd` for each pair of clients.
 
     Args:
-        embeddings: client's name -> float [N_i, d].
-        unbiased: whether to use the unbiased estimate, whose expectation does not depend on the N_i and which may be
-            negative. The biased one (FedLGD's) grows as the sets shrink, so small distilled sets appear further apart
-            than real ones.
+        embeddings: mapping from client name to float [N_i, d].
+        unbiased: whether to use the unbiased estimate. It may be negative, and its expectation does not depend on the
+            N_i. The biased estimate (FedLGD's) grows as the sets shrink, so small distilled sets appear further apart
+            than real sets.
 
     Raises:
-        TypeError, ValueError: fewer than two clients, bad rows, or different widths.
+        TypeError, ValueError: fewer than two clients, invalid rows, or different widths.
     """
     from distillkit.losses.matching import rbf_mmd
 
@@ -118,10 +119,10 @@ def mmd_table(
     """Draw the squared RBF MMD between all pairs of clients, before and optionally after distillation.
 
     Args:
-        before: client's name -> embeddings float [N_i, d], in drawing order.
+        before: mapping from client name to embeddings float [N_i, d], in drawing order.
         after: the same clients' embeddings of their distilled sets, from the same network.
-        unbiased: as in `pairwise_mmd`.
-        axes: one, or two if `after` is given; default those of a new figure.
+        unbiased: see `pairwise_mmd`.
+        axes: one axes, or two if `after` is given; default: the axes of a new figure.
 
     Returns:
         The matplotlib figure. Both tables share colour scale and number format; the titles have the means over all
@@ -164,7 +165,7 @@ def mmd_table(
 
 
 def _number_format(most: float) -> tuple[int, int]:
-    """Return the power of ten (0 for readable numbers) and the decimals that show two digits of the largest number."""
+    """Return the power of ten (0 if none is needed) and the decimals that show two digits of the largest value."""
     exponent = math.floor(math.log10(most)) if most > 0 else 0
     power = 0 if -3 <= exponent <= 3 else exponent
     return power, max(0, 1 - exponent + power)

@@ -54,9 +54,9 @@ def partition(
     Args:
         labels: class indices int [N] of the whole dataset; a tensor, an array or a list.
         parts: for each client the indices of its images, as the partitioners return them.
-        num_classes: K, default the largest label + 1.
-        classes: class names, default their numbers.
-        ax: the axes to draw into, default those of a new figure.
+        num_classes: number of classes K; default: the largest label + 1.
+        classes: class names; default: the class indices.
+        ax: the axes to draw into; default: the axes of a new figure.
 
     Returns:
         The matplotlib figure. The area of a bubble is the number of images, also printed inside if it fits. Each
@@ -111,24 +111,24 @@ def curves(
     """Draw learning curves: for each name the mean over its runs, with a band of one standard deviation.
 
     Args:
-        histories: name -> runs (one per seed), or a single run. A run is a list of rows, one per round: mappings with
-            `round`, `y` and `x`; or an object with such `rows` (`fl.Run`). For a method without rounds, name ->
-            numbers, one per run, drawn as a dashed horizontal line.
-        x: "round", or a cost, accumulated over the rounds: "bytes" (the rows' `bytes`, else
-            `bytes_up + bytes_down`), "bytes_up", "bytes_down" (all in MB of 10^6), "client_seconds", "seconds", or
-            any other column.
-        y: the column to draw; a name that begins with "accuracy" is a fraction and drawn in per cent. Rounds without
-            `y` are skipped, but their cost counts.
-        ax: the axes to draw into, default those of a new figure.
+        histories: mapping from names to runs (one per seed), or a single run. A run is a list of rows, one per round;
+            each row is a mapping with `round`, `y` and `x`. An object with such `rows` (`fl.Run`) is a run, too. For a
+            method without rounds, pass a list of values, one per run; they are drawn as a dashed horizontal line.
+        x: quantity on the x axis: "round", or a cost that is accumulated over the rounds: "bytes" (the column `bytes`,
+            or else `bytes_up + bytes_down`), "bytes_up", "bytes_down" (all in MB of 10^6), "client_seconds", "seconds",
+            or any other column.
+        y: name of the column to draw. If it begins with "accuracy", the values are fractions and drawn in per cent.
+            Rounds without `y` are skipped, but their cost is counted.
+        ax: the axes to draw into; default: the axes of a new figure.
 
     Returns:
         The matplotlib figure. A point is the mean of x and of y over the runs at one round; only rounds that all runs
         of a name have are drawn. The band is the sample standard deviation, omitted for a single run.
 
     Raises:
-        TypeError: not runs.
-        ValueError: no histories, a name without runs, no name with rounds, a row without `round` or `x`, or no common
-            round with `y`.
+        TypeError: `histories` does not contain runs.
+        ValueError: there are no histories, a name has no runs, no name has rounds, a row has no `round` or `x`, or the
+            runs have no common round with `y`.
     """
     named = histories if isinstance(histories, Mapping) else {"": histories}
     levels: dict[str, Tensor] = {name: _level(given, y) for name, given in named.items() if _is_level(given)}
@@ -172,13 +172,13 @@ def curves(
 
 
 def _is_level(given: Any) -> bool:
-    """Return whether these are the numbers of runs without rounds."""
+    """Return whether `given` is a list of values, one per run without rounds."""
     several = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 0
     return several and all(isinstance(v, Real) and not isinstance(v, bool) for v in given)
 
 
 def _level(given: Any, y: str) -> Tensor:
-    """Return the numbers [runs] in the unit of the axis."""
+    """Return the values [runs] in the unit of the axis."""
     return torch.tensor(given, dtype=torch.float64) * (100.0 if y.startswith("accuracy") else 1.0)
 
 

@@ -40,16 +40,16 @@ def _notebook_figure() -> type[Figure]:
 
 
 def subplots(axes: Any, count: int, width: float, height: float, columns: int = 4) -> tuple[Figure, list[Axes]]:
-    """Return a figure and `count` axes: the given axes, or those of a new figure without window and pyplot state.
+    """Return a figure and `count` axes: the given axes, or the axes of a new figure without window and pyplot state.
 
     Args:
-        axes: one axes or a list of them; None for a new figure.
+        axes: one axes or a list of axes; None for a new figure.
         count: number of axes.
         width, height: size of each axes, in inches.
-        columns: largest number of axes in a row.
+        columns: largest number of axes per row.
 
     Raises:
-        ValueError: another number of axes.
+        ValueError: the number of `axes` is not `count`.
     """
     if axes is None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -69,7 +69,7 @@ def subplots(axes: Any, count: int, width: float, height: float, columns: int = 
 
 
 def class_colours(count: int) -> list[Any]:
-    """Return one colour per class: up to ten distinct ones, or a perceptually uniform scale for more.
+    """Return one colour per class: distinct colours for up to ten classes, or else a perceptually uniform scale.
 
     Args:
         count: number of classes.
@@ -82,14 +82,14 @@ def class_colours(count: int) -> list[Any]:
 
 
 def class_names(classes: Sequence[str] | None, count: int) -> list[str]:
-    """Return the given class names, or the class numbers.
+    """Return the given class names, or the class indices as text.
 
     Args:
-        classes: the names, or None.
+        classes: class names, or None.
         count: number of classes.
 
     Raises:
-        ValueError: another number of names.
+        ValueError: the number of names is not `count`.
     """
     if classes is None:
         return [str(c) for c in range(count)]
@@ -102,12 +102,12 @@ def require_mapping(values: Any, name: str, expected: str) -> None:
     """Check that `values` is a mapping from names.
 
     Args:
-        values: the argument.
-        name: of the argument, for the message.
-        expected: type of the mapping's values, for the message.
+        values: the argument to check.
+        name: name of the argument, used in the error message.
+        expected: type of the mapping's values, used in the error message.
 
     Raises:
-        TypeError: not a mapping.
+        TypeError: `values` is not a mapping.
     """
     if not isinstance(values, Mapping):
         example = f'{{"all": {name}}}'

@@ -34,17 +34,17 @@ def grid(
 
     Args:
         images, labels: float [N, C, H, W] in [0, 1] and labels, or a `LabeledImages` alone (in any normalization).
-            One channel is drawn in grey, three as RGB, any other number as the grey mean of the channels. Label rows
-            (soft, multi-label) count as their largest entry.
+            One channel is drawn in grey, three channels as RGB, any other number as the grey mean of the channels. For
+            label rows (soft, multi-label), the class is the largest entry.
         per_class: largest number of images per row.
-        classes: class names, default their numbers.
-        ax: the axes to draw into, default those of a new figure.
+        classes: class names; default: the class indices.
+        ax: the axes to draw into; default: the axes of a new figure.
 
     Returns:
         The matplotlib figure (`figure.savefig("grid.png")`).
 
     Raises:
-        TypeError, ValueError: bad images or labels, an empty set, or a wrong number of class names.
+        TypeError, ValueError: invalid images or labels, an empty set, or a wrong number of class names.
     """
     data = as_set(images, labels)
     check.positive_int(per_class, "per_class")
@@ -63,9 +63,9 @@ def real_and_synthetic(
     """Draw the first real images of each class beside the first synthetic ones, one row per class, in pixel units.
 
     Args:
-        real, synthetic: sets of the same image shape and number of classes; their normalizations may differ.
+        real, synthetic: sets with the same image shape and number of classes; their normalizations may differ.
         per_class: largest number of images per row on each side.
-        classes, ax: as in `grid`.
+        classes, ax: see `grid`.
 
     Returns:
         The matplotlib figure.
@@ -89,20 +89,20 @@ def selection(
     generator: int | torch.Generator = 0,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw a random sample of the selected images beside one of the rejected images.
+    """Draw a random sample of the selected images beside a random sample of the rejected images.
 
     Args:
         images: float [N, C, H, W] in [0, 1], or a `LabeledImages`.
         selected: indices int [M] into `images`, as `distillkit.select` returns them.
         rows, columns: size of each sample, if there are enough images.
-        generator: draws the samples.
-        ax: the axes to draw into, default those of a new figure.
+        generator: seed or random generator for the samples.
+        ax: the axes to draw into; default: the axes of a new figure.
 
     Returns:
         The matplotlib figure, with the number of selected and rejected images.
 
     Raises:
-        TypeError, ValueError: bad images, or indices out of range or repeated.
+        TypeError, ValueError: invalid images, or indices out of range or repeated.
     """
     generator = as_generator(generator)
     check.positive_int(rows, "rows")
@@ -130,12 +130,12 @@ def pixel_histogram(
 ) -> Figure:
     """Draw histograms of the pixel values to compare the colours of sets, as in FedLGD's Fig. 18-20.
 
-    Each set has its axes and each channel a line.
+    Each set has separate axes, and each channel is a line.
 
     Args:
-        sets: name -> set, for example of each client; drawn in pixel units.
-        bins: number of equal bins of [0, 1]. Values outside are omitted, and their share is in the title.
-        axes: one for each set, default those of a new figure.
+        sets: mapping from names to sets, for example one set per client; drawn in pixel units.
+        bins: number of equal bins of [0, 1]. Values outside [0, 1] are omitted, and their share is in the title.
+        axes: one axes per set; default: the axes of a new figure.
 
     Returns:
         The matplotlib figure; the vertical axis is logarithmic, in per cent of a channel's pixels.

@@ -51,7 +51,7 @@ def subfolders(path: Path) -> list[Path]:
     """Return the visible folders in `path`, sorted.
 
     Raises:
-        FileNotFoundError: no such folder.
+        FileNotFoundError: there is no such folder.
     """
     if not path.is_dir():
         raise FileNotFoundError(f"no folder {path}; expected class/picture.png below it, or train/class/picture.png")
@@ -65,7 +65,7 @@ def split_folders(path: Path) -> tuple[dict[str, Path], list[str]]:
     `train` without class folders is a class itself, unless there is a `test` or `val` beside it.
 
     Raises:
-        FileNotFoundError: no such folder.
+        FileNotFoundError: there is no such folder.
         ValueError: two folders for one split, or a `test` or `val` without a `train` that has class folders.
     """
     folders = subfolders(path)

@@ -28,12 +28,12 @@ def read_users(
     Args:
         folder: the output of LEAF's `preprocess.sh`, with `train/*.json` and `test/*.json`.
         convert: converts a user's `x` and `y` as soon as they are parsed; returns None if they are invalid.
-        expected: what `x` and `y` should be, for messages.
-        source: the command that makes the files, for messages.
+        expected: description of valid `x` and `y`, used in error messages.
+        source: command that makes the files, used in error messages.
 
     Raises:
-        FileNotFoundError: no `train` or `test`, or no `.json` in it.
-        ValueError: a damaged file, another layout, or a user in two files of one split.
+        FileNotFoundError: `train` or `test` is missing, or contains no `.json` file.
+        ValueError: a file is damaged or has another layout, or a user is in two files of one split.
     """
     files = {part: sorted((folder / part).glob("*.json")) for part in ("train", "test")}
     if missing := [f"{part}/*.json" for part, found in files.items() if not found]:

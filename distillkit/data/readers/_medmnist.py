@@ -63,7 +63,7 @@ def load_medmnist(root: Path, *, name: str, side: int | None = None, **options: 
         options: `size`, `channels` and `normalization`; see `load`.
 
     Raises:
-        FileNotFoundError: no such file; says where to get it.
+        FileNotFoundError: there is no such file; the message says where to get it.
         ValueError: a damaged file, a missing array, or labels outside the classes.
     """
     return _read(load_npz, root, name, side, **options)

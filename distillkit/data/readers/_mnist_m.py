@@ -35,7 +35,7 @@ def load_mnist_m(root: Path, **options: Any) -> Split:
 
     Raises:
         FileNotFoundError: none of these files, or an incomplete copy; names what is missing.
-        ValueError: a damaged file, or another layout.
+        ValueError: a file is damaged, or has another layout.
     """
     for folder in (root / name for name in _FOLDERS):
         if (folder / "mnist_m.npz").is_file():

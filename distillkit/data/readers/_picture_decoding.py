@@ -23,7 +23,7 @@ def read_picture(file: Path, size: Size | None, channels: int | None) -> Tensor:
     """Decode one picture to float pixels [C, H, W] in [0, 1].
 
     Args:
-        file: the picture.
+        file: path of the picture file.
         size, channels: see `load_folder`.
 
     Raises:
@@ -53,13 +53,13 @@ def read_pictures(
     """Decode all pictures of a dataset: by part, float pixels [N, C, H, W] in [0, 1].
 
     Args:
-        files: by part; `train` must not be empty.
+        files: picture files of each part; `train` must not be empty.
         size, channels: see `load_folder`.
-        open_with: the function to recommend if the pictures exceed the memory.
+        open_with: name of the function to recommend if the pictures exceed the memory.
         progress: whether to show a progress bar.
 
     Raises:
-        ValueError: an unreadable picture, pictures of different shapes, or more pictures than fit in memory.
+        ValueError: an unreadable picture, pictures with different shapes, or more pictures than fit in memory.
     """
     first = files["train"][0]
     shape = read_picture(first, size, channels).shape
@@ -79,11 +79,12 @@ def require_same_shape(picture: Tensor, file: Path, first: Path, shape: Sequence
 
     Args:
         picture: pixels [C, H, W].
-        file, first: the files of this picture and of the first one.
-        shape: (C, H, W) of the first one.
+        file, first: files of this picture and of the first picture.
+        shape: shape (C, H, W) of the first picture.
 
     Raises:
-        ValueError: another shape; names both, and the option that makes them equal.
+        ValueError: the picture has another shape. The message names both files, and the option that makes their shapes
+            equal.
     """
     if tuple(picture.shape) == tuple(shape):
         return picture

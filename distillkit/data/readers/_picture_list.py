@@ -34,13 +34,13 @@ class PictureList:
     """The picture files of a dataset, not decoded yet.
 
     Attributes:
-        files: by part ("train", "test" and perhaps "validation"), in reading order.
-        labels: by part, class indices int64 [N] or rows float [N, K].
-        classes: the class names, in label order.
-        info: the origin of the data, kept in every set.
-        columns: by part, further columns of the sets.
-        users: the names that the column `user` indexes.
-        open_with: the function that opens these pictures without loading them.
+        files: picture files of each part ("train", "test" and perhaps "validation"), in reading order.
+        labels: labels of each part: class indices int64 [N] or rows float [N, K].
+        classes: class names, in label order.
+        info: origin of the data, stored in the `info` of every set.
+        columns: further columns of each part.
+        users: names of the users; the column `user` is an index into them.
+        open_with: name of the function that opens these pictures without loading them.
     """
 
     files: dict[str, list[Path]]
@@ -68,7 +68,7 @@ def read_picture_list(
         test_fraction: share of each class held out for testing, if the listing has no `test`.
 
     Raises:
-        ValueError: an unreadable picture, pictures of different shapes, or more pictures than fit in memory.
+        ValueError: an unreadable picture, pictures with different shapes, or more pictures than fit in memory.
     """
     pixels = read_pictures(listing.files, size, channels, open_with=listing.open_with, progress=progress)
     pixels, builder = _with_test(listing, pixels, normalization, test_fraction)
@@ -131,13 +131,13 @@ def require_files(folder: Path, names: list[str], dataset: str, source: str) -> 
     """Refuse a folder that lacks files or folders.
 
     Args:
-        folder: where they should be.
-        names: the paths below `folder`.
-        dataset: its name, for the message.
-        source: where to get it, for the message.
+        folder: folder that must contain the files.
+        names: required paths below `folder`.
+        dataset: name of the dataset, used in the error message.
+        source: where to get the dataset, used in the error message.
 
     Raises:
-        FileNotFoundError: names what is missing, at most five of them.
+        FileNotFoundError: files are missing. The message names at most five of them.
     """
     if missing := [name for name in names if not (folder / name).exists()]:
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
@@ -151,11 +151,11 @@ def require_pictures(folder: Path, names: dict[str, list[str]], source: str) -> 
 
     Args:
         folder: the folder of the pictures.
-        names: by part, their file names.
-        source: where to get them, for the message.
+        names: file names of the pictures of each part.
+        source: where to get the pictures, used in the error message.
 
     Raises:
-        FileNotFoundError: the number of missing files, and one of them.
+        FileNotFoundError: files are missing. The message has their number, and names one of them.
     """
     existing = set(os.listdir(folder)) if folder.is_dir() else set()
     if missing := [name for own in names.values() for name in own if name not in existing]:
@@ -174,10 +174,10 @@ def user_picture_list(
     """Return the listing of a dataset whose pictures belong to users, with the column `user`.
 
     Args:
-        dataset: its name, for example "leaf-celeba"; `open_leaf_celeba` opens it.
-        files, labels, classes: as in `PictureList`.
-        owners: by part, the name of each picture's user.
-        users: all names, in the order of their numbers.
+        dataset: name of the dataset, for example "leaf-celeba" if `open_leaf_celeba` opens it.
+        files, labels, classes: see `PictureList`.
+        owners: for each part, the name of each picture's user.
+        users: names of all users, in the order of the indices in the column `user`.
     """
     number = {user: i for i, user in enumerate(users)}
     columns = {part: {"user": torch.tensor([number[u] for u in own]).long()} for part, own in owners.items()}

@@ -26,8 +26,8 @@ def load_synth_digits(root: Path, **options: Any) -> Split:
         options: `size`, `channels` and `normalization`; see `load`.
 
     Raises:
-        FileNotFoundError: missing files.
-        ValueError: a damaged file, or another layout.
+        FileNotFoundError: files are missing.
+        ValueError: a file is damaged, or has another layout.
     """
     folder = root / "SynthDigits"
     files = {part: folder / f"synth_{part}_32x32.mat" for part in ("train", "test")}

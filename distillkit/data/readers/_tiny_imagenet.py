@@ -30,8 +30,8 @@ def load_tiny_imagenet(path: Path, *, channels: int = 3, **options: Any) -> Spli
     Labels follow the sorted class ids, as in torchvision's ImageFolder.
 
     Raises:
-        FileNotFoundError: missing files.
-        ValueError: another layout.
+        FileNotFoundError: files are missing.
+        ValueError: the folder has another layout.
     """
     return read_picture_list(_list(path), channels=channels, **options)
 

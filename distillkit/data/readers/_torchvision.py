@@ -55,10 +55,10 @@ def load_torchvision(
 
     Args:
         root: the data root.
-        name: the name that `load` knows.
-        loader: the class in `torchvision.datasets`.
-        files: the files below `root`.
-        folder: the folder below `root` that `loader` is called with.
+        name: name of the dataset in `load`.
+        loader: name of the class in `torchvision.datasets`.
+        files: paths of the files below `root`.
+        folder: folder below `root` that is passed to `loader`.
         split_options: the arguments of `loader` that select the training and the test split.
         labels: the attribute of `loader` that contains the class indices.
         classes: the class names; None reads them from the files.

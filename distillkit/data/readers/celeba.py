@@ -50,20 +50,21 @@ def load_celeba(
         path: the folder `celeba` with `img_align_celeba/000001.jpg` and so on, `list_attr_celeba.txt` (40 attributes,
             1 or -1), `identity_CelebA.txt` (the person of each picture) and `list_eval_partition.txt` (0 train, 1
             validation, 2 test).
-        attributes: one attribute makes two classes, without and with it (LEAF's task: `Smiling`); a list makes
-            multi-label rows.
+        attributes: name of one attribute, for two classes, without and with the attribute (LEAF's task: `Smiling`); or
+        a
+            list of names, for multi-label rows.
         size: height and width in pixels. The default is LEAF's 84, at which all 202,599 faces take 17 GB of float32; at
             32 they take 2.5 GB.
         channels: 1 or 3; see `load_folder`.
-        normalization: default the mean and standard deviation measured on the training split.
+        normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
         progress: whether to show a progress bar.
 
     Returns:
-        A `Split` with `validation`; `users` are the numbers of all people as text, in increasing order.
+        A `Split` with `validation`; `users` are the ids of all people as text, in increasing order.
 
     Raises:
-        FileNotFoundError: missing files.
-        ValueError: an unknown attribute, a damaged file, or another layout.
+        FileNotFoundError: files are missing.
+        ValueError: an attribute is unknown, or a file is damaged or has another layout.
     """
     listing = _list_celeba(Path(path).expanduser(), attributes)
     return read_picture_list(listing, size, channels, normalization, progress)
@@ -141,16 +142,16 @@ def load_leaf_celeba(
         images: the folder with the pictures. Default: LEAF's own, `raw/img_align_celeba` in `path`.
         size: height and width in pixels; default LEAF's 84.
         channels: 1 or 3; see `load_folder`.
-        normalization: default the mean and standard deviation measured on the training split.
+        normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
         progress: whether to show a progress bar.
 
     Returns:
-        A `Split` whose `users` are the celebrities' numbers, sorted; the column `user` indexes them. With LEAF's
+        A `Split` whose `users` are the celebrities' ids, sorted; the column `user` is an index into them. With LEAF's
         `-t sample`, train and test have the same users.
 
     Raises:
-        FileNotFoundError: missing files; says where to get them.
-        ValueError: a damaged file, another layout, or a user in two files of one split.
+        FileNotFoundError: files are missing; the message says where to get them.
+        ValueError: a file is damaged or has another layout, or a user is in two files of one split.
     """
     folder = Path(path).expanduser()
     return read_picture_list(_list_leaf_celeba(folder, images), size, channels, normalization, progress)

@@ -52,21 +52,21 @@ def load_cifar10c(
         severities: integers in 1..5; default the strongest.
         size: height and width in pixels; see `load`.
         channels: 1 or 3; see `load`.
-        normalization: default that of `load("cifar10")`, so networks trained there can be tested here; grey pictures
-            are measured on this set.
+        normalization: normalization of the set. Default: the normalization of `load("cifar10")`, so that networks
+            trained on CIFAR-10 can be tested on this set. For grey pictures it is measured on this set.
 
     Returns:
-        The domains one after the other: for each corruption its severities, in the given order. The column `domain`,
-        int64 [N], is the number of each picture's domain, and `info["domains"]` lists the names (`fog-5`). The column
-        `picture`, int64 [N], is its index in CIFAR-10's test split: equal numbers are one picture with different
-        corruptions, which a training and a test set must not share.
+        A set with the domains one after the other: for each corruption its severities, in the given order. The column
+        `domain`, int64 [N], is the index of each picture's domain, and `info["domains"]` lists the names (`fog-5`). The
+        column `picture`, int64 [N], is the index of the original picture in CIFAR-10's test split. Pictures with the
+        same index show the same original, so a training and a test set must not share an index.
 
     All 19 corruptions at one severity are 190,000 pictures, 2.3 GB of float32 at 32x32.
 
     Raises:
-        FileNotFoundError: missing files; says where to get them.
-        TypeError, ValueError: no names, an unknown or repeated name, a severity outside 1..5, a damaged file, or
-            another layout.
+        FileNotFoundError: files are missing; the message says where to get them.
+        TypeError, ValueError: there are no names, a name is unknown or repeated, a severity is outside 1..5, or a file
+            is damaged or has another layout.
     """
     folder = Path(path).expanduser()
     names = check.sequence(corruptions, "corruptions", "names")
@@ -129,9 +129,9 @@ def load_cifar10c_domains(
 
     Args:
         path, corruptions, severities, size, channels, normalization: see `load_cifar10c`.
-        pictures: use the first so many of the 10,000 pictures; default all.
-        test_fraction: share of the pictures of each class that become the test set, in [0, 1), the same pictures for
-            every corruption; a fixed random choice, see `split_by`.
+        pictures: number of pictures to use, the first of the 10,000; default: all.
+        test_fraction: share of the pictures of each class that form the test set, in [0, 1). The random choice is fixed
+            (see `split_by`) and the same for every corruption.
 
     Raises:
         FileNotFoundError, TypeError, ValueError: see `load_cifar10c` and `split_by`.

@@ -31,8 +31,8 @@ def load_client_arrays(
 ) -> Split:
     """Load images that are already assigned to clients: `train/client0_images.npy` and so on.
 
-    This is the layout of FedLGD's `CIFAR-10-C/preprocessed` (Huang et al., TMLR 2024; 57 clients), and a simple one for
-    your own clients.
+    This is the layout of FedLGD's `CIFAR-10-C/preprocessed` (Huang et al., TMLR 2024; 57 clients). It is also a simple
+    layout for your own clients.
 
     Args:
         path: the folder with `train/client{i}_images.npy`, uint8 [n, H, W, C] in 0..255, C in {1, 3},
@@ -41,15 +41,16 @@ def load_client_arrays(
             that the number of classes was derived from the labels.
         size: height and width in pixels; see `load_folder`. FedLGD uses 28.
         channels: 1 or 3; see `load_folder`.
-        normalization: default the mean and standard deviation measured on the training split; FedLGD uses none.
+        normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
+            FedLGD uses none.
 
     Returns:
         A `Split` whose `users` are `client0`, `client1`, ...; the column `user`, int64 [N], indexes them, so
         `partition.by_domain(split.train.columns["user"])` restores the clients.
 
     Raises:
-        FileNotFoundError: missing files.
-        ValueError: a damaged file, another layout, or pictures of different shapes.
+        FileNotFoundError: files are missing.
+        ValueError: a file is damaged or has another layout, or pictures have different shapes.
     """
     folder = Path(path).expanduser()
     found = {part: _client_numbers(folder / part) for part in ("train", "test")}
@@ -87,7 +88,7 @@ def load_client_arrays(
 
 
 def _client_numbers(folder: Path) -> list[int]:
-    """Return the numbers of the clients that have files in the folder."""
+    """Return the indices of the clients that have files in the folder."""
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     found = [re.fullmatch(r"client(\d+)_(images|labels)\.npy", name) for name in names]
     return [int(match[1]) for match in found if match]

@@ -37,7 +37,7 @@ def load_femnist(
             README says) and `y` (0..9 digits, 10..35 upper case, 36..61 lower case).
         size: height and width in pixels; see `load`.
         channels: 1 or 3; see `load`.
-        normalization: default the mean and standard deviation measured on the training split.
+        normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
 
     Returns:
         A `Split` whose `users` are the names of all users, sorted; the column `user`, int64 [N], indexes them. With
@@ -48,8 +48,8 @@ def load_femnist(
     for all 817,851 pictures), the bytes of all pictures and twice the text of one file.
 
     Raises:
-        FileNotFoundError: no `train` or `test`, or no `.json` in it; says where to get them.
-        ValueError: a damaged file, another layout, or a user in two files of one split.
+        FileNotFoundError: `train` or `test` is missing, or contains no `.json` file; the message says where to get
+        them. ValueError: a file is damaged or has another layout, or a user is in two files of one split.
     """
     read = read_users(Path(path).expanduser(), _convert, _EXPECTED, _SOURCE)
     names = sorted({user for users in read.values() for user in users})

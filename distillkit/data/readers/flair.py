@@ -50,7 +50,7 @@ def load_flair(
             64.
         labels: "coarse", the 17 categories, or "fine", the 1,628 labels below them.
         channels: 1 or 3; see `load_folder`.
-        normalization: default the mean and standard deviation measured on the training split.
+        normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
         progress: whether to show a progress bar.
 
     Returns:
@@ -58,8 +58,8 @@ def load_flair(
         file, sorted, in the order of the authors' scripts; `users` are all users' names, sorted.
 
     Raises:
-        FileNotFoundError: missing files.
-        ValueError: a damaged file, or another layout.
+        FileNotFoundError: files are missing.
+        ValueError: a file is damaged, or has another layout.
     """
     return read_picture_list(_list(Path(path).expanduser(), labels), size, channels, normalization, progress)
 

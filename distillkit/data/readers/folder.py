@@ -33,7 +33,7 @@ def load_folder(
             and ignores the aspect ratio. Required if the pictures differ in size.
         channels: 1 (luma) or 3 (grey repeated). Required if only some pictures are grey. Transparency is dropped;
             16-bit grey keeps its depth.
-        normalization: default the mean and standard deviation measured on the training split.
+        normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
         test_fraction: share of each class that becomes the test set if there is no `test`, in [0, 1). Every call makes
             the same random choice. 0 gives an empty test set.
         progress: whether to show a progress bar.
@@ -43,10 +43,10 @@ def load_folder(
     links to folders, and classes too small for `test_fraction`.
 
     Raises:
-        FileNotFoundError: no such folder, no classes, a class without pictures, or a broken link.
-        ValueError: an unreadable picture, different sizes or channels, more pictures than fit in memory, a class that
-            only `test` or `val` has, a `test` without class folders or pictures, a `test` without `train`, two folders
-            for one split, or a `test_fraction` below one picture of every class.
+        FileNotFoundError: there is no such folder, it has no classes, a class has no pictures, or a link is broken.
+        ValueError: a picture is unreadable, pictures differ in size or channels or do not fit in memory, a class occurs
+            only in `test` or `val`, `test` has no class folders or pictures, there is a `test` but no `train`, there
+            are two folders for one split, or `test_fraction` is less than one picture of every class.
     """
     test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, below=1.0)
     listing = list_folder(Path(path).expanduser())
@@ -67,11 +67,12 @@ def open_folder(
     """Open a folder of pictures that exceed the memory: as `load_folder`, but pictures are read when needed.
 
     The first call decodes and resizes every picture once, into a cache of one byte per value. Later calls reuse it. An
-    interrupted call is resumed. If a file was added, removed, renamed or written since, a new cache replaces it.
+    interrupted call is resumed. If a file has been added, removed, renamed or written since, a new cache replaces the
+    old one.
 
     Pixels, order and splits are those of `load_folder`: exactly for 8-bit pictures that already have the requested size
-    and channels, else within 1/510, because resized pictures are rounded to bytes. The normalization is measured on the
-    rounded pixels.
+    and channels, otherwise within 1/510, because resized pictures are rounded to bytes. The normalization is measured
+    on the rounded pixels.
 
     Args:
         path, size, channels, normalization, test_fraction, progress: see `load_folder`.

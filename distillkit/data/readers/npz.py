@@ -42,13 +42,13 @@ def load_npz(
             are integers [N] or [N, 1] (class indices) or [N, K] (multi-label rows, which become float).
         size: height and width in pixels; see `load_folder`.
         channels: 1 or 3; see `load_folder`.
-        normalization: default the mean and standard deviation measured on the training split.
+        normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
         classes: the class names. Default: "0", "1", ... up to the largest label in the file. The sets then record that
             the number of classes was derived from the labels (see `LabeledImages`).
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: not an `.npz`, a missing array, or an array of the wrong shape, type or range.
+        FileNotFoundError: there is no such file.
+        ValueError: the file is not an `.npz`, or an array is missing or has the wrong shape, type or range.
     """
     path = Path(path).expanduser()
     with _open_archive(path) as file:
