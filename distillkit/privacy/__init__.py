@@ -5,7 +5,7 @@ class means, the best place to start), `image_sgd` (a set by DP-SGD on its image
 network, by DP-SGD). Each charges a `Ledger` before it draws noise. `plan_noise` gives the noise multiplier for a target
 epsilon; `release`, `private_histogram` and `PrivateGradient` are the building blocks of your own mechanism.
 
-The files, by what they answer:
+Where to find what in this package:
 
 - Where is noise drawn? `secret.py` (`Secret`). Where is it added? `gradients/private_gradient.py` (DP-SGD on networks
   and images), `condensation/class_means.py` (`release`) and `condensation/histogram.py`. Callers outside this package

@@ -1,7 +1,7 @@
 """Ledgers of clients on other machines: child ledgers of a run's ledger, and mirrors of a client's own ledger.
 
-A child ledger begins with the state of the run's ledger, and its charges are merged back. If the client's machine keeps
-a ledger of its own, the run's ledger mirrors it, each line once.
+A child ledger starts with the state of the run's ledger, and its charges are merged back. If the client's machine keeps
+its own ledger, the run's ledger copies each of its lines once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def child_state(ledger: Ledger, client: int | str) -> dict[str, Any]:
 
     Args:
         ledger: the run's ledger.
-        client: the client whose records will be charged.
+        client: id of the client whose records will be charged.
     """
     owners, counts = dict.fromkeys((client_id(client), ALL_CLIENTS)), Counter[Event]()
     with ledger._synced():
@@ -60,11 +60,13 @@ class _MemoryJournal(Journal):
 class ChildLedger(Ledger):
     """Ledger in memory for one client that cannot reach the run's ledger, for instance on another machine.
 
-    It refuses the same charges as the run's ledger, and lists its own for `merge_child`.
+    A child ledger refuses the same charges as the run's ledger. Its own charges are listed in `charged`, for
+    `merge_child`.
 
     Args:
-        state: see `child_state`.
-        before: called with the lines of a charge before it counts; an exception refuses the charge.
+        state: state of the run's ledger, as `child_state` returns it.
+        before: function that is called with the lines of each charge before the charge counts; if it raises an
+            exception, the charge is refused.
     """
 
     def __init__(self, state: Mapping[str, Any], before: Callable[[Sequence[Line]], None] | None = None) -> None:
@@ -75,18 +77,19 @@ class ChildLedger(Ledger):
 
     @property
     def charged(self) -> list[Line]:
-        """The lines charged and recorded here, in order, as plain values."""
+        """The lines that this ledger charged and recorded itself, in order, as JSON values."""
         return list(self._memory.lines)
 
 
 def merge_child(ledger: Ledger, lines: Sequence[Line]) -> None:
-    """Record the charges of a child ledger in the run's ledger; they are on disk when this returns.
+    """Record the charges of a child ledger in the run's ledger; they are on disk when the function returns.
 
-    Nothing is refused, whatever the budget, because it was spent. Remarks and assumptions are recorded once.
+    No charge is refused, whatever the budget, because the privacy has already been spent. Remarks and assumptions are
+    recorded once.
 
     Args:
         ledger: the run's ledger.
-        lines: `charged` of the child ledger.
+        lines: the child ledger's `charged`.
     """
     with ledger._synced():
         new = [line for line in lines if not _is_recorded(ledger, line)]
@@ -104,7 +107,7 @@ def _is_recorded(ledger: Ledger, line: Line) -> bool:
 
 
 def ledger_lines(ledger: Ledger, since: int = 0) -> list[tuple[int, Line]]:
-    """Return the lines of a ledger's file after the first `since`, each with its number from 1.
+    """Return the lines of a ledger's file after the first `since`, each with its line number, counted from 1.
 
     Args:
         ledger: a ledger with a file.
@@ -116,24 +119,26 @@ def ledger_lines(ledger: Ledger, since: int = 0) -> list[tuple[int, Line]]:
 
 
 def mirrored_count(ledger: Ledger, source: str) -> int:
-    """Return how many lines of the ledger called `source` the `ledger` has mirrored."""
+    """Return the number of lines that `ledger` has mirrored from the ledger named `source`."""
     with ledger._synced():
         return ledger._mirrored.get(source, 0)
 
 
 def mirror_lines(ledger: Ledger, source: str, client: int | str, lines: Sequence[tuple[int, Line]]) -> None:
-    """Copy the lines of another ledger of the same records, each once even if it is received repeatedly.
+    """Copy the lines of another ledger of the same records, each line once even if it is received repeatedly.
 
-    The budget refuses nothing, because it was spent. The lines are on disk when this returns.
+    No line is refused, whatever the budget, because the privacy has already been spent. The lines are on disk when the
+    function returns.
 
     Args:
         ledger: the ledger to extend, for instance of a run.
-        source: a constant name of the other ledger.
-        client: the client that the other ledger belongs to, under its name in this ledger.
-        lines: lines of the other ledger, see `ledger_lines`; they may come from an untrusted source.
+        source: name of the other ledger, the same in every call.
+        client: id, in `ledger`, of the client to which the other ledger belongs.
+        lines: lines of the other ledger, as `ledger_lines` returns them. They are validated, so the source need not be
+            trusted.
 
     Raises:
-        ValueError: invalid lines, or lines under another relation.
+        ValueError: the lines are invalid, or their neighbouring relation differs from that of `ledger`.
     """
     owner = client_id(client)
     with ledger._synced():
@@ -152,7 +157,7 @@ def mirror_lines(ledger: Ledger, source: str, client: int | str, lines: Sequence
 
 
 def _for_client(line: Line, owner: str) -> Line:
-    """Return the line for the records of `owner`, without unknown fields."""
+    """Return a copy of the line, without unknown fields, that refers to the records of `owner`."""
     try:
         if "event" in line:
             event = Event(**{**line["event"], "client": owner})

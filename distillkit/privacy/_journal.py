@@ -19,11 +19,11 @@ _TORN = {"torn": True}
 class Journal:
     """File to which several processes append JSON objects; no line is lost once `append` has returned.
 
-    A line is torn if the writer died while writing it; `append` never returned for it. The next process to open the
-    file ends the line and adds a mark. Other damage has no mark and is refused.
+    A line is torn if the process that wrote it died before `append` returned. The next process that opens the file ends
+    the line and marks it as torn. Any other damaged line is refused.
 
     Args:
-        path: the file, created with its first line; None writes nothing.
+        path: path of the file, which is created when the first line is written; None writes nothing.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -45,13 +45,14 @@ class Journal:
             yield
 
     def run_lock(self, wait: float | None = None) -> AbstractContextManager[None]:
-        """Open a `with` block for a run, in which other processes may read but not append.
+        """Open a `with` block for a run, in which other processes may read the file but not append to it.
 
         Args:
-            wait: seconds to wait for another process to end its own block; None for the default of `locking.locked`.
+            wait: number of seconds to wait for another process to leave its own `run_lock` block; None for the default
+                of `locking.locked`.
 
         Raises:
-            distillkit.locking.InUse: another process has done so.
+            distillkit.locking.InUse: another process is still in such a block.
         """
         if self._path is None:
             return nullcontext()
@@ -59,13 +60,13 @@ class Journal:
         return locked(lock, f"the ledger {self._path}", shared=True, wait=wait)
 
     def unread(self) -> tuple[list[tuple[int, dict[str, Any]]], int]:
-        """Return the lines appended since the last call, by any process; a torn last line is ended and marked.
+        """Return the lines that any process appended since the last call; end and mark a torn last line.
 
         Returns:
             (line number, object) pairs, and the number of torn lines among them.
 
         Raises:
-            ValueError: a line in the middle is damaged, or the file is shorter than it was.
+            ValueError: a line in the middle is damaged, or the file has become shorter.
         """
         if self._path is None or not (self._offset or self._path.exists()):
             return [], 0
@@ -98,14 +99,14 @@ class Journal:
         return lines, torn
 
     def append(self, *lines: dict[str, Any]) -> None:
-        """Write objects at the end of the file; they are on disk when this returns.
+        """Write objects at the end of the file; they are on disk when the method returns.
 
         Args:
-            lines: JSON objects without NaN and infinities, one per line; none writes nothing.
+            lines: JSON objects without NaN or infinity, one per line; without arguments nothing is written.
 
         Raises:
             distillkit.locking.InUse: another process owns the file.
-            ValueError: NaN or infinity among the values.
+            ValueError: an object contains NaN or infinity.
         """
         if self._path is None or not lines:
             return

@@ -13,14 +13,14 @@ __all__ = ["public_noise", "public_test_images"]
 def public_noise(count: int, like: LabeledImages, generator: torch.Generator, *, coarse: int = 2) -> Tensor:
     """Draw smooth noise images, independent of the data, float [count, C, H, W] in the set's normalised space.
 
-    Gaussian noise with the pixel mean and standard deviation of the normalisation, which is a public constant. It is
-    drawn at 1 / `coarse` of the resolution, enlarged bilinearly and clamped to [0, 1].
+    The noise is Gaussian, with the pixel mean and standard deviation of the normalisation, which are public constants.
+    It is drawn at 1 / `coarse` of the resolution, enlarged bilinearly and clamped to [0, 1].
 
     Args:
         count: number of images.
-        like: gives shape, normalisation, dtype and device; its images are not used.
-        generator: draws the images.
-        coarse: factor by which the noise is coarser than the images; 1 is white noise.
+        like: set with the shape, normalisation, dtype and device of the result; its images are not used.
+        generator: generator with which the images are drawn.
+        coarse: factor by which the noise is coarser than the images; 1 gives white noise.
     """
     c, h, w = like.shape
     small_h, small_w = (min(side, max(2, side // coarse)) for side in (h, w))
@@ -33,13 +33,13 @@ def public_noise(count: int, like: LabeledImages, generator: torch.Generator, *,
 def public_test_images(count: int, like: LabeledImages, generator: torch.Generator) -> Tensor:
     """Draw images for checking a network, independent of the data, float [count, C, H, W].
 
-    They are `public_noise` with a little white noise. The white noise keeps every image from being constant, where
-    rounding in a norm layer would look like a difference.
+    The images are `public_noise` plus a little white noise, so that no image is constant. In a norm layer, the rounding
+    error on a constant image could be mistaken for a difference.
 
     Args:
         count: number of images.
-        like: gives shape, normalisation, dtype and device; its images are not used.
-        generator: draws the images.
+        like: set with the shape, normalisation, dtype and device of the result; its images are not used.
+        generator: generator with which the images are drawn.
     """
     white = torch.randn(count, *like.shape, generator=generator, dtype=like.images.dtype)
     return public_noise(count, like, generator) + 0.3 * white.to(like.images.device)

@@ -11,9 +11,9 @@ def smallest_sigma(epsilon_of: Callable[[float], float], epsilon: float, toleran
     """Return the smallest sigma whose epsilon is at most `epsilon`.
 
     Args:
-        epsilon_of: maps a sigma to its epsilon, which falls with sigma.
-        epsilon: the epsilon that may be spent.
-        tolerance: relative, by which sigma is rounded up at most.
+        epsilon_of: function that maps sigma to epsilon and decreases with sigma.
+        epsilon: largest allowed epsilon.
+        tolerance: largest relative amount by which sigma is rounded up.
     """
     high = 1.0
     while epsilon_of(high) > epsilon:
@@ -22,12 +22,12 @@ def smallest_sigma(epsilon_of: Callable[[float], float], epsilon: float, toleran
 
 
 def bisect(condition: Callable[[float], bool], low: float, high: float, *, tolerance: float = 1e-13) -> float:
-    """Return the smallest number in (`low`, `high`] that meets `condition`, rounded up so that it does.
+    """Return the smallest number in (`low`, `high`] that meets `condition`, rounded up so that the result meets it.
 
     Args:
-        condition: False below some number and True above it; True at `high`.
-        low, high: bounds of the number.
-        tolerance: relative, by which the result is rounded up at most.
+        condition: function that returns False below some number and True above it; True at `high`.
+        low, high: bounds of the result.
+        tolerance: largest relative amount by which the result is rounded up.
     """
     while high - low > tolerance * high:
         middle = (low + high) / 2

@@ -1,4 +1,4 @@
-"""Privacy loss distributions (PLD), by Google's dp-accounting if it is installed."""
+"""Accounting by privacy loss distributions (PLD), with Google's dp-accounting if it is installed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def dp_accounting_installed() -> bool:
 
 
 def pld_epsilon(spends: Sequence[tuple[float, float, int]], delta: float) -> float:
-    """Compute dp-accounting's pessimistic epsilon for one added or removed record, a nearly exact upper bound.
+    """Compute dp-accounting's pessimistic epsilon, a nearly exact upper bound for one added or removed record.
 
     Paper: Doroshenko et al., "Connect the dots: tighter discrete approximations of privacy loss distributions" (PoPETs
-    2022). The cost grows with epsilon.
+    2022). The computation takes longer for a larger epsilon.
 
     Args:
-        spends: (sigma, rate, count) each, all positive.
-        delta: in (0, 1).
+        spends: (sigma, rate, count) tuples of positive numbers; see `compose`.
+        delta: delta at which epsilon is computed, in (0, 1).
     """
     from dp_accounting import GaussianDpEvent, NeighboringRelation, PoissonSampledDpEvent
     from dp_accounting.pld import PLDAccountant

@@ -1,4 +1,4 @@
-"""PRV accounting for both directions of a Poisson-subsampled Gaussian, with Opacus' numerical routines."""
+"""Privacy accounting by privacy loss random variables (PRV) for Poisson-subsampled Gaussian mechanisms."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ def prv_epsilon(
     """Compute the PRV upper bound on epsilon: the larger of the bounds for an added and for a removed record.
 
     Papers: Gopi, Lee and Wutschitz, "Numerical composition of differential privacy" (NeurIPS 2021). Lebeda et al.,
-    "Avoiding pitfalls for privacy accounting of subsampled mechanisms under composition" (2024), show that both
-    directions are needed; Opacus' `PRVAccountant` computes the removed record only.
+    "Avoiding pitfalls for privacy accounting of subsampled mechanisms under composition" (2024), show that both bounds
+    are needed; Opacus' `PRVAccountant` computes the bound for a removed record only. The numerical routines are
+    Opacus'.
 
     Args:
-        spends: (sigma, rate, count) each, all positive.
-        delta: in (0, 1).
-        width: losses are tracked within +-width.
-        eps_error, delta_error: width of the interval; the result exceeds the true value by at most about these.
+        spends: (sigma, rate, count) tuples of positive numbers; see `compose`.
+        delta: delta at which epsilon is computed, in (0, 1).
+        width: half-width of the interval [-width, width] in which privacy losses are tracked.
+        eps_error, delta_error: error bounds in epsilon and delta; the result exceeds the true value by at most about
+            these amounts.
     """
     import numpy as np
     from opacus.accountants.analysis import prv as pieces
@@ -42,10 +44,10 @@ def prv_epsilon(
 
 
 class _Loss:
-    """Privacy loss of one step: log of the ratio of the two output densities, under the first.
+    """Privacy loss of one step: log of the ratio of the two output densities, for an output drawn from the first.
 
-    With t the loss, N = N(0, sigma^2) and M = (1 - q) N + q N(1, sigma^2), the ratio M/N at x is
-    1 - q + q exp((2x - 1) / (2 sigma^2)), so `_point(r)` is the x at which it is r (minus infinity if there is none).
+    With t the loss, N = N(0, sigma^2) and M = (1 - q) N + q N(1, sigma^2), the ratio M/N at x is 1 - q + q exp((2x - 1)
+    / (2 sigma^2)), so `_point(r)` is the x at which the ratio is r (minus infinity if there is none).
     """
 
     def __init__(self, rate: float, sigma: float) -> None:

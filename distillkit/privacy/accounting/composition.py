@@ -1,4 +1,4 @@
-"""Composition: the epsilon of several Gaussian releases, in closed form at rate 1 and by Opacus' accountants below."""
+"""Epsilon of several Gaussian releases together: in closed form at rate 1, by numerical accountants at lower rates."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _PRV_EPSILON = 100.0
 
 @dataclass(frozen=True)
 class Bound:
-    """Upper bound on epsilon, as `compose` computes it, with the accountant that gave it.
+    """Upper bound on epsilon, as returned by `compose`, with the accountant that computed it.
 
     Attributes:
-        epsilon: at the given delta; infinite if a release has no noise.
-        accountant: `"exact"` (closed form), `"rdp"`, `"prv"` or `"pld"`.
+        epsilon: upper bound at the given delta; infinite if a release has no noise.
+        accountant: name of the accountant: `"exact"` (closed form), `"rdp"`, `"prv"` or `"pld"`.
     """
 
     epsilon: float
@@ -48,28 +48,30 @@ class Bound:
 def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto") -> Bound:
     """Compute the epsilon of several noised releases of the same records together, at a given delta.
 
-    `Ledger` calls it for you; call it yourself to account for releases outside a ledger, or to compare accountants.
-    Neighbours differ by one added or removed record.
+    `Ledger` calls this function for you; call it yourself to account for releases outside a ledger, or to compare
+    accountants. Neighbours differ by one added or removed record.
 
     Args:
-        spends: (sigma, rate, count) each: noise standard deviation / sensitivity, the probability with which a record
-            takes part, and the number of such releases. Below rate 1 the records must be drawn by Poisson sampling.
-        delta: in (0, 1), well below one over the number of records.
-        accountant: `"auto"`: the closed form if every rate is 1; otherwise RDP, and PRV where that is smaller and
-            affordable (RDP epsilon below 100, at most 1.5 million points); otherwise PLD if dp-accounting is installed.
+        spends: (sigma, rate, count) tuples: noise standard deviation / sensitivity, the probability with which each
+            record takes part, and the number of such releases. At rates below 1 the records must be drawn by Poisson
+            sampling.
+        delta: delta at which epsilon is computed, in (0, 1), well below one over the number of records.
+        accountant: `"auto"` uses the closed form if every rate is 1. Otherwise it uses RDP, or PRV if its bound is
+            smaller and it is affordable (RDP epsilon below 100, at most 1.5 million points). If only the number of
+            points is too large for PRV and dp-accounting is installed, it uses the smaller of the PLD and RDP bounds.
             `"rdp"`, `"prv"` or `"pld"` selects one accountant.
 
-    All results are upper bounds. PRV (Gopi et al., NeurIPS 2021) takes the larger bound of an added and of a removed
-    record; Opacus' own accountant covers the removed record only. RDP uses orders from 1.01 to 512, a wider range than
-    Opacus' default.
+    All results are upper bounds. PRV (Gopi et al., NeurIPS 2021) takes the larger of the bounds for an added and for a
+    removed record; Opacus' own accountant covers the removed record only. RDP uses orders from 1.01 to 512, a wider
+    range than Opacus' default.
 
     Returns:
-        Epsilon, and the accountant that gave it.
+        Epsilon, and the accountant that computed it.
 
     Raises:
-        NotAccountable: delta outside (0, 1); PRV requested where it would not fit into memory; PLD requested without
-            dp-accounting.
-        TypeError, ValueError: numbers out of range.
+        NotAccountable: delta is outside (0, 1); PRV was requested but would need too much memory or is not accurate
+            enough; or PLD was requested and dp-accounting is not installed.
+        TypeError, ValueError: an argument has the wrong type or is out of range.
     """
     check.one_of(accountant, "accountant", ("auto", "rdp", "prv", "pld"))
     merged: dict[tuple[float, float], int] = {}
@@ -120,7 +122,7 @@ def _pld_epsilon(spends: tuple[Spend, ...], delta: float) -> float:
 
 @lru_cache(maxsize=65536)
 def _renyi(sigma: float, rate: float, order: float) -> float:
-    """Return the Renyi divergence of one release; infinity where Opacus' series fails."""
+    """Return the Renyi divergence of one release; infinity if Opacus' series fails."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
     try:
@@ -131,7 +133,7 @@ def _renyi(sigma: float, rate: float, order: float) -> float:
 
 
 def _rdp(spends: tuple[Spend, ...], delta: float) -> float:
-    """Return the best bound over the orders. Any order gives one, so a descent from the best cheap order is sound."""
+    """Return the smallest bound found over the orders. Every order gives a valid bound, so a local search is sound."""
 
     def bound(index: int) -> float:
         order = _ORDERS[index]
@@ -164,7 +166,7 @@ def _prv_points(spends: tuple[Spend, ...], delta: float, by_rdp: float) -> float
 
 
 def _prv(spends: tuple[Spend, ...], delta: float, by_rdp: float) -> float:
-    """Return PRV's bound; infinity where its numerics fail, as for a tiny delta."""
+    """Return PRV's bound; infinity if the numerical computation fails, for instance for a tiny delta."""
     from distillkit.privacy.accounting._prv import prv_epsilon
 
     eps_error, delta_error = _prv_errors(by_rdp, delta)

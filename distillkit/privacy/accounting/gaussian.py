@@ -1,4 +1,4 @@
-"""The Gaussian mechanism in closed form: what one noised release costs, and how much noise a wanted cost needs."""
+"""Closed-form accounting for the Gaussian mechanism: delta and epsilon of one release, and sigma for a target."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ def _log_phi(x: float) -> float:
 
 
 def gaussian_delta(sigma: float, epsilon: float) -> float:
-    """The exact delta of one Gaussian release of sensitivity 1 at `epsilon`: the whole privacy profile, point by point.
+    """Return the exact delta of one Gaussian release of sensitivity 1 at a given epsilon (the privacy profile).
 
     delta = Phi(-epsilon sigma + 1 / (2 sigma)) - e^epsilon Phi(-epsilon sigma - 1 / (2 sigma)).
 
     Paper: Balle and Wang, "Improving the Gaussian mechanism for differential privacy" (ICML 2018), theorem 8.
 
     Args:
-        sigma: noise standard deviation / sensitivity, > 0. K releases of sigma_k are one of (sum 1/sigma_k^2)^-1/2.
-        epsilon: at which delta is wanted, >= 0.
+        sigma: noise standard deviation / sensitivity, > 0. K releases with sigma_1, ..., sigma_K are equivalent to one
+            release with (sum 1/sigma_k^2)^-1/2.
+        epsilon: epsilon at which delta is computed, >= 0.
 
     Raises:
-        TypeError, ValueError: numbers out of range.
+        TypeError, ValueError: an argument has the wrong type or is out of range.
     """
     check.real_number(sigma, "sigma", above=0.0)
     check.real_number(epsilon, "epsilon", least=0.0)
@@ -39,15 +40,15 @@ def gaussian_delta(sigma: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(sigma: float, delta: float) -> float:
-    """The exact epsilon of one Gaussian release of sensitivity 1 at `delta`, rounded up: `gaussian_delta` inverted.
+    """Return the exact epsilon, rounded up, of one Gaussian release of sensitivity 1: the inverse of `gaussian_delta`.
 
     Args:
         sigma: noise standard deviation / sensitivity, > 0.
-        delta: in (0, 1).
+        delta: delta at which epsilon is computed, in (0, 1).
 
     Raises:
-        NotAccountable: delta outside (0, 1).
-        TypeError, ValueError: numbers out of range.
+        NotAccountable: `delta` is outside (0, 1).
+        TypeError, ValueError: an argument has the wrong type or is out of range.
     """
     check_delta(delta)
     if gaussian_delta(sigma, 0.0) <= delta:
@@ -64,13 +65,13 @@ def gaussian_sigma(epsilon: float, delta: float, *, releases: int = 1) -> float:
     All records take part in each release; for a sample rate below 1 use `plan_noise`.
 
     Args:
-        epsilon: > 0, for all releases together.
-        delta: in (0, 1).
-        releases: number of releases, all with the returned sigma.
+        epsilon: target epsilon of all releases together, > 0.
+        delta: target delta, in (0, 1).
+        releases: number of releases, each with the returned sigma.
 
     Raises:
-        NotAccountable: delta outside (0, 1).
-        TypeError, ValueError: numbers out of range.
+        NotAccountable: `delta` is outside (0, 1).
+        TypeError, ValueError: an argument has the wrong type or is out of range.
     """
     check.real_number(epsilon, "epsilon", above=0.0)
     check.positive_int(releases, "releases")
@@ -81,8 +82,8 @@ def check_delta(delta: float) -> float:
     """Return `delta` if it is in (0, 1).
 
     Raises:
-        NotAccountable: it is outside (0, 1), where no accountant applies.
-        TypeError: it is not a number.
+        NotAccountable: `delta` is outside (0, 1), where no accountant applies.
+        TypeError: `delta` is not a number.
     """
     check.real_number(delta, "delta")
     if not 0 < delta < 1:

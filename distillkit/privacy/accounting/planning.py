@@ -20,9 +20,9 @@ class NoisePlan:
 
     Attributes:
         sigma: noise standard deviation / sensitivity of each release.
-        epsilon, delta: the cost of all releases together, at most the target.
-        rate, count: sample rate and number of releases.
-        accountant: how epsilon was computed; see `compose`.
+        epsilon, delta: privacy cost of all releases together, with `spent` included; epsilon is at most the target.
+        rate, count: sample rate of each release, and number of releases.
+        accountant: name of the accountant that computed epsilon; see `compose`.
     """
 
     sigma: float
@@ -36,10 +36,10 @@ class NoisePlan:
         """Return the noise standard deviation on one coordinate of a mean, in units of the clip.
 
         Args:
-            size: number of records in the mean, public, > 0.
+            size: public number of records in the mean, > 0.
 
         Raises:
-            TypeError, ValueError: `size` out of range.
+            TypeError, ValueError: `size` has the wrong type or is out of range.
         """
         return self.sigma / (self.rate * check.real_number(size, "size", above=0.0))
 
@@ -47,12 +47,12 @@ class NoisePlan:
         """Return the signal-to-noise ratio of one release of a mean, as the ratio of the norms.
 
         Args:
-            size: number of records in the mean, public, > 0.
-            dim: dimensions of a record's vector.
+            size: public number of records in the mean, > 0.
+            dim: number of dimensions of a record's vector.
             signal: norm of the mean, in units of the clip; at most 1.
 
         Raises:
-            TypeError, ValueError: numbers out of range.
+            TypeError, ValueError: an argument has the wrong type or is out of range.
         """
         return signal / (self.noise_std(size) * math.sqrt(check.positive_int(dim, "dim")))
 
@@ -68,19 +68,21 @@ def plan_noise(
 ) -> NoisePlan:
     """Compute the noise multiplier sigma for a target (epsilon, delta), before any budget is spent.
 
-    Call it before a run to choose steps, rate and sigma. Neighbours differ by one added or removed record.
+    Call this function before a run to choose the number of steps, the sample rate and sigma. Neighbours differ by one
+    added or removed record.
 
     Args:
-        epsilon: > 0, the target for all `count` releases and `spent` together.
-        delta: in (0, 1); well below one over the number of records.
+        epsilon: target for all `count` releases and `spent` together, > 0.
+        delta: target delta, in (0, 1), well below one over the number of records.
         count: number of releases, or steps, in the whole run: steps per round times rounds.
-        rate: Poisson sample rate of each; 1 if all records take part.
-        spent: earlier spending of the same records (`Ledger.spends(client)`).
-        accountant: as for `compose`. `"auto"` searches with RDP and then tightens.
+        rate: Poisson sample rate of each release; 1 if all records take part.
+        spent: earlier releases of the same records, as listed by `Ledger.spends(client)`.
+        accountant: name of an accountant, as for `compose`. `"auto"` searches for sigma with RDP and then refines it
+            with a tighter accountant if there is one.
 
     Raises:
-        NotAccountable: `spent` alone costs epsilon already.
-        TypeError, ValueError: numbers out of range.
+        NotAccountable: `spent` alone already reaches epsilon.
+        TypeError, ValueError: an argument has the wrong type or is out of range.
     """
     check.real_number(epsilon, "epsilon", above=0.0)
     check.positive_int(count, "count")
@@ -106,16 +108,16 @@ def plan_noise(
 
 
 def resolve_sigma(epsilon: float | None, sigma: float | None, *, delta: float, count: int, rate: float) -> float:
-    """Return sigma from the two options of which a caller gives one: sigma, or the epsilon that it follows from.
+    """Return sigma if it is given; otherwise compute sigma from epsilon. Exactly one of the two must be given.
 
     Args:
-        epsilon: for all steps together, or None.
+        epsilon: target for all steps together, or None.
         sigma: noise standard deviation / clip, or None.
-        delta, count, rate: as for `plan_noise`, which computes sigma from epsilon.
+        delta, count, rate: arguments of `plan_noise`, which computes sigma from epsilon.
 
     Raises:
-        PrivacyError: both or neither.
-        TypeError, ValueError: as `plan_noise`.
+        PrivacyError: both or neither of the two are given.
+        TypeError, ValueError: see `plan_noise`.
     """
     if (epsilon is None) == (sigma is None):
         raise PrivacyError(

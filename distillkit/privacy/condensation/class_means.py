@@ -1,7 +1,7 @@
 """Noised class sums of public embeddings, released once, and the fit of images to them.
 
-The three steps of `condense_private`, for use one by one: `class_sums` embeds the private images, `release` adds noise
-to the sums, and `fit_to_means` fits images to the released means.
+The module contains the three steps of `condense_private` as separate functions: `class_sums` embeds the private images,
+`release` adds noise to the sums, and `fit_to_means` fits images to the released means.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def class_sums(
     Args:
         images: the private images, float [N, C, H, W]; N may be 0.
         labels: class indices int [N] in [0, num_classes).
-        embedders: the public embedders v, used one after the other.
-        num_classes: a public number; a class without records has zero sums.
-        chunk: images per forward pass; default by device and size.
+        embedders: the public embedders, whose functions are v; they are used one after the other.
+        num_classes: public number of classes; the sums of a class without records are zero.
+        chunk: number of images per forward pass; the default depends on device and image size.
 
     Returns:
-        float64 [embedders, classes, F]. A record whose embedding overflows adds zero without a warning, because the
-        overflow itself is private.
+        Sums, float64 [embedders, classes, F]. A record whose embedding overflows adds zero without a warning, because
+        the overflow itself is private.
     """
     sums = []
     size = chunk_size(images, chunk)
@@ -57,27 +57,28 @@ def class_sums(
 def release(sums: Tensor, *, sigma: float, sensitivity: float, ledger: Ledger | Account) -> Tensor:
     """Make class sums public: charge the ledger, then add Gaussian noise to every entry, once.
 
-    The noise is N(0, (sigma * sensitivity)^2), also for classes without records. Keep the result and read it as often
-    as you like. Adding noise to the same sums again is another release and is charged again: a cache of *clean* sums
-    that is noised at each of k reads protects only with sigma / sqrt(k).
+    The noise is N(0, (sigma * sensitivity)^2), also for classes without records. You may read the result as often as
+    you like. Adding noise to the same sums again is another release and is charged again: k noised copies of the same
+    sums protect only as much as one copy with noise multiplier sigma / sqrt(k).
 
-    A record adds a vector of length at most `sensitivity` to one class for each of G embedders. The call is therefore G
-    Gaussian releases of rate 1, whose composition is exact.
+    For each of the G embedders, a record adds a vector of length at most `sensitivity` to the sum of one class. The
+    call is therefore G Gaussian releases of rate 1, whose composition is exact.
 
     Args:
         sums: float64 [G, K, F] from `class_sums`: G embedders, all K classes, vectors of length F.
         sigma: noise standard deviation / sensitivity of each of the G releases; see `plan_noise(count=G)`. 0 adds no
             noise, which the ledger records as no guarantee.
-        sensitivity: `embedders.sensitivity`, the most that one record adds to the sums of one embedder.
-        ledger: charged before the noise is drawn; an `Account` also names client, round and the source of the noise.
+        sensitivity: largest l2 norm that one record adds to the sums of one embedder, `embedders.sensitivity`.
+        ledger: ledger that is charged before the noise is drawn, or an `Account`, which also sets the client, the round
+            and the source of the noise.
 
     Returns:
         The noised sums, float64 [G, K, F], which may be published.
 
     Raises:
         BudgetExhausted, NotAccountable: see `Ledger.spend`.
-        PrivacyError: noise requested with an infinite sensitivity.
-        ValueError: sums of another shape.
+        PrivacyError: sigma is positive, but the sensitivity is infinite.
+        ValueError: the sums do not have three dimensions.
     """
     if sums.ndim != 3:
         raise ValueError(f"sums must have shape [embedders, classes, F], got {list(sums.shape)}")
@@ -93,19 +94,19 @@ def release(sums: Tensor, *, sigma: float, sensitivity: float, ledger: Ledger | 
 def class_means_gradient(
     images: Tensor, embedders: PublicEmbedders, k: int, target: Tensor, *, chunk: int | None = None
 ) -> Tensor:
-    """Compute the gradient of the distribution-matching loss in the synthetic images, for one embedder.
+    """Compute the gradient of the distribution-matching loss with respect to the synthetic images, for one embedder.
 
     The loss of images s is sum_c ||target_c - mean_j v(s_cj)||^2, with v = `embedders[k]`. `fit_to_means` calls this
-    function; call it yourself for another optimiser. Only a few classes are in memory at once.
+    function; call it yourself to use another optimiser. Only a few classes are in memory at once.
 
     Args:
         images: the synthetic images, float [classes, ipc, C, H, W].
-        embedders, k: the embedders of the release, and the index of the one that `target` belongs to.
-        target: float [classes, F], the noised class means.
-        chunk: images per backward pass; default by device and size. A class is never split.
+        embedders, k: the embedders of the release, and the index of the embedder to which `target` belongs.
+        target: noised class means, float [classes, F].
+        chunk: number of images per backward pass; the default depends on device and image size. A class is never split.
 
     Returns:
-        The gradient, of the shape of `images`.
+        Gradient with the shape of `images`.
     """
     embed, ipc = embedders[k], images.shape[1]
     group = max(1, chunk_size(images[0], chunk) // ipc)
@@ -128,26 +129,27 @@ def fit_to_means(
     chunk: int | None = None,
     progress: bool = True,
 ) -> Tensor:
-    """Fit synthetic images to released class means, so that their embeddings have these means for every embedder.
+    """Fit synthetic images so that the class means of their embeddings match the released means, for every embedder.
 
     The fit is post-processing: it reads no private data, so its length and repetition cost no privacy. It is SGD with
     momentum and a cosine schedule; step t uses embedder t mod G.
 
     Args:
-        start: the initial images, float [K * ipc, C, H, W], class by class, public.
+        start: public initial images, float [K * ipc, C, H, W], class by class.
         embedders: the G embedders of the release.
-        targets: float [G, K, F], the noised sums divided by public or noised class sizes.
+        targets: noised sums divided by public or noised class sizes, float [G, K, F].
         steps: number of SGD steps; 0 returns `start`.
-        lr: initial learning rate; large, because unit vectors of many dimensions have small gradients.
-        momentum: of SGD, in [0, 1).
-        chunk: images per backward pass; default by device and size.
+        lr: initial learning rate. The default is large because unit vectors of many dimensions have small gradients.
+        momentum: momentum of SGD, in [0, 1).
+        chunk: number of images per backward pass; the default depends on device and image size.
         progress: whether to show a progress bar on a terminal.
 
     Returns:
         The fitted images, float [K * ipc, C, H, W].
 
     Raises:
-        TypeError, ValueError: options out of range, or targets for another number of embedders.
+        TypeError, ValueError: an option has the wrong type or is out of range, or `targets` does not have one entry per
+            embedder.
     """
     check.positive_int(steps, "steps", least=0)
     check.real_number(lr, "lr", above=0.0)

@@ -17,17 +17,17 @@ __all__ = ["EmbeddingNetworks", "Passes"]
 
 @dataclass(frozen=True)
 class EmbeddingNetworks:
-    """Public networks that embed the images, with the output, augmentation and batch size to use.
+    """Public networks that embed the images, with the network output, augmentation and batch size to use.
 
-    `condense_private` and `image_sgd` accept it as `networks=` wherever they accept a sampler.
+    `condense_private` and `image_sgd` accept these options as `networks=`, in place of a sampler.
 
     Args:
-        networks: the sampler. It must not depend on the private data, except through earlier releases. None:
-            `RandomNetworks` of a ConvNet of width 128, with depth 3 or as deep as the image size allows.
-        match: the output that is matched: `"embedding"`, or `"embedding+logits"` (both, concatenated). None: the
-            default of the call.
-        augment: an augmentation such as `DSA()`, with one draw per network for private and synthetic images.
-        chunk: images per pass; default by device and image size.
+        networks: sampler of the networks. It must not depend on the private data, except through earlier releases.
+            Default: `RandomNetworks` of a ConvNet of width 128 and depth 3, or less if the images are too small.
+        match: network output that is matched: `"embedding"`, or `"embedding+logits"` (both, concatenated). Default:
+            that of the function called.
+        augment: augmentation such as `DSA()`, drawn once per network and applied to private and synthetic images alike.
+        chunk: number of images per forward or backward pass; the default depends on device and image size.
     """
 
     networks: NetworkSampler | None = None
@@ -37,10 +37,10 @@ class EmbeddingNetworks:
 
     @classmethod
     def of(cls, networks: NetworkSampler | EmbeddingNetworks | None) -> EmbeddingNetworks:
-        """Return options as they are, and wrap a sampler (or None) in default options.
+        """Return given options unchanged, or default options with the given sampler (or None).
 
         Raises:
-            TypeError: neither options nor a sampler, for instance a network or a factory of networks.
+            TypeError: `networks` is neither options nor a sampler, but for instance a network or a factory of networks.
         """
         if networks is None or isinstance(networks, EmbeddingNetworks):
             return networks or cls()
@@ -59,21 +59,24 @@ class EmbeddingNetworks:
 class Passes:
     """Number of passes of `condense_private`, and how they split the Gaussian budget (sum of 1 / sigma^2).
 
-    Each pass releases class sums and fits images to them. A pass starts from the images of the pass before, whose mean
-    embedding is the centre of its unit vectors. The passes after the first share the rest of the budget equally.
+    Each pass releases class sums and fits images to them. Each later pass starts from the images of the previous pass
+    and uses their mean embedding as the centre of its unit vectors. The passes after the first share the rest of the
+    budget equally.
 
     Args:
-        count: number of passes, the first included, at least 2.
-        histogram_share: share of the budget for the class histogram, in (0, 0.5]. Not used if class sizes are public.
-        first_share: share of the budget for the first pass, in [0, 0.5]. 0 skips it, and smooth noise is the centre.
-        first_num_networks, first_steps: `num_networks` and `steps` of the first pass.
-        train: protocol for training the networks of every later pass on the set of the pass before
-            (`TrainedNetworks`); `networks` must then sample from `RandomNetworks`. None: untrained networks throughout.
-            Trained networks embed far better where the noise is small, as with thousands of records per class; where
-            it is large they learn the noise.
+        count: number of passes, including the first; at least 2.
+        histogram_share: share of the budget for the class histogram, in (0, 0.5]. Not used if the class sizes are
+            public.
+        first_share: share of the budget for the first pass, in [0, 0.5]. 0 skips the first pass, and the second is
+            centred on smooth noise.
+        first_num_networks, first_steps: number of networks and number of fitting steps of the first pass.
+        train: protocol with which the networks of every later pass are trained on the set of the previous pass
+            (`TrainedNetworks`); the sampler must then be a `RandomNetworks`. None: all networks are untrained. Trained
+            networks give far better embeddings if the noise is small, as with thousands of records per class; if the
+            noise is large, they learn the noise.
 
     Raises:
-        TypeError, ValueError: values out of range.
+        TypeError, ValueError: a value has the wrong type or is out of range.
     """
 
     count: int = 2
