@@ -59,9 +59,9 @@ def audit_noise(drawn: Mapping[float, int], charged: Sequence[tuple[float, int]]
     Args:
         drawn: number of Gaussian values that the run drew, by standard deviation: `Secret.drawn` of
             `distillkit.privacy`, or the count of your own noise source.
-        charged: pairs for each kind of release: the standard deviation of its noise (sigma times the sensitivity) and
-            the number of noise values that it needs (releases times values per release). Leave out events without
-            noise.
+        charged: a pair for each kind of release: the standard deviation of its noise (sigma times the sensitivity) and
+            the number of noise values that should be drawn for it (releases times values per release). Leave out events
+            without noise.
 
     Returns:
         The noise that is lacking and the noise that was not charged. Standard deviations that differ only by rounding

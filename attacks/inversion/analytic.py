@@ -39,8 +39,8 @@ def invert_linear(weight_gradient: Tensor, bias_gradient: Tensor) -> RecoveredIn
     increases `residual`.
 
     Args:
-        weight_gradient: float [O, D], of the layer's weight.
-        bias_gradient: float [O], of the layer's bias.
+        weight_gradient: gradient of the layer's weight, float [O, D].
+        bias_gradient: gradient of the layer's bias, float [O].
 
     Returns:
         The input, in the dtype and on the device of `weight_gradient`, and the residual.
@@ -70,8 +70,8 @@ def invert_linear_batch(weight_gradient: Tensor, bias_gradient: Tensor) -> Tenso
     the candidates, or match them to known images.
 
     Args:
-        weight_gradient: float [O, D], of the layer's weight.
-        bias_gradient: float [O], of its bias.
+        weight_gradient: gradient of the layer's weight, float [O, D].
+        bias_gradient: gradient of the layer's bias, float [O].
 
     Returns:
         Float [R, D], R <= O: one row for each unit with a bias gradient, in order.
@@ -79,7 +79,7 @@ def invert_linear_batch(weight_gradient: Tensor, bias_gradient: Tensor) -> Tenso
     Raises:
         TypeError, ValueError: as for `invert_linear`.
 
-    Paper: as `invert_linear`; Fowl et al., "Robbing the Fed" (ICLR 2022), choose weights that separate the batch.
+    Paper: see `invert_linear`; Fowl et al., "Robbing the Fed" (ICLR 2022), choose weights that separate the batch.
     """
     weight, bias = check_layer(weight_gradient, bias_gradient)
     _direction(bias)

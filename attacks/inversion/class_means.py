@@ -65,7 +65,7 @@ class ClassMeans:
         """Return the noiseless message that a client with these images sends, to test an attack or a defence.
 
         Args:
-            embeddings: as in the class.
+            embeddings: as for the class.
             images: float [N, C, H, W].
             labels: class indices int [N].
             num_classes: number of classes, K.

@@ -94,7 +94,7 @@ def class_bounds(
         num_classes: number of classes, K, at least 2.
         bias_gradient: gradient of the mean loss for the last bias, float [K], unscaled or scaled down (for example
             clipped).
-        bias_change: float [K], the last bias after local training minus before.
+        bias_change: change of the last bias, float [K]: its value after local training minus its value before.
         weight_gradient: gradient of the last weight, float [K, D], for a layer whose inputs are known to be never
             negative.
         class_rows: one row per class, float [K, F].

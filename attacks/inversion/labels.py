@@ -21,8 +21,8 @@ def infer_label(weight_gradient: Tensor) -> int:
     refuses gradients that one image cannot have caused.
 
     Args:
-        weight_gradient: float [K, D], of the last linear layer's weight, with at least 3 classes: with two, the rows
-            are opposite for either label.
+        weight_gradient: gradient of the last linear layer's weight, float [K, D], for at least 3 classes. With two
+            classes, the rows are opposite for either label.
 
     Returns:
         The class, in [0, K). Several images of one class may look like one image.

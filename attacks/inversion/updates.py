@@ -42,7 +42,7 @@ class Gradient:
         """Return the message that a client with these images sends, to try an attack or a defence.
 
         Args:
-            network: as in the class.
+            network: as for the class.
             images: float [N, C, H, W].
             labels: class indices int [N].
         """
@@ -135,7 +135,7 @@ class FedAvgUpdate:
         """Return the message that a client with these images sends, to try an attack or a defence.
 
         Args:
-            network, lr, epochs, batch, momentum, weight_decay: as in the class.
+            network, lr, epochs, batch, momentum, weight_decay: as for the class.
             images: float [N, C, H, W].
             labels: class indices int [N].
             order: batches of the client. They are hidden from the attacker, who only knows `epochs` and `batch`; pass

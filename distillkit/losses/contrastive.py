@@ -32,11 +32,11 @@ def supervised_contrastive(
         loss_i = -1/|P(i)| sum_{p in P(i)} [z_i.z_p / t - log sum_{a in A(i)} exp(z_i.z_a / t)].
 
     Args:
-        embeddings: float [N, d], any scale (they are L2-normalized here).
+        embeddings: embeddings of any scale, float [N, d]; this function L2-normalizes them.
         labels: class indices int [N].
-        other_embeddings: float [M, d] of a second source in the batch (VHL's virtual features, FedLGD's global
-            anchors). They are also anchors, as in both papers: a detached anchor still attracts its positives among
-            `embeddings`.
+        other_embeddings: embeddings of a second source in the batch, float [M, d] (VHL's virtual features, FedLGD's
+            global anchors). They are also anchors, as in both papers: a detached anchor still attracts its positives
+            among `embeddings`.
         other_labels: class indices int [M], with the same meaning as in `labels` (for VHL: without the shift of its
             classifier).
         temperature: temperature t > 0.

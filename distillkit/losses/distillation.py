@@ -30,8 +30,8 @@ def knowledge_distillation(
     The loss is T^2 * KL(softmax(teacher / T) || softmax(student / T)), in nats.
 
     Args:
-        student_logits: float [N, K].
-        teacher_logits: float [N, K]; they receive gradients unless you detach them.
+        student_logits: logits of the student, float [N, K].
+        teacher_logits: logits of the teacher, float [N, K]; they receive gradients unless you detach them.
         temperature: temperature T > 0.
         reduction: "mean" (torch's "batchmean"), "sum" or "none" over the N samples.
 
@@ -67,7 +67,7 @@ class KnowledgeDistillation(nn.Module):
         """Compute the loss of a student's logits [N, K] given a teacher's; see `knowledge_distillation`.
 
         Args:
-            student_logits, teacher_logits: float [N, K].
+            student_logits, teacher_logits: logits, float [N, K].
         """
         return knowledge_distillation(
             student_logits, teacher_logits, temperature=self.temperature, reduction=self.reduction
@@ -83,8 +83,8 @@ def binary_distillation(
     KL divergence of the joint distribution. The loss is then reduced over samples.
 
     Args:
-        student_logits: float [N, K], one logit per label.
-        teacher_logits: float [N, K].
+        student_logits: logits of the student, float [N, K], one logit per label.
+        teacher_logits: logits of the teacher, float [N, K].
         temperature: temperature T > 0.
         reduction: "mean", "sum" or "none" over the N samples.
 
@@ -113,8 +113,8 @@ def jensen_shannon(p_logits: Tensor, q_logits: Tensor, *, reduction: Reduction =
         JS(P, Q) = KL(P || M) / 2 + KL(Q || M) / 2 with M = (P + Q) / 2.
 
     Args:
-        p_logits: float [N, K].
-        q_logits: float [N, K].
+        p_logits: logits of the first classifier, float [N, K].
+        q_logits: logits of the second classifier, float [N, K].
         reduction: "mean", "sum" or "none" over the N samples.
 
     Returns:
@@ -153,8 +153,8 @@ def clamped_disagreement(
     `clamp_result=False` keeps the gradient of the result; `jensen_shannon` has neither problem.
 
     Args:
-        p_logits: float [N, K].
-        q_logits: float [N, K].
+        p_logits: logits of the first classifier, float [N, K].
+        q_logits: logits of the second classifier, float [N, K].
         low: lower limit of probabilities, 0 < low < high.
         high: upper limit of probabilities, at most 1.
         clamp_result: whether to clamp the result to [0, 1], as in the authors' code.

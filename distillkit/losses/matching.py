@@ -107,8 +107,8 @@ def rbf_mmd(
         k(a, b) = sum_i exp(-|a - b|^2 / w_i), w_i = bandwidth * multiplier^(i - kernels // 2).
 
     Args:
-        x: float [n, d].
-        y: float [m, d].
+        x: rows of the first sample, float [n, d].
+        y: rows of the second sample, float [m, d].
         bandwidth: bandwidth of the middle kernel, in units of squared distance. Default: the mean squared distance over
             all pairs of different rows of x and y together, without gradients.
         kernels: number of kernels.
