@@ -30,8 +30,8 @@ class FedCOG(AddOn):
     Clients that lack classes generate images of them from the global model, and distil it on these images.
 
     From round `start_round` on, a client first generates up to `images` images of the classes that its data lack,
-    max_c n_c - n_c (appendix A.1.1): the global model classifies them so, its own last model does not (Eqs. 1-2). Then
-    it trains on
+    max_c n_c - n_c of class c (appendix A.1.1). The global model assigns the images to these classes, while the
+    client's own last model does not (Eqs. 1-2). Then the client trains on
 
         N_real / (N_real + N_syn) * (the objective) + N_syn / (N_real + N_syn) * KL(global || local) on these images
 
@@ -39,19 +39,20 @@ class FedCOG(AddOn):
     generation; or, with `weight`, on the objective + weight * KL (Eq. 3). The messages are the same as without it.
 
     Not specified in the paper: a client whose classes are balanced generates nothing and trains as without FedCOG
-    (counted as "FedCOG.balanced" among the round's "noted"; the release divides 0 by 0); a client that takes part for
-    the first time has no last model, so the disagreement is left out (counted as "FedCOG.first"; the release
+    (counted as "FedCOG.balanced" among the round's "noted"; the authors' code divides 0 by 0); a client that takes part
+    for the first time has no last model, so the disagreement is left out (counted as "FedCOG.first"; their code
     takes a random network). In a multi-label task each generated image has one lacking class as its target, and the
     distillation is binary for each class.
 
     The other rows are options. Table 5: `steps=0` (1, Gaussian noise), `disagreement=0.0` (2) and `labels="hard"` (3:
-    cross-entropy with the global model's predicted class, the release's `hard_label`). `targets="uniform"` is the
-    basic strategy of section 4.1, equally many images of all classes (the release's `gen_complement`: two of each).
-    `decoder` puts a generator before the images (appendix A.4). `regenerate` is the release's `double_gen`: after half
-    of the local steps it generates anew, against the model in training.
+    cross-entropy with the global model's predicted class, `hard_label` in the code). `targets="uniform"` is the
+    basic strategy of section 4.1, equally many images of all classes (`gen_complement` in the code: two of each).
+    `decoder` generates the images with a network (appendix A.4). `regenerate` is `double_gen` in the authors' code: the
+    client generates again after half of the local steps, against the model in training.
 
-    Deviations. `steps` is the paper's 100 (the release has 500). The images are the best iterates with their own
-    logits (the release pairs the last images with logits of others). See `invert` for the disagreement.
+    Deviations. `steps` is the paper's 100 (500 in the authors' code). The images are the best iterates with their own
+    logits (the authors' code pairs the last images with the logits of other iterates). See `invert` for the
+    disagreement.
 
     Args:
         start_round: first round with generation; the paper trains 50 rounds without generation.
@@ -64,7 +65,8 @@ class FedCOG(AddOn):
         labels: target of the distillation: the global model's logits ("soft"), or its predicted class ("hard").
         targets: classes to generate: those that a client lacks ("complement"), or all equally ("uniform").
         decoder: function `decoder((C, H, W), latent)` that returns the generator, such as `generate.SmallDecoder`;
-            None: the pixels themselves are optimised. Adam's betas are then .5 and .999, as in the authors' code.
+            with a decoder, Adam's betas are .5 and .999, as in the authors' code. None: the pixels themselves are
+            optimised.
         latent: length of the decoder's latent vectors.
         regenerate: whether to generate a second time, after half of the local steps.
     """
@@ -113,7 +115,7 @@ class FedCOG(AddOn):
             raise ValueError(f"targets='uniform' needs images >= {server.task.num_classes} classes, got {self.images}")
 
     def extra_batches(self, local: Local) -> Iterator[Batch] | None:
-        """Generate what the training set lacks (section 4.1), and return batches of it; None before `start_round`."""
+        """Generate images of the lacking classes (section 4.1), and return their batches; None before `start_round`."""
         if local.round < self.start_round:
             return None
         counts = local.task.counts(local.data.labels)

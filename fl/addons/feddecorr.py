@@ -21,12 +21,12 @@ class FedDecorr(AddOn):
     "Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning". The penalty keeps
     the embeddings of clients with few classes from collapsing into few dimensions. It adds beta times a penalty on the
     correlations between the d dimensions of the batch's embeddings (the input of the last linear layer). A batch of one
-    image has no correlations and no term.
+    image has no correlations, so no penalty is added.
 
-    The paper prints |K|_F^2 / d^2, where K is the correlation matrix [d, d]. Its results come from the release
+    The paper prints |K|_F^2 / d^2, where K is the correlation matrix [d, d]. Its results come from the authors' code
     (bytedance/FedDecorr: `FedDecorrLoss` in loss.py), which takes the mean square of the off-diagonal entries of Z^T Z,
-    divided by the batch's N images: with N = 64 about 64 times stronger at the same beta. The published betas belong to
-    the released form, so it is the default; see `losses.feature_decorrelation` for both.
+    divided by the batch's N images. With N = 64 this is about 64 times stronger at the same beta. The published betas
+    belong to this form, so it is the default. See `losses.feature_decorrelation` for both forms.
 
     Args:
         beta: weight of the penalty, at least 0; 0 disables the add-on. The paper uses 0.1, and the authors' script for

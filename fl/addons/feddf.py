@@ -27,16 +27,16 @@ class FedDF(AddOn):
 
     The server fuses models by distilling the clients' ensemble on unlabelled images of its own.
 
-    The server holds unlabelled images (`server_data={"proxy": ...}`). As each client's reply arrives it runs that
-    client's model on them and keeps the running mean of the logits. Then the averaged model of each architecture is the
-    student, and is trained with Adam on the softmax of the mean logits (Eq. 3: KL(softmax(mean of logits) ||
+    The server has unlabelled images (`server_data={"proxy": ...}`). When a client's reply arrives, the server runs the
+    client's model on these images and updates the mean of the logits. Then the averaged model of each architecture is
+    the student, and is trained with Adam on the softmax of the mean logits (Eq. 3: KL(softmax(mean of logits) ||
     softmax(student))). Every client has the same weight in the ensemble; the student's start is FedAvg's weighted
     average, after the server's step if there is one. All architectures learn from the ensemble of all clients.
 
     The paper scores the student every 100 steps on labelled validation images, stops when its accuracy has not risen
     for 1,000 of at most 10,000 steps, and takes the best: `FedDF(steps=10_000, returns="best", patience=1000)` with
     `server_data={"validation": ...}`. By default no such images are needed: a thousand steps, the last weights. The
-    rate falls along a cosine and gradients are clipped, as in the release (epfml/federated-learning-public-code:
+    rate falls along a cosine and gradients are clipped, as in the authors' code (epfml/federated-learning-public-code:
     `NoiseKTSolver` in FedDF-code/pcode/aggregation/noise_knowledge_transfer.py).
 
     Deviations: step 1 and the last are scored too. Teachers run in eval mode with the statistics that they sent, the
@@ -44,7 +44,7 @@ class FedDF(AddOn):
 
     In "Federated Learning with a Single Shared Image" (Soni, Saeed and Asano, 2024) FedDF is the baseline. There the
     student starts from the average in a share of the rounds only ("FedAvg initialisation"), otherwise from the server's
-    last model (lines 366-375 of the release's strategy/fed_df.py), and its logits are clipped: `FedDF(steps=500,
+    last model (lines 366-375 of strategy/fed_df.py in its code), and its logits are clipped: `FedDF(steps=500,
     batch=32, lr=0.005, schedule="constant", gradient_norm=None, rate=0.2, clip=2.5)`, beside clients that train as
     `SingleImage`'s. There the clients send logits, here their weights, from which the server computes the same logits:
     the bytes are FedAvg's in every round.

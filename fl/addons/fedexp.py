@@ -31,13 +31,13 @@ class FedExP(AddOn):
 
         eta_g = max(1, sum_i p_i ||Delta_i||^2 / (2 (||mean Delta||^2 + epsilon)))
 
-    (the paper's sum over M clients divided by 2M, for its p_i = 1/M). Iterates oscillate along steep directions, so the
-    tested and saved model is the mean of the last two, buffers included; training continues from the last one.
-    Each client sends ||Delta_i||^2 itself, one number, so the server needs only sums.
+    (in the paper, a sum over M clients divided by 2M, because p_i = 1/M). Iterates oscillate along steep directions, so
+    the tested and saved model is the mean of the last two iterates, buffers included; training continues from the last
+    iterate. Each client sends the value ||Delta_i||^2, so the server needs only sums.
 
-    Deviations. After round 1 the model itself is tested, as in the release, because w_0 is untrained. The release adds
-    M epsilon where the paper has epsilon, and shrinks epsilon as it does the rate. Personal metrics and the clients'
-    own tests use the current iterate, which they received.
+    Deviations. After round 1 the first iterate is tested, as in the authors' code, because w_0 is untrained. That code
+    adds M epsilon where the paper has epsilon, and shrinks epsilon together with the rate. Personal metrics and the
+    clients' own tests use the current iterate, which the clients received.
 
     Args:
         epsilon: constant in the denominator, at least 0; larger values are closer to FedAvg. The paper tunes it (10^-3
@@ -79,7 +79,7 @@ class FedExP(AddOn):
             server.state[self.before] = old
 
     def evaluation_model(self, server: AveragingServer) -> Tensors:
-        """Return the mean of the last two rounds' weights; integer buffers are the last one's."""
+        """Return the mean of the weights of the last two rounds; integer buffers are those of the last round."""
         last = server.state[FedAvg.model]
         before = server.state.get(self.before, last)
         return {n: torch.lerp(before[n], t, 0.5) if t.is_floating_point() else t for n, t in last.items()}

@@ -22,16 +22,16 @@ class FedNova(AddOn):
     The updates of clients with unequal numbers of steps are normalised before averaging.
 
     A client sends d_i = (its change) / |a_i|_1, where a_i holds the weight of each of its gradients in that change; the
-    server adds tau_eff sum_i p_i d_i with tau_eff = sum_i p_i |a_i|_1. So a client with more steps does not count more,
-    and the fixed point is that of the true objective. With equal |a_i|_1 it is FedAvg, to rounding.
+    server adds tau_eff sum_i p_i d_i with tau_eff = sum_i p_i |a_i|_1. So a client with more steps has no more weight,
+    and the fixed point is that of the true objective. With equal |a_i|_1 FedNova equals FedAvg, up to rounding.
 
     |a_i|_1 is the distance that the client's optimiser moves for a constant unit gradient, over lr: tau for SGD, sum_k
     (1 - rho^(tau - k)) / (1 - rho) with momentum rho, sum_k (1 - lr mu)^k with a proximal term.
 
-    Deviations. With momentum and a proximal term together the normaliser is that of the two combined, where the release
-    mixes two formulas; its tau_eff with a proximal term is the mean number of steps. One normaliser is sent for each
-    tensor instead of one for the model: they differ where phases train parts of the model for unequal times. Under Adam
-    the normaliser is the number of steps.
+    Deviations. With momentum and a proximal term together the normaliser is that of the two combined, where the
+    authors' code mixes two formulas; its tau_eff with a proximal term is the mean number of steps. One normaliser is
+    sent for each tensor instead of one for the model: they differ where phases train parts of the model for unequal
+    times. Under Adam the normaliser is the number of steps.
     """
 
     key = "Nova"
@@ -51,7 +51,7 @@ class FedNova(AddOn):
         schema[self.tau.key] = EntrySpec({n: torch.tensor(1.0) for n in update}, minimum=0.0)
 
     def scale_update(self, local: Local, update: Tensors) -> Tensors:
-        """Return d_i = change / |a_i|_1; a tensor that was not trained has not changed either."""
+        """Return d_i = change / |a_i|_1. A tensor that was not trained has no change."""
         return {
             n: u * local.lr / local.effective_lrs[n] if local.effective_lrs[n] > 0 else u for n, u in update.items()
         }

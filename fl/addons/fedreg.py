@@ -34,10 +34,10 @@ class FedReg(AddOn):
     2. takes the gradients g_s on pseudo and g_p on perturbed images at (w + w_t) / 2, and removes from the drift w -
     w_t its component along g_s, then along g_p, wherever that component raises their loss to first order.
 
-    These operations and their order are those of the release (Zoesgithub/FedReg: `step_func` in FedUtils/fed/fedreg.py,
-    `FSGM` in FedUtils/models/utils.py), which averages clients uniformly (`weights="uniform"`). The batches of
-    generated images are made once a round and used in turn, so they are not made from the step's own images. Nothing is
-    clamped to the images' range, as in the release, which clamps a discarded tensor.
+    These operations and their order are those of the authors' code (Zoesgithub/FedReg: `step_func` in
+    FedUtils/fed/fedreg.py, `FSGM` in FedUtils/models/utils.py), which averages clients uniformly (`weights="uniform"`).
+    The batches of generated images are made once a round and used in turn, so they are not made from the step's own
+    images. Nothing is clamped to the images' range, as in that code, which clamps a discarded tensor.
 
     Deviations. Its optional mask for privacy is not implemented. Its batch statistics never move, since every gradient
     is taken on copies; here step 1 moves them as in FedAvg, step 2 does not. On a CPU its pseudo and perturbed images

@@ -20,9 +20,9 @@ class FedSAM(AddOn):
     """FedSAM (Qu et al., "Generalized federated learning via sharpness aware minimization", ICML 2022, Algorithm 1).
 
     Clients look for flat minima: they minimise the loss at the worst nearby point instead of at their weights. Each
-    local gradient is taken at w + rho g / ||g||, where g is the gradient at w of the same batch, and the norm is that
-    of all trained parameters together. The loss is the whole local loss, including every add-on's term and batch. A
-    correction such as SCAFFOLD's comes after it.
+    local gradient is computed at w + rho g / ||g||, where g is the gradient of the same batch at w, and the norm is
+    over all trained parameters together. The loss is the whole local loss, including every add-on's term and batch.
+    Corrections such as SCAFFOLD's are applied to the resulting gradient.
 
     Both passes use the same images and dropout masks. The weights are restored from a copy, bit by bit. Batch-norm
     statistics move once, in the pass at w. (The paper does not specify these; plain implementations of SAM move the

@@ -32,8 +32,8 @@ class RobustMean(AddOn):
       `best` ones, their Multi-Krum. The history's rows list the selected clients as "krum_clients".
 
     n is the number of a round's replies. While at most f are false, each coordinate of the median and of the trimmed
-    mean lies between the smallest and the largest of the honest clients. All replies have the same weight, as in both
-    papers, so it needs `weights="uniform"`. The server holds all updates of a round at once, n times the model.
+    mean lies between the smallest and the largest value of the honest clients. All replies have the same weight, as in
+    both papers, so `weights="uniform"` is required. The server keeps all n updates of a round in memory.
 
     Deviations. The papers' vectors are gradients, here they are the clients' changes after their local steps. The
     papers' guarantees are for clients with similar data: if classes are distributed unevenly, honest changes differ,

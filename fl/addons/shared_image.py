@@ -24,17 +24,18 @@ class SharedImage(Shared):
     Clients of any architecture teach the server by their predictions on crops of one image, without sending weights.
 
     All participants render the same `count` crops of one image (section 3.1). In each round the global model selects
-    `keep` of them (section 3.2). The server sends their numbers, and clients reply with logits. They send weights only
+    `keep` of them (section 3.2). The server sends their indices, and clients reply with logits. They send weights only
     in rounds with "FedAvg initialisation". In these rounds each architecture's model on the server starts from its
     clients' average, otherwise from its previous weights. It learns the softmax of the weighted mean of all logits.
     `fl.methods.SingleImage` sets the paper's options.
 
-    Deviations: the server sends crop numbers, as in the paper; the release sends the crops, 61 MB per client and round.
-    Averages are weighted by samples (the release: by batches). As in the release, the first round has FedAvg
+    Deviations: the server sends crop indices, as in the paper; the authors' code sends the crops, 61 MB per client and
+        round.
+    Averages are weighted by samples (the authors' code: by batches). As in that code, the first round has FedAvg
     initialisation, and the student's logits are rescaled to norm 2.5, which the paper does not mention. The last
-    weights are kept, as in the paper; the release keeps the best on the clients' own validation images
+    weights are kept, as in the paper; the authors' code keeps the best on the clients' own validation images
     (`returns="best"` uses `server.data["validation"]`). With several architectures, the model that is best on that set
-    selects, or else the first one (the release: the best on the test set).
+    selects, or else the first one (the authors' code: the best on the test set).
 
     Args:
         image: uint8 [C, H, W], or float in [0, 1], which is rounded to 8 bits; C as in the clients' images.

@@ -27,8 +27,8 @@ class SharedPool(Shared):
     only in rounds with FedAvg initialisation. The labels of the pool are not read. If `keep` is the size of the pool,
     all images are used: this is the paper's FedDF (first row of Table 6), which exchanges logits.
 
-    Table 6 uses 1,000 images of CIFAR-100's training split with private CIFAR-10. In the release, runs with selection
-    draw them from a pool of 10,000; runs without selection have only these 1,000.
+    Table 6 uses 1,000 images of CIFAR-100's training split with private CIFAR-10. In the authors' code, runs with
+    selection draw them from a pool of 10,000; runs without selection have only these 1,000.
 
     Args:
         pool: a set, which is converted to 8-bit pixels, or pictures uint8 [N, C, H, W]; C, H and W are those of the
