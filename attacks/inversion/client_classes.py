@@ -98,8 +98,9 @@ def class_bounds(
         weight_gradient: gradient of the last weight, float [K, D], for a layer whose inputs are known to be never
             negative.
         class_rows: one row per class, float [K, F].
-        noised: whether noise was added to `class_rows`. A row of pure noise looks like any other, so with True rows
-            count as certain only if other rows are empty, which shows that only present classes received noise.
+        noised: whether noise was added to `class_rows`. A row of pure noise looks like any other. If True, rows
+            therefore count as certain only if other rows are empty, which shows that only present classes received
+            noise.
         labels: class indices int [M] of a set's images or of prototypes; classes without an image or prototype count as
             absent.
         ipc: number of different records of each class that the images of `labels` started from, if available. Fewer
