@@ -1,4 +1,4 @@
-"""The engine: rounds, exchanges with clients, evaluation and records. It knows no method by name."""
+"""The engine: rounds, exchanges with clients, evaluation and records. It does not depend on any particular method."""
 
 from fl.engine._clients import ClientData
 from fl.engine._config import RunFolder

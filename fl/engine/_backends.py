@@ -33,9 +33,9 @@ class RunContext:
 
     Attributes:
         task: meaning of the labels.
-        device: where clients compute.
-        memories: folder for the clients' memories if they run on this machine; None for a run that writes no files.
-        stop: set when the run is being stopped.
+        device: device on which clients compute.
+        memories: folder for the clients' memories if clients run on this machine; None if the run writes no files.
+        stop: event that is set when the run is being stopped.
         ledger: ledger of a private run.
     """
 
@@ -59,12 +59,12 @@ class Backend(Protocol):
 
         Args:
             method: the run's method.
-            clients: the clients' data.
+            clients: registry of the clients' data.
             workers: number of clients that run in parallel.
             context: the run's task, device, folder and ledger.
 
         Raises:
-            TypeError: the method cannot be sent to where the clients run; the part is named.
+            TypeError: the method cannot be sent to the clients; the message names the part that prevents it.
         """
 
 
@@ -85,7 +85,7 @@ def backend_of(backend: object) -> Backend:
     """Return the backend that the option `backend` of `simulate` names.
 
     Raises:
-        TypeError, ValueError: it is neither "threads" nor a backend.
+        TypeError, ValueError: `backend` is neither "threads" nor a backend.
     """
     wanted = "backend must be 'threads' or a backend such as fl.Loopback()"
     if isinstance(backend, str):
@@ -103,7 +103,7 @@ class ThreadTransport:
     The clients share the server's method and ledger.
 
     Args:
-        runtime: what the clients share.
+        runtime: objects that the clients share.
         workers: number of threads.
     """
 
@@ -120,7 +120,7 @@ class ThreadTransport:
     ) -> Iterator[ClientResult]:
         """Send a request to each of the `clients`; see `Transport.exchange`. The `bundled` exchange runs first.
 
-        At most two clients for each worker are ahead of the next yield.
+        At most two clients per worker are started ahead of the result that is yielded next.
         """
         if bundled is not None:
             bundled.run_first(self)
@@ -147,7 +147,7 @@ class ThreadTransport:
         self.runtime.memories.rollback()
 
     def metadata(self) -> dict[str, str]:
-        """Return nothing: the memories' files are in the run's folder."""
+        """Return an empty mapping: the memories' files are in the run's folder."""
         return {}
 
     def restore(self, metadata: Mapping[str, str], versions: Mapping[int, str]) -> None:
@@ -166,10 +166,10 @@ class ThreadTransport:
 class ServerThread:
     """Thread of the server's side of the method; as there is only one, the method needs no lock.
 
-    Use it as a context manager: the thread ends with it.
+    Use it as a context manager: the thread ends when the block does.
 
     Args:
-        threads: intra-op threads of its tensor operations.
+        threads: number of intra-op threads for the thread's tensor operations.
     """
 
     def __init__(self, threads: int = 1) -> None:

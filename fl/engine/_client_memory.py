@@ -16,13 +16,13 @@ __all__ = ["MemoryStore"]
 
 
 class MemoryStore:
-    """Versions of each client's memory; the one that an exchange writes is pending until the server names it.
+    """Versions of each client's memory; a newly written one is pending until the server names it.
 
-    The server alone decides which version counts, and names it in every request. So a lost `commit` does no harm, and
-    memories of a failed or killed round are never read.
+    The server alone decides which version counts, and names it in every request. So losing a `commit` does no harm,
+    and memories of a failed or killed round are never read.
 
     Args:
-        folder: parent of one folder for each client; None keeps the memories in RAM.
+        folder: folder with one subfolder for each client; None keeps the memories in RAM.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -58,13 +58,13 @@ class MemoryStore:
                 self._delete(client, other)
 
     def load(self, client: int, version: str, *, tidy: bool = True) -> Message:
-        """Return a deep copy of a client's memory: changes of it, also in place, are lost unless it is staged.
+        """Return a deep copy of a client's memory. Changes to the copy, also in place, are lost unless it is staged.
 
         Args:
-            client: its number.
-            version: the version that the server names; "" for none yet.
-            tidy: delete all other versions, which are of failed rounds. Not for an exchange that only reads: its
-                version may be pending, and the committed one is needed if the round fails.
+            client: index of the client.
+            version: version that the server names; "" if there is none yet.
+            tidy: whether to delete all other versions, which belong to failed rounds. Use False for an exchange that
+                only reads: its version may be pending, and the committed one is needed if the round fails.
 
         Raises:
             CheckpointError: the memory is lost or damaged, which must not look like a client without memory.
@@ -83,9 +83,9 @@ class MemoryStore:
         """Store a pending memory beside the one that was loaded.
 
         Args:
-            client: its number.
-            version: its name, for a later request or `commit`.
-            memory: the memory; its values are stored without autograd graphs.
+            client: index of the client.
+            version: name of the new version, for a later request or `commit`.
+            memory: contents of the memory; the values are stored without autograd graphs.
         """
         self._pending.append((client, version))
         if self._folder is None:
@@ -106,7 +106,7 @@ class MemoryStore:
         self._pending.clear()
 
     def restore(self, versions: Mapping[int, str]) -> None:
-        """Delete everything except these versions, by client: the rest is of a round that was killed."""
+        """Delete everything except these versions, by client: all others belong to a killed round."""
         for client in self._clients():
             self._keep(client, versions.get(client, ""))
 

@@ -26,13 +26,13 @@ class ClientRuntime:
     """Objects that the clients of one process share.
 
     Attributes:
-        method: built from its construction, or the server's own object if clients are threads of its process.
+        method: the method, rebuilt from its config, or the server's own object if clients are threads of its process.
         task: meaning of the labels.
-        client_data: each client's data, by number.
+        client_data: each client's data, by client index.
         memories: the clients' memories.
-        device: where they compute.
-        stop: set when the run is being stopped.
-        ledger: ledger that private clients charge.
+        device: device on which the clients compute.
+        stop: event that is set when the run is being stopped.
+        ledger: ledger that the clients of a private method charge.
     """
 
     method: Method
@@ -50,10 +50,11 @@ def respond(
     """Run one client, and return its result; a client that fails gives a result with an error.
 
     Args:
-        runtime: what the clients share.
-        header: the request's part that is the same for all clients.
-        number: the client's.
-        build_request: returns the client's part of the request; called on this thread unless the client is absent.
+        runtime: objects that the clients share.
+        header: part of the request that is the same for all clients.
+        number: index of the client.
+        build_request: function that returns the client's part of the request; called on this thread unless the client
+            is absent.
 
     Raises:
         BudgetExhausted: the ledger does not allow the client's release.
@@ -89,7 +90,7 @@ def respond(
 
 
 def _absent(method: Method, header: RequestHeader, data: ClientData) -> bool:
-    """Return whether the client has no images for the request; for a private method that fact is private, too."""
+    """Return whether the client has no images for the request; a private method hides a lack of training images."""
     if header.verb == "evaluate":
         return data.test is None
     return not method.private and not len(data.train)

@@ -25,7 +25,8 @@ class ClientData:
     """Data of one client, for `simulate(method, [ClientData(train, test), ...])`.
 
     Attributes:
-        train: training images. A `StoredImages` is read each time the client is asked, and then released.
+        train: training images. A `StoredImages` is read each time the client gets a request, and then
+            freed.
         test: the client's own test images, if any.
     """
 
@@ -50,12 +51,12 @@ def read_set(given: Any, name: str, progress: bool) -> LabeledImages:
     """Convert a user's argument to a set; a dataset, loader or pair of images and labels is read into memory.
 
     Args:
-        given: the argument.
-        name: of the argument, for messages.
-        progress: whether long reading shows a bar.
+        given: argument as the user passed it.
+        name: name of the argument, for messages.
+        progress: whether to show a bar while large data is read.
 
     Raises:
-        TypeError, ValueError: it cannot be converted, or its images are in a file.
+        TypeError, ValueError: the argument cannot be converted, or its images are in a file.
     """
     if isinstance(given, LabeledImages):
         return given
@@ -74,7 +75,7 @@ def extend_classes(data: Either, classes: int, given: bool) -> Either:
     Args:
         data: the set; returned unchanged if its number of classes was given, or is large enough.
         classes: number of classes.
-        given: whether this number was given, and not inferred.
+        given: whether this number was given rather than inferred.
     """
     if data.classes_given or data.num_classes >= classes:
         return data
@@ -86,12 +87,12 @@ def require_like(first: LabeledImages, other: LabeledImages | StoredImages, name
 
     Args:
         first: the first client's set.
-        other: the set; the images of a stored one are bytes and so finite, and are not read.
-        name: of the argument, for messages.
-        classes: whether its classes and labels must agree, too.
+        other: set to check. The images of a stored set are not read: they are bytes and therefore finite.
+        name: name of the argument, for messages.
+        classes: whether the classes and labels must agree, too.
 
     Raises:
-        ValueError: naming the difference, and how to convert.
+        ValueError: the sets differ; the message names the difference and how to convert.
     """
     other = other.read([]) if isinstance(other, StoredImages) else other
     no_labels = torch.empty(0, dtype=torch.int64)
@@ -118,9 +119,9 @@ def fitting_set(data: Either, name: str, first: LabeledImages, *, classes: bool 
 
     Args:
         data: the set.
-        name: of the argument, for messages.
+        name: name of the argument, for messages.
         first: the first client's set.
-        classes: whether its classes and labels must agree, too; a set that was read with fewer classes is extended.
+        classes: whether the classes and labels must agree, too; a set that was read with fewer classes is extended.
 
     Raises:
         ValueError: the set is empty or does not fit.
@@ -151,10 +152,10 @@ class ClientRegistry:
     number of classes was not given gets `classes`, or else the given number of another client, or else the largest.
 
     Args:
-        clients: a list or tuple, which is checked whole; or another sequence, which may be long and create its clients
-            on demand, and of which only the first is read here.
+        clients: list or tuple, all of whose clients are checked; or another sequence, which may be long and create its
+            clients on demand, and of which only the first client is read here.
         classes: number of classes, if a task gives it.
-        progress: whether long reading shows a bar.
+        progress: whether to show a bar while large data is read.
 
     Attributes:
         whole: whether all clients were read.
@@ -215,5 +216,5 @@ class ClientRegistry:
 
 
 def _without_images(data: LabeledImages | StoredImages) -> LabeledImages:
-    """Return the set without its images, which it does not keep alive."""
+    """Return the set without its images, so that their memory can be freed."""
     return data.read([]) if isinstance(data, StoredImages) else data[torch.empty(0, dtype=torch.int64)]

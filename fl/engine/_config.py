@@ -35,8 +35,8 @@ class RunFolder:
 
     Args:
         path: folder for config.json, history.jsonl and checkpoint/.
-        transcript: keep every message that the server sends and accepts in the rounds, under transcript/. Answers
-            before round 1 and evaluation results are not included.
+        transcript: whether to keep every message that the server sends and accepts in the rounds, under transcript/.
+            Answers before round 1 and evaluation results are not included.
         notes: JSON values for `notes` in config.json, such as the source of the data. A resumed run may change them.
     """
 
@@ -63,21 +63,23 @@ class RunConfig:
         test: global test set, evaluated after every round; a `StoredImages` is read in parts.
         task: meaning of the labels; default: `Classification` with the first client's number of classes.
         server_data: sets that only the server has, by name.
-        participation: share in (0, 1] or number of the clients drawn in a round, without replacement. Leave it and
-            `min_replies` alone for a method that draws its clients itself, in secret.
-        min_replies: fewer usable replies end the run with `NoUsableReply`, and the last completed round is kept.
+        participation: share in (0, 1] or number of the clients drawn in a round, without replacement. Do not set
+            `participation` or `min_replies` for a method that draws its clients itself, in secret.
+        min_replies: minimum number of usable replies in a round. Fewer end the run with `NoUsableReply`, and the last
+            completed round is kept.
         evaluate: clients evaluated on their own test images after a round: "drawn", "all", "none", or a list of
-            numbers. Default: "drawn", and "none" for private methods and secure sums, because the results are exact
-            numbers. If you ask for them, the ledger and every row say that epsilon does not cover them.
-        seed: source of everything random, except the noise of a private method.
+            client indices. Default: "drawn", and "none" for private methods and secure sums, because the results are
+            exact numbers. If you ask for them, the ledger and every row say that epsilon does not cover them.
+        seed: seed of everything random, except the noise of a private method.
         ledger: ledger of a private method, with its delta and budget. Default: ledger.jsonl in `out` (in memory without
             `out`), delta 1e-5, no budget. It is never rolled back: a repeated round is charged again.
-        secret: seed for the noise of a private method, to repeat a run; recorded as no guarantee.
-        server_threads: intra-op threads of the server's work. They change the rounding, so they are recorded.
-        device: where clients and server compute.
+        secret: seed for the noise of a private method, to repeat a run. The record then states that there is no
+            guarantee.
+        server_threads: number of intra-op threads of the server. It affects rounding, so it is recorded.
+        device: device on which clients and server compute.
         out: folder for config.json, history.jsonl and checkpoint/, or a `RunFolder`; without it nothing is written.
-        resume: continue after the last completed round in `out`; a finished run is returned unchanged.
-        on_round: called with each row of the history.
+        resume: whether to continue after the last completed round in `out`; a finished run is returned unchanged.
+        on_round: function that is called with each row of the history.
     """
 
     rounds: int
@@ -107,10 +109,10 @@ class SimulationConfig(RunConfig):
     """Options of `fl.simulate`: those of a run, and where its clients compute on this machine.
 
     Args:
-        backend: "threads" of this process, or `fl.Loopback()`: processes that are reached by bytes alone, for debugging
-            a method of your own. Faults of a `Loopback` are part of the result.
+        backend: where clients run: "threads" of this process, or `fl.Loopback()`: processes that are reached by bytes
+            alone, for debugging a method of your own. Faults of a `Loopback` are part of the result.
         workers: number of clients that run in parallel, each with one intra-op thread.
-        progress: show a bar of the rounds, on a terminal or in a notebook.
+        progress: whether to show a progress bar of the rounds, on a terminal or in a notebook.
     """
 
     backend: Backend | Literal["threads"] = "threads"

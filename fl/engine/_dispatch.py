@@ -32,21 +32,21 @@ _DIGEST_BYTES = 16
 
 
 class Dispatcher:
-    """Sender of the server's requests and counter of their bytes; one for a run.
+    """Sender of the server's requests and counter of their bytes; a run has one.
 
     A round may have several exchanges one after the other, such as training and then evaluation.
 
     Args:
-        method: builds the messages (`send`).
+        method: method that builds the messages (`send`).
         server: the server's side of the run.
-        transport: reaches the clients.
-        thread: runs the server's side of the method.
-        secret: the run's seed for private noise; None: the operating system's noise.
+        transport: connection to the clients.
+        thread: thread that runs the server's side of the method.
+        secret: the run's seed for private noise; None for noise from the operating system.
 
     Attributes:
         method, server, transport, thread: as given.
         entries: the entries that the method declares, by key.
-        cache_index: what each client has.
+        cache_index: index of the values that each client has.
         resent: bytes of cached entries that were sent again in this round.
     """
 
@@ -71,12 +71,13 @@ class Dispatcher:
         Args:
             verb: name of the method's function that the clients call: "answer", "local", "evaluate", or an additional
                 exchange of the method.
-            clients: their numbers.
+            clients: indices of the clients.
             keeps: whether the memory that a client writes is kept.
-            bundled: an exchange that is sent with this one.
+            bundled: exchange that is sent together with this one, if any.
 
         Yields:
-            The result; its request, None if none was built; and the version of the memory that the client wrote, or "".
+            The result; the request, or None if none was built; and the version of the memory that the client wrote, or
+            "".
 
         Raises:
             BudgetExhausted, Interrupted: see `Transport.exchange`.
@@ -92,9 +93,9 @@ class Dispatcher:
         """Return an exchange of evaluation requests, to be sent with another exchange or alone.
 
         Args:
-            server: the server after the round that is evaluated.
-            clients: their numbers.
-            on_result: called with every result and its request, None if none was built.
+            server: state of the server after the round that is evaluated.
+            clients: indices of the clients.
+            on_result: function that is called with every result and its request (None if none was built).
         """
         header, build_request, sent = self._prepare(server, "evaluate", False)
         return BundledExchange(header, clients, build_request, lambda r: on_result(r, sent.pop(r.client, None)))
@@ -150,7 +151,7 @@ class Dispatcher:
         return cost
 
     def commit(self) -> None:
-        """Make this round's memories and cached entries count, after the round is committed."""
+        """Commit this round's memories and cached entries, after the round itself is committed."""
         self.transport.commit(self.cache_index.commit())
 
     def rollback(self) -> None:
@@ -162,7 +163,7 @@ class Dispatcher:
         """Restore the clients' records for a run that is resumed.
 
         Args:
-            found: the checkpoint; None if no round was completed, so that the run starts again.
+            found: the checkpoint; None if no round was completed and the run starts again.
         """
         for changes in found.changes if found is not None else ():
             self.cache_index.restore(changes)
@@ -171,11 +172,11 @@ class Dispatcher:
 
 @dataclass(frozen=True)
 class ClientRecord:
-    """State of one client as the server knows it.
+    """The server's record of one client's state.
 
     Attributes:
-        memory: version of its committed memory, "" for none.
-        payloads: digests of its cached entries, by key.
+        memory: version of the client's committed memory; "" for none.
+        payloads: digests of the client's cached entries, by key.
     """
 
     memory: str = ""
@@ -200,9 +201,9 @@ class ClientCacheIndex:
         """Record that a client received a request and that its reply counts.
 
         Args:
-            client: its number.
+            client: index of the client.
             request: the request; None if none was built.
-            memory: version of the memory that it wrote; "" if it wrote none.
+            memory: version of the memory that the client wrote; "" if it wrote none.
         """
         before, digests = self.of(client), request.digests if request is not None else {}
         after = ClientRecord(memory or before.memory, {**before.payloads, **digests})
@@ -225,7 +226,7 @@ class ClientCacheIndex:
         self._pending.clear()
 
     def restore(self, changes: Mapping[str, Any]) -> None:
-        """Take over one round's `changes` from a checkpoint."""
+        """Apply one round's `changes` from a checkpoint."""
         for client, record in changes.items():
             self._committed[int(client)] = ClientRecord(record["memory"], record.get("bodies", {}))
 

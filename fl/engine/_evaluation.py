@@ -27,7 +27,7 @@ def evaluate_global(dispatcher: Dispatcher, test: LabeledImages | StoredImages |
     """Return the metrics of the global models on the global test set, for the round's row of the history.
 
     Args:
-        dispatcher: knows the method, the server and its thread.
+        dispatcher: holder of the method, the server and its thread.
         test: the test set; a stored one is read in parts. Without one, `accuracy` and `loss` are None.
     """
     method, server = dispatcher.method, dispatcher.server
@@ -43,7 +43,7 @@ def evaluate_global(dispatcher: Dispatcher, test: LabeledImages | StoredImages |
 
 
 def _parts(test: LabeledImages | StoredImages, server: Server) -> Iterator[LabeledImages]:
-    """Yield a set in memory as a whole, and a stored one in the batches of a network's pass, so that no bit differs."""
+    """Yield a set in memory as a whole, and a stored one in batches of one forward pass; results are bit-identical."""
     if isinstance(test, StoredImages):
         count = evaluation_batch_size(test.shape, server.device)
         for start in range(0, len(test), count):
@@ -56,16 +56,16 @@ class ClientEvaluation:
     """Evaluation of clients on their own test images after one round, at its end or with the next round's requests.
 
     Args:
-        dispatcher: sends the requests.
-        server: the server after the round.
-        evaluate: which clients: "drawn", "all", "none" or numbers.
+        dispatcher: sender of the requests.
+        server: state of the server after the round.
+        evaluate: clients to evaluate: "drawn", "all", "none" or client indices.
         row: the round's row of the history, if it is still open.
 
     Attributes:
         server: as given.
-        clients: their numbers.
+        clients: indices of the clients.
         resent: bytes of cached entries that were sent again.
-        over: whether all have been asked.
+        over: whether all clients have been sent their request.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ClientEvaluation:
 
     @classmethod
     def of_row(cls, dispatcher: Dispatcher, row: Mapping[str, Any], evaluate: str | Sequence[int]) -> ClientEvaluation:
-        """Return the evaluation that completes an open `row` of the history; `evaluate` as above."""
+        """Return the evaluation that completes an open `row` of the history; see the class for `evaluate`."""
         return cls(dispatcher, replace(dispatcher.server, round=row["round"], drawn=row["drawn"]), evaluate, row)
 
     def exchange(self) -> BundledExchange:
@@ -97,7 +97,7 @@ class ClientEvaluation:
             self.exchange().run_first(self._dispatcher.transport)
 
     def _accumulate(self, result: ClientResult, request: ClientRequest | None) -> None:
-        """Validate and count one client's `result` of its `request`."""
+        """Validate and count one client's `result` for a `request`."""
         self.resent += result.resent
         if result.absent:
             return
@@ -117,7 +117,7 @@ class ClientEvaluation:
         self._dispatcher.cache_index.update(result.client, request)
 
     def completed_row(self) -> dict[str, Any]:
-        """Return the row that was open, with the results."""
+        """Return the completed row: the open one with the results added."""
         resent = self._row.get("bytes_resent", 0) + self.resent
         return history.with_tests(self._row, self.results()) | ({"bytes_resent": resent} if resent else {})
 
@@ -126,7 +126,7 @@ class ClientEvaluation:
 
         Returns:
             Mean, std and worst tenth of the clients' accuracies (`accuracy_clients`, `accuracy_personal`), bytes, and
-            the reasons of clients that failed.
+            the reasons why clients failed.
         """
         accuracies: dict[str, list[float]] = {}
         for client in self.clients:

@@ -27,14 +27,14 @@ __all__ = ["ReplyCollector", "RoundStats", "validate"]
 
 
 class ReplyCollector:
-    """Collector of the clients' replies in one exchange after the other.
+    """Collector of the clients' replies, used for all exchanges of a run.
 
     Args:
-        dispatcher: sends the requests, and knows the method and the server.
-        transcript: where every message that the server sees is kept, if it is.
+        dispatcher: sender of the requests; it also holds the method and the server.
+        transcript: store for every message that the server sees; None to keep none.
 
     Attributes:
-        report: called with a few words on the progress; not where the clients are drawn in secret.
+        report: function that is called with a short progress text; not called if clients are drawn in secret.
     """
 
     def __init__(self, dispatcher: Dispatcher, transcript: Store | None = None) -> None:
@@ -55,9 +55,9 @@ class ReplyCollector:
 
         Args:
             verb: the exchange: "answer" before round 1, "local", or an additional one of the method.
-            clients: their numbers.
-            stats: counts bytes, seconds and failures.
-            bundled: an exchange that is sent with this one.
+            clients: indices of the clients.
+            stats: counts to which bytes, seconds and failures are added.
+            bundled: exchange that is sent together with this one, if any.
             late: whether the round's "local" replies are accumulated already.
 
         Returns:
@@ -103,14 +103,15 @@ def validate(
     """Check a client's reply and accumulate it. Nothing of an invalid reply counts.
 
     Args:
-        dispatcher: has the method and its entries.
-        server: the server that takes the reply; the call is made in its thread.
+        dispatcher: holder of the method and its entries.
+        server: the server that receives the reply. The check runs in the server's thread.
         verb: the exchange, or "evaluate".
-        result: what the client sent.
-        aggregator: accumulates a valid reply; None if the caller does.
+        result: result that the client sent.
+        aggregator: aggregator to which a valid reply is added; None if the caller adds it.
 
     Returns:
-        Why the reply cannot be used, or None; and the reply with the entries that the server derives from it.
+        The reason why the reply cannot be used, or None; and the reply with the entries that the server derives from
+        it.
     """
     method, client = dispatcher.method, result.client
     known = {"answer": method.expect_answer, "local": method.expect, "evaluate": method.expect_evaluation}
@@ -165,13 +166,15 @@ class RoundStats:
     """Counts of one round, over all its exchanges.
 
     Attributes:
-        up, down: bytes of the replies that counted, and of the requests, by entry key.
-        by_client: both together, [up, down] by client.
-        failed: why a client's reply is not in the round, by client.
-        failed_after: why a client whose reply is in the round failed in a later exchange, by verb and client.
-        noted: the clients' notes, summed.
-        empty: clients without images.
-        same: the numbers in `by_client`; equal numbers are one object, because the rows of all rounds stay in memory.
+        up: bytes of the replies that counted, by entry key.
+        down: bytes of the requests, by entry key.
+        by_client: total bytes of each client, as [up, down].
+        failed: reason why a client's reply is not in the round, by client.
+        failed_after: reason why a client whose reply is in the round failed in a later exchange, by verb and client.
+        noted: sums of the clients' notes.
+        empty: indices of the clients without images.
+        same: pool of the integers in `by_client`. Equal integers share one object to save memory, because all rows stay
+            in memory.
         seconds, server_seconds: CPU seconds of the clients, and of the server between the exchanges.
     """
 
@@ -190,8 +193,9 @@ class RoundStats:
         """Add the bytes of one exchange with a client.
 
         Args:
-            client: its number.
-            sent, received: bytes of its reply, and of its request, by entry key.
+            client: index of the client.
+            sent: bytes of the client's reply, by entry key.
+            received: bytes of the client's request, by entry key.
         """
         for total, part in ((self.up, sent), (self.down, received)):
             for key, size in part.items():
@@ -205,10 +209,10 @@ class RoundStats:
         """Record why a client is left out of the rest of the round.
 
         Args:
-            verb: the exchange in which it failed.
-            client: its number.
+            verb: exchange in which the client failed.
+            client: index of the client.
             reason: text for the history.
-            late: whether its "local" reply is accumulated already.
+            late: whether the client's "local" reply is accumulated already.
         """
         if late:
             self.failed_after.setdefault(verb, {})[str(client)] = reason

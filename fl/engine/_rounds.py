@@ -33,7 +33,7 @@ class RoundRunner:
     """Runner of rounds between one server and its clients, which it reaches through a dispatcher alone.
 
     Args:
-        dispatcher: sends the requests, and knows the method and the server.
+        dispatcher: sender of the requests; it also holds the method and the server.
         store: the run's folder, if it has one.
         test: the global test set, if any.
         run_id: the run's fingerprint, for its checkpoints.
@@ -41,8 +41,8 @@ class RoundRunner:
 
     Attributes:
         committed: the last completed round.
-        collector: requests, validates and accumulates replies.
-        on_row: called with every row of the history, once it is complete and its round committed.
+        collector: object that requests, validates and accumulates replies.
+        on_row: function that is called with every row of the history, once the row is complete and its round committed.
         open_row: the last completed round's row, while the evaluation of its clients is outstanding.
     """
 
@@ -73,14 +73,14 @@ class RoundRunner:
         self._update_state(lambda: self.method.start(self.server))
 
     def run_setup(self, clients: Sequence[int], min_replies: int) -> None:
-        """Ask every client that has images once before round 1, if the method has a question.
+        """Query every client that has images once before round 1, if the method has a query.
 
         Args:
-            clients: the numbers of all clients.
-            min_replies: fewer usable replies than this end the run.
+            clients: indices of all clients.
+            min_replies: minimum number of usable replies; fewer end the run.
 
         Raises:
-            NoUsableReply: there are fewer.
+            NoUsableReply: there are fewer than `min_replies`.
         """
         if not self.method.has_query:
             return
@@ -94,16 +94,16 @@ class RoundRunner:
     def run_round(
         self, number: int, participation: int, min_replies: int, evaluate: Any, *, defer: bool = False
     ) -> None:
-        """Play one round, commit it, and hand on its row of the history. A failed round leaves the state of before.
+        """Run one round, commit it, and report its row of the history. A failed round does not change the state.
 
         If the row of the previous round is open, its clients are evaluated with this round's first requests.
 
         Args:
-            number: the round, from 1.
+            number: index of the round, from 1.
             participation: number of clients to draw, as `_validation.drawn_count` gives it.
-            min_replies: fewer usable replies than this end the run.
-            evaluate: whose own test images are used: "drawn", "all", "none", or clients' numbers.
-            defer: leave the row open, so that clients are evaluated with the next round's requests.
+            min_replies: minimum number of usable replies; fewer end the run.
+            evaluate: clients to evaluate on their own test images: "drawn", "all", "none", or client indices.
+            defer: whether to leave the row open, so that clients are evaluated with the next round's requests.
 
         Raises:
             NoUsableReply: too few replies could be used.
@@ -161,7 +161,7 @@ class RoundRunner:
     def _run_exchanges(
         self, min_replies: int, outstanding: ClientEvaluation | None
     ) -> tuple[AggregatedReplies, dict[str, Any]]:
-        """Play the round's exchanges with the drawn clients; return the reduced replies of "local" and the row."""
+        """Run the round's exchanges with the drawn clients; return the aggregated replies of "local" and the row."""
         method, server, stats = self.method, self.server, RoundStats()
         server.present, replies = list(server.drawn), None
         for verb in method.exchanges:
@@ -181,7 +181,7 @@ class RoundRunner:
         return replies, stats.row(server.drawn)
 
     def _receive_in(self, verb: str, reduced: AggregatedReplies, stats: RoundStats, *, late: bool) -> None:
-        """Let the method take the replies of one exchange; clients that it rejects are left out of the round's rest."""
+        """Pass the replies of one exchange to the method; clients that it rejects are left out from here on."""
         rejected: dict[int, str] = {}
         try:
             work = partial(self.method.receive_exchange, self.server, verb, reduced)

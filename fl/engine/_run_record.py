@@ -35,11 +35,11 @@ FREE = ("rounds", "versions", "notes", "transcript")
 
 
 def warn_if_not_resumable(config: dict[str, Any], out: Path) -> None:
-    """Warn before round 1 if the method's record holds an address, so that no later process can compare it.
+    """Warn before round 1 if the method's record contains a memory address and thus cannot be compared on resumption.
 
     Args:
         config: contents of the run's config.json.
-        out: its folder.
+        out: folder of the run.
     """
     if " at 0x" in config["method"]:
         warn(
@@ -50,11 +50,11 @@ def warn_if_not_resumable(config: dict[str, Any], out: Path) -> None:
 
 
 def data_fingerprint(clients: ClientRegistry, key: bytes = b"") -> str:
-    """Return the fingerprint of the clients' images: of all, or of the first client's if they are read when drawn.
+    """Return the fingerprint of the clients' images: all clients', or only the first's if clients are read when drawn.
 
     Args:
         clients: the clients' data.
-        key: see `distillkit.fingerprint.tensor_fingerprint`.
+        key: key of the fingerprint, see `distillkit.fingerprint.tensor_fingerprint`.
     """
     client_data = list(clients) if clients.whole else [clients[0]]
     return tensor_fingerprint([json.dumps([[_facts(h.train, key), _facts(h.test, key)] for h in client_data])], key=key)
@@ -68,10 +68,10 @@ def read_config(out: Path) -> dict[str, Any]:
     """Read a run's `config.json`, of this format or the first, which can be resumed but not repeated.
 
     Args:
-        out: the run's folder.
+        out: folder of the run.
 
     Raises:
-        CheckpointError: it is missing, damaged, or of a later version of distillkit.
+        CheckpointError: the file is missing, damaged, or of a later version of distillkit.
     """
     path = out / "config.json"
     try:
@@ -91,11 +91,11 @@ def require_same(out: Path, record: Mapping[str, Any]) -> None:
     """Refuse to continue a run that was begun with other options; those in `FREE` may differ.
 
     Args:
-        out: the run's folder.
-        record: what its `config.json` would hold now.
+        out: folder of the run.
+        record: contents that `config.json` would have now.
 
     Raises:
-        OtherSettings: naming the options that differ.
+        OtherSettings: some options differ; the message names them.
         CheckpointError: see `read_config`.
     """
     saved, wanted = read_config(out), json.loads(json.dumps(record))
@@ -125,8 +125,8 @@ def repetition(method: Method, server: Server, out: Path) -> dict[str, Any]:
     Tensors among its arguments are written to `out`/arguments.
 
     Args:
-        method, server: of the run.
-        out: its folder.
+        method, server: the run's method and server.
+        out: folder of the run.
 
     Returns:
         `format`; `recipe`, the config of the method (see `distillkit.serialization`), or None and then
@@ -167,8 +167,8 @@ def require_whole_ledger(ledger: Ledger | None, row: dict[str, Any]) -> None:
     """Refuse to resume a run with a ledger that has recorded less than the run has spent.
 
     Args:
-        ledger: ledger of the resumed run; None if it has none.
-        row: the last completed round's row of the history.
+        ledger: ledger of the resumed run, if any.
+        row: row of the last completed round.
 
     Raises:
         CheckpointError: with both numbers.
@@ -192,7 +192,7 @@ def config_of(
     """Return the contents of `config.json`: everything that the result depends on, and the versions that produced it.
 
     Args:
-        method, config, server: the run's, once its options are checked.
+        method, config, server: the run's method, checked options and server.
         data: fingerprint of the clients' images.
         faults: description of the backend's faults, if any.
         key: key of the fingerprints of data; empty for plain ones.

@@ -1,4 +1,4 @@
-"""A run from its options to its end, wherever the clients are."""
+"""Execution of a run: check the options, run or resume the rounds, return the result."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ class Deployment:
     """The clients of a run, wherever they are.
 
     Attributes:
-        first: none of the first client's images, in their space.
+        first: the first client's set without its images; it gives their space, shape and dtype.
         clients: number of clients.
-        fingerprint: returns the fingerprint of all clients' images under a key; called for a run with a folder.
-        open: opens the transport to the clients.
-        open_ledger: adds remarks to a private run's ledger before round 1; called with the ledger, whether it is new,
-            and which clients are evaluated.
+        fingerprint: function of a key that returns the fingerprint of all clients' images; called if the run has a
+            folder.
+        open: function that opens the transport to the clients.
+        open_ledger: function that adds remarks to a private run's ledger before round 1. Its arguments are the ledger,
+            whether it is new, and which clients are evaluated.
         faults: description of faults that are part of the result; None for none.
     """
 
@@ -55,18 +56,19 @@ class Deployment:
 def execute(
     method: Method, config: RunConfig, deployment: Deployment, *, progress: bool = True, defer_tests: bool = False
 ) -> Run:
-    """Check all options, then play the rounds, or those that are left of a resumed run.
+    """Check all options, then run all rounds, or the remaining ones of a resumed run.
 
     Args:
-        method: the method to run, see `fl.method.require_method`.
+        method: method to run, see `fl.method.require_method`.
         config: the run's options.
         deployment: the clients.
-        progress: show a bar of the rounds.
-        defer_tests: evaluate clients with the next round's first requests where the method allows it. Then a round's
-            row is handed on, and written into the history, when the next round is committed.
+        progress: whether to show a progress bar of the rounds.
+        defer_tests: whether to send evaluation requests together with the next round's first requests, where the
+            method allows it. A round's row is then reported, and written to the history, when the next round is
+            committed.
 
     Raises:
-        As `simulate`.
+        The same errors as `simulate`.
     """
     fresh = config.ledger is None
     config, drawn = validate(config, method, deployment.first, deployment.clients, progress)

@@ -26,9 +26,9 @@ def noise_of(secret: int | None, round_number: int, owner: int | str) -> Secret:
     """Return the source of one side's private noise in a round.
 
     Args:
-        secret: the run's seed for private noise; None is the operating system's entropy.
+        secret: the run's seed for private noise; None for the operating system's entropy.
         round_number: the round.
-        owner: a client's number, or "server".
+        owner: index of a client, or "server".
     """
     if secret is None:
         return Secret()
@@ -42,11 +42,11 @@ class RequestHeader:
     Attributes:
         verb: name of the method's function that the clients call: "answer", "local", "evaluate", or an additional
             exchange of the method.
-        round: the round of the exchange; 0 before the first.
+        round: index of the round, from 1; 0 before round 1.
         attempt: identifier of the exchange, unique even if a killed round is repeated.
         seed: the run's seed, from which a client derives its generators.
-        secret: the run's seed for private noise, to repeat a run; None: the operating system's noise.
-        keeps: whether the memory that a client writes is kept; questions and evaluations only read it.
+        secret: the run's seed for private noise, to repeat a run; None for noise from the operating system.
+        keeps: whether the memory that a client writes is kept. Queries and evaluations only read the memory.
     """
 
     verb: str
@@ -68,8 +68,8 @@ class ClientRequest:
 
     Attributes:
         message: the whole message.
-        memory: version of the client's memory that counts, "" for none: the committed one, or the one it wrote earlier
-            in this round. The client deletes all others, which are of failed rounds.
+        memory: version of the client's memory to use: the committed one, or one that the client wrote earlier in this
+            round; "" for none. The client deletes all other versions, which belong to failed rounds.
         digests: the fingerprint of every cached entry in the message, by key.
         cached: keys of the cached entries that the client has already, so that only their digests are sent.
     """
@@ -86,18 +86,18 @@ RequestBuilder = Callable[[int], ClientRequest]
 
 @dataclass(frozen=True)
 class ClientResult:
-    """Result of one request, and all that the server's side knows of the client's work.
+    """Result of one request: everything that the server's side learns about the client's work.
 
     Attributes:
-        client: its number.
-        reply: its message; None if it sent none.
-        error: why there is no usable reply, as text for the history.
+        client: index of the client.
+        reply: message that the client sent, if any.
+        error: reason why there is no usable reply, as text for the history.
         absent: whether the client has no images to train on, or none to evaluate on.
         seconds: CPU seconds that the client took.
-        notes: its counts for the round's row of the history.
-        remembers: whether it wrote a memory, under the header's version.
-        resent: bytes of cached entries that it had lost, and that were sent again.
-        spared: bytes of its request that were not sent, because another request in the same message had them.
+        notes: the client's counts for the round's row of the history.
+        remembers: whether the client wrote a memory, under the header's version.
+        resent: bytes of cached entries that were sent again because the client had lost them.
+        spared: bytes of the client's request that were not sent, because another request in the same message had them.
     """
 
     client: int
@@ -117,8 +117,8 @@ class BundledExchange:
 
     Attributes:
         header, clients, build_request: as in `Transport.exchange`.
-        on_result: called with each result, in any order, before the result of the same client in the other exchange is
-            yielded.
+        on_result: function that is called with each result, in any order, and for each client before the result of the
+            other exchange is yielded.
     """
 
     header: RequestHeader
@@ -127,7 +127,7 @@ class BundledExchange:
     on_result: Callable[[ClientResult], None]
 
     def run_first(self, transport: Transport) -> None:
-        """Run this exchange before the other one, on a `transport` where a message costs nothing."""
+        """Run this exchange before the other one, on a `transport` where bundling saves nothing."""
         for result in transport.exchange(self.header, self.clients, self.build_request):
             self.on_result(result)
 
@@ -135,7 +135,7 @@ class BundledExchange:
 class Transport(Protocol):
     """Connection of a run to its clients: in threads of this process, in other processes, or on other machines.
 
-    The rounds know no more of the clients than this interface. A failure of one client is a result with an error; an
+    The rounds reach the clients only through this interface. A failure of one client is a result with an error; an
     exception from the iterator ends the whole exchange. Use it as a context manager: leaving it stops running clients.
     """
 
@@ -154,14 +154,14 @@ class Transport(Protocol):
     ) -> Iterator[ClientResult]:
         """Send a request to each client, and yield the results in the order of `clients`.
 
-        Only a few more clients work at a time than results were yielded. A client's privacy charges are in the run's
+        Only a few clients run ahead of the results that were yielded. A client's privacy charges are in the run's
         ledger before its result is yielded.
 
         Args:
-            header: the part that is the same for all.
-            clients: their numbers.
-            build_request: builds the request to a client when its turn comes.
-            bundled: an exchange that is sent with this one; it is over when the iterator ends.
+            header: part of the request that is the same for all clients.
+            clients: indices of the clients.
+            build_request: function of a client index that builds the request; called when the client's turn comes.
+            bundled: exchange that is sent together with this one; it is complete when the iterator ends.
 
         Raises:
             BudgetExhausted: a client's release would exceed the ledger's budget.
@@ -171,7 +171,7 @@ class Transport(Protocol):
     def commit(self, versions: Mapping[int, str]) -> None:
         """Make these `versions` of the clients' memories count, after a committed round; older ones may be deleted.
 
-        The notice may be lost: the next request names the version, too.
+        A lost notice does no harm, because the next request names the version, too.
         """
 
     def rollback(self) -> None:
@@ -181,7 +181,7 @@ class Transport(Protocol):
         """Return the values that a checkpoint stores for `restore`, such as which machine is which client."""
 
     def restore(self, metadata: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """Continue a run: `metadata` is the checkpoint's, and only `versions` of the memories, by client, count."""
+        """Continue a run from a checkpoint's `metadata`; keep only these `versions` of the memories, by client."""
 
 
 # Errors of a request.
@@ -199,7 +199,7 @@ def reason_of(error: Exception) -> str:
     """Return why a client has no usable reply: the error, and where in the method's code it was raised.
 
     Args:
-        error: raised while its request was built, or while the client worked.
+        error: error raised while the client's request was built, or while the client worked.
     """
     if isinstance(error, RequestError) and isinstance(error.__cause__, Exception):
         return f"got no request, because the server's send {reason_of(error.__cause__)}"
@@ -207,7 +207,7 @@ def reason_of(error: Exception) -> str:
 
 
 def _location(error: Exception) -> str:
-    """Return the last line of the user's code that the error passed, or else of a library outside the engine."""
+    """Return the last line of the traceback in the user's code, or else in a library outside the engine."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not Path(f.filename).is_relative_to(_ENGINE)]
     own = [f for f in frames if not any(Path(f.filename).is_relative_to(place) for place in _LIBRARIES)]
     shown = own or frames

@@ -41,17 +41,17 @@ def validate(
 
     Args:
         config: the options as they were given.
-        method: the method to run.
+        method: method to run.
         first: the first client's set.
         clients: number of clients.
-        progress: whether long reading shows a bar.
+        progress: whether to show a bar while large data is read.
 
     Returns:
         The options with task, sets, device, panel of evaluated clients and ledger filled in; and the number of clients
         that are drawn in a round.
 
     Raises:
-        TypeError, ValueError, PrivacyError: an option is wrong; it is named.
+        TypeError, ValueError, PrivacyError: an option is not valid; the message names it.
     """
     rounds, server_threads = (check.positive_int(getattr(config, name), name) for name in ("rounds", "server_threads"))
     seed = check.positive_int(config.seed, "seed", least=0)
@@ -87,12 +87,12 @@ def resolve_task(task: LabelTask | None, first: LabeledImages) -> LabelTask:
     """Return the task, by default classification with the first client's number of classes.
 
     Args:
-        task: as it was given to `simulate`, or None.
+        task: option `task` of `simulate`.
         first: the first client's set.
 
     Raises:
-        TypeError: it is not a task.
-        ValueError: its labels or number of classes differ from the clients'.
+        TypeError: `task` is not a task.
+        ValueError: the task's labels or number of classes differ from the clients'.
     """
     rows = first.labels.ndim == 2
     if task is None:
@@ -120,9 +120,9 @@ def _test_set(test: object, first: LabeledImages, progress: bool) -> LabeledImag
     """Return the global test set, if it fits the clients' sets.
 
     Args:
-        test: as it was given to `simulate`; a dataset, loader or pair is read, a stored set is not.
+        test: option `test` of `simulate`; a dataset, loader or pair is read, a stored set is not.
         first: the first client's set.
-        progress: whether long reading shows a bar.
+        progress: whether to show a bar while large data is read.
 
     Raises:
         TypeError, ValueError: not a set, an empty one, or one in another space.
@@ -136,9 +136,9 @@ def _server_sets(given: Mapping[str, Images] | None, first: LabeledImages, progr
     """Return the server's sets by name, if they are in the clients' space; their classes may differ.
 
     Args:
-        given: `server_data` as it was given to `simulate`.
+        given: option `server_data` of `simulate`.
         first: the first client's set.
-        progress: whether long reading shows a bar.
+        progress: whether to show a bar while large data is read.
 
     Raises:
         TypeError, ValueError: not a mapping of names to sets, an empty set, or one in another space.
@@ -157,14 +157,14 @@ def _drawn_count(participation: float | int, clients: int, min_replies: int, *, 
     """Return the number of clients that are drawn in a round.
 
     Args:
-        participation: a share of the clients in (0, 1], or their number, as it was given to `simulate`.
+        participation: option of `simulate`: share of the clients, in (0, 1], or number of clients.
         clients: number of clients.
         min_replies: number of usable replies that a round needs.
         drawn_by_method: whether the method draws its clients itself.
 
     Raises:
-        TypeError, ValueError: neither a share in (0, 1] nor a number of clients; fewer than `min_replies`; or not the
-            defaults although the method draws.
+        TypeError, ValueError: neither a share in (0, 1] nor a number of clients; fewer than `min_replies`; or values
+            other than the defaults although the method draws the clients.
     """
     check.positive_int(min_replies, "min_replies")
     if drawn_by_method and (isinstance(participation, Integral) or participation != 1.0 or min_replies != 1):
@@ -191,15 +191,15 @@ def _drawn_count(participation: float | int, clients: int, min_replies: int, *, 
 
 
 def _panel(evaluate: object, clients: int, *, hidden: bool) -> Panel:
-    """Return the clients that are evaluated on their own test images: "drawn", "all", "none", or numbers.
+    """Return the clients that are evaluated on their own test images: "drawn", "all", "none", or indices.
 
     Args:
-        evaluate: as it was given to `simulate`; None is the default: "drawn", and "none" if `hidden`.
+        evaluate: option of `simulate`. None means "drawn", or "none" if `hidden`.
         clients: number of clients.
-        hidden: whether the method is private or sealed, so that one client's results must stay with it.
+        hidden: whether the method is private or sealed, so that a client's own results must not be sent.
 
     Raises:
-        TypeError, ValueError: another word, or numbers of clients that do not exist, or are repeated.
+        TypeError, ValueError: another word, or client indices that do not exist or are repeated.
     """
     if evaluate is None:
         return "none" if hidden else "drawn"
@@ -222,12 +222,12 @@ def require_public(method: Method, first: LabeledImages, task: LabelTask | None)
     """Refuse a private run if normalization or number of classes was computed from the clients' own data.
 
     Args:
-        method: the method to run; one that is not private passes.
+        method: method to run; a method that is not private passes.
         first: the first client's set.
-        task: as it was given to `simulate`; it gives the number of classes, or is None.
+        task: option `task` of `simulate`, which gives the number of classes; may be None.
 
     Raises:
-        PrivacyError: with what to do.
+        PrivacyError: the run is refused; the message says what to do.
     """
     if method.private:
         # A method with an option of that name has its own say (`PrivateFedDM`).
@@ -241,9 +241,9 @@ def _require_ledger(method: Method, ledger: object, secret: object, folder: RunF
     """Refuse a ledger or secret that the run would not use, or a ledger in memory for a run with a folder.
 
     Args:
-        method: the method to run.
-        ledger, secret: as they were given to `simulate`.
-        folder: of the run's records, if any.
+        method: method to run.
+        ledger, secret: options of `simulate`.
+        folder: folder of the run's records, if any.
 
     Raises:
         TypeError, ValueError: an option is not valid.
@@ -274,9 +274,9 @@ def open_ledger(clients: ClientRegistry, ledger: Ledger, fresh: bool, panel: str
     """Add the remarks of `remark_on` to a ledger, and warn of clients with the same images.
 
     Args:
-        clients: the clients' data; compared if all of them are in memory anyway.
-        ledger: the run's.
-        fresh: whether it was created for this run.
+        clients: the clients' data. The images are compared if those of all clients are in memory anyway.
+        ledger: ledger of the run.
+        fresh: whether the ledger was created for this run.
         panel: clients that are evaluated on their own test images.
 
     Warns:
@@ -294,7 +294,7 @@ def open_ledger(clients: ClientRegistry, ledger: Ledger, fresh: bool, panel: str
 
 
 def remark_on(ledger: Ledger, fresh: bool, panel: str | Sequence[int]) -> None:
-    """Add remarks to a ledger on what this run's epsilon does not cover, wherever its clients are.
+    """Add remarks to a ledger on what this run's epsilon does not cover.
 
     Args:
         ledger, fresh, panel: see `open_ledger`.

@@ -18,10 +18,10 @@ __all__ = [
 
 
 def global_metrics(sums: Mapping[str, Tensor], task: LabelTask) -> dict[str, Any]:
-    """Return metrics on the global test set: those of the model, or their mean over several and each accuracy by name.
+    """Return metrics on the global test set. With several models: mean metrics, and each model's accuracy by name.
 
     Args:
-        sums: sums of each model over all test images, see `LabelTask.sums`.
+        sums: test sums of each model over all test images, see `LabelTask.sums`.
         task: meaning of the labels.
     """
     by_name = {name: task.metrics(s) for name, s in sums.items()}
@@ -38,7 +38,7 @@ _BY_CLIENT = ("bytes_by_client", "failed", "failed_evaluation")
 
 
 def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the `rows` with one value in a column, for `pandas.DataFrame(table(rows))` or `csv.DictWriter`.
+    """Return the `rows` with a single value in each column, for `pandas.DataFrame(table(rows))` or `csv.DictWriter`.
 
     A mapping becomes several columns ("accuracy_clients.mean", "up.FedAvg.update"). Lists of clients, and values by
     client such as failures, become the number of clients. Every row has all columns; a missing value is None.
@@ -77,7 +77,7 @@ def _numbered(reasons: Mapping[str, str]) -> dict[str, str]:
 
 
 def masked(row: Row) -> dict[str, Any]:
-    """Return the `row` of a round with secretly drawn clients: without their numbers, but with the failures."""
+    """Return the `row` of a round with secretly drawn clients: without client indices, but with the failures."""
     hidden = {**row, "drawn": None, "bytes_by_client": None, "empty": [None] * len(row["empty"])}
     for key in ("failed", "failed_evaluation"):
         if key in row:
@@ -91,7 +91,7 @@ def summary(rows: Sequence[Row], **names: Any) -> dict[str, Any]:
     """Return the contents of a finished run's `summary.json`.
 
     Args:
-        rows: of its history.
+        rows: rows of the run's history.
         names: values that identify the run: run, method, task, split, seed.
     """
     last = rows[-1] if rows else {}

@@ -20,10 +20,10 @@ _SHOWN = 5
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A finished run, returned by `simulate`; a notebook shows its curve and its last rows.
+    """A finished run, returned by `simulate`; a notebook shows the accuracy curve and the last rows.
 
     Attributes:
-        rows: rows of its history, one for each round (round, accuracy, loss, bytes_up, bytes_down, ...).
+        rows: rows of the history, one for each round (round, accuracy, loss, bytes_up, bytes_down, ...).
         server: the server with its state after the last round.
         models: the global models by name ("" if there is only one), in eval mode.
         method: short description of the method: its class and its add-ons' names.
@@ -45,11 +45,11 @@ class Run:
         return history.accuracy_best(self.rows)
 
     def table(self) -> list[dict[str, Any]]:
-        """Return the history with one value in a column, for `pandas.DataFrame(run.table())`; see `history.table`."""
+        """Return the history, one value per column, for `pandas.DataFrame(run.table())`. See `history.table`."""
         return history.table(self.rows)
 
     def __repr__(self) -> str:
-        """Return the method, its number of rounds, and its results in one line."""
+        """Return the method, the number of rounds, and the results in one line."""
         found = [f"{len(self.rows)} rounds of {self.method}", f"{self.server.clients} clients"]
         if self.accuracy_last is not None and self.accuracy_best is not None:
             found.append(f"accuracy {100 * self.accuracy_last:.1f} % (best {100 * self.accuracy_best:.1f} %)")
@@ -63,7 +63,7 @@ class Run:
         return f"Run({', '.join(found)})"
 
     def _repr_html_(self) -> str:
-        """Return the same line, the accuracy as a curve, and the last rows, for a notebook."""
+        """Return the line of `__repr__`, the accuracy as a curve, and the last rows, for a notebook."""
         return f"<div><p><b>{escape(repr(self))}</b></p>{_curve(self.rows)}{_rows(self.rows)}</div>"
 
 

@@ -24,17 +24,17 @@ __all__ = ["simulate"]
 def simulate(method: Method, clients: Sequence[Images | StoredImages | ClientData], config: SimulationConfig) -> Run:
     """Run a federated method on this machine: rounds between one server and its clients, each with its own images.
 
-    Every argument is checked, and the networks are tried on noise, before the first round. The result depends on the
-    arguments alone, except `backend`, `workers` and `progress`: any number of workers, and any number of kills and
-    resumptions, give the same bits. Only the noise of a private method comes from the operating system.
+    Every argument is checked, and the networks are tried on noise, before the first round. The result depends only
+    on the arguments other than `backend`, `workers` and `progress`. It is bit-identical for any number of workers and
+    after any number of kills and resumptions. Only the noise of a private method comes from the operating system.
 
     Args:
         method: the method to run, such as `FedAvg(factory=...)`.
         clients: one set (or `ClientData`) for each client. A `Dataset` or a pair of images and labels is read into one
-            (see `distillkit.sets.as_set`); a `StoredImages` is read each time its client is asked. A list is checked
-            whole; in another sequence only the drawn clients are checked. A client without images is recorded as
-            `empty` and not asked.
-        config: see `SimulationConfig`; callers give its fields as keywords.
+            (see `distillkit.sets.as_set`); a `StoredImages` is read each time its client gets a request. All clients
+            of a list are checked; of another sequence only the drawn clients are checked. A client without images is
+            recorded as `empty` and gets no request.
+        config: options, see `SimulationConfig`; callers give its fields as keywords.
 
     Returns:
         The history, the server's state and the global models.
@@ -43,7 +43,7 @@ def simulate(method: Method, clients: Sequence[Images | StoredImages | ClientDat
         ValueError, TypeError: bad arguments, such as sets in different spaces.
         NoUsableReply: a round left too few replies; the state of the last completed round is safe.
         fl.CheckpointError: `out` is unusable, torn, or holds another run.
-        distillkit.locking.InUse: another process uses `out` or the ledger; it is named.
+        distillkit.locking.InUse: another process uses `out` or the ledger; the message names the process.
         BudgetExhausted: the next release would exceed the ledger's budget; the last completed round is safe.
         KeyboardInterrupt: after the running clients have stopped; `resume=True` continues after the last round.
     """

@@ -26,7 +26,7 @@ _FORMAT = "distillkit.run/1"
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written or read, or belongs to another run; the file is named."""
+    """A checkpoint that cannot be written or read, or belongs to another run. The message names the file."""
 
 
 class OtherSettings(CheckpointError):
@@ -37,8 +37,8 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a reader sees either the old contents or the new.
 
     Args:
-        path: of the file; its folder is created.
-        data: the whole new contents.
+        path: path of the file; its folder is created.
+        data: complete new contents of the file.
 
     Raises:
         CheckpointError: the folder is unwritable or the disk is full; the old file is untouched.
@@ -53,7 +53,7 @@ def read_message(path: Path) -> tuple[Message, dict[str, str]]:
     """Read the message in the file at `path`, and its metadata.
 
     Raises:
-        CheckpointError: it is missing, torn or altered.
+        CheckpointError: the file is missing, torn or altered.
     """
     try:
         return decode(path.read_bytes())
@@ -67,11 +67,12 @@ def read_history(path: Path, *, torn: bool = False) -> list[dict[str, Any]]:
     """Read the rows of a `history.jsonl`, which must be rounds 1, 2, 3 and so on.
 
     Args:
-        path: of the file; a missing file has no rows.
-        torn: leave out a last line that is half written.
+        path: path of the file; a missing file has no rows.
+        torn: whether to leave out a half-written last line.
 
     Raises:
-        CheckpointError: a line is damaged, or the rounds do not count up by one (as when two processes wrote the file).
+        CheckpointError: a line is damaged, or the rounds are not consecutive (for example because two processes
+            wrote the file).
     """
     try:
         return read_rows(path, torn=torn)
@@ -85,10 +86,10 @@ class Restored:
 
     Attributes:
         round: the last completed round.
-        state: the server's state after it.
-        metadata: of the transport, see `Transport.metadata`.
+        state: the server's state after that round.
+        metadata: values of the transport, see `Transport.metadata`.
         changes: changes of the clients' records, in the order of the rounds.
-        open_row: the round's row of the history, if its clients' tests were still to come.
+        open_row: row of that round, if its clients were still to be evaluated.
     """
 
     round: int
@@ -101,14 +102,14 @@ class Restored:
 class Store:
     """Folder of one run: `config.json`, `history.jsonl`, `checkpoint/`, and `transcript/` on request.
 
-    The manifest is replaced last, and alone decides which round is the last completed one.
+    The manifest is replaced last, and only the manifest determines which round is the last completed one.
 
     Args:
         out: the folder.
 
     Attributes:
         out: the folder.
-        folder: its `checkpoint/`.
+        folder: subfolder `checkpoint/`.
         memories: folder of the clients' memories.
     """
 
@@ -119,10 +120,10 @@ class Store:
 
     @contextlib.contextmanager
     def owned(self) -> Iterator[None]:
-        """Lock the run against other processes, for the length of a `with` block.
+        """Lock the run against other processes, for the duration of a `with` block.
 
         Raises:
-            distillkit.locking.InUse: another process, or another call in this one, has the lock; it is named.
+            distillkit.locking.InUse: another process, or another call in this one, has the lock; the message names it.
             CheckpointError: the folder cannot be created or written.
         """
         with contextlib.ExitStack() as stack:
@@ -133,12 +134,12 @@ class Store:
             yield
 
     def key(self) -> bytes:
-        """Return the key of a private run's fingerprints, which reveal nothing of the data without it.
+        """Return the key of a private run's fingerprints, which reveal nothing about the data without it.
 
-        It is drawn when the run starts, and kept in `checkpoint/`, which is not shared.
+        The key is drawn when the run starts, and kept in `checkpoint/`, which is not shared.
 
         Raises:
-            CheckpointError: the run in the folder has lost it.
+            CheckpointError: the key of the run in the folder is missing.
         """
         path = self.folder / "identity.key"
         if not self.exists():
@@ -184,13 +185,13 @@ class Store:
         """Write a round's checkpoint, which makes it the last completed one.
 
         Args:
-            round_number: the round.
+            round_number: index of the round.
             run: the run's fingerprint, which `restore` compares.
             state: the server's state after the round.
             models: the global models by name.
-            metadata: of the transport, see `Transport.metadata`.
+            metadata: values of the transport, see `Transport.metadata`.
             changes: this round's changes of the clients' records.
-            open_row: its row, if that is not in the history yet because its clients are still to be evaluated.
+            open_row: the round's row, if its clients are still to be evaluated and the row is not in the history yet.
         """
         server = f"server.{round_number}.safetensors"
         write_atomically(self.folder / server, encode(state, {"run": run, "round": str(round_number)}))
@@ -204,7 +205,7 @@ class Store:
                 old.unlink(missing_ok=True)
 
     def write_models(self, models: Mapping[str, Message]) -> None:
-        """Write the global models by name, where their files do not have these bytes already."""
+        """Write the global models by name, skipping files that already have these bytes."""
         for name, model in models.items():
             path, data = self.folder / f"model{f'-{name}' if name else ''}.safetensors", plain(model)
             if not path.exists() or path.read_bytes() != data:
@@ -222,7 +223,7 @@ class Store:
         """Read the checkpoint of the `run` with this fingerprint; None if no round was completed.
 
         Raises:
-            CheckpointError: torn, foreign, or incomplete; the file is named.
+            CheckpointError: the checkpoint is torn, incomplete, or of another run; the message names the file.
         """
         manifest = self.manifest()
         if manifest is None:
@@ -263,7 +264,7 @@ class Store:
     def _adopt(self, upto: int) -> None:
         """Write the clients' records of a run in the first format, whose memories' files were named by rounds alone.
 
-        They do not say which cached entries clients have, so these are sent again.
+        Such a run does not record which cached entries clients have, so these entries are sent again.
         """
         found: dict[str, int] = {}
         for path in self.memories.glob("*/*.safetensors"):
@@ -280,7 +281,7 @@ class Store:
         return read_message(self.folder / str(manifest["server"]))[0]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of all completed rounds; an open one lacks its clients' evaluation.
+        """Return the rows of all completed rounds; an open row lacks the clients' evaluation.
 
         Raises:
             CheckpointError: see `read_history`.
@@ -320,11 +321,11 @@ class Store:
         """Write a message that the server sent or received into the transcript.
 
         Args:
-            round_number: the round.
-            client: number of the client.
+            round_number: index of the round.
+            client: index of the client.
             direction: "down" or "up".
-            message: the message as it was sent.
-            verb: of the exchange; part of the file's name unless it is "local".
+            message: message as it was sent.
+            verb: name of the exchange; part of the file's name unless it is "local".
         """
         name = direction if verb == "local" else f"{verb}-{direction}"
         path = self.out / "transcript" / str(round_number) / f"{client}-{name}.safetensors"
