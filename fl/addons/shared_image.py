@@ -30,8 +30,7 @@ class SharedImage(Shared):
     `fl.methods.SingleImage` sets the paper's options.
 
     Deviations: the server sends crop indices, as in the paper; the authors' code sends the crops, 61 MB per client and
-        round.
-    Averages are weighted by samples (the authors' code: by batches). As in that code, the first round has FedAvg
+    round. Averages are weighted by samples (the authors' code: by batches). As in that code, the first round has FedAvg
     initialisation, and the student's logits are rescaled to norm 2.5, which the paper does not mention. The last
     weights are kept, as in the paper; the authors' code keeps the best on the clients' own validation images
     (`returns="best"` uses `server.data["validation"]`). With several architectures, the model that is best on that set
