@@ -86,7 +86,7 @@ def check_class_sizes(name: str, wanted: int, counts: dict[int, int]) -> None:
 
     Args:
         name: the argument's name in messages.
-        wanted: images per class.
+        wanted: requested number of images per class.
         counts: number of images by class.
     """
     short = {c: n for c, n in counts.items() if n < wanted}

@@ -21,8 +21,7 @@ torch.empty(31 << 20, dtype=torch.uint8)
 
 
 def chunk_size(images: Tensor, chunk: int | None = None, *, chunked_stem: bool = False) -> int:
-    """Return the number of images per pass through a network: `chunk` if given, else a default by device and image
-    size.
+    """Return the number of images per pass through a network: `chunk`, or a default for the device and image size.
 
     On a CPU the default is 16 images of 32x32, or as many pixels of another size. The activations of a width-128
     network then stay in the cache, which halves the time of a forward pass. The default is four times as large for
@@ -31,7 +30,7 @@ def chunk_size(images: Tensor, chunk: int | None = None, *, chunked_stem: bool =
 
     Args:
         images: float [N, C, H, W], or images of the same shape and device.
-        chunk: the caller's choice; None for the default, a power of two.
+        chunk: number of images that the caller requests; None for the default, a power of two.
         chunked_stem: whether the pass records no gradients and the network computes its first block in chunks
             (`networks.ConvNet`).
 
@@ -53,11 +52,11 @@ def forward_chunks(function: Callable[[Tensor], Tensor], images: Tensor, size: i
     Args:
         function: a network, or a function that calls one.
         images: float [N, C, H, W].
-        size: images per chunk; the last chunk may be smaller.
+        size: number of images per chunk; the last chunk may be smaller.
 
     Yields:
-        `function(part)` for consecutive chunks. On a CPU they are channels_last, unless the network refuses this
-        layout, as a network that flattens with `view` does.
+        `function(chunk)` for consecutive chunks. On a CPU the chunks are channels_last, unless the network does not
+        support this layout, for example because it flattens with `view`.
     """
     layout = torch.channels_last if images.device.type == "cpu" else torch.contiguous_format
     for part in images.split(size):

@@ -28,7 +28,7 @@ class Row:
 
     Attributes:
         data: "set" or "random real".
-        architecture: key of the factory, or class of the network.
+        architecture: name of the factory, or class name of the network.
         accuracies: accuracy of each trained network, in [0, 1], at the last iterate.
         seconds: wall time of training and testing all networks.
     """
@@ -54,7 +54,7 @@ class Evaluation:
     """Result of `evaluate`; `print` it for a table.
 
     Attributes:
-        rows: for each architecture the row of the set, then that of random real images if there is one.
+        rows: for each architecture, the row of the set, followed by the row of random real images if there is one.
         protocol: the training protocol.
         images: number of images in the set.
     """
@@ -103,17 +103,17 @@ def evaluate(
 
     Args:
         data: the set to evaluate: a `LabeledImages`, or anything that `sets.as_set` accepts.
-        test: test images with class indices, of the same normalization, shape and classes. A `StoredImages` is read in
-            chunks.
-        factory: `factory()` returns a network, which is moved to the data's device; or several by name
-            (cross-architecture).
-        num_networks: networks trained for each row, each from its own initialisation. The papers train 20 on each of
-            5 sets.
-        protocol: see `Protocol`. The published protocol has 1,000 epochs, which take minutes per network on a CPU.
-        real: the real training images. If given, each architecture has a second row for random real images, as many of
-            each class as in the set. They are sampled for each network, with the same initialization and order. A
-            distilled set should beat this row.
-        generator: an int seed, or a CPU generator, from which one number is drawn.
+        test: test images with class indices, with the same normalization, shape and classes as `data`. A `StoredImages`
+            is read in chunks.
+        factory: function without arguments that returns a network, which is moved to the data's device; or a mapping
+            from names to several such functions (cross-architecture).
+        num_networks: number of networks trained for each row, each with a different initialization. The papers train 20
+            networks on each of 5 sets.
+        protocol: training protocol. The published protocol has 1,000 epochs, which take minutes per network on a CPU.
+        real: the real training images. If given, each architecture has a second row for random real images, with as
+            many images per class as the set. They are sampled anew for each network; initialization and order are the
+            same as for the set. A distilled set should beat this row.
+        generator: an int seed, or a CPU generator from which one seed is drawn.
         chunk: see `train`.
         progress: whether to show a progress bar, which counts epochs.
 
@@ -121,8 +121,8 @@ def evaluate(
         TypeError, ValueError: an argument is invalid, or the sets differ in normalization, shape or classes.
         FloatingPointError: training diverged.
 
-    Deviations from the released protocol: the standard deviation is that of the sample (n - 1), and random real images
-    are sampled for each network.
+    Deviations from the authors' protocol: the standard deviation is the sample standard deviation (n - 1), and random
+    real images are sampled anew for each network.
     """
     num_networks = check.positive_int(num_networks, "num_networks")
     require_protocol(protocol)

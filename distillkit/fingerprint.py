@@ -23,9 +23,9 @@ def tensor_fingerprint(tensors: Sequence[Tensor | str], *, key: bytes = b"") -> 
     """Return a fingerprint of tensors: 32 hex digits of the BLAKE2b hash of their dtypes, shapes and bytes.
 
     Args:
-        tensors: tensors and strings to hash, in this order.
-        key: up to 64 secret bytes. Without a key, anyone who has a candidate can test whether it is the hashed data.
-            For private data, keep a key with the data.
+        tensors: tensors and strings, hashed in the given order.
+        key: secret key of up to 64 bytes. Without a key, anyone who has candidate data can test whether it is the
+            hashed data. For private data, use a key and store it with the data.
     """
     state = hashlib.blake2b(key=key, digest_size=_BYTES)
     for item in tensors:
@@ -62,9 +62,9 @@ def network_fingerprint(network: object, like: Tensor) -> dict[str, Any]:
     activation.
 
     Args:
-        network: a network with or without a features/classifier split; it is not changed. For other objects only the
-            class is returned.
-        like: images [*, C, H, W] whose shape the noise takes.
+        network: a network with or without a features/classifier split; it is not changed. For any other object, only
+            the class is returned.
+        like: images [*, C, H, W] with the shape that the noise images should have.
     """
     found: dict[str, Any] = {"class": type(network).__name__}
     if not isinstance(network, nn.Module):

@@ -24,11 +24,11 @@ class InUse(RuntimeError):
     """Another process, or another thread of this one, has locked the requested resource.
 
     Args:
-        message: the resource and the process that has locked it.
-        pid: number of that process, or None if it is unknown.
+        message: text that names the resource and the process that has locked it.
+        pid: id of the process that has locked the resource, or None if it is unknown.
 
     Attributes:
-        pid: as given.
+        pid: see the argument.
     """
 
     def __init__(self, message: str, pid: int | None) -> None:
@@ -49,9 +49,10 @@ def locked(lock: Path, what: str, *, shared: bool = False, wait: float | None = 
     raises an error.)
 
     Args:
-        lock: the lock file; its folder is created.
-        what: name of the resource for messages: "the run in runs/a".
-        shared: let other blocks of this process share the lock; otherwise they are refused like another process.
+        lock: path of the lock file. Its folder is created if needed.
+        what: name of the resource, used in error messages: "the run in runs/a".
+        shared: whether other `with` blocks of this process may share the lock. Otherwise they are refused, like other
+            processes.
         wait: seconds to wait for a process that is about to end, because workers briefly outlive a killed parent.
             Default: 5.
 

@@ -37,14 +37,15 @@ class ZCA:
         """Fit the whitening on images, with kornia's implementation.
 
         Args:
-            images: float [N, C, H, W], at least two, standardized by channel if `Normalization` will be.
-            eps: added to the eigenvalues of the covariance, > 0. Larger values whiten less.
+            images: float [N, C, H, W], at least two images. Standardize them by channel if the `Normalization` that
+                uses the whitening also standardizes.
+            eps: positive constant added to the eigenvalues of the covariance. Larger values whiten less.
 
         Source: Krizhevsky, "Learning multiple layers of features from tiny images" (2009), appendix A. The
-        trajectory-matching papers use 0.1 on CIFAR. The inverse is that of the regularized map.
+        trajectory-matching papers use `eps` 0.1 on CIFAR. The inverse is the inverse of the regularized map.
 
         Raises:
-            TypeError, ValueError: see `check.batch_of_images`; also fewer than two images.
+            TypeError, ValueError: see `check.batch_of_images`; also if there are fewer than two images.
         """
         check.batch_of_images(images)
         check.real_number(eps, "eps", above=0.0)
@@ -106,16 +107,17 @@ class Normalization:
     `LabeledImages` has a normalization, so that no component mixes sets of different spaces.
 
     Args:
-        mean: one number per channel, in pixel units (pixels are in [0, 1]); a single number applies to every channel.
-        std: likewise, > 0.
-        zca: a whitening applied afterwards.
-        measured: whether the numbers are statistics of images that are not known to be public. They are stored with
-            every set, so components that promise privacy refuse them. Default: whether there is a whitening, which is
-            always fitted. Ignored in comparisons, because the map is the same.
+        mean: mean of each channel, in pixel units (pixels are in [0, 1]); a single number applies to every channel.
+        std: standard deviation of each channel, positive; a single number applies to every channel.
+        zca: whitening applied after the standardization; or None.
+        measured: whether mean and standard deviation are statistics of images that are not known to be public. They are
+            stored with every set, so components that promise privacy refuse them. Default: True if there is a
+            whitening, because a whitening is always fitted; otherwise False. Comparisons ignore this argument, because
+            the map is the same.
 
     Raises:
         TypeError: `zca` is not a ZCA, or `measured` is neither True nor False.
-        ValueError: different numbers of means and standard deviations, or one that is not positive.
+        ValueError: the numbers of means and standard deviations differ, or a standard deviation is not positive.
     """
 
     mean: tuple[float, ...]
@@ -143,8 +145,8 @@ class Normalization:
 
         Args:
             pixels: float [N, C, H, W] in [0, 1]. A constant channel gets std 1.
-            public: whether these images are public. Otherwise the numbers are statistics of private data, and
-                components that promise privacy refuse them; use public constants there.
+            public: whether these images are public. Otherwise mean and standard deviation are statistics of private
+                data, and components that promise privacy refuse them; use public constants for these components.
 
         Raises:
             TypeError, ValueError: see `check.batch_of_images`.
@@ -168,8 +170,8 @@ class Normalization:
             given: the value to check.
 
         Raises:
-            TypeError: another type, such as numbers or a torchvision transform; the message shows how to create a
-                `Normalization`.
+            TypeError: the value has another type, such as numbers or a torchvision transform. The message shows how to
+                create a `Normalization`.
         """
         if not isinstance(given, Normalization):
             raise TypeError(f"normalization must be a Normalization(mean, std), got {type(given).__name__}")

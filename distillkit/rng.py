@@ -62,7 +62,7 @@ def derive(seed: int, *keys: int | str) -> torch.Generator:
     noise that a privacy claim rests on, use `distillkit.privacy.Secret`.
 
     Raises:
-        TypeError: a seed that is not an integer, or a key that is neither an integer nor a string.
+        TypeError: `seed` is not an integer, or a key is neither an integer nor a string.
         RuntimeError: this version of torch stores generator states in another layout (see `generator_from_bytes`).
     """
     parts = (operator.index(seed), *(key if isinstance(key, str) else operator.index(key) for key in keys))
@@ -76,10 +76,10 @@ def generator_from_bytes(entropy: bytes) -> torch.Generator:
     word is set, because an all-zero state would only produce zeros.
 
     Args:
-        entropy: `STATE_BYTES` (2496) bytes, uniformly random or a hash.
+        entropy: `STATE_BYTES` (2496) bytes, which are uniformly random or a hash.
 
     Raises:
-        ValueError: another number of bytes.
+        ValueError: `entropy` has another number of bytes.
         RuntimeError: this version of torch stores generator states in another layout, so draws would differ between
             versions.
     """

@@ -39,7 +39,7 @@ _MAX_DEPTH = 100
 _OWN_PACKAGES = ("distillkit", "fl", "attacks")
 _KNOWN_PACKAGES = (*_OWN_PACKAGES, "torch", "torchvision")
 _SCRIPT_MODULES = ("__main__", "__mp_main__")
-"""Names of the started script's module, in its own process and in spawned ones."""
+"""Names of the started script's module: in its own process, and in spawned processes."""
 
 _FUNCTION_PACKAGES = ("augment", "condense", "data", "generate", "losses", "networks", "select")
 """Packages of `distillkit` whose functions a config may name. They compute, and read images from files."""
@@ -88,7 +88,7 @@ def to_config(
         store: folder for tensors and sets. Each file is named after its fingerprint. The folder is created if needed;
             nothing is written unless the whole value can be converted.
         shared: another store that may already hold some of the files. They are linked instead of written again.
-        name: the value's name in messages.
+        name: name of the value, used in error messages.
 
     Raises:
         SerializationError: `value` contains a lambda, a nested function, an open file, a random generator or another
@@ -111,10 +111,10 @@ def referenced_objects(value: Any) -> dict[str, Any]:
     Pass the result to `from_config(config, names=...)` to rebuild a value that uses your own functions and classes.
 
     Args:
-        value: as for `to_config`.
+        value: see `to_config`.
 
     Raises:
-        SerializationError: as for `to_config`.
+        SerializationError: see `to_config`.
     """
     encoder = _Encoder(has_store=True)
     encoder.encode(value, "value")
@@ -132,10 +132,11 @@ def from_config(
     classes are called.
 
     Args:
-        config: the result of `to_config`, or the same after a round trip through JSON.
-        store: folder of the config's tensors and sets.
+        config: a result of `to_config`, which may have been written to JSON and read again.
+        store: folder with the config's tensors and sets.
         names: your functions and classes by the paths that the config uses: `{"models:small": small}`.
-        trust: your modules whose own functions and classes a config may name: `["models"]`. They are imported.
+        trust: names of your modules whose functions and classes a config may use: `["models"]`. These modules are
+            imported.
 
     Raises:
         ConfigError: the config has an unknown kind, a path that is not found or not allowed, a missing or changed
@@ -437,7 +438,7 @@ def _fingerprint(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _is_importable(value: Any) -> bool:
-    """Return whether `value` is a function, class or message entry that its module and name lead back to."""
+    """Return whether `value` is a function, class or message entry that can be found by its module and name."""
     if isinstance(value, types.FunctionType | type) or _is_entry(value):
         module = sys.modules.get(value.__module__)
         return module is not None and _attribute(module, value.__qualname__) is value
@@ -445,7 +446,7 @@ def _is_importable(value: Any) -> bool:
 
 
 def _is_entry(value: Any) -> bool:
-    """Return whether `value` is an object, such as an entry of a message, that knows its class attribute's name."""
+    """Return whether `value`, such as an entry of a message, stores the name of the class attribute that holds it."""
     own = getattr(value, "__dict__", {}) if not isinstance(value, type) else {}
     return not callable(value) and isinstance(own.get("__qualname__"), str)
 

@@ -32,11 +32,11 @@ class Protocol:
     from zero, `lr` drops once and the momentum is reset. The last iterate is tested, without selection.
 
     Attributes:
-        epochs: E. 1000 with augmentation; DC uses 300 without it.
+        epochs: number of epochs: 1000 with augmentation; DC uses 300 without augmentation.
         lr, momentum, weight_decay, batch: options of SGD.
-        lr_drop: factor of the learning-rate drop.
-        augment: applied to every batch, with a separate draw per image (not Siamese). DSA and DM evaluate with `DSA()`,
-            on digits with `DSA(DIGITS)`; DC without.
+        lr_drop: factor by which the learning rate is multiplied when it drops.
+        augment: augmentation of every batch, drawn separately for each image (not Siamese). DSA and DM evaluate with
+            `DSA()`, and with `DSA(DIGITS)` on digits; DC evaluates without augmentation.
     """
 
     epochs: int = 1000
@@ -61,10 +61,10 @@ def require_protocol(protocol: object) -> None:
     """Check that an argument is a `Protocol`.
 
     Args:
-        protocol: the argument.
+        protocol: the argument to check.
 
     Raises:
-        TypeError: it is not, for example a class or a name.
+        TypeError: the argument is not a `Protocol`, but for example a class or a name.
     """
     if not isinstance(protocol, Protocol):
         came = f"the class {protocol.__name__}" if isinstance(protocol, type) else type(protocol).__name__
@@ -94,15 +94,15 @@ def train(
     Use `evaluate` to train and test several new networks.
 
     Args:
-        network: maps images to logits [N, K]; on the device and of the dtype of the images.
+        network: network that maps images to logits [N, K], with the same device and dtype as the images.
         data: a set, or anything that `sets.as_set` accepts. Labels are class indices, or rows of probabilities (a
             teacher's soft labels), for which cross-entropy is the distillation loss at temperature 1 up to a constant.
         protocol: see `Protocol`.
-        generator: source of order, augmentation, and dropout in `nn.Dropout` layers. A network with other random
-            layers (stochastic depth) uses the global random state, with a warning.
-        chunk: images per forward and backward pass; default `chunking.chunk_size`. Gradients of a batch are summed over
-            its chunks, which is exact; with batch norm a batch is not divided.
-        callback: called with the number of finished epochs, after each.
+        generator: seed or random generator for the order of the images, the augmentation, and dropout in `nn.Dropout`
+            layers. Other random layers (stochastic depth) use the global random state, with a warning.
+        chunk: number of images per forward and backward pass; default: `chunking.chunk_size`. Gradients of a batch are
+            summed over its chunks, which is exact. With batch norm, batches are not divided into chunks.
+        callback: function that is called after each epoch with the number of finished epochs.
         progress: whether to show a progress bar.
 
     Raises:
@@ -176,9 +176,9 @@ def accuracy(network: nn.Module, data: Images | StoredImages, *, chunk: int | No
     """Return the share of images whose largest logit is that of their class, in [0, 1].
 
     Args:
-        network: maps images to logits. It runs in eval mode, and its mode is restored.
+        network: network that maps images to logits. It runs in eval mode; its previous mode is restored.
         data: a set with class indices, or anything that `sets.as_set` accepts. A `StoredImages` is read in chunks.
-        chunk: images per forward pass; default by device and size.
+        chunk: number of images per forward pass; the default depends on device and image size.
 
     Raises:
         ValueError: the set is empty, or its labels are rows.

@@ -39,8 +39,8 @@ def batch_of_images(images: Tensor, name: str = "images") -> Tensor:
         name: name of the argument, used in error messages.
 
     Raises:
-        TypeError: not a tensor, or not floating point.
-        ValueError: wrong number of dimensions, an empty dimension, or NaN or infinite values.
+        TypeError: the value is not a floating-point tensor.
+        ValueError: the number of dimensions is wrong, a dimension is empty, or there are NaN or infinite values.
     """
     if not isinstance(images, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor [N, C, H, W], got {type(images).__name__}")

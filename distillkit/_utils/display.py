@@ -56,8 +56,8 @@ def tile(rows: Sequence[Tensor], columns: int, padding: int) -> Tensor:
 
     Args:
         rows: at least one batch, none with more than `columns` images.
-        columns: images per row.
-        padding: white pixels around each image.
+        columns: number of images per row.
+        padding: number of white pixels around each image.
     """
     c, h, w = rows[0].shape[1:]
     picture = rows[0].new_ones(c, len(rows) * (h + padding) + padding, columns * (w + padding) + padding)

@@ -28,7 +28,7 @@ class Bar(Protocol):
         ...
 
     def set_postfix_str(self, s: str, refresh: bool = True) -> object:
-        """Show a remark behind the bar, such as the loss.
+        """Show a remark after the bar, such as the loss.
 
         Args:
             s: the remark.
@@ -63,8 +63,8 @@ def bar(total: int, what: str, *, unit: str = "step", progress: bool = True, don
         total: number of units.
         what: text before the bar.
         unit: name of one unit.
-        progress: False for no bar.
-        done: units that an interrupted run had completed.
+        progress: whether to show the bar.
+        done: number of units that an interrupted run has already completed.
     """
     if not check.boolean(progress, "progress") or not _watched() or not _turn.acquire(blocking=False):
         yield _Silent()

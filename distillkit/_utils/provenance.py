@@ -21,10 +21,10 @@ RUN_FORMAT = "distillkit.run/2"
 def provenance(generator: int | torch.Generator | None = None, **facts: Any) -> dict[str, Any]:
     """Return the provenance that a created set keeps in its `info`: the seed, software versions and further facts.
 
-    The commit is not included, because only a script in a checkout knows it.
+    The commit is not included, because only a script in a checkout can determine it.
 
     Args:
-        generator: the caller's; the seed is included if it is an integer.
+        generator: seed or generator of the caller; the seed is included if it is an integer.
         facts: further JSON values.
     """
     given = {} if generator is None or isinstance(generator, torch.Generator) else {"generator": int(generator)}

@@ -14,14 +14,14 @@ __all__ = ["create_thread_pool", "thread_pool"]
 def create_thread_pool(workers: int, name: str, intra: int = 1) -> ThreadPoolExecutor:
     """Create a thread pool for tensor computations.
 
-    The number of intra-op threads changes results by rounding, so each pool fixes its own; the number of workers does
-    not. PyTorch gives new threads the count that was set last, so the caller's own count is set again before the pool
-    starts.
+    The number of intra-op threads changes results by rounding, so each pool has a fixed number. The number of workers
+    does not change results. New threads get the number of intra-op threads that was set last in PyTorch, so the
+    caller's number is restored before the pool starts.
 
     Args:
         workers: number of threads.
         name: prefix of the thread names.
-        intra: intra-op threads of each worker.
+        intra: number of intra-op threads of each worker.
     """
     torch.set_num_threads(torch.get_num_threads())
     return ThreadPoolExecutor(workers, name, initializer=torch.set_num_threads, initargs=(intra,))

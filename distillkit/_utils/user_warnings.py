@@ -18,7 +18,7 @@ def warn(message: str) -> None:
     """Issue a `UserWarning` at the user's line, the first one outside this project's packages.
 
     Args:
-        message: the finding and the remedy.
+        message: description of the problem, and what to do about it.
     """
     if _silent.get():
         return
