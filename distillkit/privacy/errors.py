@@ -1,7 +1,7 @@
-"""Errors of the privacy components, one type for each reason.
+"""Errors of the privacy components, with one type for each reason.
 
-All derive from `PrivacyError`, so that one `except` catches them. What can be checked before a run is refused before
-anything is charged.
+All errors derive from `PrivacyError`, so that one `except` catches them. Every check that is possible before a run is
+made before anything is charged.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class BudgetExhausted(PrivacyError):
     """The next release would exceed the ledger's budget; nothing was released and nothing was charged.
 
     Args:
-        message: the refused spending, and its client.
-        remaining: see the attribute.
+        message: error message that names the refused charge and its client.
+        remaining: value of the attribute `remaining`.
 
     Attributes:
         remaining: number of the event's releases that the budget still allows.
@@ -44,7 +44,8 @@ class BudgetExhausted(PrivacyError):
 
 
 class NotAccountable(PrivacyError):
-    """No accountant here gives a sound epsilon: unsupported sampling, mixed relations, or a delta too large."""
+    """No accountant of this package gives a sound epsilon: unsupported sampling, mixed relations or too large a
+    delta."""
 
 
 class NotSeparable(PrivacyError):
@@ -60,4 +61,4 @@ class PrivateStatistics(PrivacyError):
 
 
 class PrivateInitialization(PrivacyError):
-    """A released set would start from private images, which stay visible in it whatever noise is added later."""
+    """A released set would start from private images, which stay visible however much noise is added later."""

@@ -1,4 +1,4 @@
-"""Events that a ledger records, and the guarantees that it gives."""
+"""Events that a ledger records, and the guarantees that a ledger gives."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _SAMPLINGS = ("everything", "poisson")
 
 
 def client_id(client: int | str) -> str:
-    """Return a client's name in a ledger, a string: 1 and "1" are the same client.
+    """Return a client's id in a ledger as a string, so that 1 and "1" are the same client.
 
     Args:
-        client: a number or a name.
+        client: client index or name.
 
     Raises:
-        TypeError: neither an integer nor a string.
+        TypeError: `client` is neither an integer nor a string.
     """
     if isinstance(client, bool) or not isinstance(client, str | Integral):
         raise TypeError(f"client must be an integer or a string, got {type(client).__name__}")
@@ -49,22 +49,23 @@ class Event:
     noise is drawn.
 
     Args:
-        mechanism: name of the mechanism, for the reader.
-        sigma: noise standard deviation / sensitivity under `relation`. 0 is allowed and means no guarantee.
-        rate: sample rate: the probability with which a record takes part, the largest over all records (over the
-            classes, if each class has its own). 1 if all take part.
+        mechanism: name of the mechanism, for readers of the ledger only.
+        sigma: noise standard deviation / sensitivity under `relation`. 0 is allowed and means that no guarantee holds.
+        rate: sample rate: the probability with which a record takes part. If it differs between records or classes,
+            give the largest. 1 if all records take part.
         count: number of releases.
-        client: the client whose records are released, a number or a name, stored as a string (1 is "1"). Default
-            `ALL_CLIENTS`, which is always safe.
-        round: number of the round, for the reader.
-        sampling: `"poisson"` (each record independently), or `"everything"` (rate 1). Default by the rate.
+        client: index or name of the client whose records are released, stored as a string. Default `ALL_CLIENTS`, which
+            is always safe.
+        round: round of the release, for readers of the ledger only.
+        sampling: sampling method: `"poisson"` (each record is drawn independently), or `"everything"` (rate 1).
+            Default: `"everything"` at rate 1, otherwise `"poisson"`.
         relation: the neighbouring relation: `"add or remove one record"`, `"replace one record"` (at rate 1
             only) or `"add or remove one client"`.
-        seeded: whether the noise comes from a seed, so that no guarantee holds.
+        seeded: whether the noise is drawn from a seed; if so, no guarantee holds.
 
     Raises:
-        NotAccountable: unsupported sampling, or a relation that no accountant here covers at this rate.
-        TypeError, ValueError: numbers out of range.
+        NotAccountable: the sampling is not supported, or no accountant covers the relation at this rate.
+        TypeError, ValueError: an argument has the wrong type or is out of range.
     """
 
     mechanism: str
@@ -104,16 +105,19 @@ class Event:
 class Guarantee:
     """Guarantee of a ledger for a client's records: an epsilon at a delta, or the reason why none holds.
 
-    `Ledger.guarantee` returns it. Printed, it is a sentence for a report.
+    `Ledger.guarantee` returns it. Its string form is a sentence for a report.
 
     Attributes:
         epsilon: the guaranteed epsilon, or None if no guarantee holds.
-        reason: why no guarantee holds, or "".
-        nominal: epsilon of the noise scale, whether or not the noise was secret; for planning and budgets.
-        delta, relation: the delta and the neighbouring relation of epsilon ("" if nothing was spent).
-        accountant: the accountant that computed epsilon, an upper bound; see `compose`.
+        reason: reason why no guarantee holds, or "".
+        nominal: epsilon computed from the noise scale, whether or not the noise was secret; used for planning and
+            budgets.
+        delta, relation: delta and neighbouring relation to which epsilon refers; the relation is "" if nothing was
+            spent.
+        accountant: name of the accountant that computed epsilon as an upper bound; see `compose`.
         remarks: limits of the guarantee, such as tuning on the private data.
-        assumptions: the inputs assumed to be public, by entry point (`ASSUMPTIONS`); epsilon does not cover them.
+        assumptions: inputs that are assumed to be public, for each entry point (`ASSUMPTIONS`); epsilon does not cover
+            these inputs.
     """
 
     epsilon: float | None

@@ -53,54 +53,58 @@ def condense_private(
 
     The result may be published and trained on like any other set. Each image is embedded by `num_networks` public
     random networks. The embedding minus a public centre is divided by its norm, so one record changes one class sum by
-    at most 1 and there is no clip to tune. The sums of all classes get Gaussian noise once. Images are then fitted to
-    the noised means by distribution matching, which costs no more privacy. Neighbours differ by one added or removed
-    record.
+    at most 1 and there is no clip to tune. Gaussian noise is added once to the sums of all classes. Images are then
+    fitted to the noised means by distribution matching, which costs no further privacy. Neighbours differ by one added
+    or removed record.
 
-    This is done in two or more `passes`. The first makes a rough set with a small share of the budget, centred on
-    smooth noise. The second starts from that set and is centred on its mean embedding. The part that all images share
-    then no longer dominates the unit vectors, and the same noise leaves more signal.
+    The condensation has two or more `passes`. The first produces a rough set with a small share of the budget; its
+    centre is the mean embedding of smooth noise. The second starts from that set, whose mean embedding is its centre.
+    The part that all images share then no longer dominates the unit vectors, so the same noise leaves more signal.
 
-    Papers: distribution matching is Zhao and Bilen (WACV 2023), Eq. 6. Noising feature sums once follows from the
-    Gaussian mechanism (Balle and Wang, ICML 2018), whose composition is exact also when a release depends on earlier
-    ones (Dong, Roth and Su, "Gaussian differential privacy", JRSS B 2022, corollary 2). The passes are ours; training
-    the networks on the synthetic set is the idea of IDM (Zhao et al., CVPR 2023).
+    Papers: distribution matching is from Zhao and Bilen (WACV 2023), Eq. 6. Adding noise to feature sums once is the
+    Gaussian mechanism (Balle and Wang, ICML 2018). Its composition is exact even if a release depends on earlier ones
+    (Dong, Roth and Su, "Gaussian differential privacy", JRSS B 2022, corollary 2). The passes are ours. The idea to
+    train the networks on the synthetic set is from IDM (Zhao et al., CVPR 2023).
 
     Args:
-        images: a set, or float [N, C, H, W] in the normalised space. Private. The normalisation of a set must be public
-            constants; a measured one (`Normalization.of`, the default of `load_folder`) is refused unless it was
-            declared public (`Normalization.of(images, public=True)`).
-        labels: class indices int [N]; leave out with a set. Private.
-        epsilon: > 0, for the whole call. Infinity adds no noise: a control for the cost of the noise, without any
-            guarantee, which the ledger records.
-        delta: well below 1 / N, and equal to that of a given ledger. It is compared with `size`, never with the private
-            N. Without `size` a warning follows if delta is not below one over the noised N.
-        num_classes: K, public; required, here or when the set was made. A class without records gets images of noise.
-        size: a public number of records, or an upper bound, which delta is compared with. Or public class sizes [K],
-            which also replace the noised histogram as denominators.
-        ipc: images per class.
-        networks: draws the networks that embed the images; see `EmbeddingNetworks`, which also sets the output that is
-            matched, the augmentation and the number of images per pass.
-        num_networks: number of networks in each later pass, with one release each; sigma grows with its square root.
-        clip: None for unit vectors; a number clips centred embeddings to that length instead. Epsilon does not cover a
-            clip that was tuned on the private data: record it with `Ledger.add_remark`.
+        images: private images: a set, or float [N, C, H, W] in the normalised space. The normalisation of a set must
+            consist of public constants; a measured normalisation (`Normalization.of`, the default of `load_folder`) is
+            refused unless it was declared public (`Normalization.of(images, public=True)`).
+        labels: private class indices, int [N]; leave them out if `images` is a set.
+        epsilon: target for the whole call, > 0. Infinity adds no noise, to measure how much accuracy the noise costs;
+            the ledger then records that no guarantee holds.
+        delta: target delta, well below 1 / N, and equal to the delta of a given ledger. It is compared with `size`,
+            never with the private N. Without `size`, you get a warning if delta is not below one over the noised N.
+        num_classes: public number of classes K, required here or when the set was created. The images of a class
+            without records are noise.
+        size: public number of records, or an upper bound of it, with which delta is compared. Or public class sizes
+            [K], which also replace the noised histogram as denominators.
+        ipc: number of images per class.
+        networks: sampler of the networks that embed the images, or `EmbeddingNetworks`, which also sets the network
+            output that is matched, the augmentation and the batch size.
+        num_networks: number of networks in each pass after the first, with one release per network; sigma grows with
+            the square root of this number.
+        clip: length to which centred embeddings are clipped; None scales them to unit length instead. Epsilon does not
+            cover a clip that was tuned on the private data: record the tuning with `Ledger.add_remark`.
         passes: number of passes and split of the budget; see `Passes`.
         init: `"noise"`, or a public set with `ipc` images per class.
-        steps: number of fitting steps in each later pass.
-        lr, momentum: of all fits (SGD, cosine schedule); lr is for unit vectors.
-        ledger: the ledger to charge, or an `Account` that also names client, round and the source of the noise. By
-            default a new ledger, whose epsilon covers this call alone: give every call on the same records the same
+        steps: number of fitting steps in each pass after the first.
+        lr, momentum: learning rate and momentum of all fits (SGD, cosine schedule); the default learning rate suits
+            unit vectors.
+        ledger: ledger to charge, or an `Account`, which also sets the client, the round and the source of the noise.
+            Default: a new ledger, whose epsilon covers this call alone; give every call on the same records the same
             ledger.
-        generator: public randomness: networks, initial images, augmentation.
+        generator: generator (or its seed) of the public randomness: networks, initial images and augmentation.
         progress: whether to show progress bars on a terminal.
 
     Returns:
-        A set of K * ipc images, class by class. `info["epsilon"]` is the guarantee of the ledger for the client after
-        this call (None if none holds, with `info["reason"]`), and is saved with the set.
+        A set of K * ipc images, class by class. `info["epsilon"]`, saved with the set, is the epsilon that the ledger
+        guarantees for the client after this call. It is None if no guarantee holds; `info["reason"]` then gives the
+        reason.
 
     Raises:
-        PrivacyError: one of its kinds, with the remedy: BudgetExhausted, BatchStatistics, PrivateStatistics,
-            PrivateInitialization, NotAccountable.
+        PrivacyError: one of its subclasses, with a remedy in the message: BudgetExhausted, BatchStatistics,
+            PrivateStatistics, PrivateInitialization, NotAccountable.
         TypeError, ValueError: invalid images, labels or options.
     """
     sizes = size if isinstance(size, Tensor) else None

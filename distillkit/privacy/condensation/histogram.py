@@ -14,21 +14,23 @@ __all__ = ["private_histogram"]
 def private_histogram(labels: Tensor, *, num_classes: int, sigma: float, ledger: Ledger | Account) -> Tensor:
     """Count the records of each class and add Gaussian noise, so that the counts may be published.
 
-    The sensitivity is 1, because a record adds 1 to one class. Release the histogram once per run and reuse it:
-    weights, denominators and dropping small classes are then post-processing.
+    The sensitivity is 1, because a record adds 1 to one class. Release the histogram once per run and reuse the counts:
+    computing weights or denominators from them and dropping small classes is post-processing.
 
     Args:
         labels: class indices int [N]; N may be 0.
-        num_classes: K, a public number. Classes without records get noise too.
-        sigma: noise standard deviation, in records; 0 adds none, which the ledger records as no guarantee.
-        ledger: charged before the noise is drawn; an `Account` also names client, round and the source of the noise.
+        num_classes: public number of classes K. Noise is added to the counts of empty classes too.
+        sigma: noise standard deviation, in records; 0 adds no noise, and the ledger then records that no guarantee
+            holds.
+        ledger: ledger that is charged before the noise is drawn, or an `Account`, which also sets the client, the round
+            and the source of the noise.
 
     Returns:
         The noised counts, float64 [K] on the device of `labels`, not rounded and possibly negative.
 
     Raises:
         BudgetExhausted, NotAccountable: see `Ledger.spend`.
-        TypeError, ValueError: labels that are not class indices below K, or numbers out of range.
+        TypeError, ValueError: the labels are not class indices below K, or a number is out of range.
     """
     check.positive_int(num_classes, "num_classes")
     labels = check.class_labels(labels, None, num_classes)

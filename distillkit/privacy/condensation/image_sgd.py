@@ -36,24 +36,25 @@ def image_gradients(
     chunk: int = 8,
     batched: bool | None = None,
 ) -> Iterator[Tensor]:
-    """Compute the per-example gradients of the matching loss in the synthetic images, a few examples at a time.
+    """Compute per-example gradients of the matching loss with respect to the synthetic images, in chunks.
 
-    `image_sgd` clips these gradients; use them for a private optimiser of your own. Example i contributes g_i, the
-    gradient of l(phi(x_i), mu_y) with mu_c = mean_j phi(s_cj). All g_i of a class are vector-Jacobian products of the
-    map S_c -> mu_c. The synthetic images are therefore embedded once per class, and of the real ones only the
-    embeddings are needed. g_i is zero outside the class of example i.
+    `image_sgd` clips these gradients; you can also use them in your own private optimiser. Example i contributes g_i,
+    the gradient of l(phi(x_i), mu_y) with mu_c = mean_j phi(s_cj). All g_i of a class are vector-Jacobian products of
+    the map S_c -> mu_c. The synthetic images are therefore embedded once per class, and the real images enter only
+    through their embeddings. g_i is zero outside the class of example i.
 
     Args:
-        images: the synthetic images s, float [K, ipc, C, H, W].
-        embed: phi, which maps images to [N, F].
-        embedding: phi(x_i) of n real examples, float [n, F], without a graph.
-        labels: their class indices, int [n].
-        loss: l, a separable loss; see `separable`.
-        chunk: examples at a time.
-        batched: compute the products of a chunk together (default on an accelerator) or one by one (faster on a CPU).
+        images: synthetic images s, float [K, ipc, C, H, W].
+        embed: function phi that maps N images to embeddings [N, F].
+        embedding: embeddings phi(x_i) of n real examples, float [n, F], without an autograd graph.
+        labels: class indices of the real examples, int [n].
+        loss: separable loss l; see `separable`.
+        chunk: maximum number of examples per yielded tensor.
+        batched: whether to compute the vector-Jacobian products of a chunk together. Default: True on an accelerator
+            and False on a CPU, where computing them one by one is faster.
 
     Yields:
-        Gradients [m, K, ipc, C, H, W] of m <= chunk examples, class by class, not in the order of `labels`.
+        Gradients [m, K, ipc, C, H, W] of m <= chunk examples, ordered by class and not as in `labels`.
     """
     batched = images.device.type != "cpu" if batched is None else batched
     for c in labels.unique().tolist():
@@ -99,36 +100,39 @@ def image_sgd(
     """Condense a private set to one that may be published, by DP-SGD on the synthetic images (FedDM, section 3.3).
 
     Prefer `condense_private` unless you study FedDM: it is cheaper and was more accurate at the same epsilon. Every
-    step draws records by Poisson sampling over the *whole* set, clips the gradient that each record has in the images
-    of all classes, sums, and adds noise to every pixel of every class, also of classes without records.
+    step draws records by Poisson sampling over the *whole* set and clips each record's gradient with respect to the
+    images of all classes. It sums the clipped gradients and adds noise to every pixel of every class, also of classes
+    without records.
 
-    Paper: Xiong et al., "FedDM" (CVPR 2023), section 3.3, Eq. 8 and Eq. 16. Deviations, all needed for the guarantee:
-    the paper samples 256 records *per class*, at a rate (one half or more for 500 records per class) that is ten times
-    the accounted one; it divides by the number of records drawn; it sends only classes that exist. Its noise scale
-    (Theorem 3.2) is not sound outside q < 1 / (16 sigma) and covers one round: here an accountant computes epsilon.
+    Paper: Xiong et al., "FedDM" (CVPR 2023), section 3.3, Eq. 8 and Eq. 16. We deviate from the paper where the
+    guarantee needs it. The paper samples 256 records *per class*, at a rate (one half or more for 500 records per
+    class) that is ten times the accounted rate. It also divides by the number of records drawn, and sends only classes
+    that exist. Its noise scale (Theorem 3.2) is not sound outside q < 1 / (16 sigma) and covers one round; we compute
+    epsilon with an accountant.
 
     Args:
         images, labels, num_classes, ipc, init, ledger, generator, progress: see `condense_private`.
-        size: the public number of records, which scales the mean gradient and which delta is compared with; not the
-            private `len(images)`.
-        epsilon: for all steps of this call; sigma follows from it. Or give `sigma`.
-        sigma: noise standard deviation / clip; 0 adds no noise, which the ledger records as no guarantee.
-        delta: below 1 / size, and equal to that of a given ledger.
-        networks: see `condense_private`. `match` defaults to `"embedding+logits"` (Eq. 8). The sampler may be
-            `NetworkBall(network, rho)` around weights that are public or were released under this ledger.
-        loss: between a real example and the synthetic mean of its class; separable, see `separable`.
-        clip: the largest l2 norm of one record's gradient. Default: the median norm on public smooth noise, which costs
-            no privacy.
-        rate: the probability with which a record takes part in a step (sample rate).
-        steps, lr, momentum: of SGD. All steps are charged before the first. Use a smaller lr than for distribution
-            matching without noise.
-        callback: `callback(step, gradient)` receives every released gradient [K, ipc, C, H, W].
+        size: public number of records, not the private `len(images)`. It scales the mean gradient, and delta is
+            compared with it.
+        epsilon: target for all steps of this call, from which sigma is computed. Give either `epsilon` or `sigma`.
+        sigma: noise standard deviation / clip; 0 adds no noise, and the ledger then records that no guarantee holds.
+        delta: target delta, below 1 / size, and equal to the delta of a given ledger.
+        networks: sampler or options, as for `condense_private`, except that `match` defaults to `"embedding+logits"`
+            (Eq. 8). The sampler may be `NetworkBall(network, rho)` around weights that are public or were released
+            under this ledger.
+        loss: separable loss between a real example and the synthetic mean of its class; see `separable`.
+        clip: largest l2 norm of one record's gradient. Default: the median gradient norm on public smooth noise, which
+            costs no privacy.
+        rate: sample rate: the probability with which each record takes part in a step.
+        steps, lr, momentum: number of steps, learning rate and momentum of SGD. All steps are charged before the first.
+            Use a smaller learning rate than for distribution matching without noise.
+        callback: function that is called as `callback(step, gradient)` with every released gradient [K, ipc, C, H, W].
 
     Returns:
-        As `condense_private`.
+        The synthetic set, with the same entries in `info` about the guarantee as for `condense_private`.
 
     Raises:
-        PrivacyError: as `condense_private`, and NotSeparable for a loss that is not a sum over examples.
+        PrivacyError: see `condense_private`; also NotSeparable if the loss is not a sum over examples.
         TypeError, ValueError: invalid images, labels or options.
     """
     loss = require_separable(loss)

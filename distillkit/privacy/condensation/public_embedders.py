@@ -22,18 +22,19 @@ __all__ = ["PublicEmbedder", "PublicEmbedders"]
 
 
 class PublicEmbedder:
-    """An embedder v(x): maps images to vectors of bounded length, in the same way for private and synthetic images.
+    """Embedder v(x), which maps private and synthetic images alike to vectors of bounded length.
 
-    The bound makes noise on a sum of vectors private. With phi the embedding and a the centre, v(x) =
-    (phi(x) - a) / ||phi(x) - a||, or with a clip C, v(x) = (phi(x) - a) min(1, C / ||phi(x) - a||). Call it with images
-    [N, C, H, W]. `PublicEmbedders` creates the embedders of a release.
+    Because of the bound, adding noise to a sum of vectors makes the sum private. With phi the embedding and a the
+    centre, v(x) = (phi(x) - a) / ||phi(x) - a||, or with a clip C, v(x) = (phi(x) - a) min(1, C / ||phi(x) - a||). Call
+    an embedder with images [N, C, H, W]. `PublicEmbedders` creates the embedders of a release.
 
     Args:
-        network: gives phi: its embedding, or embedding and logits concatenated.
-        center: a, float [F], public; None for no centre.
-        clip: C, the greatest length of a vector; None for unit length.
-        match: what phi is: `"embedding"`, or `"embedding+logits"` (both, concatenated).
-        augment, state: an augmentation with one draw for all images, and the seed keys of that draw.
+        network: network that computes phi.
+        center: public centre a, float [F]; None for no centre.
+        clip: largest length C of a vector; None scales every vector to unit length.
+        match: network output used as phi: `"embedding"`, or `"embedding+logits"` (both, concatenated).
+        augment, state: augmentation that is drawn once for all images, and the seed and index from which that draw is
+            derived.
     """
 
     def __init__(
@@ -51,11 +52,11 @@ class PublicEmbedder:
 
     @property
     def sensitivity(self) -> float:
-        """The most that one record adds to a sum of v, in l2 norm: 1, or the clip."""
+        """Largest l2 norm that one record adds to a sum of v: 1, or the clip."""
         return 1.0 if self.clip is None else self.clip
 
     def embedding(self, images: Tensor) -> Tensor:
-        """Compute phi(x), before centring and clipping; every call repeats this embedder's one augmentation.
+        """Compute phi(x), before centring and clipping; every call applies the same draw of the augmentation.
 
         Args:
             images: float [N, C, H, W] in the space of the release.
@@ -95,30 +96,31 @@ class PublicEmbedder:
 
 
 class PublicEmbedders:
-    """Sequence of the public embedders of one release, each with its own network, centre and augmentation.
+    """Sequence of the public embedders of one release, each with a network, a centre and a draw of the augmentation.
 
-    `class_sums`, `release` and `fit_to_means` share it. `embedders[k]` is a pure function of the seed. An embedder is
-    valid until the next one is requested, because networks may be drawn in place.
+    Pass the same object to `class_sums` and `fit_to_means`. `embedders[k]` depends only on k and the seed. Use an
+    embedder only until you request the next, because networks may be drawn in place.
 
     Args:
-        networks: draws the networks, as in `distribution_matching`; it must not depend on the private data, except
+        networks: sampler of the networks, as in `distribution_matching`; it must not depend on the private data, except
             through earlier releases.
         num_networks: number of networks, with one embedder each.
-        like: gives the shape, space, dtype and device of the images; its own images are not used.
-        clip: the greatest length of a vector; None normalises every vector, so there is no clip to tune.
-        match: what is matched: `"embedding"`, or `"embedding+logits"` (both, concatenated; FedDM's Eq. 8).
-        augment: an augmentation that can draw once for all images, such as `DSA()`.
-        centers: the number of smooth noise images whose mean embedding is the centre, 0 for no centre. Or public images
-            [n, C, H, W], such as a set that was released before: the closer their mean embedding is to that of the
+        like: set with the shape, normalisation, dtype and device of the images; the images of this set are not used.
+        clip: largest length of a vector; None scales every vector to unit length, so that there is no clip to tune.
+        match: network output that is matched: `"embedding"`, or `"embedding+logits"` (both, concatenated; FedDM's Eq.
+            8).
+        augment: augmentation that can be drawn once for all images, such as `DSA()`.
+        centers: number of smooth noise images whose mean embedding is the centre, 0 for no centre; or public images [n,
+            C, H, W], such as a set that was released before. The closer the centre is to the mean embedding of the
             private images, the better unit vectors separate the classes.
-        seed: of networks, noise images and augmentations; public.
+        seed: public seed of networks, noise images and augmentations.
 
     Attributes:
-        dim: F, the number of dimensions of a vector.
+        dim: number of dimensions F of a vector.
 
     Raises:
-        BatchStatistics: a network or augmentation that mixes the images of a batch.
-        TypeError, ValueError: options out of range.
+        BatchStatistics: a network or the augmentation mixes the images of a batch.
+        TypeError, ValueError: an option has the wrong type or is out of range.
     """
 
     def __init__(
@@ -170,7 +172,7 @@ class PublicEmbedders:
 
     @property
     def sensitivity(self) -> float:
-        """The most that one record adds to a class sum of any one embedder, in l2 norm: 1, or the clip."""
+        """Largest l2 norm that one record adds to a class sum of one embedder: 1, or the clip."""
         return 1.0 if self.clip is None else self.clip
 
     def __len__(self) -> int:

@@ -16,20 +16,20 @@ __all__ = ["SeparableLoss", "require_separable", "separable", "squared_distance"
 
 
 class SeparableLoss(Protocol):
-    """A matching loss that is a sum over real examples: l(phi(x_i), mean embedding of the example's class).
+    """Matching loss that is a sum over real examples, with one term l(phi(x_i), synthetic class mean) per example.
 
-    Write it as a function and decorate it with `@separable`; `image_sgd` takes it as `loss`.
+    Write the loss as a function, decorate it with `@separable` and pass it to `image_sgd` as `loss`.
     """
 
     def __call__(self, embedding: Tensor, means: Tensor) -> Tensor:
         """Return the loss of every real example.
 
         Args:
-            embedding: of n real examples, float [n, F].
-            means: the synthetic mean of each example's class, float [n, F].
+            embedding: embeddings of n real examples, float [n, F].
+            means: synthetic mean embedding of each example's class, float [n, F].
 
         Returns:
-            Float [n]; row i depends only on row i of both arguments.
+            Losses, float [n]; entry i depends only on row i of both arguments.
         """
         ...
 
@@ -38,10 +38,10 @@ F = TypeVar("F", bound=Callable[..., Tensor])
 
 
 def separable(loss: F) -> F:
-    """Declare that a matching loss is a sum over real examples, so that `image_sgd` accepts it; a decorator.
+    """Decorate a matching loss to declare that it is a sum over real examples, so that `image_sgd` accepts it.
 
     Args:
-        loss: a `SeparableLoss`. It gets the attribute `separable = True` and is returned.
+        loss: a `SeparableLoss`. The function sets its attribute `separable` to True and returns it.
     """
     loss.separable = True  # type: ignore[attr-defined]
     return loss
@@ -51,12 +51,12 @@ def separable(loss: F) -> F:
 def squared_distance(embedding: Tensor, means: Tensor) -> Tensor:
     """Compute the distribution-matching loss of each real example, ||phi(x_i) - mu||^2.
 
-    Its mean over a class differs from ||mean phi(x_i) - mu||^2 by the variance of the embeddings. The variance does not
-    depend on the synthetic images, so both have the same gradient.
+    The mean of these losses over a class differs from ||mean phi(x_i) - mu||^2 by the variance of the embeddings. The
+    variance does not depend on the synthetic images, so the two losses have the same gradient.
 
     Args:
-        embedding: phi(x_i) of n real examples, float [n, F].
-        means: mu, the synthetic mean of each example's class, float [n, F].
+        embedding: embeddings phi(x_i) of n real examples, float [n, F].
+        means: synthetic mean embedding mu of each example's class, float [n, F].
 
     Returns:
         Float [n].
@@ -71,9 +71,9 @@ def require_separable(loss: object) -> SeparableLoss:
         loss: the user's matching loss.
 
     Raises:
-        NotSeparable: it is not declared separable (`loss.why`, if there is one, is quoted), or its rows depend on each
-            other for up to 64 rows of random numbers.
-        PrivacyError: it draws from a global random state.
+        NotSeparable: the loss is not declared separable (the message quotes `loss.why`, if there is one), or its rows
+            depended on each other in a test with up to 64 rows of random numbers.
+        PrivacyError: the loss draws from a global random state.
     """
     if not callable(loss) or getattr(loss, "separable", None) is not True:
         name = getattr(loss, "__name__", type(loss).__name__)

@@ -16,25 +16,28 @@ __all__ = ["TrainedNetworks"]
 
 
 class TrainedNetworks(Configurable):
-    """Sampler of networks trained from scratch on a public set, a new one for every draw.
+    """Sampler of networks that trains a new network from scratch on a public set for every draw.
 
-    The later passes of `condense_private` use it; it may also be the `networks` of `PublicEmbedders`. Networks trained
-    on a released set depend on that release alone, so they may embed the private images for the next one. Their
-    embeddings separate the classes, while those of untrained networks mostly show what all images share.
+    The later passes of `condense_private` use this sampler; you can also pass it to `PublicEmbedders` as `networks`.
+    Networks trained on a released set depend on that release alone, so they may embed the private images for the next
+    one. Their embeddings separate the classes, while embeddings of untrained networks mostly reflect what all images
+    have in common.
 
-    Papers: DM embeds with untrained networks (Zhao and Bilen, WACV 2023); matching with networks that were trained on
-    the synthetic images is IDM (Zhao et al., "Improved distribution matching for dataset condensation", CVPR 2023).
-    Deviation: IDM keeps a queue of networks that it trains on while the images change; ours are trained once, because
-    every private release needs one fixed map.
+    Papers: DM embeds with untrained networks (Zhao and Bilen, WACV 2023). IDM matches with networks that were trained
+    on the synthetic images (Zhao et al., "Improved distribution matching for dataset condensation", CVPR 2023).
+    Deviation: IDM keeps a queue of networks and continues to train them while the images change; our networks are
+    trained once, because every private release needs one fixed map.
 
     Args:
-        factory: `factory()` returns a network with the device and dtype of the set; its parameters are drawn.
-        data: the public set.
-        protocol: how they are trained (epochs, optimiser, augmentation).
-        redraw: initialises parameters that have no known rule; see `networks.initialize`.
+        factory: function without arguments that returns a network with the device and dtype of the set; the network's
+            parameters are redrawn.
+        data: public set on which the networks are trained.
+        protocol: training protocol of the networks (epochs, optimiser, augmentation).
+        redraw: function that initialises parameters without a known rule; see `networks.initialize`.
         progress: whether to show a progress bar on a terminal.
 
-    Networks are cached by the state of the generator, so that drawing one again is free and gives the same bits.
+    Networks are cached by the state of the generator, so drawing a network again costs nothing and gives the same
+    weights, bit for bit.
 
     Raises:
         TypeError: `protocol` is not a `Protocol`.
@@ -60,7 +63,8 @@ class TrainedNetworks(Configurable):
         """Return a trained network, frozen and in eval mode.
 
         Args:
-            generator: draws the first weights and the order of the batches; the same state gives the same network.
+            generator: generator of the initial weights and the order of the batches; the same state gives the same
+                network.
         """
         state = generator.get_state().numpy().tobytes()
         if state not in self._drawn:
