@@ -44,8 +44,7 @@ class BudgetExhausted(PrivacyError):
 
 
 class NotAccountable(PrivacyError):
-    """No accountant of this package gives a sound epsilon: unsupported sampling, mixed relations or too large a
-    delta."""
+    """No accountant gives a sound epsilon: unsupported sampling, mixed relations or too large a delta."""
 
 
 class NotSeparable(PrivacyError):

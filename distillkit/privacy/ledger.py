@@ -1,6 +1,6 @@
-"""The privacy ledger: an append-only file of charges, written before a release and never rolled back.
+"""Privacy ledger: an append-only file of charges, written before each release and never rolled back.
 
-An `Account` adds the client and round to charge, and the source of the noise.
+An `Account` combines a ledger with the client and round to charge and the source of the noise.
 """
 
 from __future__ import annotations
@@ -38,27 +38,29 @@ class Ledger:
     Every noised release is charged here, and `guarantee` returns the guarantee for all of them together. Give every
     call on the same records the same ledger.
 
-    `spend` writes an event and syncs it to disk *before* it returns, so call it before the noise is drawn: the event
-    counts whatever happens to the run afterwards. A repeated round is charged again. A line that was cut off by a crash
-    counts as the costliest event of the ledger, for all clients, although its release was never used.
+    `spend` writes an event and syncs it to disk *before* it returns. Call `spend` before the noise is drawn: the event
+    then counts whatever happens to the run afterwards. A repeated round is charged again. A line that was cut off by a
+    crash counts as the costliest event of the ledger, for all clients, although the release was never used.
 
-    Epsilon composes over the events of a client and is the *maximum* over clients. Their records are assumed to be
-    disjoint, so only the events of one client, and those of `ALL_CLIENTS`, touch a record. Epsilon covers the charges
-    to *this* ledger; releases of the same records that were charged elsewhere, or nowhere, add to it.
+    Epsilon composes over the events of a client and is the *maximum* over clients. The clients' records are assumed to
+    be disjoint, so a record is affected only by the events of one client and the events of `ALL_CLIENTS`. Epsilon
+    covers the charges to *this* ledger; releases of the same records that were charged elsewhere, or nowhere, increase
+    the true epsilon.
 
     Args:
-        path: a file of JSON lines, continued if it exists; None keeps the ledger in memory, for experiments.
-        delta: in (0, 1), well below one over the number of records of the largest client.
-        budget: epsilon that no client may exceed; None for no limit. It is compared with the nominal epsilon, so a
-            seeded test run stops where the real run will.
+        path: path of a file of JSON lines; an existing file is continued. None keeps the ledger in memory, for
+            experiments.
+        delta: delta of the guarantee, in (0, 1), well below one over the number of records of the largest client.
+        budget: epsilon that no client may exceed; None for no limit. The budget is compared with the nominal epsilon,
+            so a seeded test run stops at the same point as the real run.
         disjoint: whether no two clients hold the same record. This is assumed and cannot be checked here. If False the
             events of all clients compose.
 
-    Threads and processes may share a ledger file: a charge reads the lines of others and appends in one step. During a
-    run (`run_lock`), charges of other processes are refused, and they may still read.
+    Threads and processes may share a ledger file: a charge reads the lines of the others and appends its own in one
+    step. During a run (`run_lock`), other processes may read the ledger, but their charges are refused.
 
     Raises:
-        NotAccountable: delta out of range.
+        NotAccountable: delta is out of range.
         ValueError: the file is damaged, or is not a ledger.
     """
 
@@ -106,24 +108,24 @@ class Ledger:
         """Check whether the budget allows a run before it begins; charge nothing.
 
         Args:
-            events: all charges of the run.
+            events: all events that the run will charge.
 
         Raises:
-            BudgetExhausted, NotAccountable: as `spend`.
+            BudgetExhausted, NotAccountable: see `spend`.
         """
         with self._synced():
             self._check_budget(events)
 
     def spend(self, *events: Event) -> None:
-        """Charge `events`, all or none; call it before their noise is drawn.
+        """Charge all `events` or none of them; call this method before their noise is drawn.
 
         Args:
-            events: the coming releases; on disk when this returns.
+            events: the planned releases; the events are on disk when the method returns.
 
         Raises:
-            BudgetExhausted: the budget does not allow it, and nothing was written. `.remaining` of the first event's
-                `count` are still allowed.
-            NotAccountable: a relation that differs from that of earlier events.
+            BudgetExhausted: the budget does not allow the charge, and nothing was written. `.remaining` is the number
+                of releases of the first event that are still allowed.
+            NotAccountable: the events differ in their relation from each other or from earlier events.
             distillkit.locking.InUse: another process owns the ledger.
         """
         with self._synced():
@@ -136,7 +138,7 @@ class Ledger:
         """Return how many of the event's `count` releases the budget still allows; charge nothing.
 
         Args:
-            event: the planned releases; without a budget all are allowed.
+            event: event of the planned releases; without a budget all of them are allowed.
         """
         with self._synced():
             return self._remaining(event)
@@ -150,11 +152,11 @@ class Ledger:
         return self._journal.run_lock()
 
     def void(self, reason: str, *, client: int | str = ALL_CLIENTS) -> None:
-        """Record that no guarantee holds for a client any more, for instance because its raw images were sent.
+        """Record that no guarantee holds any more for a client, for instance because the client's raw images were sent.
 
         Args:
-            reason: the reason, to complete "no guarantee: ..."; the first one recorded is shown.
-            client: the client; `ALL_CLIENTS` by default.
+            reason: reason that completes the sentence "no guarantee: ..."; guarantees show the first recorded reason.
+            client: id of the client; default `ALL_CLIENTS`.
 
         Raises:
             distillkit.locking.InUse: another process owns the ledger.
@@ -167,7 +169,7 @@ class Ledger:
         """Record, once, a limit of the guarantee, such as options that were tuned on the private data.
 
         Args:
-            text: a sentence for every later guarantee (`Guarantee.remarks`).
+            text: sentence that is added to every later guarantee (`Guarantee.remarks`).
         """
         with self._synced():
             if text not in self._remarks:
@@ -178,8 +180,8 @@ class Ledger:
         """Record, once, the inputs that an entry point assumes to be public; see `Guarantee.assumptions`.
 
         Args:
-            entry: the entry point's name.
-            facts: names in `PUBLIC_INPUTS`; default: `ASSUMPTIONS[entry]`.
+            entry: name of the entry point.
+            facts: names of the inputs, keys of `PUBLIC_INPUTS`; default: `ASSUMPTIONS[entry]`.
         """
         found = tuple(ASSUMPTIONS[entry] if facts is None else facts)
         with self._synced():
@@ -188,10 +190,10 @@ class Ledger:
                 self._assumed[entry] = found
 
     def spends(self, client: int | str | None = None) -> list[Spend]:
-        """List what has been spent on a client's records: (sigma, rate, count) each, as `compose` takes it.
+        """List all releases charged to a client's records, as (sigma, rate, count) tuples for `compose`.
 
         Args:
-            client: the client; events of `ALL_CLIENTS` count too. None: the events of all clients.
+            client: id of the client; the events of `ALL_CLIENTS` are included. None: the events of all clients.
         """
         with self._synced():
             return self._spends(None if client is None else client_id(client))
@@ -200,11 +202,11 @@ class Ledger:
         """Return the guarantee for a client's records after all charges, or the reason why none holds.
 
         Args:
-            client: the client; None or `ALL_CLIENTS` for the one with the largest epsilon.
-            delta: in (0, 1); default: the ledger's.
+            client: id of the client; None or `ALL_CLIENTS` for the client with the largest epsilon.
+            delta: delta of the guarantee, in (0, 1); default: the ledger's delta.
 
         Raises:
-            NotAccountable: delta outside (0, 1).
+            NotAccountable: delta is outside (0, 1).
         """
         client = None if client in (None, ALL_CLIENTS) else client_id(client)
         with self._synced():
@@ -229,7 +231,7 @@ class Ledger:
         """Return `guarantee(client, delta=delta).epsilon`: None if no guarantee holds.
 
         Args:
-            client, delta: as for `guarantee`.
+            client, delta: arguments of `guarantee`.
         """
         return self.guarantee(client, delta=delta).epsilon
 
@@ -248,7 +250,7 @@ class Ledger:
         return [c for c in owners if c != ALL_CLIENTS] or [ALL_CLIENTS]
 
     def _touching(self, client: int | str | None) -> list[int | str]:
-        """Return the clients whose events touch the records of `client`."""
+        """Return the clients whose events affect the records of `client`."""
         owners = list(dict.fromkeys([*self._totals, *self._reasons]))
         return [o for o in owners if not self.disjoint or client is None or o in (client, ALL_CLIENTS)]
 
@@ -262,7 +264,7 @@ class Ledger:
         return spends
 
     def _epsilon_after(self, events: Sequence[Event]) -> float:
-        """Return the largest nominal epsilon, after `events`, of the clients that they touch."""
+        """Return the largest nominal epsilon, after `events`, of the clients that the events affect."""
         owners = [e.client for e in events]
         clients = self._clients() + [c for c in owners if c != ALL_CLIENTS] if ALL_CLIENTS in owners else owners
 
@@ -348,16 +350,16 @@ def _client_names(events: Sequence[Event]) -> str:
 
 
 class Account:
-    """A ledger with the client and round to charge, and the source of the noise.
+    """Ledger combined with the client and round to charge and the source of the noise.
 
-    Private calls accept it as `ledger=` wherever they accept a `Ledger`. A `Ledger` alone charges all clients, which is
-    always safe, and takes its noise from the operating system.
+    Private calls accept an account as `ledger=` wherever they accept a `Ledger`. With a `Ledger` alone, all clients are
+    charged, which is always safe, and noise is drawn from the operating system's entropy.
 
     Args:
-        ledger: the ledger that is charged before noise is drawn.
-        client: the client whose records are released, a number or a name.
-        round: when, for the reader of the ledger.
-        secret: the source of noise and Poisson draws; see `Secret`. With a seed no guarantee holds.
+        ledger: ledger that is charged before noise is drawn.
+        client: index or name of the client whose records are released.
+        round: round of the releases, for readers of the ledger only.
+        secret: source of noise and Poisson draws; see `Secret`. With a seed no guarantee holds.
     """
 
     def __init__(
@@ -375,7 +377,7 @@ class Account:
 
     @classmethod
     def of(cls, ledger: Ledger | Account) -> Account:
-        """Return an account as it is, and wrap a ledger in an account for all clients."""
+        """Return an account unchanged; wrap a ledger in an account for all clients."""
         return ledger if isinstance(ledger, Account) else cls(ledger)
 
     def event(self, mechanism: str, sigma: float, *, rate: float = 1.0, count: int = 1) -> Event:
@@ -387,7 +389,7 @@ class Account:
         return Event(mechanism, sigma, rate, count, self.client, self.round, seeded=self.secret.seeded)
 
     def spend(self, mechanism: str, sigma: float, *, rate: float = 1.0, count: int = 1) -> None:
-        """Charge `count` releases to the ledger; call it before their noise is drawn. See `Ledger.spend`.
+        """Charge `count` releases to the ledger, before their noise is drawn; see `Ledger.spend`.
 
         Args:
             mechanism, sigma, rate, count: see `Event`.

@@ -21,25 +21,26 @@ _BITS = 53
 class Secret:
     """Source of noise: the operating system's entropy, or a seed.
 
-    Every random draw that a privacy claim relies on comes from here: noise, the records of a step, dropout. Without a
-    seed every number comes from the operating system's cryptographic generator (`secrets.token_bytes`), never from
-    `torch.Generator`. The latter is a Mersenne Twister: an adversary who knows all records but one could solve for its
-    state from the noise. With a seed the draws repeat and whoever knows the seed knows the noise, so the ledger records
-    that no guarantee holds: seeds are for tests, not for releases.
+    Every random draw on which a privacy claim relies comes from a `Secret`: noise, the records of a step, dropout.
+    Without a seed, all noise and Poisson draws come from the operating system's cryptographic generator
+    (`secrets.token_bytes`), never from `torch.Generator`. The latter is a Mersenne Twister: an adversary who knows all
+    records but one could compute its state from the noise. With a seed the draws are repeatable, and anyone who knows
+    the seed knows the noise. The ledger then records that no guarantee holds: use seeds for tests, not for releases.
 
     Uniforms have 53 bits, so the sample rate equals the accounted one to within 2^-53. A Gaussian is the sum of four
     Box-Muller draws in float64, divided by two (Holohan and Braghin, "Secure random sampling in differential privacy",
-    2021, section 5.1; also Opacus' secure mode). A single draw has gaps in its last bits that can reveal the value it
-    was added to (Mironov, CCS 2012). Four draws make that attack impractical; only a discrete mechanism excludes it.
+    2021, section 5.1; also Opacus' secure mode). A single draw has gaps in its last bits that can reveal the value to
+    which the noise was added (Mironov, CCS 2012). Four draws make that attack impractical; only a discrete mechanism
+    rules it out.
 
     Args:
-        seed: `None` for the operating system's entropy, or an int.
+        seed: integer seed, or None for the operating system's entropy.
 
     Attributes:
-        seeded: whether the draws repeat, so that no guarantee holds.
+        seeded: whether the draws come from a seed; if so, no guarantee holds.
         draws: number of noise tensors drawn so far.
-        drawn: number of Gaussian values drawn so far, by standard deviation; an audit compares it with the ledger
-            (`attacks.audit.audit_noise`).
+        drawn: number of Gaussian values drawn so far for each standard deviation; an audit compares these counts with
+            the ledger (`attacks.audit.audit_noise`).
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -51,7 +52,7 @@ class Secret:
 
     @property
     def seeded(self) -> bool:
-        """Whether the draws come from a seed; then a ledger gives no guarantee."""
+        """Whether the draws come from a seed; if so, a ledger gives no guarantee."""
         return self._generator is not None
 
     def uniform(self, count: int) -> Tensor:
@@ -68,7 +69,8 @@ class Secret:
     def generator(self) -> torch.Generator:
         """Return a new generator with a secret state, for draws that must be hidden but are not noise.
 
-        Use it for augmentation and dropout, whose public draws would reveal the position of a record in a batch.
+        Use the generator for augmentation and dropout: if their draws were public, they would reveal a record's
+        position in a batch.
         """
         if self._generator is None:
             return generator_from_bytes(secrets.token_bytes(STATE_BYTES))
@@ -83,7 +85,7 @@ class Secret:
             std: standard deviation, >= 0; 0 draws nothing and returns zeros.
 
         Raises:
-            TypeError, ValueError: `std` out of range.
+            TypeError, ValueError: `std` has the wrong type or is out of range.
         """
         check.real_number(std, "std", least=0.0)
         if std == 0:
@@ -97,17 +99,17 @@ class Secret:
         return (total * (std / 2)).view(tuple(shape))
 
     def poisson(self, count: int, rate: float) -> Tensor:
-        """Draw the records of a step by Poisson sampling: each takes part independently, so their number varies.
+        """Draw the records of a step by Poisson sampling: each record takes part independently, so their number varies.
 
         Args:
             count: number of records.
-            rate: the probability with which each takes part, in [0, 1].
+            rate: probability with which each record takes part, in [0, 1].
 
         Returns:
-            Their indices, int64 [m], ascending; m may be 0.
+            Indices of the drawn records, int64 [m], ascending; m may be 0.
 
         Raises:
-            TypeError, ValueError: `rate` out of range.
+            TypeError, ValueError: `rate` has the wrong type or is out of range.
         """
         check.real_number(rate, "rate", least=0.0, most=1.0)
         return (self.uniform(count) < rate).nonzero().flatten()
@@ -120,10 +122,10 @@ def as_secret(secret: Secret | int | None) -> Secret:
     """Return the source of noise for the option `secret` of a private component.
 
     Args:
-        secret: a source of noise, which is returned as it is; None for the operating system's entropy; or an int, a
-            seed for repeatable tests, which carry no guarantee.
+        secret: a `Secret`, which is returned unchanged; None for the operating system's entropy; or an integer seed for
+            repeatable tests, for which no guarantee holds.
 
     Raises:
-        TypeError: anything else.
+        TypeError: `secret` has another type.
     """
     return secret if isinstance(secret, Secret) else Secret(secret)

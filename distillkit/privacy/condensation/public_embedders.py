@@ -98,8 +98,8 @@ class PublicEmbedder:
 class PublicEmbedders:
     """Sequence of the public embedders of one release, each with a network, a centre and a draw of the augmentation.
 
-    Pass the same object to `class_sums` and `fit_to_means`. `embedders[k]` depends only on k and the seed. Use an
-    embedder only until you request the next, because networks may be drawn in place.
+    Pass the same object to `class_sums` and `fit_to_means`, and its `sensitivity` to `release`. `embedders[k]` depends
+    only on k and the seed. Use an embedder only until you request the next, because networks may be drawn in place.
 
     Args:
         networks: sampler of the networks, as in `distribution_matching`; it must not depend on the private data, except

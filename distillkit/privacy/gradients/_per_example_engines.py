@@ -32,7 +32,7 @@ def folded_batch_message(parameter: str, rows: int, examples: int) -> str:
     """Return the error message for a network that folds the views or patches of an example into the batch.
 
     Args:
-        parameter: the name of a parameter of the first such layer.
+        parameter: name of a parameter of the first such layer.
         rows: number of rows of that layer's input.
         examples: number of examples in the batch.
     """
@@ -44,20 +44,20 @@ def folded_batch_message(parameter: str, rows: int, examples: int) -> str:
 
 
 class ExampleGradients:
-    """Collector of per-example gradients, as `per_example_gradients` returns it; call it with examples.
+    """Function object that computes per-example gradients; `per_example_gradients` creates it.
 
-    For n <= chunk examples it returns n rows for each parameter. The check on public examples chose the engine; the
-    methods `by_...` are the engines.
+    Called with n <= chunk examples, the object returns n rows for each parameter. The check on public examples chooses
+    the engine; the methods `by_...` are the engines.
 
     Args:
         network: the network, in training mode.
-        losses: the loss of each example, by `network`.
-        trained, chunk: as the attributes.
+        losses: function that evaluates `network` and returns the loss of each example.
+        trained, chunk: see the attributes.
 
     Attributes:
-        engine: "hooks", "vmap" or "loop".
-        trained: the parameters, by name, in the order of the rows.
-        chunk: the most examples at once.
+        engine: name of the engine: "hooks", "vmap" or "loop".
+        trained: trained parameters by name, in the order of the returned tensors.
+        chunk: maximum number of examples per call.
     """
 
     def __init__(self, network: nn.Module, losses: Losses, trained: dict[str, nn.Parameter], chunk: int) -> None:
@@ -66,13 +66,13 @@ class ExampleGradients:
         self._wrapped: nn.Module | None = None
 
     def __call__(self, *examples: Tensor) -> list[Tensor]:
-        """Compute the gradients of these examples: for each parameter of `trained`, a tensor [n, *parameter.shape].
+        """Compute the gradients of n examples: for each parameter of `trained`, a tensor [n, *parameter.shape].
 
         Args:
             examples: the arguments of `losses`, for instance images and labels, with n rows each.
 
         Raises:
-            ValueError: more than `chunk` examples.
+            ValueError: there are more than `chunk` examples.
         """
         count = len(examples[0])
         if count > self.chunk:
@@ -96,9 +96,9 @@ class ExampleGradients:
         return losses
 
     def alone(self, *examples: Tensor) -> list[Tensor]:
-        """Compute the gradient of the summed losses of all `examples` by autograd; for one example, its reference row.
+        """Compute the gradient of the summed losses of all `examples` by autograd; with one example, its reference row.
 
-        Returns a tensor for each parameter, of its shape; zero where the loss does not depend on the parameter.
+        The result is a tensor of the parameter's shape for each parameter, zero if the loss does not depend on it.
         """
         total = self.loss_rows(*examples).sum()
         parameters = list(self.trained.values())
@@ -108,7 +108,7 @@ class ExampleGradients:
         return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads)]
 
     def by_loop(self, *examples: Tensor) -> list[Tensor]:
-        """Compute the rows of `examples` by one backward pass each: slow, and correct for every network."""
+        """Compute the rows with one backward pass per example: slow, but correct for every network."""
         rows = [self.alone(*(e[i : i + 1] for e in examples)) for i in range(len(examples[0]))]
         return [torch.stack(column) for column in zip(*rows)]
 
@@ -130,8 +130,8 @@ class ExampleGradients:
         """Compute the rows of `examples` by one backward pass, in which Opacus' hooks collect them.
 
         Raises:
-            UnsupportedLayer: hooks do not see a parameter that has a gradient.
-            PrivacyError: they see more or fewer rows than examples.
+            UnsupportedLayer: the hooks miss a parameter that has a gradient.
+            PrivacyError: the hooks collect more or fewer rows than there are examples.
         """
         self._begin()
         images, *rest = examples
@@ -152,7 +152,7 @@ class ExampleGradients:
         return [p.new_zeros((count, *p.shape)) if g is None else g for p, g in zip(parameters, grads)]
 
     def unknown_to_hooks(self) -> str:
-        """Return the name of a trained parameter whose layer Opacus has no rule for, or "" if there is none."""
+        """Return the name of a trained parameter for whose layer Opacus has no rule, or "" if there is none."""
         known = _opacus().GRAD_SAMPLERS
         ours = {id(p): n for n, p in self.trained.items()}
         for module in self.network.modules():
@@ -196,7 +196,7 @@ def _opacus() -> type[GradSampleModule]:
 
 
 class _Call(nn.Module):
-    """Module that holds the network and calls a function of it."""
+    """Module that contains the network and calls a function that uses it."""
 
     def __init__(self, network: nn.Module, function: Losses) -> None:
         super().__init__()

@@ -17,17 +17,17 @@ __all__ = ["per_example_gradients", "require_per_example"]
 
 
 def require_per_example(network: nn.Module) -> None:
-    """Refuse a network whose layers mix the examples of a batch, or that has nothing to train.
+    """Refuse a network whose layers mix the examples of a batch, or that has no trainable parameters.
 
-    This is a quick look at the layers before private training. What the layers do not show is checked when the network
-    is trained; see `per_example_gradients`.
+    This is a quick check of the layer types before private training. The network's computation is checked when it is
+    trained; see `per_example_gradients`.
 
     Args:
         network: the network to train.
 
     Raises:
-        BatchStatistics: batch norm, or running statistics; the message names the layers.
-        PrivacyError: no parameter requires a gradient, or one is in half precision.
+        BatchStatistics: the network has batch norm or running statistics; the message names the layers.
+        PrivacyError: no parameter requires a gradient, or a parameter is in half precision.
     """
     found = [name or type(m).__name__ for name, m in network.named_modules() if keeps_statistics(m)]
     if found:
@@ -48,7 +48,8 @@ def keeps_statistics(module: nn.Module) -> bool:
     """Return whether a layer uses or stores statistics of the batch, through which examples affect each other.
 
     Args:
-        module: a layer: batch norm of any kind, or instance norm that tracks running statistics, gives True.
+        module: layer to check. The result is True for batch norm of any kind and for instance norm that tracks running
+            statistics.
     """
     batch = isinstance(module, nn.modules.batchnorm._BatchNorm)
     return batch or (isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats)
@@ -69,14 +70,15 @@ def per_example_gradients(
     """Open a `with` block in which `gradients(images, labels)` returns the gradient of every example's own loss.
 
     A private optimiser needs these gradients, and autograd only returns their sum over a batch. When the block ends,
-    the network is as it was.
+    the network is restored.
 
         def losses(images, labels):
             return F.cross_entropy(network(images), labels, reduction="none")
         with per_example_gradients(network, losses, public=(noise, some_labels), chunk=16) as gradients:
             rows = gradients(images, labels)     # for each trained parameter [n, *shape], n <= 16
 
-    First, network and loss are *checked* on `public`, in the mode the network is in, with these parameters:
+    First, the network and the loss are *checked* on `public`, in the network's current mode and with its current
+    parameters:
 
     - row i is the gradient of example i's loss alone, for every parameter, and does not change when the other examples
       are replaced;
@@ -84,28 +86,31 @@ def per_example_gradients(
     - a forward pass changes no tensor of the network.
 
     `nn.Dropout` is disabled during the check, because the caller draws its masks from a secret generator. With hooks
-    every forward pass has exactly `chunk` examples: a short batch is padded with copies whose rows are dropped. The
-    checked batch size is therefore the only one that is used; `sizes` are checked as well.
+    every forward pass has exactly `chunk` examples: a short batch is padded with copies whose rows are dropped. Only
+    the checked batch size is therefore used; `sizes` are checked as well.
 
-    There are three engines. Opacus' hooks support networks whose parameters all belong to layers that Opacus knows.
+    There are three engines. Opacus' hooks support networks whose parameters all belong to layers that Opacus supports.
     Other networks use torch.func (vmap of grad): those with parameters outside of layers (a class token, a position
     embedding), `nn.MultiheadAttention`, or weights used outside their layer. If torch.func fails too, gradients are
-    computed one example after the other.
+    computed for one example at a time.
 
     Args:
         network: the network, in training mode.
-        losses: losses [n] of tensors with n rows each (images, labels, ...), by `network`; only their sum counts.
-        public: such tensors for a few examples (at least two) that are independent of the private data.
-        chunk: the most examples at once, a public number.
-        sizes: further batch sizes to check: those that the caller will use.
-        trained: the parameters to train, by their names in the network; all others are frozen in the block. Default:
-            all that require a gradient.
-        mode: "auto"; "hooks" or "func" to allow one kind of engine alone. Hooks would treat every view or patch that
-            the network folds into the batch as an example and clip each: such a network is refused; use "func".
-        engine: the result of an earlier check of the same code (`gradients.engine`), which is then not repeated.
+        losses: function that evaluates `network` on tensors with n rows each (images, labels, ...) and returns n
+            losses; only their sum is used.
+        public: arguments of `losses` for a few examples (at least two) that are independent of the private data.
+        chunk: public maximum number of examples per call.
+        sizes: further batch sizes to check: all that the caller will use.
+        trained: parameters to train, by their names in the network; all other parameters are frozen in the block.
+            Default: all parameters that require a gradient.
+        mode: "auto" for any engine, "hooks" for Opacus' hooks alone, or "func" for the other engines. If a network
+            folds views or patches into the batch, hooks would clip each view or patch as an example: such a network is
+            refused; use "func".
+        engine: engine that an earlier check of the same code chose (`gradients.engine`); the check is then not
+            repeated.
 
     Raises:
-        BatchStatistics, NotSeparable, PrivacyError: the check fails; the message says where, and the remedy.
+        BatchStatistics, NotSeparable, PrivacyError: the check fails; the message gives the place and a remedy.
     """
     require_per_example(network)
     check.positive_int(chunk, "chunk")
