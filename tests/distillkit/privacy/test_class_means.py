@@ -32,7 +32,7 @@ from distillkit.privacy import (
     private_histogram,
     release,
 )
-from distillkit.privacy.condensation import condense
+from distillkit.privacy.condensation import condense_private as condense
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from tests.distillkit.privacy.options import grouped

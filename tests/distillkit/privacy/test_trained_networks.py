@@ -20,7 +20,7 @@ from distillkit.privacy import (
     fit_to_means,
     gaussian_sigma,
 )
-from distillkit.privacy.condensation import condense
+from distillkit.privacy.condensation import condense_private as condense
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from distillkit.training import Protocol, train

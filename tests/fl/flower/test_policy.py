@@ -122,7 +122,7 @@ def test_refusals_of_all_nodes_end_the_run_with_the_reason(tmp_path: Path) -> No
     policy = written(tmp_path / "policy.toml", smallest_sigma="9.0")
     app = client_app(NoisySum(), client_data, folder=tmp_path / "nodes", policy=policy)
     there = fake_flower.Grid(app, {100 + k: fake_flower.context(100 + k, k, 5) for k in range(5)})
-    with pytest.raises(NoUsableReply, match="client 4 refused: its policy says smallest_sigma = 9"):
+    with pytest.raises(NoUsableReply, match="5 of 5 clients refused: its policy says smallest_sigma = 9"):
         run_on_grid(there, NoisySum(), **SUM)
 
 
