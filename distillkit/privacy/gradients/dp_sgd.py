@@ -39,12 +39,12 @@ RowLoss = Callable[[Tensor, Tensor], Tensor]
 def without_batch_norm(network: nn.Module) -> nn.Module:
     """Return a copy of `network` without layers that keep or use statistics of a batch.
 
-    Use it when `train_private` refuses a network with `BatchStatistics`. The replacements are those of Opacus'
-    validator: batch norm becomes group norm (up to 32 groups), and instance norm loses its running statistics. The copy
-    has fresh norm layers: train it from scratch, or fine-tune it.
+    Use it when `train_private` refuses a network with `BatchStatistics`. Layers are replaced as by Opacus' validator:
+    batch norm becomes group norm (up to 32 groups), and instance norm loses its running statistics. The copy has fresh
+    norm layers: train it from scratch, or fine-tune it.
 
     Args:
-        network: any network; it is not changed.
+        network: network to copy; it is not changed.
     """
     from opacus.validators import ModuleValidator
 
@@ -82,44 +82,52 @@ def train_private(
 ) -> Ledger:
     """Train `network` in place by DP-SGD, so that its weights are differentially private.
 
-    Every step draws records by Poisson sampling, clips the gradient of each, sums them, adds noise and passes the
-    result to an ordinary optimiser. All steps are charged to the ledger before the first. Call it again, round after
-    round, with the same network and ledger: all steps compose.
+    Every step draws records by Poisson sampling, clips each record's gradient, sums the clipped gradients, adds noise
+    and passes the result to an ordinary optimiser. All steps are charged to the ledger before the first. You may call
+    the function again, for instance once per round, with the same network and ledger: the steps of all calls compose.
 
-    Paper: Abadi et al., "Deep learning with differential privacy" (CCS 2016), algorithm 1. Per-example gradients are
-    Opacus' where its hooks support the network. Batches, noise and the masks of `nn.Dropout` are drawn from the secret.
+    Paper: Abadi et al., "Deep learning with differential privacy" (CCS 2016), algorithm 1. Opacus' hooks compute the
+    per-example gradients if they support the network. Batches, noise and the masks of `nn.Dropout` are drawn from the
+    account's `Secret`.
 
-    Before anything is charged, network and loss are checked on public noise (see `per_example_gradients`): a network or
-    loss that treats an example differently in another batch is refused. The check costs as much as a few steps.
+    Before anything is charged, the network and the loss are checked on public noise (see `per_example_gradients`):
+    either is refused if its result for an example depends on the rest of the batch. The check costs as much as a few
+    steps.
 
     Args:
-        network: any network without batch statistics; see `require_per_example`. Its initial weights must be public, or
+        network: network without batch statistics; see `require_per_example`. Its initial weights must be public, or
             released under the same ledger.
-        images, labels: the private set, as for `condense_private`; N may be 0.
-        size: the public number of records: gradients are divided by rate * size, not by the batch size, and delta is
-            compared with it.
-        epsilon: for all steps of this call; sigma follows from it. Or give `sigma`.
-        sigma: noise standard deviation / clip; 0 adds no noise, which the ledger records as no guarantee.
-        delta: below 1 / size, and equal to that of a given ledger.
-        clip: the largest l2 norm of one example's gradient over all parameters; longer ones are scaled down to it.
-        rate: the probability with which a record takes part in a step (sample rate); a step expects rate * size.
+        images, labels: private set, as for `condense_private`; N may be 0.
+        size: public number of records. Gradients are divided by rate * size, not by the batch size, and delta is
+            compared with `size`.
+        epsilon: target for all steps of this call, from which sigma is computed. Give either `epsilon` or `sigma`.
+        sigma: noise standard deviation / clip; 0 adds no noise, and the ledger then records that no guarantee holds.
+        delta: target delta, below 1 / size, and equal to the delta of a given ledger.
+        clip: largest l2 norm of one example's gradient over all parameters; longer gradients are scaled down to this
+            norm.
+        rate: sample rate: the probability with which each record takes part in a step; the expected batch size is
+            rate * size.
         steps: number of steps; all are charged before the first.
         lr: learning rate of plain SGD, > 0.
-        optimizer: replaces plain SGD: `optimizer(parameters)` returns any `torch.optim` optimiser.
-        loss: `loss(logits [n, K], labels)` returns losses [n], each of its own row alone. Default: cross-entropy.
-        ledger: the ledger to charge, or an `Account` that also names client, round and the source of batches and noise.
-            Default: a new ledger in memory.
-        chunk: the most examples whose gradients are in memory at once; default by device, image size and rate * size.
-        gradients: how per-example gradients are computed: "auto", "hooks" or "func"; see `per_example_gradients`.
+        optimizer: function of the parameters that returns a `torch.optim` optimiser, which replaces plain SGD.
+        loss: function of (logits [n, K], labels) that returns n losses, each of which depends on its own row alone.
+            Default: cross-entropy.
+        ledger: ledger to charge, or an `Account`, which also sets the client, the round and the source of batches and
+            noise. Default: a new ledger in memory.
+        chunk: maximum number of examples whose gradients are in memory at once; the default depends on device, image
+            size and rate * size.
+        gradients: method that computes per-example gradients: "auto", "hooks" or "func"; see `mode` of
+            `per_example_gradients`.
         progress: whether to show a progress bar on a terminal.
 
     Returns:
-        The ledger; `.guarantee(client)` is the guarantee that now holds for the records.
+        The ledger; `.guarantee(client)` returns the guarantee that now holds for the records.
 
     Raises:
-        BudgetExhausted: before the first step; `.remaining` of the steps are still allowed.
-        PrivacyError: one of its kinds, with the remedy: BatchStatistics, NotSeparable, PrivateStatistics,
-            NotAccountable.
+        BudgetExhausted: the budget does not allow all steps; none was taken. `.remaining` is the number of steps that
+            are still allowed.
+        PrivacyError: one of its subclasses, with a remedy in the message: BatchStatistics, NotSeparable,
+            PrivateStatistics, NotAccountable.
         TypeError, ValueError: invalid images, labels or options.
     """
     real = as_set(images, labels)
@@ -168,7 +176,7 @@ def train_private(
 
 
 def _public_examples(like: LabeledImages) -> tuple[Tensor, Tensor]:
-    """Return six noise images, with labels of the set's kind."""
+    """Return six noise images, with labels in the set's format."""
     classes = (torch.arange(6) * (like.num_classes - 1) // 5).to(like.labels.device)
     labels = classes if like.labels.ndim == 1 else F.one_hot(classes, like.labels.shape[1])
     return public_test_images(6, like, derive(0, "train_private")), labels.to(like.labels.dtype)

@@ -1,4 +1,4 @@
-"""The noise of DP-SGD: clip per-example gradients, sum them and add Gaussian noise."""
+"""Noised gradients for DP-SGD: per-example gradients are clipped and summed, and Gaussian noise is added."""
 
 from __future__ import annotations
 
@@ -25,25 +25,26 @@ class PrivateGradient:
     """Accumulator that replaces the per-example gradients of each step by their noised mean.
 
     A step returns (sum of clipped gradients + N(0, (sigma clip)^2)) / denominator, as in DP-SGD (Abadi et al., CCS
-    2016, algorithm 1). Call `add` any number of times per step, so that the gradients of a batch need not be in memory
-    together; without a call (an empty batch) the step is pure noise. `take` ends the step. Charge a ledger before the
-    first `take`.
+    2016, algorithm 1). Call `add` any number of times per step, so that not all gradients of a batch need to be in
+    memory together. Without a call (for an empty batch) the step is pure noise. `take` ends the step. Charge a ledger
+    before the first `take`.
 
     Norms, clipping and sums are in float64, whatever the type of the parameters. A float32 sum rounds its terms, and a
     record that shifts the rounding can change the sum by several clips. In float64 the error of the sum of n records is
     at most n^2 2^-53 clips (1e-6 for 100,000 in a step), and no clipped norm exceeds the clip.
 
     Args:
-        parameters: the trained parameters: leaf tensors that require gradients, float32 or float64. An example's
-            gradients in all of them are clipped as one vector.
-        sigma: noise standard deviation / clip; 0 draws no noise.
-        clip: largest l2 norm of one example's gradient; longer ones are scaled down to it. Infinity only with sigma 0.
-        denominator: a *public* number, rate * records, never the size of the drawn batch.
-        secret: the source of the noise.
+        parameters: trained parameters: leaf tensors that require gradients, float32 or float64. An example's gradients
+            in all of them are clipped as one vector.
+        sigma: noise standard deviation / clip; 0 adds no noise.
+        clip: largest l2 norm of one example's gradient; longer gradients are scaled down to this norm. Infinity is
+            allowed only if sigma is 0.
+        denominator: *public* expected batch size, rate * number of records; never the size of the drawn batch.
+        secret: source of the noise.
 
     Raises:
-        PrivacyError: a parameter in half precision, or noise without a clip.
-        TypeError, ValueError: numbers out of range.
+        PrivacyError: a parameter is in half precision, or sigma is positive without a finite clip.
+        TypeError, ValueError: an argument has the wrong type or is out of range.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class PrivateGradient:
         private.
 
         Args:
-            grad_samples: for each parameter, in order, a tensor [n, *parameter.shape] of n examples.
+            grad_samples: gradients of n examples: one tensor [n, *parameter.shape] per parameter, in order.
         """
         flat = [g.flatten(1) for g in grad_samples]
         norm = torch.stack([b.square().sum(1) for g in flat for _, b in _in_blocks(g)]).sum(0).sqrt()
@@ -87,7 +88,7 @@ class PrivateGradient:
 
     @torch.no_grad()
     def take(self) -> list[Tensor]:
-        """End the step: add the noise and return the gradient of every parameter, of its shape and type."""
+        """End the step: add the noise and return one gradient per parameter, with the parameter's shape and type."""
         std = self._sigma * self._clip if self._sigma else 0.0
         sizes = [s.numel() for s in self._sums]
         noise = self._secret.normal((sum(sizes),), std).split(sizes)
@@ -100,7 +101,7 @@ class PrivateGradient:
 
 
 def _in_blocks(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the columns of `rows` in float64, a few at a time, because a copy of all would not fit the cache."""
+    """Yield the columns of `rows` in float64, a few at a time: a copy of all columns would not fit the cache."""
     width = max(1, (_BLOCK_CPU if rows.device.type == "cpu" else _BLOCK_ACCELERATOR) // max(1, len(rows)))
     for start in range(0, rows.shape[1], width):
         place = slice(start, start + width)

@@ -1,4 +1,4 @@
-"""Checks of the data and options of private calls: those that would void the guarantee are refused."""
+"""Checks of private calls, which refuse data and options that would void the guarantee."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def as_private_set(
     A refusal depends on public facts and on the origin of the set's metadata, never on the records.
 
     Args:
-        images, labels: a set alone; or float [N, C, H, W] and class indices int [N].
-        num_classes: K, a public number; None if it was given when the set was made.
-        delta: compared with `size`.
-        size: a public number of records, or public class sizes, if there are any.
+        images, labels: a set and None; or images, float [N, C, H, W], and class indices, int [N].
+        num_classes: public number of classes K; None if it was given when the set was created.
+        delta: target delta, which is compared with `size`.
+        size: public number of records or public class sizes; None skips the check of delta.
         public_statistics: whether the user declares that a measured normalisation was measured on public images.
 
     Raises:
-        PrivacyError: no `num_classes`, or one that the set derived from its labels; soft labels.
-        PrivateStatistics: a normalisation that was measured, or fitted, on images that are not known to be public.
+        PrivacyError: the number of classes is missing or was derived from the labels, or the labels are soft.
+        PrivateStatistics: the normalisation was measured or fitted on images that were not declared public.
         NotAccountable: delta is not below one over the number of records.
     """
     real = as_set(images, labels, num_classes=num_classes)
@@ -67,7 +67,9 @@ def as_private_set(
 
 
 def require_given_num_classes(real: LabeledImages) -> None:
-    """Refuse a set whose number of classes was derived from its labels: it shows whether the last class has a record.
+    """Refuse a set whose number of classes was derived from its private labels.
+
+    Such a number shows whether the last class has a record.
 
     Args:
         real: the private set.
@@ -87,11 +89,11 @@ def refuse_measured_normalization(normalization: Normalization, who: str = "a pr
     """Refuse a normalisation that was measured on images that were not declared public.
 
     Args:
-        normalization: of the private set.
-        who: names the component in the message.
+        normalization: normalisation of the private set.
+        who: name of the component in the error message.
 
     Raises:
-        PrivateStatistics: it was measured or fitted, and is not the identity.
+        PrivateStatistics: the normalisation was measured or fitted, and is not the identity.
     """
     if normalization.measured and normalization != IDENTITY:
         what = "mean and std were measured" if normalization.zca is None else "whitening was fitted"
@@ -103,11 +105,11 @@ def refuse_measured_normalization(normalization: Normalization, who: str = "a pr
 
 
 def open_account(ledger: Ledger | Account | None, delta: float) -> Account:
-    """Return the account that a call charges; without a ledger it gets a new one in memory, with a remark.
+    """Return the account that a call charges; if no ledger is given, create one in memory, with a remark.
 
     Args:
-        ledger: a ledger, an account, or None.
-        delta: must equal the delta of a given ledger.
+        ledger: ledger or account to charge, or None for a new ledger.
+        delta: delta of the call, which must equal the delta of a given ledger.
 
     Raises:
         ValueError: the two deltas differ.
@@ -130,17 +132,20 @@ def initial_images(
     """Return the initial images of a set that will be released, none of them private.
 
     Args:
-        init: `"noise"`: N(0, 1) for each value. Or a *public* set of the same space with `ipc` images of each class.
-        real: the private set; only compared with, never copied. This refusal alone reads private images, because a
-            private image in the release is worse. Epsilon does not cover its error message, so do not publish it.
-        ipc: images per class.
-        generator: draws the noise.
+        init: `"noise"` for N(0, 1) in each value; or a *public* set with the same image shape and normalisation and
+            `ipc` images per class.
+        real: private set, with which `init` is compared; it is never copied. No other refusal reads private images;
+            this one does because a private image in the release would be worse. Epsilon does not cover the error
+            message, so do not publish the message.
+        ipc: number of images per class.
+        generator: generator of the noise.
 
     Returns:
-        The images [K * ipc, C, H, W], class by class, and their name in the set's `info`.
+        Images [K * ipc, C, H, W], class by class, and the name of the initialisation for the set's `info`.
 
     Raises:
-        PrivateInitialization: `"real"` or another statistic of the data, or a set that holds a private image.
+        PrivateInitialization: `init` is a string other than `"noise"`, such as `"real"`, or a set that contains a
+            private image.
     """
     check.positive_int(ipc, "ipc")
     if isinstance(init, str):
@@ -164,14 +169,14 @@ def initial_images(
 
 
 def refuse_half_precision(values: Tensor, what: str) -> None:
-    """Refuse numbers whose rounding error can exceed the clip.
+    """Refuse half precision, whose rounding error can exceed the clip.
 
     Args:
-        values: images or a parameter.
-        what: names them in the message.
+        values: images or a parameter to check.
+        what: name of the values in the error message.
 
     Raises:
-        PrivacyError: they are neither float32 nor float64.
+        PrivacyError: the values are neither float32 nor float64.
     """
     if values.dtype not in (torch.float32, torch.float64):
         raise PrivacyError(
@@ -184,8 +189,8 @@ def refuse_large_delta(size: float, delta: float) -> None:
     """Refuse a delta at which even publishing a random record would count as private.
 
     Args:
-        size: a *public* number of records; 0 skips the check.
-        delta: must be below 1 / size.
+        size: *public* number of records; 0 skips the check.
+        delta: target delta, which must be below 1 / size.
 
     Raises:
         NotAccountable: delta is at least 1 / size.

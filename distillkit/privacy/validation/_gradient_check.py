@@ -27,17 +27,17 @@ _PIXELS = 128 * 32 * 32
 def choose_batch_sizes(images: Tensor, expected: float, chunk: int | None) -> tuple[int, list[int]]:
     """Choose the number of examples per pass, and other batch sizes to check, from public numbers alone.
 
-    This is the default of `chunk` in private training. Every batch is padded to a multiple of the first number. On a
-    CPU that is a quarter of the expected number, so that few rows are wasted; on an accelerator it is the number that
-    is likely to be drawn.
+    This is the default of `chunk` in private training. Every batch is padded to a multiple of the number of examples
+    per pass. On a CPU this number is about a quarter of the expected batch size, so that few rows are wasted. On an
+    accelerator it is a likely upper bound of the batch size.
 
     Args:
-        images: give device, height and width; their values are not used.
-        expected: the expected number of records in a step, rate * size.
-        chunk: an upper bound instead of the default by device and image size.
+        images: images with the device, height and width to use; their values are not used.
+        expected: expected number of records in a step, rate * size.
+        chunk: upper bound of the number of examples per pass; None for a default that depends on device and image size.
 
     Returns:
-        The `chunk` and the `sizes` of `per_example_gradients`.
+        The arguments `chunk` and `sizes` of `per_example_gradients`.
     """
     likely = max(1, math.ceil(expected + 3 * math.sqrt(expected)))
     most = chunk_size(images)
@@ -56,15 +56,16 @@ def choose_batch_sizes(images: Tensor, expected: float, chunk: int | None) -> tu
 def choose_engine(gradients: ExampleGradients, public: Sequence[Tensor], sizes: Sequence[int], mode: str) -> str:
     """Return the first engine whose per-example gradients are correct on public examples.
 
-    The check runs in float64 if the network supports it, because rounding cannot be mistaken for a difference there,
-    and again, coarsely, in the network's own type. Otherwise it runs in that type alone, and a check that fails is
-    repeated on other examples before it counts.
+    If the network supports float64, the check runs in float64, where rounding cannot be mistaken for a difference. It
+    then runs again, with a coarse tolerance, in the network's own type. Otherwise the check runs in that type alone,
+    and a failed check is repeated on other examples before the network is refused.
 
     Args:
-        gradients: the collector of per-example gradients.
-        public: tensors of at least two public examples, as the losses take them.
-        sizes: batch sizes, besides the chunk, at which a batch's loss must equal the sum of its examples' losses.
-        mode: the allowed engines: "auto", "hooks" or "func".
+        gradients: function object that computes the per-example gradients.
+        public: arguments of the losses for at least two public examples.
+        sizes: batch sizes, in addition to the chunk, for which the loss of a batch must equal the sum of its examples'
+            losses.
+        mode: name of the allowed engines: "auto", "hooks" or "func".
 
     Returns:
         "hooks", "vmap" or "loop".
@@ -109,7 +110,7 @@ def _in_float64(network: nn.Module) -> Iterator[None]:
 
 
 class _GradientCheck:
-    """A check in one number type, on a few `examples`; larger batches repeat them at random positions."""
+    """Check in one number type, on a few `examples`, which larger batches repeat at random positions."""
 
     def __init__(self, gradients: ExampleGradients, examples: list[Tensor], sizes: Sequence[int], mode: str) -> None:
         self.gradients, self.examples, self.sizes, self.mode = gradients, examples, sizes, mode
@@ -128,7 +129,7 @@ class _GradientCheck:
             return self._first_correct_engine()
 
     def confirm(self, engine: str) -> None:
-        """Refuse rows that are right in float64 but far off in the network's own type."""
+        """Refuse rows that are correct in float64 but far from correct in the network's own type."""
         self.gradients.close()
         self.tolerance = 0.05
         with no_dropout(self.network):
@@ -180,7 +181,7 @@ class _GradientCheck:
         return torch.randint(len(self.examples[0]), (size,), generator=derive(size, "try"))
 
     def _check_batches(self) -> None:
-        """Check that a batch's loss, and at the chunk size its gradient, is the sum over its single examples."""
+        """Check that a batch's loss is the sum over its examples; at the chunk size, check the gradient too."""
         for size in sorted({*self.sizes, self.gradients.chunk}):
             index = self._index(size)
             own, place = self.losses[index], index.to(self.losses.device)

@@ -25,10 +25,10 @@ def refuse_batch_norm(network: object) -> None:
     """Refuse a network in which a layer normalises with the statistics of the batch.
 
     Args:
-        network: any network; in eval mode batch norm uses stored statistics, and passes.
+        network: network to check; batch norm in eval mode uses stored statistics and is accepted.
 
     Raises:
-        BatchStatistics: one record would change the embedding of all.
+        BatchStatistics: one record would change the embeddings of all records.
     """
     if uses_batch_statistics(network):
         raise BatchStatistics(
@@ -44,13 +44,13 @@ def require_independent_augmentation(
     """Check that an augmentation transforms each image independently of the other images in the batch.
 
     Args:
-        augment: maps [N, C, H, W] to as many images, drawing from the generator. Batches of equal size and equal draws
-            are compared, because the draw of an image may depend on its position.
-        public: a few images for the check, at least two.
-        tries: number of seeds, because an augmentation may mix images in some draws only.
+        augment: function of (images [N, C, H, W], generator) that returns N images. The check compares batches of equal
+            size with equal draws, because the draw of an image may depend on its position.
+        public: public images for the check, at least two.
+        tries: number of seeds to check; several are needed because an augmentation may mix images in some draws only.
 
     Raises:
-        BatchStatistics: an image changes with the others, or the number of images changes.
+        BatchStatistics: the result for an image depends on the other images, or the number of images changes.
     """
     others = 3 * public.flip(0) + 1
     for seed in range(tries):
@@ -73,11 +73,12 @@ def require_mean_objective(loss: Callable[[Tensor, Tensor], Tensor], logits: Ten
     """Check that a training objective is the mean of the objectives of single examples.
 
     Args:
-        loss: gives one number for logits [N, K] and labels.
-        logits, labels: public rows for the check, with several of one class among them.
+        loss: function of (logits [N, K], labels) that returns a scalar.
+        logits, labels: public rows for the check, with several rows of one class among them.
 
     Raises:
-        NotSeparable: it is not one number, or it weighs, contrasts or normalises over the batch.
+        NotSeparable: the objective is not a scalar, or it differs from the mean over the examples, as with weights,
+            contrasts or normalisation over the batch.
     """
     together = loss(logits, labels)
     if together.ndim:
@@ -95,11 +96,11 @@ def require_independent_losses(loss: Callable[[Tensor, Tensor], Tensor], logits:
     """Check that the loss of each example depends on its own row alone.
 
     Args:
-        loss: gives losses [n] for logits [n, K] and labels.
+        loss: function of (logits [n, K], labels) that returns n losses.
         logits, labels: public rows for the check, at least two.
 
     Raises:
-        NotSeparable: there are not n losses, or one changes with the other rows.
+        NotSeparable: the number of losses is not n, or a loss depends on other rows.
     """
     with torch.no_grad():
         together = loss(logits, labels)
@@ -119,19 +120,20 @@ def require_independent_rows(
 ) -> None:
     """Check that a function computes each row from its own image alone.
 
-    The sensitivity of a sum assumes this: one record may change its own row and no other, at any position in the batch.
-    The function is evaluated on all images together, on a few, at other batch sizes, and with some images replaced.
-    Call this check before private images pass through a network or an augmentation.
+    The sensitivity of a sum relies on this property: a record may change only its own row, at any position in the
+    batch. The function is evaluated on single images, on all images together, at other batch sizes, and with some
+    images replaced. Call this check before private images pass through a network or an augmentation.
 
     Args:
-        function: maps images [N, C, H, W] to N rows of any shape, without random draws of its own.
+        function: function that maps images [N, C, H, W] to N rows of any shape and makes no random draws.
         images: public images for the check, float [N, C, H, W], at least two.
-        what: names the function in the message.
-        modules: modules that the function uses; it must change none of their tensors.
-        sizes: further batch sizes; larger batches repeat the images at random positions.
+        what: name of the function in the error message.
+        modules: modules that the function uses but whose tensors it must not change.
+        sizes: further batch sizes to check; larger batches repeat the images at random positions.
 
     Raises:
-        BatchStatistics: a row depends on other images, on their number or on its position, or rows are missing.
+        BatchStatistics: a row depends on other images, on their number or on the image's position, or the number of
+            rows is wrong.
         PrivacyError: the function draws from a global random state.
     """
     with torch.no_grad(), forbid_side_effects(what, *modules, device=images.device):

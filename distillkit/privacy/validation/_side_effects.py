@@ -20,17 +20,18 @@ __all__ = ["forbid_side_effects"]
 def forbid_side_effects(what: str, *modules: nn.Module, device: torch.device) -> Iterator[None]:
     """Refuse code in a `with` block that draws from a global random state or changes a tensor of a module.
 
-    Either would let one record affect another past the clip. Both are detected after the block, undone, and refused.
+    Either side effect would let one record influence the results of others without being limited by the clip. After the
+    block, side effects are detected and undone, and the code is refused.
 
     Args:
-        what: names the code in the message.
+        what: name of the code in the error message.
         modules: modules whose tensors must not change: parameters, buffers, and tensors that are plain attributes.
-        device: its random state is watched besides those of the CPU, NumPy and `random`.
+        device: device whose random state is checked, in addition to the random states of the CPU, NumPy and `random`.
 
     Raises:
-        PrivacyError: the code draws. Whoever knows the seed knows the draws, and a record that takes part shifts them
-            for the records after it.
-        BatchStatistics: a tensor changed, which would carry information that no clip bounds.
+        PrivacyError: the code draws from a global random state. Anyone who knows the seed knows the draws, and a record
+            that takes part shifts the draws for the records after it.
+        BatchStatistics: the code changes a tensor, which could carry information that no clip bounds.
     """
     cuda = [device] if device.type == "cuda" else []
     before = {label: (table, name, tensor, tensor.detach().clone()) for label, table, name, tensor in _tensors(modules)}
@@ -85,7 +86,7 @@ def _comparable(state: Any) -> Any:
 
 
 def _tensors(modules: tuple[nn.Module, ...]) -> Iterator[tuple[str, dict[str, Any], str, Tensor]]:
-    """Yield every tensor of the modules: a label, the dict that holds it, its name there, and the tensor."""
+    """Yield every tensor of the modules as (label, dict that contains the tensor, name in the dict, tensor)."""
     for module in modules:
         for prefix, part in module.named_modules():
             tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers, vars(part))
