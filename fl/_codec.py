@@ -93,7 +93,7 @@ def to_parts(message: Message, facts: Mapping[str, str] | None = None) -> Parts:
     """Split a message into named tensors and strings, for a file or for records.
 
     Args:
-        message: any; tensors may be on any device.
+        message: any message; tensors may be on any device.
         facts: strings to store with it, name -> value.
 
     Returns:
@@ -121,8 +121,8 @@ def from_parts(tensors: Mapping[str, Tensor], strings: Mapping[str, str]) -> tup
     entry.
 
     Args:
-        tensors: by name, on the CPU.
-        strings: by name.
+        tensors: tensors by name, on the CPU.
+        strings: strings by name.
 
     Raises:
         ValueError: the parts are altered, incomplete, or not a message.
@@ -154,7 +154,7 @@ def encode(message: Message, facts: Mapping[str, str] | None = None) -> bytes:
     For the wire, a checkpoint or a client's memory; `decode` restores it bit by bit.
 
     Args:
-        message: any; tensors may be on any device.
+        message: any message; tensors may be on any device.
         facts: strings to store with it, name -> value.
 
     Raises:
@@ -164,7 +164,7 @@ def encode(message: Message, facts: Mapping[str, str] | None = None) -> bytes:
 
 
 def as_bytes(parts: Parts) -> bytes:
-    """Return the parts of a message, as `to_parts` returns them, as bytes for `decode`."""
+    """Serialize the parts of a message, as `to_parts` returns them, to bytes for `decode`."""
     from safetensors.torch import save
 
     tensors, strings = parts
@@ -182,10 +182,10 @@ def _checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
 
 
 def decode(data: bytes) -> tuple[Message, dict[str, str]]:
-    """Deserialize what `encode` wrote: the message, with its tensors on the CPU, and its facts.
+    """Deserialize the output of `encode`: return the message, with tensors on the CPU, and the facts.
 
     Args:
-        data: the bytes, from any source.
+        data: bytes, from any source.
 
     Raises:
         ValueError: the bytes are truncated, altered, or not a message; see `from_parts`.
@@ -207,7 +207,7 @@ def digest(key: str, value: Value) -> str:
     The server sends it in place of a value that the client already holds (`Entry(cached=True)`).
 
     Args:
-        key: of the entry; part of the digest.
+        key: key of the entry; part of the digest.
         value: any value that a message may hold.
     """
     tensors: Tensors = {}

@@ -22,12 +22,12 @@ __all__ = [
 
 
 class KeyedObject(Configurable):
-    """Base class of objects that a run's records know by a key, which survives a renaming of the class.
+    """Base class of objects identified in a run's records by a key, which stays the same if the class is renamed.
 
     Attributes:
-        key: prefix of its entries' keys, seed of its random draws, sort key, and its name in the record of a run. The
-            default is the name of the class itself, never the parent's key. State the old name when you rename a class,
-            `key = "OldName"`, and no run, checkpoint or transcript changes.
+        key: identifier used as prefix of entry keys, as part of the seed of random draws, for sorting, and as the name
+            in the record of a run. Default: the name of the class, never the parent's key. If you rename a class, set
+            `key = "OldName"`; existing runs, checkpoints and transcripts then stay valid.
         old_options: names of renamed options in records, name -> old name (or several, the oldest first).
     """
 
@@ -44,8 +44,8 @@ class KeyedObject(Configurable):
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]] | None:
         """Return the arguments that distinguish this object from others of its class: by position, and by name.
 
-        `repr` shows them and the record of a run contains them, so a run is resumed only with equal ones. Return None
-        in a class with a `__repr__` of its own for both purposes, such as a dataclass.
+        `repr` shows them and the record of a run contains them, so a run is resumed only with equal arguments. Return
+        None in a class whose own `__repr__` serves both purposes, such as a dataclass.
         """
         return None
 
@@ -63,15 +63,15 @@ class Component(KeyedObject):
 
     @property
     def name(self) -> str:
-        """Name in errors, warnings and remarks: the name of its class."""
+        """Class name, used in errors, warnings and remarks."""
         return type(self).__name__
 
     @classmethod
     def usage_example(cls, part: str) -> str:
-        """Return the code of a method with this component, such as `FedAvg(part, ...)`, for error messages.
+        """Return example code, for error messages, of a method with this component, such as `FedAvg(part, ...)`.
 
         Args:
-            part: the code of the component.
+            part: code of the component.
         """
         raise NotImplementedError
 
@@ -82,7 +82,7 @@ def stable_repr(value: Any) -> str:
 
 
 def identity(value: Any) -> str:
-    """Return `stable_repr(value)` with keys and old option names, so it survives renaming of classes and options."""
+    """Return `stable_repr(value)` with keys and old option names, unaffected by renaming of classes and options."""
     return _represent(value, pinned=True)
 
 
@@ -135,7 +135,7 @@ def require_plain_options(part: KeyedObject, base: type[KeyedObject]) -> None:
         base: `AddOn`, `Filter` or `Method`, which defines the attributes and hooks.
 
     Raises:
-        TypeError: naming the option, and what to write instead.
+        TypeError: an option has such a name; the message names it and says what to write instead.
     """
     options: list[str] = [f.name for f in fields(part)] if is_dataclass(part) else []
     for name in options:
@@ -154,10 +154,10 @@ def require_distinct(components: Sequence[Component], rule: str) -> None:
 
     Args:
         components: the add-ons or filters of a method.
-        rule: the rule that is broken, for the message.
+        rule: rule to state in the message.
 
     Raises:
-        ValueError: naming both.
+        ValueError: two components clash; the message names both.
     """
     for first, second in itertools.combinations(components, 2):
         if type(first) is type(second):
@@ -170,11 +170,11 @@ def require_own_entries(parts: Sequence[KeyedObject]) -> None:
     """Refuse a method with two components that would keep or send values under one key.
 
     Args:
-        parts: the method, its add-ons and the filters around it. A second name for an entry of another class (`samples
+        parts: method, its add-ons and the filters around it. A second name for an entry of another class (`samples
             = FedAvg.samples`) does not count as the component's own.
 
     Raises:
-        ValueError: naming both components and the key.
+        ValueError: two components share a key; the message names both and the key.
     """
     owners: dict[str, tuple[KeyedObject, Entry[Any]]] = {}
     for part in parts:

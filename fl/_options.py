@@ -46,10 +46,10 @@ def check_options(options: Any) -> dict[str, Any]:
         options: an instance of a dataclass.
 
     Returns:
-        The checked values by field, whole numbers as floats where the type is float.
+        The checked values by field, with whole numbers converted to floats where the type is float.
 
     Raises:
-        TypeError, ValueError: a value of another type or out of range; the field is named.
+        TypeError, ValueError: a value has another type or is out of range; the message names the field.
     """
     kind: type = type(options)
     hints = _hints(kind)
@@ -58,7 +58,7 @@ def check_options(options: Any) -> dict[str, Any]:
 
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
-    """Return the types of a class's fields; nothing for a class in a function, whose types are out of reach."""
+    """Return the types of a class's fields; empty for a class defined in a function, whose types cannot be resolved."""
     try:
         return get_type_hints(kind, include_extras=True)
     except NameError:

@@ -1,4 +1,4 @@
-"""Aggregation of a round's replies: folded in client order, in float64, each entry by its declared rule."""
+"""Aggregation of a round's replies in client order, in float64, each entry by its declared rule."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _number(value: float, rule: str) -> Tensor:
 
 
 def _forms(entry: Entry[Any], value: Value) -> Iterator[tuple[str, object]]:
-    """Yield the form (dtype, shape, space) of each part of a value; it must be equal in all replies."""
+    """Yield the form (dtype, shape, space) of each part of a value; the form must be equal in all replies."""
     first = 1 if entry.rule == "union" else 0
     if isinstance(value, Tensor):
         yield "", (value.dtype, value.shape[first:])
@@ -40,7 +40,7 @@ def _forms(entry: Entry[Any], value: Value) -> Iterator[tuple[str, object]]:
 
 
 def _weighted(value: Tensor, weight: float | Tensor) -> Tensor:
-    """Return the value times its weight as a new tensor, to which others can be added in place."""
+    """Return the value times its weight as a new tensor, to which other values can be added in place."""
     value = value.detach()
     if isinstance(weight, Tensor) and weight.ndim:
         return value.to(torch.float64) * weight.to(torch.float64).view(-1, *[1] * (value.ndim - 1))
@@ -48,7 +48,7 @@ def _weighted(value: Tensor, weight: float | Tensor) -> Tensor:
 
 
 def _add_weighted(total: Tensor, value: Tensor, weight: float | Tensor) -> None:
-    """Add the value times its weight to a sum in place; large values in pieces, which stay in the cache."""
+    """Add the value times its weight to a sum in place; large values are added in pieces that fit in the CPU cache."""
     even = value.is_cpu and total.is_contiguous() and value.is_contiguous()
     if not even or (isinstance(weight, Tensor) and weight.ndim):
         total.add_(_weighted(value, weight))
@@ -61,10 +61,10 @@ def finalize(rule: str, over: float | None, total: Tensor, weight: Any, like: An
     """Return the aggregate of a sum over clients: a mean is divided, and cast to the clients' dtype.
 
     Args:
-        rule, over: of the entry.
-        total: the sum of the values times their weights.
-        weight: the sum of the weights: a number, or a vector with one weight for each row.
-        like: a value as the clients sent it: a tensor, or a number.
+        rule, over: rule and public denominator of the entry.
+        total: sum of the values times their weights.
+        weight: sum of the weights: a number, or a vector with one weight per row.
+        like: one value as a client sent it: a tensor or a number.
     """
     if rule == "mean":
         if over is not None:
@@ -80,16 +80,16 @@ def finalize(rule: str, over: float | None, total: Tensor, weight: Any, like: An
 
 
 class AggregatedReplies(Message):
-    """Aggregated replies of a round: what `Method.receive` gets in place of the single replies.
+    """Aggregated replies of a round: the argument of `Method.receive`, in place of the single replies.
 
     `replies[entry]` is the mean, sum etc. of the values that the clients sent under that entry, in the type of its
     values; `entry in replies` tells whether any client sent it. The engine builds it (`Aggregator.result`).
 
     Args:
         values: the aggregated values.
-        weights: by key, the divisor of each mean (for a group by name).
-        sums: by key, the weighted sum of each entry before the division, in float64.
-        clients: the numbers of the clients whose replies are included, ascending.
+        weights: divisor of each mean, by entry key (for a group, also by name).
+        sums: weighted sum of each entry before the division, in float64, by entry key.
+        clients: indices of the clients whose replies are included, ascending.
     """
 
     def __init__(
@@ -101,9 +101,9 @@ class AggregatedReplies(Message):
         """Return the sum of the weights behind a mean: the total weight of the clients that sent the entry.
 
         Args:
-            entry: one whose rule is `mean` or `sum`.
-            name: of one tensor of a group. Groups are aggregated name by name over the replies that contain the name.
-                Without it the largest weight in the group.
+            entry: entry whose rule is `mean` or `sum`.
+            name: name of one tensor of a group. Groups are aggregated name by name over the replies that contain the
+                name. If omitted, the largest weight in the group is returned.
 
         Returns:
             A number, or a vector [rows] where each row has its own weight; 0 if no client sent it.
@@ -117,7 +117,7 @@ class AggregatedReplies(Message):
         """Return the sum of the values times their weights before any division, in float64.
 
         Args:
-            entry: one whose rule is `mean` or `sum`; for a group the answer is name -> tensor.
+            entry: entry whose rule is `mean` or `sum`; for a group the result is a mapping, name -> tensor.
 
         Raises:
             KeyError: no client sent it.
@@ -128,8 +128,8 @@ class AggregatedReplies(Message):
         """Return the replies with one aggregated value changed; for filters that change it on the server.
 
         Args:
-            entry: the entry to change.
-            value: its new value; weights and sums stay as they are.
+            entry: entry to change.
+            value: new value; weights and sums stay as they are.
         """
         values = self.copy()
         values[entry] = value
@@ -137,16 +137,16 @@ class AggregatedReplies(Message):
 
 
 class Aggregator:
-    """Running aggregation of a round's replies, one by one on arrival, so that no reply has to be kept.
+    """Running aggregation of a round's replies, one by one as they arrive, so that no reply has to be stored.
 
-    The engine folds replies that `check_reply` has accepted, in client order, and calls `result` at the end. `require`
-    checks that a reply fits those before it. After that `fold` cannot fail, so no reply is folded in part.
+    The engine adds replies that `check_reply` has accepted, in client order, and calls `result` at the end. `require`
+    checks that a reply has the form of the earlier ones. After that `fold` cannot fail, so no reply is added in part.
 
     Args:
         entries: the entries that the method declares, by key.
 
     Attributes:
-        clients: the numbers of the clients folded so far.
+        clients: indices of the clients whose replies were added so far.
     """
 
     def __init__(self, entries: Mapping[str, Entry[Any]]) -> None:
@@ -159,13 +159,13 @@ class Aggregator:
         self.clients: list[int] = []
 
     def require(self, reply: Message) -> None:
-        """Refuse a reply in which an entry has another form (dtype, shape, space) than in the replies before.
+        """Refuse a reply in which an entry has another form (dtype, shape, space) than in earlier replies.
 
         Args:
-            reply: one that `check_reply` has accepted.
+            reply: reply that `check_reply` has accepted.
 
         Raises:
-            BadReply: naming the entry and both forms.
+            BadReply: the forms differ; the message names the entry and both forms.
         """
         for key, value in reply.items():
             entry = self._entries[key]
@@ -180,11 +180,11 @@ class Aggregator:
         """Add one client's reply to the aggregate.
 
         Args:
-            client: its number. Clients must come in ascending order, because the order affects rounding.
-            reply: its checked reply.
+            client: index of the client. Clients must come in ascending order, because the order affects rounding.
+            reply: the client's checked reply.
 
         Raises:
-            BadReply: as `require`; then nothing of it was added.
+            BadReply: see `require`; no part of the reply was added.
         """
         self.require(reply)
         self.clients.append(client)
@@ -222,7 +222,7 @@ class Aggregator:
         weights[key] = weights[key] + total if key in weights else total
 
     def result(self) -> AggregatedReplies:
-        """Return the aggregate of all folded replies: means are divided, and cast to the dtype of the replies."""
+        """Return the aggregate of all added replies: means are divided, and cast to the dtype of the replies."""
         values: dict[str, Value] = {}
         for key, first in self._first.items():
             entry = self._entries[key]

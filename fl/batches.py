@@ -22,10 +22,11 @@ class Batch:
 
     Attributes:
         images: float [B, C, H, W].
-        labels: as the task's. An add-on's labels may be its own (virtual classes count from 0).
-        columns: further values of each image, by name, one row per image.
-        joint: for an add-on's batch, whether it is forwarded together with the real batch, so that both share batch
-            statistics, or alone.
+        labels: labels in the form of the task. An add-on's batch may have labels of its own (virtual classes count from
+            0).
+        columns: additional values of each image, by name, one row per image.
+        joint: for an add-on's batch, whether to forward it together with the real batch, so that both share batch
+            statistics; otherwise alone.
     """
 
     images: Tensor
@@ -48,9 +49,9 @@ class Phase:
     For `FedAvg(phases=...)`. FedRep, for example, trains its classifier in a first phase and all else in a second.
 
     Args:
-        epochs: passes over the data; or
-        steps: an exact number of steps.
-        train: a pattern of parameter names (`"classifier.*"`); "!pattern" means all others.
+        epochs: number of passes over the data; or
+        steps: exact number of steps.
+        train: a pattern of parameter names (`"classifier.*"`); "!pattern" matches all names that "pattern" does not.
 
     Raises:
         TypeError, ValueError: an option out of range, or `epochs` together with `steps`.
@@ -78,9 +79,9 @@ def shuffled_indices(
     Args:
         count: number of images.
         batch: images per step; the last batch of a pass may be smaller.
-        generator: draws a new random order for each pass.
+        generator: source of a new random order for each pass.
         epochs: number of passes; or
-        steps: an exact number of steps, over as many passes as they take. None: use `epochs`.
+        steps: exact number of steps, over as many passes as needed; None to use `epochs`.
 
     Yields:
         Indices, int64 [batch or fewer].
@@ -111,7 +112,7 @@ def select_rows(values: Tensor, index: Tensor) -> Tensor:
 
     Args:
         values: [N, ...].
-        index: row numbers, integers [m].
+        index: row indices, integers [m].
     """
     return values.index_select(0, index.to(values.device))
 
@@ -120,8 +121,8 @@ def batch_at(data: LabeledImages, index: Tensor) -> Batch:
     """Return the images of a set at some indices, with their labels and columns, as a batch.
 
     Args:
-        data: the set.
-        index: image numbers, int64 [m].
+        data: set to read.
+        index: image indices, int64 [m].
     """
     columns = {name: select_rows(column, index) for name, column in data.columns.items()}
     return Batch(select_rows(data.images, index), select_rows(data.labels, index), columns)

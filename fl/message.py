@@ -30,21 +30,21 @@ class Entry(Generic[V]):
 
     Declare one in the class body for everything that your method or add-on sends or keeps, with the type of its values
     in brackets: `model = Entry[Tensors]("first")`. Then `message[self.model]` reads and writes the value. The key is
-    `"Class.attribute"`, or `"key.attribute"` in a class that states a `key`, as all built-in components do. The
+    `"Class.attribute"`, or `"key.attribute"` in a class that sets a `key`, as all built-in components do. The
     declaration is the wire format and the rule by which a round's replies are aggregated:
 
     * `mean`: sum(w v) / sum(w). `by` names another entry of the same reply that holds w: a number, or a vector with one
       weight for each row of v. Without `by` w = 1; with `over` the sum is divided by that public constant.
-    * `sum`, `max` (the only rule besides `first` for integers), `first` (the value of the lowest client number).
-    * `union`: rows concatenated in client order, each with its client's number.
+    * `sum`, `max` (the only rule besides `first` for integers), `first` (the value of the client with the lowest
+    index). * `union`: rows concatenated in client order, each with its client's index.
 
     Args:
-        rule: the aggregation rule.
-        by: the entry of the same reply that holds the weights (mean only).
-        over: a public denominator, > 0 (mean only, not with `by`).
-        bound: the largest absolute value of an element, for secure sums and clipping; checked on arrival.
-        cached: for values that the server sends unchanged in many rounds. The value is sent only to clients that do not
-            hold it yet; the others get its digest.
+        rule: aggregation rule.
+        by: entry of the same reply that holds the weights (mean only).
+        over: public denominator, > 0 (mean only, not with `by`).
+        bound: largest absolute value of an element, for secure sums and clipping; checked on arrival.
+        cached: whether to send the value only to clients that do not hold it yet, and its digest to all others. Use it
+            for values that the server sends unchanged in many rounds.
 
     Attributes:
         key: the entry's name in messages, files and histories.
@@ -53,8 +53,8 @@ class Entry(Generic[V]):
         owner: the declaring class, with its module.
 
     Raises:
-        ValueError: options out of range, or that do not go together.
-        TypeError: `cached` that is neither True nor False.
+        ValueError: options are out of range or cannot be combined.
+        TypeError: `cached` is neither True nor False.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Message:
         values: initial values, entry -> value.
 
     Raises:
-        TypeError, ValueError: as `check_value`, also when a value is set later.
+        TypeError, ValueError: see `check_value`; also raised when a value is set later.
     """
 
     __slots__ = ("__weakref__", "_values")
@@ -135,7 +135,7 @@ class Message:
         """Build a message from keys without checking the values; for `fl._codec`, which has checked them.
 
         Args:
-            values: key of an entry -> value.
+            values: mapping, entry key -> value.
         """
         message = Message()
         message._values = dict(values)
@@ -180,7 +180,7 @@ class Message:
         yield from self._values.items()
 
     def copy(self) -> Message:
-        """Return a shallow copy: new entries in the copy leave this message alone, but the values are shared."""
+        """Return a shallow copy: new entries in the copy do not affect this message, but the values are shared."""
         return Message.unchecked(self._values)
 
     def __len__(self) -> int:
@@ -256,7 +256,7 @@ def payload_bytes(message: Message) -> dict[str, int]:
     their UTF-8 length. Names, shapes and framing are not counted.
 
     Args:
-        message: a message that is sent or kept.
+        message: message that is sent or kept.
     """
     found: dict[str, int] = {}
     for key, value in message.items():

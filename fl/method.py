@@ -42,8 +42,8 @@ class Predictor:
     """Model that can be tested and saved, as `Method.predictors` returns it.
 
     Attributes:
-        network: in eval mode, with the weights to test.
-        outputs: how many of its first outputs count, where add-ons have classes of their own behind the task's. None:
+        network: network in eval mode, with the weights to test.
+        outputs: number of leading outputs to use, for networks with add-on classes after the task's. None means
             all.
     """
 
@@ -55,8 +55,8 @@ class Predictor:
         """Test the model on a set and return the task's sums over all images, float64 [3 + 3K], see `LabelTask.sums`.
 
         Args:
-            data: the test images, on the network's device.
-            task: the meaning of the labels.
+            data: test images, on the network's device.
+            task: meaning of the labels.
             chunk: images per forward pass. Default: `evaluation_batch_size`.
         """
         chunk = evaluation_batch_size(data.shape, data.images.device) if chunk is None else chunk
@@ -75,7 +75,7 @@ def evaluation_batch_size(shape: Sequence[int], device: torch.device) -> int:
 
     Args:
         shape: (C, H, W) of an image.
-        device: where the images are.
+        device: device that holds the images.
     """
     pixels = (1 << 18) if device.type == "cpu" else (1 << 22)
     fitting: int = max(1, min(256, pixels // (shape[1] * shape[2])))
@@ -86,8 +86,8 @@ def evaluation_spec(task: LabelTask, *names: str) -> EntrySpec:
     """Return the specification of a client's test results, for the schema that `expect_evaluation` returns.
 
     Args:
-        task: gives the number of classes.
-        names: of the tested models: "global", "personal", or others.
+        task: task with the number of classes.
+        names: names of the tested models: "global", "personal", or others.
     """
     return EntrySpec({name: torch.zeros(3 + 3 * task.num_classes, dtype=torch.float64) for name in names})
 
@@ -111,9 +111,9 @@ class Method(KeyedObject, ABC):
 
     @property
     def private(self) -> bool:
-        """Whether what is released is noised and charged to a ledger.
+        """Whether releases are noised and charged to a ledger.
 
-        Such a run has a ledger. Clients without images are asked like all others, because having none is private.
+        Such a run has a ledger. Clients without images get requests like all others, because having none is private.
         Nothing is measured on the clients' own test images unless you ask for it.
         """
         return False
@@ -135,7 +135,7 @@ class Method(KeyedObject, ABC):
     def draw(self, server: Server) -> list[int]:
         """Return the clients of this round; for a method whose privacy depends on the draw. Default: the engine draws.
 
-        The draw, from `server.secret`, stays secret: the history does not record it. Return client numbers in ascending
+        The draw, from `server.secret`, stays secret: the history does not record it. Return client indices in ascending
         order; the list may be empty.
         """
         raise LookupError(f"{type(self).__name__} leaves the draw to the engine")
@@ -150,7 +150,7 @@ class Method(KeyedObject, ABC):
         return [entry for part in self.parts for entry in declared_entries(part)]
 
     def architectures(self, classes: int) -> Mapping[str, nn.Module]:
-        """Return the networks by name, for `classes` classes. By them a resumed run detects a changed network.
+        """Return the networks by name, for `classes` classes. A resumed run compares them to detect a changed network.
 
         They are only read, and their weights need not mean anything. Default: those of `self.networks`, if the method
         has it.
@@ -161,18 +161,18 @@ class Method(KeyedObject, ABC):
         """Return each client's architecture for the run's record; a resumed run must have the same.
 
         Args:
-            clients: how many there are.
+            clients: number of clients.
 
         Returns:
-            A name for each client; nothing where all have the same. Default: as `self.networks` assigns them.
+            A name for each client; empty if all have the same architecture. Default: as `self.networks` assigns them.
         """
         return self.networks.assigned(clients) if hasattr(self, "networks") else ()
 
     def check_run(self, server: Server, rounds: int) -> None:
         """Raise ValueError if the method cannot run on such data; warn of parts that do nothing within `rounds`.
 
-        Called before `start`, and before a run is resumed, with a `server` whose state is still empty. Use it to try
-        what would otherwise fail in round 40.
+        Called before `start`, and before a run is resumed, with a `server` whose state is still empty. Use it to detect
+        errors that would otherwise appear only in a late round.
         """
 
     def start(self, server: Server) -> None:
@@ -200,7 +200,7 @@ class Method(KeyedObject, ABC):
     def answer(self, client: Client, message: Message) -> Message:
         """Answer the query before round 1, on the client: with class counts, for example. See `has_query`.
 
-        Changes of the client's memory are discarded; `message` is that of `send`.
+        Changes of the client's memory are discarded; `message` comes from `send`.
         """
         return Message()
 
@@ -209,11 +209,11 @@ class Method(KeyedObject, ABC):
         return {}
 
     def receive_answers(self, server: Server, replies: AggregatedReplies) -> None:
-        """Put what later rounds need of the answers, the aggregated `replies`, into `server.state`."""
+        """Store the values that later rounds need from the aggregated answers, `replies`, in `server.state`."""
 
     @abstractmethod
     def local(self, client: Client, message: Message) -> Message:
-        """Run the client's part of a round, where its data is: train, and reply with the result.
+        """Run the client's part of a round, on the client: train, and reply with the result.
 
         It reads only `client` and the `message` of `send`, and returns a reply that matches `expect`. An exception
         leaves this client out of the round, by name; `BudgetExhausted` ends the run.
@@ -231,36 +231,36 @@ class Method(KeyedObject, ABC):
     def exchanges(self) -> tuple[str, ...]:
         """Names of the exchanges with drawn clients in a round, in order. Default: `local` alone.
 
-        A further exchange is a method with the signature of `local`. Clients take part in it if their replies to all
-        earlier ones are usable (`server.present`). Its server side is `send_exchange`, `expect_exchange` and
+        An additional exchange is a method with the signature of `local`. Clients take part in it if their replies to
+        all earlier exchanges are usable (`server.present`). Its server side is `send_exchange`, `expect_exchange` and
         `receive_exchange`. Only `local` may change a client's memory.
         """
         return ("local",)
 
     def send_exchange(self, server: Server, verb: str, client: int) -> Message:
-        """Return the message to this client in the further exchange `verb`. Called on the `server`; pure, as `send`."""
+        """Return the message from the `server` to a `client` in the additional exchange `verb`. Pure, as `send`."""
         return Message()
 
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
-        """Return the schema of a client's reply in the further exchange `verb`; as `expect`, on the `server`."""
+        """Return the schema of a client's reply in the additional exchange `verb`; as `expect`, on the `server`."""
         return {}
 
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
-        """Take the replies of one exchange into `server.state`, before the next one begins.
+        """Update `server.state` with the replies of one exchange, before the next one begins.
 
         Called after each exchange of a method that has several, and after `local` too, whose replies `receive` still
         gets.
 
         Args:
-            server: its state.
+            server: server whose state to update.
             verb: name of the exchange.
             replies: aggregated by their entries' rules; there may be none.
 
         Returns:
-            Clients whose replies turn out to be unusable -> the reason. They are asked nothing more in this round.
+            Clients whose replies turn out to be unusable -> the reason. They get no more requests in this round.
 
         Raises:
-            NoUsableReply: too few clients are left to go on.
+            NoUsableReply: too few clients are left to continue.
         """
         return {}
 
@@ -276,12 +276,12 @@ class Method(KeyedObject, ABC):
 
     @abstractmethod
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """Update `server.state` with the round's replies, aggregated by their entries' rules. Called once a round.
+        """Update `server.state` with the round's replies, aggregated by their entries' rules. Called once per round.
 
         There are enough replies, unless the method draws its clients itself; then there may be none.
 
         Raises:
-            NoUsableReply: nothing can be learnt from the replies.
+            NoUsableReply: no update can be computed from the replies.
         """
 
     def evaluate(self, client: Client, message: Message) -> Message:

@@ -39,10 +39,11 @@ class Networks:
     because clients run in threads).
 
     Args:
-        factory: called with the number of outputs, returns the network; or a mapping architecture -> such a factory.
-        assign: with several architectures, client number -> architecture (a mapping or a function).
+        factory: function of the number of outputs that returns the network; or a mapping architecture -> such a
+            factory.
+        assign: mapping or function, client index -> architecture; needed with several architectures.
         several: whether the method supports several architectures.
-        extra: outputs in addition to the task's classes (virtual classes, for example).
+        extra: number of outputs in addition to the task's classes (virtual classes, for example).
         initial: initial weights, by name; missing names are drawn.
 
     Raises:
@@ -87,10 +88,10 @@ class Networks:
         self._lock = threading.Lock()
 
     def architecture(self, client: int) -> str:
-        """Return the name of a client's architecture, by its number ("" if there is only one).
+        """Return the name of a client's architecture ("" if there is only one).
 
         Args:
-            client: its number.
+            client: index of the client.
 
         Raises:
             ValueError: `assign` gives no name for this client, or an unknown one.
@@ -123,8 +124,8 @@ class Networks:
         It is built once and shared by all threads: do not change it. For a network to change, see `on` and `draw`.
 
         Args:
-            name: of the architecture; "" if there is only one.
-            classes: of the task.
+            name: name of the architecture; "" if there is only one.
+            classes: number of classes of the task.
         """
         key = name, self.outputs(classes)
         with self._lock:
@@ -140,8 +141,8 @@ class Networks:
         """Return a new network on the CPU with new weights.
 
         Args:
-            name: of the architecture; "" if there is only one.
-            classes: of the task.
+            name: name of the architecture; "" if there is only one.
+            classes: number of classes of the task.
             generator: the only source of the weights.
         """
         return build(partial(self.factories[name], self.outputs(classes)), generator)
@@ -149,12 +150,13 @@ class Networks:
     def first(self, name: str, classes: int, seed: int) -> Tensors:
         """Return w_0, an architecture's initial state: `initial`, or else drawn from the run's seed.
 
-        It depends on nothing else, so all methods of one seed start from the same weights on every participant.
+        The state depends on nothing else, so all methods with one seed start from the same weights on every
+        participant.
 
         Args:
-            name: of the architecture; "" if there is only one.
-            classes: of the task.
-            seed: the run's.
+            name: name of the architecture; "" if there is only one.
+            classes: number of classes of the task.
+            seed: seed of the run.
 
         Returns:
             Parameters and buffers, by the network's own names, on the CPU.
@@ -177,7 +179,7 @@ class Networks:
         """Return a new network with given weights and buffers on a participant's device; the caller may change it.
 
         Args:
-            side: the server or a client.
+            side: server or client whose device is used.
             weights: parameters and buffers, under the network's own names.
             name: the architecture; default: the client's own, or the server's only one.
         """
@@ -194,7 +196,7 @@ class Networks:
 
         Args:
             group: "architecture/tensor" -> tensor; with one architecture, "tensor" -> tensor.
-            name: of the architecture; "" if there is only one.
+            name: name of the architecture; "" if there is only one.
         """
         if not name:
             return dict(group)
@@ -207,7 +209,7 @@ class Networks:
 
         Args:
             tensors: under the network's own names.
-            name: of the architecture; "" if there is only one.
+            name: name of the architecture; "" if there is only one.
         """
         return {f"{name}/{n}": t for n, t in tensors.items()} if name else tensors
 
@@ -217,7 +219,7 @@ class Networks:
         Call it in a method's own `check_run`, before round 1. The networks are left unchanged.
 
         Args:
-            server: gives the images' shape and dtype, and the number of clients.
+            server: source of the images' shape and dtype, and the number of clients.
             features: whether the method always uses embeddings (then a classifier must be found).
 
         Raises:

@@ -27,7 +27,7 @@ class Participant:
     """Base of `Server` and `Client`.
 
     Attributes:
-        stop: set when the run is being stopped.
+        stop: event that is set when the run is being stopped.
     """
 
     stop: threading.Event
@@ -45,21 +45,22 @@ class Server(Participant):
     The engine makes one for a run and passes the same one to every call. A method keeps values in `state`.
 
     Attributes:
-        task: the meaning of the labels.
+        task: meaning of the labels.
         shape: (C, H, W) of an image.
-        normalization: of the clients' images (a set in another space is refused).
-        clients: number of all clients (not of the drawn ones).
+        normalization: normalization of the clients' images (a set in another space is refused).
+        clients: number of all clients, drawn or not.
         seed: the run's seed; draw from `generator`.
         data: sets that only the server holds, by name ("proxy", "validation", ...).
         state: values that the method keeps between rounds; checkpointed, and restored if a round fails.
-        round: the round being prepared or run, from 1; 0 while the method starts.
-        drawn: the clients drawn in this round, ascending.
-        present: those of them whose replies to all exchanges of the round so far are usable.
-        notes: numbers and strings that a method adds to this round's line of the history, by name.
-        device: where the server computes; the tensors of messages are already there.
-        stop: set when the run is being stopped; see `check_running`.
-        ledger, secret: in a private run, where releases are charged and the source of the noise.
-        dtype: of the clients' images.
+        round: index of the round being prepared or run, from 1; 0 while the method starts.
+        drawn: indices of the clients drawn in this round, ascending.
+        present: indices of the drawn clients whose replies to all exchanges of the round so far are usable.
+        notes: numbers and strings, by name, that a method adds to this round's row of the history.
+        device: device on which the server computes; the tensors of messages are already on it.
+        stop: event that is set when the run is being stopped; see `check_running`.
+        ledger: in a private run, the ledger to which releases are charged.
+        secret: in a private run, the source of the noise.
+        dtype: dtype of the clients' images.
     """
 
     task: LabelTask
@@ -92,20 +93,20 @@ class Client(Participant):
     """One client, as a method sees it: everything that `local`, `answer` and `evaluate` can reach besides the message.
 
     Attributes:
-        id: its number, 0 to the number of clients - 1.
-        data: its training images.
-        test: its own test images, if any.
-        task: the meaning of the labels.
-        round: the round being run, from 1; 0 for the query before it.
+        id: index of the client, from 0 to the number of clients - 1.
+        data: training images of the client.
+        test: the client's own test images, if any.
+        task: meaning of the labels.
+        round: index of the round being run; 0 for the query before round 1.
         seed: the run's seed; draw from `generator`.
         memory: values that the client keeps between the rounds in which it is drawn. This is a pending copy: changes
             made by `local` become the client's memory only if its reply is used; other changes are discarded.
-        stop: set when the run is being stopped; see `check_running`.
-        device: where the client computes; its data and the message are already there.
-        notes: counts for the round's line of the history, name -> number, summed over the clients as "noted". They are
-            not part of the reply.
-        ledger, secret: in a private run, the ledger to charge (`spend`) before anything is released, and the source of
-            the noise.
+        stop: event that is set when the run is being stopped; see `check_running`.
+        device: device on which the client computes; its data and the message are already on it.
+        notes: counts by name, not part of the reply. Their sums over the clients are the column "noted" of the round's
+            row of the history.
+        ledger: in a private run, the ledger to charge (`spend`) before anything is released.
+        secret: in a private run, the source of the noise.
     """
 
     id: int
@@ -142,7 +143,7 @@ class Client(Participant):
             The ledger.
 
         Raises:
-            BudgetExhausted: they would exceed the budget; the run ends with its last round.
+            BudgetExhausted: the releases would exceed the budget; the run ends after the last completed round.
             PrivacyError: the run has no ledger, because the method is not `private`.
         """
         if self.ledger is None:

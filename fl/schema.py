@@ -20,7 +20,7 @@ MAX_WEIGHT = 1e6
 
 
 class BadReply(ValueError):
-    """Error: a reply cannot be aggregated. It names the entry and the reason; its client is left out of the round."""
+    """Error: a reply cannot be aggregated. The message gives entry and reason; the client is left out of the round."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class EntrySpec:
     expect. Values that are not finite are always refused.
 
     Attributes:
-        value: an example value. Names, shapes and dtypes of a tensor or group must equal its own. A set must have its
+        value: an example value. A tensor or group must have the names, shapes and dtypes of the example; a set its
             space, dtypes, columns and `info` (usually no columns and no info), with any number of images.
         max_rows: maximum number of rows of a set or tensor (the first dimension is then free).
-        same_rows_as: an entry of the same reply with as many rows as this one.
+        same_rows_as: entry of the same reply that must have as many rows as this one.
         max_per_class: maximum number of images of one class in a set.
-        minimum, maximum: the range of every number (of a set: of its pixels). A weight, by which another entry is
+        minimum, maximum: range of every number (for a set: of every pixel). A weight, by which another entry is
             averaged, is never negative, and its default `maximum` is `MAX_WEIGHT`.
         optional: whether a reply may lack the entry.
     """
@@ -60,12 +60,12 @@ def check_reply(reply: object, entries: Mapping[str, Entry[Any]], schema: Schema
     The engine calls it for everything that clients send, before any other code reads it.
 
     Args:
-        reply: any object, from any client.
-        entries: the entries that the method declares, by key.
-        schema: the specification of each entry of this reply, by key.
+        reply: object to check, from any client.
+        entries: entries that the method declares, by key.
+        schema: specification of each entry of this reply, by key.
 
     Raises:
-        BadReply: naming the first defect.
+        BadReply: the reply is not valid; the message names the first defect.
     """
     if reply is None or (isinstance(reply, Message) and len(reply) == 0):
         raise BadReply("sent nothing")

@@ -18,7 +18,7 @@ __all__ = ["Classification", "LabelTask", "MultiLabel", "clients_accuracy"]
 
 
 class LabelTask(Protocol):
-    """Interface of a task to federated methods, which therefore need not know the form of the labels.
+    """Interface of a task to federated methods, which are thereby independent of the form of the labels.
 
     `Classification` and `MultiLabel` implement it; `simulate(..., task=...)` takes them. A task is immutable, and the
     same on the server and on every client. K is its number of classes. A network may have more outputs, K' >= K, if an
@@ -88,13 +88,13 @@ def _counts(sums: Tensor) -> tuple[float, float, float, float, float]:
 class Classification:
     """Task with one class per image: cross-entropy; accuracy is the share of images whose largest logit is their class.
 
-    A network may have more than K outputs (virtual classes). An image predicted as one of those counts as wrong.
+    A network may have more than K outputs (virtual classes). An image predicted as a virtual class counts as wrong.
 
     Args:
         num_classes: K; labels are indices in [0, K), int64 [N].
 
     Raises:
-        TypeError, ValueError: `num_classes` is no positive integer.
+        TypeError, ValueError: `num_classes` is not a positive integer.
     """
 
     single_label: ClassVar[bool] = True
@@ -165,7 +165,7 @@ class MultiLabel:
         num_classes: K; labels are rows [N, K].
 
     Raises:
-        TypeError, ValueError: `num_classes` is no positive integer.
+        TypeError, ValueError: `num_classes` is not a positive integer.
     """
 
     single_label: ClassVar[bool] = False
@@ -242,7 +242,7 @@ def clients_accuracy(accuracies: Sequence[float]) -> dict[str, float]:
     """Return how evenly a model serves its clients, for the history's `accuracy_clients`.
 
     Args:
-        accuracies: of the tested clients, fractions; at least one.
+        accuracies: accuracy of each tested client, a fraction; at least one.
 
     Returns:
         `mean`, `std` (population), `worst10` (the mean of the worst tenth, of at least one), and the number of

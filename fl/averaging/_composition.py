@@ -29,9 +29,9 @@ def active_addons(addons: Sequence[object]) -> tuple[AddOn, ...]:
         addons: as the user passed them to `FedAvg`.
 
     Raises:
-        TypeError: something else than an add-on, such as a class (`FedProx` instead of `FedProx()`); or an option with
-            the name of a hook or another attribute of `AddOn`.
-        TypeError, ValueError: an attribute with a value that `AddOn` does not allow.
+        TypeError: an argument is not an add-on, for example a class (`FedProx` instead of `FedProx()`); or an option
+            has the name of a hook or another attribute of `AddOn`.
+        TypeError, ValueError: an attribute has a value that `AddOn` does not allow.
     """
     for addon in addons:
         if isinstance(addon, type) and issubclass(addon, AddOn):
@@ -56,7 +56,7 @@ def require_composable(addons: Sequence[AddOn]) -> None:
         addons: the active add-ons, sorted by their keys.
 
     Raises:
-        ValueError: one is given twice, or two fill one slot.
+        ValueError: an add-on is given twice, or two add-ons fill the same slot.
     """
     require_distinct(addons, "an add-on may stand in a method once")
     for slot in SLOTS:
@@ -72,7 +72,7 @@ def require_answer_schema(addons: Sequence[AddOn]) -> None:
         addons: the active add-ons.
 
     Raises:
-        ValueError: naming the add-on.
+        ValueError: an add-on lacks `expect_answer`; the message names the add-on.
     """
     for addon in addons:
         if overrides(addon, "answer") and not overrides(addon, "expect_answer"):
@@ -82,12 +82,12 @@ def require_answer_schema(addons: Sequence[AddOn]) -> None:
 
 
 def require_full_models(asking: AddOn, settings: Settings, addons: Sequence[AddOn]) -> None:
-    """Refuse a method whose replies do not hold whole models; for an add-on that runs them on the server.
+    """Refuse a method whose replies do not hold whole models; for an add-on that runs these models on the server.
 
     Call it in the `check` of an add-on whose `read_reply` uses `server.trained(reply)`.
 
     Args:
-        asking: the add-on that needs them.
+        asking: add-on that needs whole models.
         settings: the method's options and its networks.
         addons: the active add-ons.
 
@@ -108,9 +108,9 @@ def require_whole_models(asking: AddOn, settings: Settings, reason: str) -> None
     """Refuse a method with personal parameters; for the `check` of an add-on that needs all parameters on the server.
 
     Args:
-        asking: the add-on that needs them.
+        asking: add-on that needs whole models.
         settings: the method's options.
-        reason: why, for the message.
+        reason: reason for the refusal, for the message.
 
     Raises:
         ValueError: some parameters are personal.
@@ -126,11 +126,11 @@ def require_unscaled(asking: AddOn, addons: Sequence[AddOn]) -> None:
     """Refuse add-ons that rescale the clients' updates; for the `check` of an add-on that reads them.
 
     Args:
-        asking: the add-on that reads them.
+        asking: add-on that reads the updates.
         addons: the active add-ons.
 
     Raises:
-        ValueError: naming the other add-on.
+        ValueError: an add-on rescales updates; the message names it.
     """
     for addon in (a for a in addons if overrides(a, "scale_update")):
         raise ValueError(
@@ -143,12 +143,12 @@ def require_one_architecture(addon: AddOn, settings: Settings, reason: str) -> N
     """Refuse a method with several architectures; for the `check` of an add-on that needs a single one.
 
     Args:
-        addon: the add-on that needs it.
+        addon: add-on that needs a single architecture.
         settings: the method's options and its networks.
-        reason: why, for the message.
+        reason: reason for the refusal, for the message.
 
     Raises:
-        ValueError: there are several.
+        ValueError: the method has several architectures.
     """
     names = settings.networks.names
     if len(names) > 1:
@@ -159,10 +159,10 @@ def check_update(addon: AddOn, slot: str, got: object, mean: Tensors) -> Tensors
     """Return an add-on's update if it has a tensor of the same shape for each name of the mean update.
 
     Args:
-        addon: the add-on that returned it.
-        slot: the slot, for the message.
-        got: what the add-on returned.
-        mean: what it was given.
+        addon: add-on that returned the update.
+        slot: name of the slot, for the message.
+        got: value that the add-on returned.
+        mean: mean update that was passed to the add-on.
 
     Raises:
         TypeError, ValueError: a missing return value, missing or additional names, or a changed shape.

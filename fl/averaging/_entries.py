@@ -1,4 +1,4 @@
-"""Entries of weight averaging: what travels, and what server and clients keep."""
+"""Entries of weight averaging: the values that are sent, and those that server and clients keep."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ __all__ = ["Entries"]
 
 
 class Entries:
-    """Entries of `FedAvg`'s messages, server state and client memory; read them as `FedAvg.update` etc.
+    """Entries of `FedAvg`'s messages, server state and client memory; refer to them as `FedAvg.update` etc.
 
     Attributes:
-        model: the global model(s), parameters and buffers; sent down, and the server's state.
-        samples: the weight of a reply.
-        update: trained minus received, for every shared parameter; their mean is weighted by `samples`.
-        buffers: float buffers (batch-norm statistics), as the client has them after training.
+        model: parameters and buffers of the global model(s); sent to clients, and kept in the server's state.
+        samples: weight of a reply in the mean.
+        update: trained minus received, for every shared parameter; averaged with the weights `samples`.
+        buffers: float buffers (batch-norm statistics), with the client's values after training.
         counters: integer buffers.
         last: a client's memory of its last trained state, for add-ons with `needs_previous`.
         own: a client's memory of the parameters and buffers that never travel.
         moments: a client's memory of its optimiser's state, with `ClientOptimizer(state="client")`.
-        tested: sums of a test, by model.
-        key, written: prefix of the entries' keys, and the class through which code reads them.
+        tested: sums of a client's test, by model.
+        key: prefix of the entries' keys.
+        written: name of the class through which code refers to the entries.
     """
 
     key: ClassVar[str] = "FedAvg"

@@ -23,12 +23,12 @@ __all__ = ["evaluate_models", "evaluated_models", "global_models"]
 def global_models(server: AveragingServer, addons: Sequence[AddOn]) -> Mapping[str, Predictor]:
     """Return each architecture's global model for tests and saving; none if part of it stays with the clients.
 
-    If batch-norm statistics stay with the clients, they are estimated on `server.data["calibration"]`, where the run
+    If batch-norm statistics stay with the clients, they are estimated on `server.data["calibration"]`, if the run
     has such a set.
 
     Args:
-        server: holds the current weights.
-        addons: one of them may supply other weights to test (the slot `evaluation_model`).
+        server: server with the current weights.
+        addons: active add-ons; one may supply other weights to test (slot `evaluation_model`).
     """
     found: dict[str, Predictor] = {}
     slot, settings, classes = slot_owner(addons, "evaluation_model"), server.settings, server.task.num_classes
@@ -48,8 +48,8 @@ def evaluated_models(settings: Settings, addons: Sequence[AddOn]) -> list[str]:
     """Return the names of the models that a client tests on its own images: "global", "personal", or both.
 
     Args:
-        settings: with personal parameters, or statistics of its own, a client has only its own model.
-        addons: one of them may have a personal model in addition to the global one (the slot `personal_model`).
+        settings: the method's options. With personal parameters or local statistics, a client has only its own model.
+        addons: active add-ons; one may add a personal model to the global one (slot `personal_model`).
     """
     if slot_owner(addons, "personal_model"):
         return ["global", "personal"]
@@ -64,9 +64,9 @@ def evaluate_models(
     Args:
         settings: the method's options and its networks.
         addons: the active add-ons.
-        client: whose models are tested; its memory holds what never travels.
-        message: from the server, with the global model.
-        data: the test images.
+        client: client whose models are tested; its memory holds the values that are never sent.
+        message: message from the server, with the global model.
+        data: test images.
     """
     received, slot = received_state(settings, client, message), slot_owner(addons, "personal_model")
     states: dict[str, Tensors] = dict.fromkeys(evaluated_models(settings, addons), received)
@@ -88,7 +88,7 @@ def evaluate_models(
 def _estimate_statistics(network: nn.Module, images: Tensor) -> None:
     """Estimate a network's batch-norm statistics on these images: the cumulative mean over chunks of 64.
 
-    Everything else is in eval mode, as in the test that follows; dropout is off, and draws nothing.
+    Everything else is in eval mode, as in the test that follows; dropout is off and draws no random values.
     """
     network.eval()
     for norm in (m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)):

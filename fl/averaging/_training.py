@@ -21,7 +21,7 @@ def train(local: Local, addons: Sequence[AddOn]) -> None:
     """Run every phase of a training; `local.net` then holds the trained weights.
 
     Args:
-        local: a training for which every add-on has run `before_training`.
+        local: training for which every add-on has run `before_training`.
         addons: the active add-ons, in the order in which they act.
     """
     offered = {a.key: a.extra_batches(local) for a in addons if overrides(a, "extra_batches")}
@@ -52,9 +52,9 @@ def train_step(step: Step, addons: Sequence[AddOn], optimizer: torch.optim.Optim
     """Take one step: compute the gradient, correct it, step the optimiser, and run the add-ons' `after_step`.
 
     Args:
-        step: its batches, and the parameters that it trains.
+        step: batches of the step, and the parameters that it trains.
         addons: the active add-ons, in the order in which they act.
-        optimizer: of those parameters.
+        optimizer: optimiser of the step's parameters.
     """
     slot = slot_owner(addons, "gradient")
     grads: Tensors = slot.gradient(step, step.gradient) if slot else step.gradient()

@@ -41,11 +41,11 @@ def try_augmentation(server: Server, augment: Callable[[Tensor, torch.Generator]
     """Refuse an augmentation that changes the number, shape or dtype of images; called before round 1.
 
     Args:
-        server: gives the images' shape, dtype and normalisation.
-        augment: the option as given; None is not tried.
+        server: source of the images' shape, dtype and normalisation.
+        augment: option as the user passed it; None is skipped.
 
     Raises:
-        ValueError: it fails on noise, or returns something else.
+        ValueError: the function fails on noise, or returns anything else.
     """
     if augment is None:
         return
@@ -66,12 +66,12 @@ def try_objective(server: Server, objective: Callable[[Tensor, Tensor], Tensor] 
     """Refuse an objective that does not return one number with a gradient for logits and labels like the task's.
 
     Args:
-        server: gives the task and the images' dtype.
-        objective: the option as given; None is not tried.
+        server: source of the task and the images' dtype.
+        objective: option as the user passed it; None is skipped.
         outputs: number of a network's outputs.
 
     Raises:
-        ValueError: it fails on noise, or returns something else.
+        ValueError: the function fails on noise, or returns anything else.
     """
     if objective is None:
         return
@@ -99,13 +99,13 @@ def require_patterns(settings: Settings, templates: Mapping[str, nn.Module]) -> 
 
     Args:
         settings: the method's options.
-        templates: a network of each architecture, by name.
+        templates: one network of each architecture, by name.
 
     Returns:
         The names of the parameters of all architectures.
 
     Raises:
-        ValueError: with the pattern, and the known names.
+        ValueError: a pattern is refused; the message has the pattern and all parameter names.
     """
     parameters = {name: [n for n, _ in net.named_parameters()] for name, net in templates.items()}
     known = list(dict.fromkeys(n for names in parameters.values() for n in names))
@@ -130,12 +130,12 @@ def require_matches(patterns: Sequence[str], names: Sequence[str], what: str) ->
     """Refuse a pattern that matches no parameter's name.
 
     Args:
-        patterns: such as "classifier.*"; "!pattern" means all others.
-        names: of the parameters.
-        what: the argument's name, for the message.
+        patterns: patterns such as "classifier.*"; "!pattern" matches all names that "pattern" does not.
+        names: names of the parameters.
+        what: name of the argument, for the message.
 
     Raises:
-        ValueError: with the known names.
+        ValueError: a pattern matches no name; the message lists all names.
     """
     for pattern in patterns:
         if not fnmatch.filter(names, pattern.removeprefix("!")):
@@ -153,7 +153,7 @@ def trial_trainings(
     Args:
         settings: the method's options and its networks.
         addons: the active add-ons.
-        server: holds the first weights.
+        server: server with the initial weights.
         send: the method's own `send`.
     """
     if not any(overrides(a, "dry_run") for a in addons):
@@ -172,19 +172,19 @@ def trial_trainings(
 
 
 def empty_set(server: Server) -> LabeledImages:
-    """Return a set without images in the clients' space, from what the `server` knows of it."""
+    """Return a set without images in the clients' space, with the space, shape and dtype that the `server` records."""
     images = torch.zeros(0, *server.shape, device=server.device, dtype=server.dtype)
     nothing = images, torch.zeros(0, device=server.device, dtype=torch.int64)
     return LabeledImages(*nothing, num_classes=server.task.num_classes, normalization=server.normalization)
 
 
 def noise_set(task: LabelTask, like: LabeledImages, generator: torch.Generator) -> LabeledImages:
-    """Return six noise images with labels for a trial: public, whatever a client holds.
+    """Return six noise images with labels for a trial; they do not depend on any client's data.
 
     Args:
-        task: the meaning of the labels.
+        task: meaning of the labels.
         like: a set with the wanted space, shape and dtype; its images are not read.
-        generator: the source of the noise.
+        generator: source of the noise.
     """
     classes = task.num_classes
     labels = torch.tensor([0, 0, 0, 1, 1, classes - 1]).to(like.images.device) % classes

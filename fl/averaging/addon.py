@@ -35,23 +35,27 @@ class AddOn(Component):
     arguments has no effect. A slot replaces a part of the algorithm, so only one add-on may fill it.
 
     One object serves the server and all clients, whose threads share it, so it must not hold values of a run. Values
-    that last go to `server.state` or a client's `local.memory`, under entries that the class declares. Values of one
-    training go to the dict `local.scratch(self)`.
+    that persist go to `server.state` or a client's `local.memory`, under entries that the class declares. Values needed
+    only within one training go to the dict `local.scratch(self)`.
 
     Attributes:
-        extra_outputs: number of network outputs for it behind the classes; `local.first_output(self)` is the index of
-            the first.
-        needs_previous: whether it reads `local.previous`, the weights that this client trained when it was last drawn.
-        layers: names of modules of the network whose outputs it reads, as `step.output(...).inner[name]`: [B, m].
-        damping: mu of a pull mu (w - w_0) to the start of the round that it adds to the gradient. SCAFFOLD and FedNova
-            divide by `local.effective_lrs`, which depends on it.
-        data_access: the private data that it reads, besides trained weights, in its loss terms and for what it sends:
-            "none"; in its terms alone, one "example" at a time; or anything, the "batch" together (the default).
+        extra_outputs: number of network outputs that the add-on gets after those of the classes;
+            `local.first_output(self)` is the index of the first.
+        needs_previous: whether the add-on reads `local.previous`, the weights that this client trained when it was last
+            drawn.
+        layers: names of modules of the network whose outputs the add-on reads, as `step.output(...).inner[name]`: [B,
+            m].
+        damping: mu, if the add-on adds a pull mu (w - w_0) to the weights at the start of the round to the gradient.
+            SCAFFOLD and FedNova divide by `local.effective_lrs`, which depends on mu.
+        data_access: private data, besides trained weights, that the add-on reads for its loss terms and for the values
+            that it sends: "none"; "example", only one example at a time and only in loss terms; or "batch", anything
+            (the default).
             `DPSGD` accepts only the first two.
-        single_label: whether its terms need exactly one class per image; other tasks are refused.
-        disabled_at_zero: options, such as a weight, whose value 0 disables the add-on. Of several, all must be 0.
-        first_round: the first round in which it can change anything. A run with fewer rounds warns that it has no
-            effect.
+        single_label: whether the loss terms need exactly one class per image; other tasks are refused.
+        disabled_at_zero: options, such as a weight, whose value 0 disables the add-on. If several are listed, all must
+            be 0.
+        first_round: first round in which the add-on can change anything. A run with fewer rounds warns that the add-on
+            has no effect.
     """
 
     extra_outputs: int = 0
@@ -65,22 +69,22 @@ class AddOn(Component):
 
     @classmethod
     def usage_example(cls, part: str) -> str:
-        """Return the code of a method with this add-on, written as `part`, for error messages."""
+        """Return example code, for error messages, of a method with this add-on; `part` is the add-on's code."""
         return f"FedAvg({part}, factory=...)"
 
     @property
     def has_query(self) -> bool:
-        """Whether the server queries every client once for it before round 1: whether it overrides `answer`."""
+        """Whether the server queries every client once before round 1, because the add-on overrides `answer`."""
         return overrides(self, "answer")
 
     @property
     def disabled(self) -> bool:
-        """Whether its options disable it. The method then leaves it out, and behaves as without it."""
+        """Whether the options disable the add-on. The method then leaves it out."""
         return bool(self.disabled_at_zero) and all(getattr(self, name) == 0 for name in self.disabled_at_zero)
 
     @property
     def private(self) -> bool:
-        """Whether it adds noise to what the client releases and charges a ledger for it; see `Method.private`."""
+        """Whether the add-on noises the client's releases and charges them to a ledger; see `Method.private`."""
         return False
 
     # Before round 1.
@@ -96,21 +100,21 @@ class AddOn(Component):
         """
 
     def check_run(self, settings: Settings, names: Sequence[str]) -> None:
-        """Refuse networks with which it would have no effect, with a ValueError; called before round 1.
+        """Refuse networks with which the add-on would have no effect, with a ValueError; called before round 1.
 
         Args:
             settings: the method's options and its networks.
-            names: of the parameters of all architectures.
+            names: names of the parameters of all architectures.
         """
 
     def start(self, server: AveragingServer) -> None:
-        """Prepare its values in `server.state`. Called once, on the server, before round 1.
+        """Prepare the add-on's values in `server.state`. Called once, on the server, before round 1.
 
-        The first weights are already there. A resumed run does not call it again.
+        The initial weights are already there. A resumed run does not call it again.
         """
 
     def dry_run(self, local: Local) -> None:
-        """Inspect a training that is about to begin, on noise images, and refuse with a ValueError what cannot work.
+        """Inspect a training about to begin, on noise images; raise ValueError if the setup cannot work.
 
         Called on the server before round 1, once for each architecture; nothing is charged or trained yet. For `local`
         every add-on has run `start` and `before_training`.
@@ -119,22 +123,22 @@ class AddOn(Component):
     def answer(self, local: Local, reply: Message) -> None:
         """Write this client's answer to the query before round 1 (class statistics, for example) into `reply`.
 
-        Called once on every client that has images. For `local` the training has not begun.
+        Called once on every client that has images. The training of `local` has not begun.
         """
 
     def expect_answer(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Add the entries of its answer to the schema. Called on the server.
+        """Add the entries of the add-on's answer to the schema. Called on the server.
 
         Entries without a specification are refused.
 
         Args:
-            server: see `AveragingServer`.
-            client: whose answer it is.
-            schema: to extend with an `EntrySpec` for each entry, under its `key`.
+            server: server as an add-on sees it.
+            client: index of the client that answers.
+            schema: schema to extend with an `EntrySpec` for each entry, under its `key`.
         """
 
     def receive_answers(self, server: AveragingServer, replies: AggregatedReplies) -> None:
-        """Store what it needs of the clients' aggregated answers, `replies`, in `server.state`. Called once."""
+        """Store the needed values of the clients' aggregated answers, `replies`, in `server.state`. Called once."""
 
     # A round, in this order: the server sends,
 
@@ -145,15 +149,15 @@ class AddOn(Component):
         """
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Add the entries of its reply to the schema. Called on the server.
+        """Add the entries of the add-on's reply to the schema. Called on the server.
 
         Entries without a specification are refused.
 
         Args:
-            server: see `AveragingServer`.
-            client: whose reply it is.
-            schema: to extend with an `EntrySpec` for each entry that `after_training` adds to the reply, under its
-                `key`.
+            server: server as an add-on sees it.
+            client: index of the client that replies.
+            schema: schema to extend with an `EntrySpec` for each entry that `after_training` adds to the reply, under
+                its `key`.
         """
 
     # the client trains,
@@ -167,12 +171,12 @@ class AddOn(Component):
     def extra_records(self, local: Local) -> LabeledImages | None:
         """Return images that join the training set, or None. Called on the client, once, with `local.data` set.
 
-        They go through the same batches and the same objective, but do not count in the reply's weight.
+        These images go through the same batches and the same objective, but do not count in the reply's weight.
         """
         return None
 
     def extra_batches(self, local: Local) -> Iterator[Batch] | None:
-        """Return an endless stream of its own batches, of which each step reads one, or None.
+        """Return an endless stream of the add-on's own batches, one per step, or None.
 
         Called on the client, once. `local.stream(self, images)` makes one from a set. In a step, `step.batch_of(self)`
         is the batch, and `step.output(self)` the network's outputs for it.
@@ -201,8 +205,8 @@ class AddOn(Component):
 
         Args:
             local: the training; `local.delta` is the change of the weights before `scale_update`.
-            update: the change that is sent, after the slot `scale_update`, by parameter's name.
-            reply: to extend, by entries that `expect` describes.
+            update: update to send, after the slot `scale_update`, by parameter's name.
+            reply: reply to extend with the entries that `expect` describes.
         """
 
     # and the server takes the replies.
@@ -210,17 +214,17 @@ class AddOn(Component):
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
         """Derive entries from one `reply` before it is aggregated, and write them to `out`.
 
-        Called on the server for each reply; FedDF's predictions of each client's model are an example. They are
-        aggregated over the clients by their entries' rules. Pure; an exception leaves this reply out, by name.
+        Called on the server for each reply; FedDF's predictions of each client's model are an example. The derived
+        entries are aggregated over the clients by their rules. Pure; an exception leaves this reply out, by name.
         """
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Update its values in `server.state` with the round's replies. Called on the server, at the end of each round.
+        """Update the add-on's values in `server.state` with the replies. Called on the server after each round.
 
         Args:
-            server: its state holds the new model.
+            server: server whose state holds the new model.
             replies: the clients' replies, aggregated by their entries' rules.
-            old: the weights before this round, all architectures' in one group.
+            old: weights of all architectures before this round, in one group.
         """
 
     # Slots: at most one add-on fills each.
@@ -228,7 +232,7 @@ class AddOn(Component):
     def dataset(self, local: Local) -> LabeledImages:
         """Return the training set in place of `local.client.data`. Called on the client, once, after `before_training`.
 
-        Its size is the reply's weight if clients are weighted by samples.
+        The size of this set is the reply's weight if clients are weighted by samples.
         """
         return local.client.data
 
@@ -237,8 +241,8 @@ class AddOn(Component):
 
         Args:
             local: the training.
-            data: the set to draw from.
-            phase: its epochs or steps.
+            data: set to draw from.
+            phase: phase, with its number of epochs or steps.
         """
         return iter(())
 
@@ -248,8 +252,8 @@ class AddOn(Component):
         SAM, for example, moves the weights, computes the gradient there, and moves them back.
 
         Args:
-            step: its batches and trained parameters.
-            compute: returns the gradient of the whole loss at the network's current weights.
+            step: step with its batches and trained parameters.
+            compute: function that returns the gradient of the whole loss at the network's current weights.
 
         Returns:
             A gradient for every parameter in `step.trained`, by its name.
@@ -269,9 +273,9 @@ class AddOn(Component):
         """Return the aggregated update, in place of the weighted mean. Called on the server, once a round.
 
         Args:
-            server: its state holds the previous model.
+            server: server whose state holds the previous model.
             replies: the clients' replies, aggregated by their entries' rules.
-            mean: the weighted mean of their updates, all architectures' in one group.
+            mean: weighted mean of the clients' updates, for all architectures in one group.
         """
         return mean
 
@@ -279,20 +283,20 @@ class AddOn(Component):
         """Return the server's step, which is added to the model. Called on the server, once a round.
 
         Args:
-            server: its state holds the previous model.
-            mean: the mean update, after `aggregate`, all architectures' in one group.
+            server: server whose state holds the previous model.
+            mean: mean update after `aggregate`, for all architectures in one group.
         """
         return mean
 
     def refine(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> Tensors:
-        """Return the new model, made of the averaged one by further training (distillation).
+        """Return the new model, obtained from the averaged one by further training (distillation).
 
         Called on the server, once a round, also when no reply holds an update.
 
         Args:
-            server: its state holds the averaged model.
+            server: server whose state holds the averaged model.
             replies: the clients' replies, aggregated by their entries' rules.
-            old: the weights before this round, all architectures' in one group.
+            old: weights of all architectures before this round, in one group.
 
         Returns:
             The whole new model, parameters and buffers of all architectures.
@@ -308,19 +312,19 @@ class AddOn(Component):
         raise LookupError(f"{self.name} does not fill the slot 'tested_model'")
 
     def personal_model(self, local: Local) -> Tensors:
-        """Return the client's personal model, which is tested beside the global one.
+        """Return the client's personal model, which is tested in addition to the global one.
 
-        Called on the client, in each test. Pure. For `local` the training has not begun: it has the received weights,
-        the client's memory, and `local.fit`.
+        Called on the client, in each test. Pure. The training of `local` has not begun; use its received
+        weights, the client's memory, and `local.fit`.
 
         Returns:
-            Its parameters and buffers, by name; missing names are as received.
+            Its parameters and buffers, by name; missing names keep the received values.
         """
         raise LookupError(f"{self.name} does not fill the slot 'personal_model'")
 
 
 def overrides(addon: AddOn, hook: str) -> bool:
-    """Return whether `addon` overrides the method of this name, a `hook` or a slot."""
+    """Return whether `addon` overrides `hook`, the name of a hook or slot."""
     return getattr(type(addon), hook) is not getattr(AddOn, hook)
 
 

@@ -7,7 +7,7 @@ The algorithm is in three files. Read them in this order:
 2. `fl/averaging/_training.py`: `train` runs the phases, epochs and optimiser steps of `FedAvg.local`.
 3. `fl/averaging/step.py`: `Step` computes the loss of one batch and its gradient.
 
-`addon.py` lists the hooks that add-ons fill. The other modules check options, test models and hold state.
+`addon.py` lists the hooks that add-ons override. The other modules check options, test models and hold state.
 """
 
 from __future__ import annotations
@@ -52,29 +52,32 @@ class FedAvg(Entries, Method):
     Args:
         addons: other papers' ideas, from `fl.addons` or your own (`fl.AddOn`), in any order. Add-ons that their options
             disable are left out.
-        factory: called with the number of outputs, returns the network; or a mapping architecture -> such a factory.
-        assign: with several architectures, client number -> architecture (a mapping or a function).
+        factory: function of the number of outputs that returns the network; or a mapping architecture -> such a
+            factory.
+        assign: mapping or function, client index -> architecture; needed with several architectures.
         initial: initial weights (a state dict). Missing names, by default all, are drawn from the run's seed.
         lr: eta, the clients' learning rate in round 1. Default: 0.1 for SGD, which has no momentum in Algorithm 1 of
             McMahan et al., and 0.001 for Adam, its authors' value.
-        momentum: of the clients' SGD, in [0, 1); 0 with Adam.
+        momentum: momentum of the clients' SGD, in [0, 1); 0 with Adam.
         optimizer: the clients' optimiser: "sgd", "adam", or a `ClientOptimizer` with weight decay, a decay of the rate,
-            or momentum that outlives the round.
+            or momentum that is kept between rounds.
         epochs: passes over the local data in a round (default 1). More epochs cost client time and save rounds. Or:
         steps: an exact number of steps in a round.
         phases: several phases of a local training, one after the other, instead of `epochs` or `steps` (FedRep).
         batch: images per step. The last batch of a pass may be smaller.
-        augment: applied to every batch of the client's own data, as `augment(images, generator)`.
-        objective: the loss of a batch, `objective(logits, labels)`, one number. Default: the task's loss.
+        augment: function `augment(images, generator)`, applied to every batch of the client's own data.
+        objective: function `objective(logits, labels)` that returns the scalar loss of a batch. Default: the task's
+            loss.
         weights: a client's weight in the mean: its "samples" (n_k), or "uniform" for 1.
         max_samples: with "samples", the largest sample count that a client may claim; replies that claim more are
             refused. This public number limits one client's influence on an average. Give your largest client's count.
         buffers: float buffers (batch-norm statistics) are averaged ("mean"), kept by each client ("local"), or left
-            at their initial values on the server ("drop", integers too). Otherwise integer buffers take the maximum.
-            Buffers made with `persistent=False` never travel: each network has them as its factory makes them.
+            at their initial values on the server ("drop", also for integer buffers). Otherwise integer buffers take the
+            maximum over clients. Buffers made with `persistent=False` are never sent: each network keeps those that its
+            factory made.
         personal: patterns of names of parameters that stay with the client and are never sent (FedRep: "classifier.*").
-        predict: where add-ons have classes of their own (VHL), a test takes the largest output of the "real" classes or
-            of "all".
+        predict: outputs among which a test takes the largest, if an add-on adds classes (VHL): those of the "real"
+            classes, or "all".
 
     Attributes:
         addons: the active add-ons, in the order in which they act.
@@ -220,7 +223,7 @@ class FedAvg(Entries, Method):
         return schema
 
     def read_reply(self, server: Server, reply: Message) -> Message:
-        """Return what the add-ons derive from one reply before it is aggregated."""
+        """Return the entries that the add-ons derive from one reply before it is aggregated."""
         out = Message()
         for addon in self.addons:
             addon.read_reply(self._view(server), reply, out)
@@ -268,7 +271,7 @@ class FedAvg(Entries, Method):
         """Draw w_0 of every architecture (or take `initial`), then let the add-ons prepare and run their trials.
 
         Raises:
-            ValueError: an add-on that needs one class per image in a multi-label task, or that refuses what it finds.
+            ValueError: an add-on needs one class per image but the task is multi-label, or an add-on's trial fails.
         """
         for addon in (a for a in self.addons if a.single_label):
             require_single_label(addon.name, server.task)
@@ -309,16 +312,16 @@ class FedAvg(Entries, Method):
 
     @property
     def parts(self) -> tuple[KeyedObject, ...]:
-        """The method and its add-ons, whose entries may travel or be kept."""
+        """The method and its add-ons, whose entries may be sent or kept."""
         return (self, *self.addons)
 
     @property
     def private(self) -> bool:
-        """Whether an add-on adds noise to what the clients release and charges a ledger for it (`DPSGD`)."""
+        """Whether an add-on noises the clients' releases and charges them to a ledger (`DPSGD`)."""
         return any(a.private for a in self.addons)
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Return the add-ons and the options for `repr` and the record of a run; of `initial` a digest."""
+        """Return the add-ons and options for `repr` and a run's record, with a digest in place of `initial`."""
         settings, optimizer = self.settings, self.settings.optimizer
         options = {
             "lr": settings.lr, "momentum": settings.momentum, "weight_decay": optimizer.weight_decay,
@@ -337,8 +340,8 @@ class FedAvg(Entries, Method):
         """Return the options of an older record in their present form.
 
         Args:
-            options: as the record holds them. `weight_decay`, `lr_decay` and `optimizer_state` were options of their
-                own and are now fields of `ClientOptimizer`.
+            options: options as the record holds them. `weight_decay`, `lr_decay` and `optimizer_state` were separate
+                options and are now fields of `ClientOptimizer`.
         """
         options = dict(options)
         former = {"weight_decay": "weight_decay", "lr_decay": "lr_decay", "optimizer_state": "state"}

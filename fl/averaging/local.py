@@ -32,7 +32,7 @@ class Term(Protocol):
 
     @property
     def data_access(self) -> Literal["none", "example", "batch"]:
-        """The private data that it reads: "none", one "example" at a time, or the "batch"; see `AddOn`."""
+        """Private data that the term reads: "none", one "example" at a time, or the "batch"; see `AddOn`."""
 
     def loss(self, step: Any) -> Tensor | None:
         """Return the term for this `step`, a tensor without dimensions, or None."""
@@ -45,12 +45,12 @@ class Local:
 
     Args:
         settings: the method's options and its networks.
-        client: where the training runs.
-        message: from the server.
-        terms: the add-ons, which add terms to a step's loss.
+        client: client on which the training runs.
+        message: message from the server.
+        terms: add-ons, which add terms to a step's loss.
 
     Attributes:
-        settings, client, message, terms: as given; `client.data` are the client's own images.
+        settings, client, message, terms: the arguments; `client.data` holds the client's own images.
         task: the meaning of the labels.
         round: the round being run, from 1.
         memory: values that the client keeps between rounds, by entry; changes made in `after_training` are kept if the
@@ -59,10 +59,10 @@ class Local:
         received: the whole initial state of the training, parameters and buffers, by name.
         start: w, a copy of the received parameters that are shared with the server, by name.
         previous: this client's last trained state (parameters and buffers), if an add-on declares `needs_previous` and
-            there is one; else None.
+            such a state exists; else None.
         net: the network in training.
         network: the same network, split into features and classifier.
-        layers: its inner modules that add-ons read (`AddOn.layers`), by name.
+        layers: inner modules of `net` that add-ons read (`AddOn.layers`), by name.
         data: the training set: the client's own, or one that add-ons supply.
         counts: images of each class in the client's own data, int64 [K].
         weight: factor of the base objective, 1; an add-on may change it in `before_training`.
@@ -95,7 +95,7 @@ class Local:
     # What belongs to an add-on.
 
     def scratch(self, addon: Component) -> dict[str, Any]:
-        """Return the values that `addon` keeps during this training: a dict, empty at first."""
+        """Return the dict in which `addon` keeps values during this training; initially empty."""
         return self._scratch.setdefault(addon.key, {})
 
     def first_output(self, addon: Component) -> int:
@@ -126,10 +126,10 @@ class Local:
     def at(self, weights: Mapping[str, Tensor]) -> nn.Module:
         """Return a frozen copy of the network with other weights, in eval mode, such as MOON's previous model.
 
-        It is made once for each `weights` object, and kept until the end of the training.
+        The copy is made once for each `weights` object, and kept until the end of the training.
 
         Args:
-            weights: by name; missing names have the received values.
+            weights: parameters and buffers by name; missing names have the received values.
         """
         known = self._twins.get(id(weights))
         if known is None:
@@ -145,12 +145,12 @@ class Local:
     def delta(self) -> Tensors:
         """w_k - w: trained minus received, for every shared parameter, by name. Read it in `after_training`.
 
-        It is computed once and kept.
+        The result is computed once and kept.
         """
         return {n: p.detach() - self.start[n] for n, p in self._shared.items()}
 
     def optimizer(self, params: Sequence[Tensor]) -> torch.optim.Optimizer:
-        """Return a new optimiser of the tensors `params`, of the method's kind and at this round's rate."""
+        """Return a new optimiser of the tensors `params`, of the method's kind and at this round's learning rate."""
         return self.settings.optimizer_for(params, self.lr)
 
     def prefixed(self, tensors: Tensors) -> Tensors:
@@ -165,7 +165,7 @@ class Local:
 
     @property
     def planned_steps(self) -> int:
-        """Number of steps that all phases will take on `data`, if no add-on makes the batches."""
+        """Number of steps that all phases will take on `data`, unless an add-on makes the batches."""
         passes = -(-len(self.data) // self.settings.batch)
         return sum(p.epochs * passes if p.steps is None else p.steps for p in self.settings.phases)
 
@@ -173,9 +173,9 @@ class Local:
         """Yield shuffled and augmented batches of a set for one phase; none of an empty set.
 
         Args:
-            data: the set.
-            phase: its epochs or steps.
-            purpose: name of the draws of order and augmentation, see `Client.generator`.
+            data: set to read.
+            phase: phase, with its number of epochs or steps.
+            purpose: name under which order and augmentation are drawn, see `Client.generator`.
         """
         if not len(data):
             return
@@ -193,17 +193,17 @@ class Local:
         joint: bool = False,
         augment: Augment | None = None,
     ) -> Iterator[Batch]:
-        """Yield batches of an add-on's own set without end, in one random order after the other, for `extra_batches`.
+        """Yield batches of an add-on's own set without end, reshuffling the set after each pass, for `extra_batches`.
 
-        The last batch of each order may be smaller.
+        The last batch of each pass may be smaller.
 
         Args:
-            addon: its owner; the draws are the add-on's own.
-            data: the set.
-            batch: images per batch; default: the method's.
-            joint: whether they are forwarded together with the real batch, so that both share batch statistics, or
-                alone.
-            augment: applied to each batch.
+            addon: add-on that owns the set; the random draws are its own.
+            data: set to read.
+            batch: images per batch; default: the method's batch size.
+            joint: whether the batches are forwarded together with the real batch, so that both share batch statistics;
+                otherwise alone.
+            augment: augmentation, applied to each batch.
         """
         generator = self.generator(addon, "stream")
         while True:
@@ -216,14 +216,14 @@ class Local:
     ) -> Tensors:
         """Train a second network of this client, such as a personal model (Ditto).
 
-        It trains on `data` with the method's objective and optimiser, without the add-ons. All draws are the owner's
-        own, so the training of `net` is unchanged bit by bit. Without images the state is returned as it is.
+        It trains on `data` with the method's objective and optimiser, without the add-ons. All random draws are
+        the owner's own, so the training of `net` stays bit-identical. Without images the state is returned unchanged.
 
         Args:
             state: initial parameters and buffers by name.
-            owner: the add-on that calls it.
-            phase: its length, and the trained parameters.
-            term: a function of the network, added to the loss in each step.
+            owner: add-on that calls this method.
+            phase: length of the training, and the trained parameters.
+            term: function of the network that returns a term, which is added to the loss in each step.
 
         Returns:
             The trained parameters and buffers, by name.
@@ -248,16 +248,16 @@ class Local:
     # How far the training has gone.
 
     def record_phase(self, trained: Mapping[str, object], steps: int) -> None:
-        """Record that a phase trained the parameters of these names for so many `steps`."""
+        """Record that a phase trained the parameters named in `trained` for `steps` steps."""
         self._phases.append((frozenset(trained), steps))
 
     @cached_property
     def effective_lrs(self) -> dict[str, float]:
         """Distance that a constant unit gradient would have moved each shared parameter, by name; 0 for untrained ones.
 
-        Read it after the training. It has the optimiser, steps and damping of the training, without weight decay.
-        SCAFFOLD divides the change by it to get the mean gradient. With plain SGD and no damping it is steps * lr, with
-        momentum more.
+        Read it after the training. The distance is for the optimiser, steps and damping of the training, without
+        weight decay. SCAFFOLD divides the change of the weights by this distance to get the mean gradient. With plain
+        SGD and no damping the distance is steps * lr; with momentum it is larger.
         """
         known: dict[tuple[int, ...], float] = {}
         found: dict[str, float] = {}
@@ -285,12 +285,12 @@ class Local:
 
 
 def received_state(settings: Settings, client: Client, message: Message) -> Tensors:
-    """Return the whole initial state of a client: what it received, and what it keeps itself (at first, as drawn).
+    """Return the whole initial state of a client: the received values, and those that it keeps (initially as drawn).
 
     Args:
-        settings: what stays with a client, and its network.
-        client: its `memory` holds what never travels.
-        message: from the server.
+        settings: the method's options and its networks.
+        client: client whose `memory` holds the values that are never sent.
+        message: message from the server.
 
     Returns:
         Parameters and buffers, by the network's own names, on the client's device.

@@ -24,8 +24,8 @@ class ClientOptimizer:
         name: "sgd" or "adam".
         weight_decay: lambda, at least 0; lambda w is added to the gradient.
         lr_decay: the rate of round t is lr * lr_decay ** (t - 1).
-        state: with "round" momentum starts at zero in each round. With "client" each client keeps it from one
-            participation to the next, as in VHL's release, which never resets a client's optimiser.
+        state: lifetime of the momentum. With "round" it starts at zero in each round. With "client" each client keeps
+            it from one participation to the next, as in the VHL authors' code, which never resets a client's optimiser.
 
     Raises:
         TypeError, ValueError: an option out of range.
@@ -52,11 +52,11 @@ def effective_lr(
 ) -> float:
     """Return how far a constant unit gradient moves a parameter, without weight decay.
 
-    SCAFFOLD and FedNova divide a change of weights by it. With plain SGD and no damping it is steps * lr.
+    SCAFFOLD and FedNova divide a change of weights by this distance. With plain SGD and no damping it is steps * lr.
 
     Args:
-        optimizer: makes the optimiser of some tensors; called once for each phase, as in training.
-        steps: the number of steps in each phase.
+        optimizer: function that makes the optimiser of some tensors; called once for each phase, as in training.
+        steps: number of steps in each phase.
         damping: strength mu of a pull to the start, which adds mu * (distance so far) against the movement.
 
     Returns:
@@ -78,8 +78,8 @@ def saved_state(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> Tenso
     """Return a copy of the optimiser's state, such as momentum, to keep it between two trainings.
 
     Args:
-        optimizer: after its last step.
-        names: of its parameters, in its own order.
+        optimizer: optimiser after its last step.
+        names: names of the optimiser's parameters, in the optimiser's order.
 
     Returns:
         "parameter/buffer" -> tensor.
@@ -96,9 +96,9 @@ def load_state(optimizer: torch.optim.Optimizer, names: Sequence[str], saved: Te
     """Load the state of an earlier optimiser; a parameter without saved state starts from zero.
 
     Args:
-        optimizer: before its first step.
-        names: of its parameters, in its own order.
-        saved: what `saved_state` returned.
+        optimizer: optimiser before its first step.
+        names: names of the optimiser's parameters, in the optimiser's order.
+        saved: state that `saved_state` returned.
     """
     positions = {name: index for index, name in enumerate(names)}
     state: dict[int, Tensors] = {}

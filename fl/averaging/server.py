@@ -19,8 +19,8 @@ __all__ = ["AveragingServer"]
 class AveragingServer(Server):
     """A `Server` with the method's settings and its current models, as an add-on's hooks see it.
 
-    It is made for each call of a hook and shares all values with the server it was made of, so changes of `state` and
-    `notes` persist. It has all attributes of `Server` (`task`, `state`, `round`, ...).
+    A new view is made for each call of a hook. It shares all values with the underlying server, so changes of `state`
+    and `notes` persist. It has all attributes of `Server` (`task`, `state`, `round`, ...).
 
     Attributes:
         settings: the method's options and its networks.
@@ -47,8 +47,8 @@ class AveragingServer(Server):
         """Return the current weights of one architecture (parameters and buffers), by the network's own names.
 
         Args:
-            architecture: its name; "" if there is only one.
-            of: another group of all architectures' weights, such as `old` of a hook.
+            architecture: name of the architecture; "" if there is only one.
+            of: group of all architectures' weights to read instead, such as a hook's `old`.
         """
         return self.settings.networks.unprefixed(self.state[Entries.model] if of is None else of, architecture)
 
@@ -56,14 +56,14 @@ class AveragingServer(Server):
         """Return a new network on the server's device; the caller may change it.
 
         Args:
-            architecture: its name; "" if there is only one.
+            architecture: name of the architecture; "" if there is only one.
             weights: parameters and buffers by the network's own names; default: the current ones.
         """
         weights = self.weights(architecture) if weights is None else weights
         return self.settings.networks.on(self, weights, architecture)
 
     def trained(self, reply: Message) -> Predictor:
-        """Return the model that one client trained, w + (w_k - w) of its `reply`, in eval mode; for `read_reply`.
+        """Return the model w + (w_k - w) that one client trained, from its `reply`, in eval mode; for `read_reply`.
 
         An add-on that uses it calls `fl.require_full_models` in its `check`.
         """

@@ -1,4 +1,4 @@
-"""Checked options of a weight-averaging method, and what follows from them."""
+"""Checked options of a weight-averaging method, and values derived from them."""
 
 from __future__ import annotations
 
@@ -32,14 +32,16 @@ class Settings:
     """Checked options of a `FedAvg`. Add-ons read them as `local.settings.batch`, `server.settings.weights` etc.
 
     Attributes:
-        networks: the architectures, and which client has which.
+        networks: architectures, and their assignment to clients.
         lr, momentum, optimizer: the clients' optimiser, see `FedAvg`; `rate` and `optimizer_for` apply them.
-        phases: the phases of a local training. `epochs` or `steps` make one phase.
-        batch, augment, objective: the batches of a step and its loss, see `FedAvg`.
-        weights, max_samples: a reply's weight in the mean, and the largest weight that a reply may claim.
-        buffers, personal: what stays with a client; see `kept_by_client` and `sent_buffers`.
-        predict: the outputs that a test reads: the "real" classes, or "all".
-        first_outputs: add-on's key -> index of its first extra output, counted from the end of the task's classes.
+        phases: phases of a local training. `epochs` or `steps` make one phase.
+        batch, augment, objective: options for a step's batches and loss, see `FedAvg`.
+        weights: kind of a reply's weight in the mean.
+        max_samples: largest weight that a reply may claim.
+        buffers, personal: options that decide which values stay with a client; see `kept_by_client` and `sent_buffers`.
+        predict: outputs that a test reads: the "real" classes, or "all".
+        first_outputs: mapping, add-on's key -> index of its first extra output, counted from the end of the task's
+            classes.
         layers: names of the inner modules whose outputs add-ons read.
         damping: total strength of the add-ons' pulls to the weights at the start of the round.
     """
@@ -141,7 +143,7 @@ def learning_rate(value: float, name: str) -> float:
 
     Args:
         value: the learning rate.
-        name: of the argument, for messages.
+        name: name of the argument, for messages.
 
     Raises:
         TypeError, ValueError: not a number above 0.
@@ -156,7 +158,7 @@ def as_phases(epochs: int | None, steps: int | None, phases: Sequence[Phase] | N
     """Return the phases of a local training from `epochs` or `steps` (default: one epoch), or from `phases`.
 
     Raises:
-        TypeError: `phases` is empty or holds something else than phases.
+        TypeError: `phases` is empty or contains anything other than phases.
         ValueError: two of the three are given.
     """
     if phases is None:
@@ -179,7 +181,7 @@ def as_patterns(personal: str | Sequence[str]) -> tuple[str, ...]:
     """Return the patterns of `personal` as a tuple, from one pattern, several, or none.
 
     Raises:
-        TypeError: something else than strings.
+        TypeError: a pattern is not a string.
     """
     given = (personal,) if isinstance(personal, str) else tuple(personal) if isinstance(personal, Sequence) else (None,)
     if not all(isinstance(p, str) for p in given):

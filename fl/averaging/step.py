@@ -26,7 +26,7 @@ class Output:
 
     Attributes:
         embedding: [B, d], the input of the classifier.
-        logits: [B, K'], the task's classes and then the add-ons' own.
+        logits: [B, K'], for the task's classes first, then for those of the add-ons.
         inner: outputs of the modules named in `AddOn.layers`, flattened: name -> [B, m].
     """
 
@@ -39,12 +39,12 @@ def outputs(network: Network, images: Tensor, layers: Mapping[str, nn.Module] | 
     """Run one forward pass, in which every layer runs once, and record the outputs of the modules in `layers`.
 
     Args:
-        network: split into features and classifier.
+        network: network, split into features and classifier.
         images: float [B, C, H, W].
         layers: modules of the network, by name; their outputs are flattened.
 
     Raises:
-        ValueError: a module in `layers` that did not run exactly once, or whose output has no row for each image.
+        ValueError: a module in `layers` did not run exactly once, or its output does not have one row per image.
     """
     found: dict[str, Tensor] = {}
 
@@ -77,9 +77,9 @@ class Step:
     A new one is made for each step. Its methods compute the loss and the gradient; the optimiser moves after that.
 
     Attributes:
-        local: the training.
+        local: training to which the step belongs.
         batch: the step's images of the training set.
-        extra: the add-ons' own batches, by their keys; `batch_of(addon)` reads them.
+        extra: the add-ons' own batches, by add-on key; `batch_of(addon)` reads them.
         trained: the parameters that this step trains, by name.
     """
 
@@ -90,7 +90,7 @@ class Step:
         self._outputs: dict[str, Output] = {}
 
     def output(self, addon: Component | None = None) -> Output:
-        """Return this step's outputs of the network for the real batch, or for the own batch of `addon`."""
+        """Return this step's outputs of the network for the real batch, or for the batch of `addon`."""
         return self._outputs["" if addon is None else addon.key]
 
     def has_batch(self, addon: Component) -> bool:
@@ -98,7 +98,7 @@ class Step:
         return addon.key in self.extra
 
     def batch_of(self, addon: Component) -> Batch:
-        """Return the own batch of `addon` in this step (see `AddOn.extra_batches`)."""
+        """Return the batch of `addon` in this step (see `AddOn.extra_batches`)."""
         return self.extra[addon.key]
 
     def _forward(self) -> None:
@@ -126,8 +126,8 @@ class Step:
         It consists of the objective and the terms of the add-ons whose `data_access` is "example".
 
         Args:
-            local: the training.
-            batch: the images.
+            local: training to which the step belongs.
+            batch: images and labels.
             trained: the parameters that the step trains, by name.
         """
         step = cls(local, batch, {}, trained)
@@ -144,7 +144,7 @@ class Step:
         return {n: g for n, g in zip(names, grads) if g is not None}
 
     def gradient(self) -> Tensors:
-        """Return the gradient of `loss` at the current weights, by parameter's name; zeros where it is unused."""
+        """Return the gradient of `loss` at the current weights, by parameter's name; zeros for unused parameters."""
         names, params = list(self.trained), list(self.trained.values())
         grads = torch.autograd.grad(self.loss(), params, allow_unused=True)
         return {n: torch.zeros_like(p) if g is None else g for n, p, g in zip(names, params, grads)}

@@ -37,7 +37,7 @@ def hash_of(rows: Sequence[Mapping[str, Any]], state: Message) -> str:
     """Return the `outcome_hash` of a saved run.
 
     Args:
-        rows: rows of its history.
+        rows: rows of the run's history.
         state: the server's state after the last row.
     """
     history = json.loads(json.dumps([_compared(row) for row in rows]))  # all names are strings, as in a file

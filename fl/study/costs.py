@@ -32,9 +32,9 @@ def spent(rows: Sequence[Row], by: str) -> list[float]:
     """Return the cumulative cost of a run after each round.
 
     Args:
-        rows: rows of its history.
-        by: "rounds"; "bytes" of all messages up and down, "bytes_up", "bytes_down"; "client_seconds", the CPU seconds
-            of all clients.
+        rows: rows of the run's history.
+        by: kind of cost: "rounds"; "bytes" of all messages up and down, "bytes_up", "bytes_down"; "client_seconds", the
+            CPU seconds of all clients.
 
     Raises:
         ValueError: `by` is unknown, or the rounds lack the columns.
@@ -52,8 +52,8 @@ def to_target(records: RecordsLike, *, accuracy: float) -> Table:
 
     Rounds are "ROUND" in VHL's tables. The table has two measures. One is the first round at which a run reaches the
     target, as mean and standard deviation over seeds. It is given only if all runs reached the target, because the
-    others are the slow ones. The other is the first round, among those that all seeds tested, at which the mean over
-    seeds reaches the target.
+    runs that did not reach it are the slow ones. The other is the first round, among those that all seeds tested, at
+    which the mean over seeds reaches the target.
 
     Args:
         records: records, or a study's folder.
@@ -137,7 +137,7 @@ def worst_clients(records: RecordsLike) -> Table:
         records: records, or a study's folder.
 
     Returns:
-        A row per task and candidate, over the clients tested after the last round (all or those drawn, see `evaluate`
+        One row per task and candidate, over the clients tested after the last round (all or those drawn, see `evaluate`
         of `simulate`): mean accuracy on their own test images, its standard deviation over clients, and the mean of the
         worst tenth (at least one client). Both for the global model and for personal models, if any; each as mean ±
         standard deviation over seeds.
@@ -199,7 +199,7 @@ def _until(rows: Sequence[Row], by: str, number: int) -> float:
 
 
 def _within(record: Record, by: str, budget: float) -> dict[str, Any]:
-    """Return accuracy, number and cost of the last tested round within the budget."""
+    """Return accuracy, round and cost of the last tested round within the budget."""
     last: dict[str, Any] = {"accuracy": None, "round": None, by: None}
     for row, cost in zip(record.rows, () if record.failed else spent(record.rows, by)):
         if cost <= budget and row.get("accuracy") is not None:

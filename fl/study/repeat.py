@@ -61,15 +61,15 @@ def repeat(
     Args:
         folder: folder of the run.
         out: folder of the repetition; an interrupted one is resumed. Default: a temporary folder.
-        keep: numbers of records in the task's training set, int [M].
-        seed: seed of initial weights, batches and drawn clients; the partition does not change. Default: the run's. Use
-            another seed for shadow runs, because an attacker does not know the run's.
+        keep: indices of the records to keep in the task's training set, int [M].
+        seed: seed of initial weights, batches and drawn clients; the partition does not change. Default: the run's
+            seed. Use another seed for shadow runs, because an attacker does not know the run's.
         data: the images, or a function that reads them, if they have moved: `partial(load_folder, "new/place",
             size=32)`. Pass loaded images (`load(folder).task.load()`) to avoid reading them for every repetition.
         method: see `load`.
         clients, test, server_data: the images of a run of `simulate`, whose record does not name their source.
-        backend, workers: see `simulate`; default: the run's.
-        device: default: the run's. On another device, rounding and hash may differ.
+        backend, workers: see `simulate`; default: those of the run.
+        device: device of clients and server; default: that of the run. On another device, rounding and hash may differ.
         names, trust: your functions and classes that the run uses; see `distillkit.serialization.from_config`.
         progress: whether to show a progress bar.
 

@@ -32,7 +32,7 @@ __all__ = ["NotRepeatable", "SavedRun", "load"]
 
 
 class NotRepeatable(ValueError):
-    """A run's folder lacks what is needed; the message names it and the argument to pass instead."""
+    """A run's folder lacks what is needed; the message names the missing part and the argument to pass instead."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,7 +96,7 @@ class SavedRun:
 
     @cached_property
     def candidate(self) -> Candidate:
-        """The candidate that ran it, without `make`, settings and search.
+        """The candidate that made the run, without `make`, settings and search.
 
         Raises:
             NotRepeatable: see `task`.
@@ -114,7 +114,7 @@ class SavedRun:
 
     @cached_property
     def kept(self) -> torch.Tensor | None:
-        """Numbers of the training records that were kept; None for all."""
+        """Indices of the training records that were kept; None for all."""
         return cast(torch.Tensor, self._noted("keep")) if "keep" in (self.config.get("notes") or {}) else None
 
     def assign(self, split: Split | None = None, keep: torch.Tensor | None = None) -> Allocation:
@@ -122,7 +122,7 @@ class SavedRun:
 
         Args:
             split: the task's images, if already loaded; default `task.load()`.
-            keep: numbers of the training records to keep; default those of this run.
+            keep: indices of the training records to keep; default: those of this run.
         """
         return self.task.assign(
             self.task.load() if split is None else split,
@@ -164,8 +164,8 @@ def load(
 
     Args:
         folder: folder of the run, written by `simulate(..., out=folder)` or a study.
-        method: the method, if `config.json` cannot describe it (for example with a lambda as network). It is compared
-            with the record.
+        method: the method, if `config.json` cannot describe it (for example with a lambda as network). The method is
+            compared with the record.
         factory: network factory, for a folder that does not record its method (from earlier versions). History and
             models are read, and `method` is None.
         names, trust: your functions and classes that the run uses; see `distillkit.serialization.from_config`.
