@@ -13,8 +13,6 @@ from distillkit.privacy.errors import NotAccountable
 __all__ = ["ADD_OR_REMOVE_CLIENT", "ADD_OR_REMOVE_RECORD", "ALL_CLIENTS", "REPLACE_RECORD", "Event", "Guarantee"]
 
 
-"""The client of an event that touches the records of all clients."""
-
 ALL_CLIENTS = "*"
 """The client of an event that touches the records of all clients."""
 

@@ -328,7 +328,7 @@ class Ledger:
 
     def _apply(self, line: dict[str, Any]) -> None:
         known = {f.name for f in fields(Event)}
-        if "from" in line:  # see `distillkit.privacy._child_ledger.mirror`
+        if "from" in line:  # see `distillkit.privacy._child_ledger.mirror_lines`
             source, place = line["from"]
             self._mirrored[source] = max(place, self._mirrored.get(source, 0))
         if isinstance(line.get("event"), dict) and set(line["event"]) <= known:
