@@ -143,7 +143,7 @@ def distribution_matching(
 
 @dataclass(frozen=True)
 class _ClassMatching:
-    """The two halves of a step over all classes. Groups of classes run in parallel, and each group runs in chunks."""
+    """Real class means of a step, and the distance of synthetic images to them; groups of classes run in parallel."""
 
     run: Condensation
     parallel: ParallelMap

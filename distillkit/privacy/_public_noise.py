@@ -31,10 +31,10 @@ def public_noise(count: int, like: LabeledImages, generator: torch.Generator, *,
 
 
 def public_test_images(count: int, like: LabeledImages, generator: torch.Generator) -> Tensor:
-    """Draw images for checking a network, independent of the data, float [count, C, H, W].
+    """Draw data-independent images for the check that a network treats images separately, float [count, C, H, W].
 
     The images are `public_noise` plus a little white noise, so that no image is constant. In a norm layer, the rounding
-    error on a constant image could be mistaken for a difference.
+    error on a constant image could be mistaken for an influence of other images.
 
     Args:
         count: number of images.

@@ -166,10 +166,10 @@ class StoredImages(FileBacked):
         """Return a copy with some parts replaced.
 
         Args:
-            changes: labels, num_classes (which then counts as given), normalization, columns, info or classes_given.
+            changes: labels, num_classes (also sets classes_given), normalization, columns, info or classes_given.
 
         Raises:
-            TypeError, ValueError: as for the class; or an unknown argument.
+            TypeError, ValueError: as for the class, or if an argument is unknown.
         """
         if unknown := sorted(set(changes) - set(_ARGUMENTS)):
             raise TypeError(

@@ -1,4 +1,4 @@
-"""Robust means of several vectors, which a few arbitrary vectors cannot move far."""
+"""Robust averages of vectors: a few arbitrary vectors cannot move the result far."""
 
 from __future__ import annotations
 

@@ -102,8 +102,7 @@ class Filtered(Method):
         return self._owner(verb).expect_exchange(server, verb, client)
 
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
-        """Pass the replies of an additional exchange to its owner; pass the training's to the method and all
-        filters."""
+        """Pass the replies of an exchange to its owner, and those of the training to the method and all filters."""
         links = self._links if verb == "local" else (self._owner(verb),)
         found: dict[int, str] = {}
         for one in links:

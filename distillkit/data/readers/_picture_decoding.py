@@ -50,7 +50,7 @@ def read_picture(file: Path, size: Size | None, channels: int | None) -> Tensor:
 def read_pictures(
     files: Mapping[str, list[Path]], size: Size | None, channels: int | None, *, open_with: str, progress: bool
 ) -> dict[str, Tensor]:
-    """Decode all pictures of a dataset: by part, float pixels [N, C, H, W] in [0, 1].
+    """Decode all pictures of a dataset. Return float pixels [N, C, H, W] in [0, 1] for each part.
 
     Args:
         files: picture files of each part; `train` must not be empty.

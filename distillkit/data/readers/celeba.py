@@ -134,7 +134,7 @@ def load_leaf_celeba(
     normalization: Normalization | None = None,
     progress: bool = True,
 ) -> Split:
-    """Load CelebA as LEAF (Caldas et al., 2018) assigns it: smiling or not, with the celebrities as clients.
+    """Load LEAF's version of CelebA (Caldas et al., 2018): two classes, smiling or not; each celebrity is a client.
 
     Args:
         path: the output folder of LEAF's `preprocess.sh` (`data/celeba/data`), with `train/*.json` and `test/*.json`:
