@@ -83,8 +83,8 @@ class Condense(Candidate):
     the device of the run. The function is called with the real images, and with `generator`, `ledger` and `progress` if
     it accepts them. It returns a `LabeledImages`. If it accepts `resume` and `callback`, an interrupted run is resumed.
 
-    The summary has `accuracy_last`, the mean over the networks, the accuracy of each network (`accuracies`), the number
-    of `images`, the wall times (`seconds_condense`, `seconds_test`), and the CPU times (`cpu_seconds_condense`,
+    The summary contains `accuracy_last` (the mean over the networks), `accuracies` (of each network), `images` (their
+    number), wall times (`seconds_condense`, `seconds_test`) and CPU times (`cpu_seconds_condense`,
     `cpu_seconds_test`). The condensation times of an interrupted run are None. With a ledger there are also privacy
     columns: `epsilon`, `delta`, `relation`, `noise`, and `epsilon_reason` and `epsilon_remarks` where needed. A set
     that consists of all real images is not saved again.

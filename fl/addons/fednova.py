@@ -28,10 +28,10 @@ class FedNova(AddOn):
     |a_i|_1 is the distance that the client's optimiser moves for a constant unit gradient, over lr: tau for SGD, sum_k
     (1 - rho^(tau - k)) / (1 - rho) with momentum rho, sum_k (1 - lr mu)^k with a proximal term.
 
-    Deviations. With momentum and a proximal term together the normaliser is that of the two combined, where the
-    authors' code mixes two formulas; its tau_eff with a proximal term is the mean number of steps. One normaliser is
-    sent for each tensor instead of one for the model: they differ where phases train parts of the model for unequal
-    times. Under Adam the normaliser is the number of steps.
+    Deviations. With both momentum and a proximal term, |a_i|_1 is computed for their combination; the authors' code
+    mixes two formulas. With a proximal term, the authors' code sets tau_eff to the mean number of steps. One
+    normaliser per tensor is sent instead of one per model, because phases may train parts of the model for different
+    numbers of steps. Under Adam the normaliser is the number of steps.
     """
 
     key = "Nova"
