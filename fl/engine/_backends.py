@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from distillkit.privacy import Ledger
 from fl.engine._client_memory import MemoryStore
 from fl.engine._client_runtime import ClientRuntime, respond
 from fl.engine._clients import ClientRegistry
-from fl.engine._transport import BundledExchange, ClientResult, RequestBuilder, RequestHeader, Transport
+from fl.engine._transport import ClientResult, Exchange, Transport
 from fl.method import Method
 from fl.task import LabelTask
 
@@ -111,26 +111,20 @@ class ThreadTransport:
         self.runtime, self._window = runtime, 2 * workers
         self._pool = create_thread_pool(workers, "client")
 
-    def exchange(
-        self,
-        header: RequestHeader,
-        clients: Sequence[int],
-        build_request: RequestBuilder,
-        bundled: BundledExchange | None = None,
-    ) -> Iterator[ClientResult]:
-        """Send a request to each of the `clients`; see `Transport.exchange`. The `bundled` exchange runs first.
+    def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
+        """Send the requests of `exchange`; see `Transport.exchange`. The `bundled` exchange runs first.
 
         At most two clients per worker are started ahead of the result that is yielded next.
         """
         if bundled is not None:
-            bundled.run_first(self)
+            bundled.run_alone(self)
         waiting: deque[Future[ClientResult]] = deque()
-        rest = iter(clients)
+        rest = iter(exchange.clients)
 
         def fill() -> None:
             while len(waiting) < self._window and (client := next(rest, None)) is not None:
-                request = partial(build_request, client)
-                waiting.append(self._pool.submit(respond, self.runtime, header, client, request))
+                request = partial(exchange.build_request, client)
+                waiting.append(self._pool.submit(respond, self.runtime, exchange.header, client, request))
 
         fill()
         while waiting:

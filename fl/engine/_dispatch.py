@@ -12,9 +12,9 @@ from distillkit.privacy import BudgetExhausted, Secret
 from fl._codec import digest
 from fl.engine._backends import ServerThread
 from fl.engine._transport import (
-    BundledExchange,
     ClientRequest,
     ClientResult,
+    Exchange,
     RequestBuilder,
     RequestError,
     RequestHeader,
@@ -64,7 +64,7 @@ class Dispatcher:
         return noise_of(self._secret, self.server.round, "server")
 
     def exchange(
-        self, verb: str, clients: Sequence[int], *, keeps: bool, bundled: BundledExchange | None = None
+        self, verb: str, clients: Sequence[int], *, keeps: bool, bundled: Exchange | None = None
     ) -> Iterator[tuple[ClientResult, ClientRequest | None, str]]:
         """Send a request to each client, and yield the results in the order of `clients`.
 
@@ -83,13 +83,13 @@ class Dispatcher:
             BudgetExhausted, Interrupted: see `Transport.exchange`.
         """
         header, build_request, sent = self._prepare(self.server, verb, keeps)
-        for result in self.transport.exchange(header, clients, build_request, bundled):
+        for result in self.transport.exchange(Exchange(header, clients, build_request), bundled):
             self.resent += result.resent
             yield result, sent.pop(result.client, None), header.version if result.remembers else ""
 
     def evaluation(
         self, server: Server, clients: Sequence[int], on_result: Callable[[ClientResult, ClientRequest | None], None]
-    ) -> BundledExchange:
+    ) -> Exchange:
         """Return an exchange of evaluation requests, to be sent with another exchange or alone.
 
         Args:
@@ -98,7 +98,7 @@ class Dispatcher:
             on_result: function that is called with every result and its request (None if none was built).
         """
         header, build_request, sent = self._prepare(server, "evaluate", False)
-        return BundledExchange(header, clients, build_request, lambda r: on_result(r, sent.pop(r.client, None)))
+        return Exchange(header, clients, build_request, lambda r: on_result(r, sent.pop(r.client, None)))
 
     def _prepare(
         self, server: Server, verb: str, keeps: bool

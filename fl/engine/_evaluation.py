@@ -14,7 +14,7 @@ from fl.engine import history
 from fl.engine._devices import placed
 from fl.engine._dispatch import Dispatcher
 from fl.engine._replies import validate
-from fl.engine._transport import BundledExchange, ClientRequest, ClientResult
+from fl.engine._transport import ClientRequest, ClientResult, Exchange
 from fl.message import Message, payload_bytes
 from fl.method import evaluation_batch_size
 from fl.participants import Server
@@ -87,14 +87,14 @@ class ClientEvaluation:
         """Return the evaluation that completes an open `row` of the history; see the class for `evaluate`."""
         return cls(dispatcher, replace(dispatcher.server, round=row["round"], drawn=row["drawn"]), evaluate, row)
 
-    def exchange(self) -> BundledExchange:
+    def exchange(self) -> Exchange:
         """Return the exchange that requests the evaluation."""
         return self._dispatcher.evaluation(self.server, self.clients, self._accumulate)
 
     def run(self) -> None:
         """Request the evaluation now."""
         if self.clients:
-            self.exchange().run_first(self._dispatcher.transport)
+            self.exchange().run_alone(self._dispatcher.transport)
 
     def _accumulate(self, result: ClientResult, request: ClientRequest | None) -> None:
         """Validate and count one client's `result` for a `request`."""

@@ -17,7 +17,7 @@ from distillkit.privacy import BudgetExhausted
 from fl.aggregation import Aggregator, BadReply, EntrySpec, Schema, check_reply
 from fl.engine._devices import placed
 from fl.engine._dispatch import Dispatcher
-from fl.engine._transport import BundledExchange, ClientRequest, ClientResult
+from fl.engine._transport import ClientRequest, ClientResult, Exchange
 from fl.engine.store import Store
 from fl.message import Message, payload_bytes
 from fl.participants import Interrupted, Server
@@ -48,7 +48,7 @@ class ReplyCollector:
         clients: Sequence[int],
         stats: RoundStats,
         *,
-        bundled: BundledExchange | None = None,
+        bundled: Exchange | None = None,
         late: bool = False,
     ) -> Aggregator:
         """Request replies from clients, validate each one, and accumulate the valid ones in the order of `clients`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -17,7 +17,7 @@ from distillkit.rng import derive
 from fl.message import Message
 
 __all__ = [
-    "BundledExchange", "ClientRequest", "ClientResult", "RequestBuilder", "RequestError", "RequestHeader", "Transport",
+    "ClientRequest", "ClientResult", "Exchange", "RequestBuilder", "RequestError", "RequestHeader", "Transport",
     "noise_of", "reason_of",
 ]  # fmt: skip
 
@@ -112,23 +112,26 @@ class ClientResult:
 
 
 @dataclass(frozen=True)
-class BundledExchange:
-    """An exchange that is sent with another one, where clients are reached by messages.
+class Exchange:
+    """Requests of one kind to several clients.
 
     Attributes:
-        header, clients, build_request: as in `Transport.exchange`.
-        on_result: function that is called with each result, in any order, and for each client before the result of the
-            other exchange is yielded.
+        header: part of the request that is the same for all clients.
+        clients: indices of the clients, in the order in which the server uses their results.
+        build_request: function of a client index that builds the request; called when the client's turn comes.
+        on_result: function that receives the results of a bundled exchange, in any order, and for each client before
+            the main exchange yields that client's result; None for a main exchange.
     """
 
     header: RequestHeader
     clients: Sequence[int]
     build_request: RequestBuilder
-    on_result: Callable[[ClientResult], None]
+    on_result: Callable[[ClientResult], None] | None = None
 
-    def run_first(self, transport: Transport) -> None:
-        """Run this exchange before the other one, on a `transport` where bundling saves nothing."""
-        for result in transport.exchange(self.header, self.clients, self.build_request):
+    def run_alone(self, transport: Transport) -> None:
+        """Run a bundled exchange by itself over the `transport`, and pass each result to `on_result`."""
+        assert self.on_result is not None
+        for result in transport.exchange(replace(self, on_result=None)):
             self.on_result(result)
 
 
@@ -145,23 +148,16 @@ class Transport(Protocol):
     def __exit__(self, *_: Any) -> None:
         """Stop running clients, and wait for them."""
 
-    def exchange(
-        self,
-        header: RequestHeader,
-        clients: Sequence[int],
-        build_request: RequestBuilder,
-        bundled: BundledExchange | None = None,
-    ) -> Iterator[ClientResult]:
-        """Send a request to each client, and yield the results in the order of `clients`.
+    def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
+        """Send a request to each client of `exchange`, and yield the results in the order of its clients.
 
         Only a few clients run ahead of the results that were yielded. A client's privacy charges are in the run's
         ledger before its result is yielded.
 
         Args:
-            header: part of the request that is the same for all clients.
-            clients: indices of the clients.
-            build_request: function of a client index that builds the request; called when the client's turn comes.
-            bundled: exchange that is sent together with this one; it is complete when the iterator ends.
+            exchange: the main exchange; its results are yielded.
+            bundled: second exchange, sent together with the main one where that saves messages. Its results go to its
+                `on_result`, and are complete when the iterator ends.
 
         Raises:
             BudgetExhausted: a client's release would exceed the ledger's budget.

@@ -21,7 +21,7 @@ from fl.deploy.flower._messages import MAX_MESSAGE_BYTES, GridConnection, loss_r
 from fl.deploy.flower._node_ledger import ledger_position, mirror_report, read_exhausted
 from fl.deploy.flower._node_registry import NodeRegistry
 from fl.deploy.flower._requests import PendingRequest, ResultCallback, pack_requests, unpack_replies
-from fl.engine._transport import BundledExchange, ClientResult, RequestBuilder, RequestHeader, reason_of
+from fl.engine._transport import ClientResult, Exchange, reason_of
 from fl.engine.store import write_atomically
 from fl.message import Message
 from fl.method import NoUsableReply
@@ -98,32 +98,22 @@ class GridTransport:
         self._pending: dict[int, list[PendingRequest]] = {}
         self._results: dict[int, ClientResult | BudgetExhausted] = {}
 
-    def exchange(
-        self,
-        header: RequestHeader,
-        clients: Sequence[int],
-        build_request: RequestBuilder,
-        bundled: BundledExchange | None = None,
-    ) -> Iterator[ClientResult]:
-        """Send requests to the `clients` and yield their results, see `Transport.exchange`.
+    def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
+        """Send the requests of `exchange` and yield their results; see `Transport.exchange`.
 
         A client of both exchanges gets both requests in one message. A client of only the `bundled` exchange gets a
-        separate message. `header` and `build_request` are as in the interface.
+        separate message.
         """
         for error in self._registry.discover(self._connection, min(self._options.reply_timeout, _DELIVERY_GRACE)):
             warn(f"{error}; the run goes on without it")
-        main, extra = set(clients), set(bundled.clients) if bundled is not None else set[int]()
+        main, extra = set(exchange.clients), set(bundled.clients) if bundled is not None else set[int]()
         waiting: deque[int] = deque()
-        rest = iter(sorted(main | extra) if extra else clients)
+        rest = iter(sorted(main | extra) if extra else exchange.clients)
         while True:
             while len(waiting) < self._options.max_concurrent and (number := next(rest, None)) is not None:
                 waiting.append(number)
-                requests: list[tuple[RequestHeader, RequestBuilder, ResultCallback | None]] = []
-                if bundled is not None and number in extra:
-                    requests.append((bundled.header, bundled.build_request, bundled.on_result))
-                if number in main:
-                    requests.append((header, build_request, None))
-                self._start(number, requests)
+                asked = [bundled] if bundled is not None and number in extra else []
+                self._start(number, asked + [exchange] * (number in main))
             if not waiting:
                 break
             while waiting[0] in self._pending:
@@ -139,18 +129,17 @@ class GridTransport:
 
     # One request: build, send, receive, read.
 
-    def _start(
-        self, client: int, requests: Sequence[tuple[RequestHeader, RequestBuilder, ResultCallback | None]]
-    ) -> None:
+    def _start(self, client: int, exchanges: Sequence[Exchange]) -> None:
         pending = []
-        for header, build_request, on_result in requests:
+        for exchange in exchanges:
             try:
                 known = None if self._ledger is None else child_state(self._ledger, client)
-                pending.append(PendingRequest(Job(header, client, build_request(client), known), on_result))
+                job = Job(exchange.header, client, exchange.build_request(client), known)
+                pending.append(PendingRequest(job, exchange.on_result))
             except (Interrupted, BudgetExhausted):
                 raise
             except Exception as error:  # a request that cannot be built is its client's failure, as with threads
-                self._deliver(on_result, client, ClientResult(client, error=reason_of(error)))
+                self._deliver(exchange.on_result, client, ClientResult(client, error=reason_of(error)))
         if pending:
             self._send(client, pending)
 

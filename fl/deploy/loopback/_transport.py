@@ -15,7 +15,7 @@ from fl.deploy._wire import Job, pack_job, unpack_result
 from fl.deploy.loopback._processes import STOP_TIMEOUT, Process, ProcessEnded, acquire, pickle_config, release
 from fl.deploy.loopback._worker import WorkerConfig, pack_client_data
 from fl.engine._clients import ClientRegistry
-from fl.engine._transport import BundledExchange, ClientResult, RequestBuilder, RequestHeader, reason_of
+from fl.engine._transport import ClientResult, Exchange, reason_of
 from fl.message import payload_bytes
 from fl.participants import Interrupted
 
@@ -75,26 +75,20 @@ class ProcessTransport:
 
     # Asking.
 
-    def exchange(
-        self,
-        header: RequestHeader,
-        clients: Sequence[int],
-        build_request: RequestBuilder,
-        bundled: BundledExchange | None = None,
-    ) -> Iterator[ClientResult]:
-        """Send requests (`header`, `build_request`) to the `clients` and yield the results; see `Transport.exchange`.
+    def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
+        """Send the requests of `exchange` and yield their results; see `Transport.exchange`.
 
         At most two clients per process run ahead of the next yield. The `bundled` exchange runs first.
         """
         if bundled is not None:
-            bundled.run_first(self)
-        self._version = header.version
+            bundled.run_alone(self)
+        self._version = exchange.header.version
         waiting: deque[int] = deque()
-        rest = iter(clients)
+        rest = iter(exchange.clients)
         while True:
             while len(waiting) < 2 * self._workers and (number := next(rest, None)) is not None:
                 waiting.append(number)
-                self._send_request(header, number, build_request)
+                self._send_request(exchange, number)
             if not waiting:
                 break
             while waiting[0] not in self._done:
@@ -102,11 +96,11 @@ class ProcessTransport:
             yield self._done.pop(waiting.popleft())
         self._collect_charges()
 
-    def _send_request(self, header: RequestHeader, client: int, build_request: RequestBuilder) -> None:
+    def _send_request(self, exchange: Exchange, client: int) -> None:
         slot = self._slot(client)
         try:
             known = child_state(self._ledger, client) if self._ledger is not None else None
-            job = Job(header, client, build_request(client), known)
+            job = Job(exchange.header, client, exchange.build_request(client), known)
             frames = self._frames(slot, job)
         except (Interrupted, BudgetExhausted):
             raise
