@@ -1,4 +1,4 @@
-"""Threads of a run: the backend interface, its default of threads in this process, and the server's thread."""
+"""Backend interface, the default backend (threads of this process), and the server's thread."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunContext:
-    """State of a run that a backend opens its transport with, once the run's options are checked.
+    """Facts about a run that a backend needs to open its transport. They are set once the run's options are checked.
 
     Attributes:
         task: meaning of the labels.
         device: device on which clients compute.
         memories: folder for the clients' memories if clients run on this machine; None if the run writes no files.
         stop: event that is set when the run is being stopped.
-        ledger: ledger of a private run.
+        ledger: ledger of a private run; None if the run is not private.
     """
 
     task: LabelTask
@@ -52,7 +52,7 @@ class Backend(Protocol):
 
     @property
     def faults(self) -> str | None:
-        """Description of the faults that the backend causes, which are part of the result; None for none."""
+        """Description of the faults that the backend injects, for the run's record; None if it injects none."""
 
     def open(self, method: Method, clients: ClientRegistry, workers: int, context: RunContext) -> Transport:
         """Open the transport of one run.
@@ -61,7 +61,7 @@ class Backend(Protocol):
             method: the run's method.
             clients: registry of the clients' data.
             workers: number of clients that run in parallel.
-            context: the run's task, device, folder and ledger.
+            context: the run's task, device, memory folder, stop event and ledger.
 
         Raises:
             TypeError: the method cannot be sent to the clients; the message names the part that prevents it.
@@ -82,10 +82,11 @@ class Threads:
 
 
 def backend_of(backend: object) -> Backend:
-    """Return the backend that the option `backend` of `simulate` names.
+    """Return the backend for the value of the option `backend` of `simulate`.
 
     Raises:
-        TypeError, ValueError: `backend` is neither "threads" nor a backend.
+        TypeError: `backend` is neither a string nor a `Backend` object.
+        ValueError: `backend` is a string other than "threads".
     """
     wanted = "backend must be 'threads' or a backend such as fl.Loopback()"
     if isinstance(backend, str):
@@ -114,7 +115,7 @@ class ThreadTransport:
     def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
         """Send the requests of `exchange`; see `Transport.exchange`. The `bundled` exchange runs first.
 
-        At most two clients per worker are started ahead of the result that is yielded next.
+        At most two clients per worker are queued or running at a time.
         """
         if bundled is not None:
             bundled.run_alone(self)
@@ -133,7 +134,7 @@ class ThreadTransport:
             yield result
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """Keep these `versions` of the memories; see `Transport.commit`."""
+        """Keep only these memory `versions` of the clients; see `Transport.commit`."""
         self.runtime.memories.commit(versions)
 
     def rollback(self) -> None:
@@ -141,11 +142,11 @@ class ThreadTransport:
         self.runtime.memories.rollback()
 
     def metadata(self) -> dict[str, str]:
-        """Return an empty mapping: the memories' files are in the run's folder."""
+        """Return an empty mapping; a checkpoint needs no values from this transport."""
         return {}
 
     def restore(self, metadata: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """Delete all memories except these `versions`; see `Transport.restore`. There is no `metadata`."""
+        """Delete all memories except these `versions`, and ignore `metadata`; see `Transport.restore`."""
         self.runtime.memories.restore(versions)
 
     def __enter__(self) -> Self:
@@ -158,9 +159,9 @@ class ThreadTransport:
 
 
 class ServerThread:
-    """Thread of the server's side of the method; as there is only one, the method needs no lock.
+    """The only thread that runs the server's side of the method, so that the method needs no lock.
 
-    Use it as a context manager: the thread ends when the block does.
+    Use this class as a context manager: the thread ends when the block does.
 
     Args:
         threads: number of intra-op threads for the thread's tensor operations.

@@ -1,4 +1,4 @@
-"""Memories of clients between rounds: in RAM, or one file for each client and version."""
+"""Storage of the clients' memories between rounds: in RAM, or in one file for each client and version."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["MemoryStore"]
 
 
 class MemoryStore:
-    """Versions of each client's memory; a newly written one is pending until the server names it.
+    """Store of each client's memory, by version. A newly written version is pending until the server commits it.
 
-    The server alone decides which version counts, and names it in every request. So losing a `commit` does no harm,
-    and memories of a failed or killed round are never read.
+    Only the server decides which version is valid, and it names this version in every request. Losing a `commit`
+    therefore does no harm, and memories of a failed or killed round are never read.
 
     Args:
         folder: folder with one subfolder for each client; None keeps the memories in RAM.
@@ -52,22 +52,22 @@ class MemoryStore:
             self._file(client, version).unlink(missing_ok=True)
 
     def _keep(self, client: int, version: str) -> None:
-        """Delete all versions except one."""
+        """Delete all versions of a client's memory except this one."""
         for other in self._versions(client):
             if other != version:
                 self._delete(client, other)
 
     def load(self, client: int, version: str, *, tidy: bool = True) -> Message:
-        """Return a deep copy of a client's memory. Changes to the copy, also in place, are lost unless it is staged.
+        """Return a copy of a client's memory. Changes to the copy are lost unless you pass it to `stage`.
 
         Args:
             client: index of the client.
-            version: version that the server names; "" if there is none yet.
+            version: version that the server names in its request; "" if the client has no memory yet.
             tidy: whether to delete all other versions, which belong to failed rounds. Use False for an exchange that
-                only reads: its version may be pending, and the committed one is needed if the round fails.
+                only reads: `version` may still be pending, and the committed version is needed if the round fails.
 
         Raises:
-            CheckpointError: the memory is lost or damaged, which must not look like a client without memory.
+            CheckpointError: the memory is lost or damaged. Treating the client as one without memory would be wrong.
         """
         if tidy:
             self._keep(client, version)
@@ -80,11 +80,11 @@ class MemoryStore:
         return _map_tensors(self._ram[client][version], Tensor.clone)
 
     def stage(self, client: int, version: str, memory: Message) -> None:
-        """Store a pending memory beside the one that was loaded.
+        """Store a new version of a client's memory as pending, and keep the version that was loaded.
 
         Args:
             client: index of the client.
-            version: name of the new version, for a later request or `commit`.
+            version: name of the new version; later requests and `commit` use it.
             memory: contents of the memory; the values are stored without autograd graphs.
         """
         self._pending.append((client, version))
@@ -94,7 +94,7 @@ class MemoryStore:
             write_atomically(self._file(client, version), encode(memory, {"client": str(client)}))
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """Keep only these versions of the clients' memories, by client; other clients are left alone."""
+        """Keep only the named version of each client in `versions`. Clients that are not listed are not changed."""
         for client, version in versions.items():
             self._keep(client, version)
         self._pending = [(client, version) for client, version in self._pending if client not in versions]
@@ -106,7 +106,7 @@ class MemoryStore:
         self._pending.clear()
 
     def restore(self, versions: Mapping[int, str]) -> None:
-        """Delete everything except these versions, by client: all others belong to a killed round."""
+        """Delete all memories except one version per client (`versions`); the others belong to a killed round."""
         for client in self._clients():
             self._keep(client, versions.get(client, ""))
 

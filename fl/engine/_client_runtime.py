@@ -1,4 +1,4 @@
-"""One client's side of an exchange: from its request and its data to its result."""
+"""The client's side of an exchange: run one client on its request and its data, and return the result."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ class ClientRuntime:
     """Objects that the clients of one process share.
 
     Attributes:
-        method: the method, rebuilt from its config, or the server's own object if clients are threads of its process.
+        method: the server's own method object if clients are threads of its process; otherwise a copy built from the
+            method's config.
         task: meaning of the labels.
         client_data: each client's data, by client index.
         memories: the clients' memories.
         device: device on which the clients compute.
         stop: event that is set when the run is being stopped.
-        ledger: ledger that the clients of a private method charge.
+        ledger: ledger to which the clients of a private method charge their releases; None for other methods.
     """
 
     method: Method
@@ -47,17 +48,17 @@ class ClientRuntime:
 def respond(
     runtime: ClientRuntime, header: RequestHeader, number: int, build_request: Callable[[], ClientRequest]
 ) -> ClientResult:
-    """Run one client, and return its result; a client that fails gives a result with an error.
+    """Run one client, and return its result. If the client fails, the result holds the error.
 
     Args:
         runtime: objects that the clients share.
         header: part of the request that is the same for all clients.
         number: index of the client.
-        build_request: function that returns the client's part of the request; called on this thread unless the client
-            is absent.
+        build_request: function that returns the client's part of the request. It is called on this thread, and not
+            called if the client has no images for the request.
 
     Raises:
-        BudgetExhausted: the ledger does not allow the client's release.
+        BudgetExhausted: the client's release would exceed the ledger's budget.
         Interrupted: the run is being stopped.
     """
     started = time.thread_time()
@@ -90,7 +91,10 @@ def respond(
 
 
 def _absent(method: Method, header: RequestHeader, data: ClientData) -> bool:
-    """Return whether the client has no images for the request; a private method hides a lack of training images."""
+    """Return whether the client has no images for the request.
+
+    Clients of a private method train even without images, so that a missing reply does not reveal an empty dataset.
+    """
     if header.verb == "evaluate":
         return data.test is None
     return not method.private and not len(data.train)

@@ -1,4 +1,4 @@
-"""The clients' data: read, and checked against the first client's."""
+"""Reading of the clients' data, and checks that all sets are compatible with the first client's."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class ClientData:
     """Data of one client, for `simulate(method, [ClientData(train, test), ...])`.
 
     Attributes:
-        train: training images. A `StoredImages` is read each time the client gets a request, and then
-            freed.
+        train: training images. A `StoredImages` is read each time the client gets a request, and its images are freed
+            afterwards.
         test: the client's own test images, if any.
     """
 
@@ -48,7 +48,7 @@ def _in_memory(data: LabeledImages | StoredImages) -> LabeledImages:
 
 
 def read_set(given: Any, name: str, progress: bool) -> LabeledImages:
-    """Convert a user's argument to a set; a dataset, loader or pair of images and labels is read into memory.
+    """Convert a user's argument to a set. A dataset, loader, or pair of images and labels is read into memory.
 
     Args:
         given: argument as the user passed it.
@@ -56,7 +56,8 @@ def read_set(given: Any, name: str, progress: bool) -> LabeledImages:
         progress: whether to show a bar while large data is read.
 
     Raises:
-        TypeError, ValueError: the argument cannot be converted, or its images are in a file.
+        TypeError: the argument cannot be converted, or is a `StoredImages`.
+        ValueError: the images or labels of the argument are not valid.
     """
     if isinstance(given, LabeledImages):
         return given
@@ -70,12 +71,12 @@ def read_set(given: Any, name: str, progress: bool) -> LabeledImages:
 
 
 def extend_classes(data: Either, classes: int, given: bool) -> Either:
-    """Return a set with more classes, if its number of classes was only inferred.
+    """Return a set with at least `classes` classes if its own number of classes was inferred from its labels.
 
     Args:
-        data: the set; returned unchanged if its number of classes was given, or is large enough.
+        data: the set; returned unchanged if the user gave its number of classes, or if this number is large enough.
         classes: number of classes.
-        given: whether this number was given rather than inferred.
+        given: whether `classes` was given by the user rather than inferred.
     """
     if data.classes_given or data.num_classes >= classes:
         return data
@@ -83,16 +84,16 @@ def extend_classes(data: Either, classes: int, given: bool) -> Either:
 
 
 def require_like(first: LabeledImages, other: LabeledImages | StoredImages, name: str, *, classes: bool = True) -> None:
-    """Refuse a set of another space, shape, dtype, class count or kind of labels than the first client's.
+    """Refuse a set that differs from the first client's in normalization, shape, dtype, classes or kind of labels.
 
     Args:
         first: the first client's set.
         other: set to check. The images of a stored set are not read: they are bytes and therefore finite.
         name: name of the argument, for messages.
-        classes: whether the classes and labels must agree, too.
+        classes: whether the number of classes and the kind of labels must agree, too.
 
     Raises:
-        ValueError: the sets differ; the message names the difference and how to convert.
+        ValueError: the sets differ, or `other` has NaN or infinite pixels. The message says what to do.
     """
     other = other.read([]) if isinstance(other, StoredImages) else other
     no_labels = torch.empty(0, dtype=torch.int64)
@@ -115,16 +116,17 @@ def require_like(first: LabeledImages, other: LabeledImages | StoredImages, name
 
 
 def fitting_set(data: Either, name: str, first: LabeledImages, *, classes: bool = True) -> Either:
-    """Return a set of the server if it has images and fits the first client's; see `require_like`.
+    """Return the server's set `data` after checking that it has images and is compatible with the first client's.
 
     Args:
         data: the set.
         name: name of the argument, for messages.
         first: the first client's set.
-        classes: whether the classes and labels must agree, too; a set that was read with fewer classes is extended.
+        classes: whether the number of classes and the kind of labels must agree, too. If so, a set whose smaller
+            number of classes was inferred is extended.
 
     Raises:
-        ValueError: the set is empty or does not fit.
+        ValueError: the set is empty, or differs from the first client's; see `require_like`.
     """
     if not len(data):
         raise ValueError(f"{name} has no images: leave it out, or pass some")
@@ -134,7 +136,7 @@ def fitting_set(data: Either, name: str, first: LabeledImages, *, classes: bool 
 
 
 def read_or_stored(given: Any, name: str, progress: bool) -> LabeledImages | StoredImages:
-    """Convert a user's argument as `read_set` does, but return a stored set unread.
+    """Convert a user's argument as `read_set` does, but return a `StoredImages` without reading it.
 
     Args:
         given, name, progress: see `read_set`.
@@ -146,15 +148,17 @@ def read_or_stored(given: Any, name: str, progress: bool) -> LabeledImages | Sto
 
 
 class ClientRegistry:
-    """Data of all clients of a run, each checked against the first: before round 1, or when its client is drawn.
+    """Data of all clients of a run. Every client's sets are checked against the first client's.
 
-    Datasets, loaders and pairs of images and labels are read into memory; a stored set stays in its file. A set whose
-    number of classes was not given gets `classes`, or else the given number of another client, or else the largest.
+    Datasets, loaders, and pairs of images and labels are read into memory; a stored set stays in its file. A set whose
+    number of classes was inferred gets `classes`. If `classes` is None, it gets the number that the user gave for
+    another client, or else the largest inferred number.
 
     Args:
-        clients: list or tuple, all of whose clients are checked; or another sequence, which may be long and create its
-            clients on demand, and of which only the first client is read here.
-        classes: number of classes, if a task gives it.
+        clients: list or tuple, whose clients are all read and checked here; or another sequence, which may be long and
+            create its clients on demand. In such a sequence, only the first client is read here, and the others are
+            checked when they are drawn.
+        classes: number of classes of the task; None if the user gave no task.
         progress: whether to show a bar while large data is read.
 
     Attributes:
@@ -163,8 +167,8 @@ class ClientRegistry:
 
     Raises:
         TypeError: `clients` is not a sequence of sets.
-        ValueError: there are no clients, or a set does not fit the first client's. In a sequence that is read on
-            demand, such a client fails in its round.
+        ValueError: there are no clients, or a set is not compatible with the first client's. In a sequence that is
+            read on demand, such a client fails when it is drawn.
     """
 
     def __init__(

@@ -31,13 +31,14 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Folder of a run's records, for `out=` where a path alone is not enough.
+    """Folder of a run's records. Pass it as `out=` to set more than the path.
 
     Args:
         path: folder for config.json, history.jsonl and checkpoint/.
-        transcript: whether to keep every message that the server sends and accepts in the rounds, under transcript/.
-            Answers before round 1 and evaluation results are not included.
-        notes: JSON values for `notes` in config.json, such as the source of the data. A resumed run may change them.
+        transcript: whether to save every message that the server sends and accepts in the rounds, under transcript/.
+            Replies to the query before round 1 and evaluation results are not saved.
+        notes: JSON values for `notes` in config.json, such as the source of the data. A resumed run may have other
+            notes.
     """
 
     path: str | Path
@@ -54,32 +55,34 @@ class RunFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Options of a run, wherever its clients are.
+    """Options of a run that do not depend on where its clients are.
 
-    `fl.simulate` and `fl.deploy.flower.serve` take these as keywords, and config.json records them.
+    `fl.simulate` and `fl.deploy.flower.serve` take these options as keywords, and config.json records them.
 
     Args:
-        rounds: number of rounds; a resumed run may ask for more than before.
+        rounds: number of rounds; a resumed run may have more rounds than before.
         test: global test set, evaluated after every round; a `StoredImages` is read in parts.
         task: meaning of the labels; default: `Classification` with the first client's number of classes.
         server_data: sets that only the server has, by name.
-        participation: share in (0, 1] or number of the clients drawn in a round, without replacement. Do not set
-            `participation` or `min_replies` for a method that draws its clients itself, in secret.
-        min_replies: minimum number of usable replies in a round. Fewer end the run with `NoUsableReply`, and the last
-            completed round is kept.
+        participation: clients drawn in a round without replacement: a float is their share in (0, 1], an int their
+            number. Do not set `participation` or `min_replies` for a method that draws its clients itself, in secret.
+        min_replies: minimum number of usable replies in a round. If there are fewer, the run ends with
+            `NoUsableReply`, and the last completed round is kept.
         evaluate: clients evaluated on their own test images after a round: "drawn", "all", "none", or a list of
-            client indices. Default: "drawn", and "none" for private methods and secure sums, because the results are
-            exact numbers. If you ask for them, the ledger and every row say that epsilon does not cover them.
-        seed: seed of everything random, except the noise of a private method.
-        ledger: ledger of a private method, with its delta and budget. Default: ledger.jsonl in `out` (in memory without
-            `out`), delta 1e-5, no budget. It is never rolled back: a repeated round is charged again.
+            client indices. Default: "none" for private methods and secure sums, because evaluation results are exact
+            numbers; "drawn" for all other methods. If you set it for a private method, the ledger and every row say
+            that epsilon does not cover these results.
+        seed: seed of all randomness except the noise of a private method.
+        ledger: ledger of a private method, with its delta and budget. Default: a ledger in `out`/ledger.jsonl (in
+            memory without `out`) with delta 1e-5 and no budget. A ledger is never rolled back: a repeated round is
+            charged again.
         secret: seed for the noise of a private method, to repeat a run. The record then states that there is no
-            guarantee.
-        server_threads: number of intra-op threads of the server. It affects rounding, so it is recorded.
+            privacy guarantee.
+        server_threads: number of intra-op threads of the server. This number affects rounding, so it is recorded.
         device: device on which clients and server compute.
-        out: folder for config.json, history.jsonl and checkpoint/, or a `RunFolder`; without it nothing is written.
-        resume: whether to continue after the last completed round in `out`; a finished run is returned unchanged.
-        on_round: function that is called with each row of the history.
+        out: folder for config.json, history.jsonl and checkpoint/, or a `RunFolder`. If None, nothing is written.
+        resume: whether to continue after the last completed round in `out`. A finished run is returned unchanged.
+        on_round: function that is called with each new row of the history.
     """
 
     rounds: int
@@ -106,11 +109,12 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationConfig(RunConfig):
-    """Options of `fl.simulate`: those of a run, and where its clients compute on this machine.
+    """Options of `fl.simulate`: the options of any run, and the options for clients on this machine.
 
     Args:
-        backend: where clients run: "threads" of this process, or `fl.Loopback()`: processes that are reached by bytes
-            alone, for debugging a method of your own. Faults of a `Loopback` are part of the result.
+        backend: "threads" to run clients as threads of this process, or `fl.Loopback()` to run them in processes that
+            exchange only bytes with the server, for debugging a method of your own. Faults that a `Loopback` injects
+            affect the result.
         workers: number of clients that run in parallel, each with one intra-op thread.
         progress: whether to show a progress bar of the rounds, on a terminal or in a notebook.
     """
@@ -121,13 +125,13 @@ class SimulationConfig(RunConfig):
 
 
 class options(Generic[P, C]):
-    """Decorator of a function whose last argument is a `config`: callers give the config's fields as keywords.
+    """Decorator for a function whose last argument is a config; callers pass the config's fields as keywords.
 
-    Signature and help of the function show the fields, and the docstring gets their descriptions in place of the line
-    that names the last argument.
+    The signature of the decorated function lists the fields. In its docstring, the descriptions of the fields replace
+    the line of the last argument.
 
     Args:
-        config: dataclass of keyword-only fields; the last argument is built from the keywords.
+        config: dataclass of keyword-only fields, from which the last argument is built.
     """
 
     def __init__(self, config: Callable[P, C]) -> None:
@@ -140,7 +144,7 @@ class options(Generic[P, C]):
     @overload
     def __call__(self, function: Callable[[A, C], R]) -> Callable[Concatenate[A, P], R]: ...
     def __call__(self, function: Callable[..., R]) -> Callable[..., R]:
-        """Return the `function` with the config's fields as keywords."""
+        """Return `function` with the config's fields as keywords in place of its last argument."""
         config, name = self.config, getattr(function, "__name__", "")
         *first, last = inspect.signature(function).parameters.values()
         fields = inspect.signature(config).parameters
@@ -164,7 +168,7 @@ class options(Generic[P, C]):
 
 
 def _descriptions(config: Any) -> str:
-    """The `Args` of a dataclass and its bases, in the order of the fields."""
+    """Return the `Args` sections of a dataclass and its bases, in the order of the fields."""
     bases = [base for base in reversed(config.__mro__) if "__dataclass_fields__" in vars(base)]
     found = [re.search(r"    Args:\n(.*?)\n *(?:\n|$)", base.__doc__ or "", re.S) for base in bases]
     return "\n".join(match[1] for match in found if match)

@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 def placed(value: T, device: torch.device) -> T:
-    """Return a message, set, tensor or group of tensors on a device.
+    """Return a message, set, tensor, or dictionary of tensors on a device.
 
-    A value that is there already is returned itself, not a copy, because methods may compare by identity. Any other
-    type is returned unchanged, for a later check to refuse.
+    A value that is on the device already is returned itself, not as a copy, because methods may compare by identity.
+    A value of any other type is returned unchanged; a later check refuses it.
     """
     if isinstance(value, Message):
         moved = {key: placed(item, device) for key, item in value.items()}

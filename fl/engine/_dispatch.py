@@ -1,4 +1,4 @@
-"""The server's side of every exchange: build the requests, send them, and keep track of what each client has."""
+"""The server's side of every exchange: build requests, send them, and record the cached entries of each client."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _DIGEST_BYTES = 16
 
 
 class Dispatcher:
-    """Sender of the server's requests and counter of their bytes; a run has one.
+    """Sender of the server's requests, which also counts their bytes. Each run has one dispatcher.
 
-    A round may have several exchanges one after the other, such as training and then evaluation.
+    A round may consist of several exchanges in a row, such as training and then evaluation.
 
     Args:
         method: method that builds the messages (`send`).
@@ -44,7 +44,7 @@ class Dispatcher:
         secret: the run's seed for private noise; None for noise from the operating system.
 
     Attributes:
-        method, server, transport, thread: as given.
+        method, server, transport, thread: the arguments of the same names.
         entries: the entries that the method declares, by key.
         cache_index: index of the values that each client has.
         resent: bytes of cached entries that were sent again in this round.
@@ -60,7 +60,7 @@ class Dispatcher:
         self._digests: dict[str, tuple[Any, str]] = {}
 
     def secret(self) -> Secret:
-        """Return the source of the server's private noise in this round."""
+        """Return the source of the server's private noise for this round."""
         return noise_of(self._secret, self.server.round, "server")
 
     def exchange(
@@ -72,12 +72,12 @@ class Dispatcher:
             verb: name of the method's function that the clients call: "answer", "local", "evaluate", or an additional
                 exchange of the method.
             clients: indices of the clients.
-            keeps: whether the memory that a client writes is kept.
+            keeps: whether a memory that a client writes in this exchange is kept.
             bundled: exchange that is sent together with this one, if any.
 
         Yields:
-            The result; the request, or None if none was built; and the version of the memory that the client wrote, or
-            "".
+            A triple for each client: the result; the request, or None if no request was built; and the version of the
+            memory that the client wrote, or "" if it wrote none.
 
         Raises:
             BudgetExhausted, Interrupted: see `Transport.exchange`.
@@ -95,7 +95,7 @@ class Dispatcher:
         Args:
             server: state of the server after the round that is evaluated.
             clients: indices of the clients.
-            on_result: function that is called with every result and its request (None if none was built).
+            on_result: function that is called with every result and its request (None if no request was built).
         """
         header, build_request, sent = self._prepare(server, "evaluate", False)
         return Exchange(header, clients, build_request, lambda r: on_result(r, sent.pop(r.client, None)))
@@ -113,7 +113,7 @@ class Dispatcher:
                 sent[client] = request = self.thread.run(lambda: self._build_request(server, verb, client))
             except (Interrupted, BudgetExhausted):
                 raise
-            except Exception as error:  # it may concern this client alone, such as an architecture it does not have
+            except Exception as error:  # the error may concern this client alone, such as a missing architecture
                 raise RequestError from error
             return request
 
@@ -140,7 +140,7 @@ class Dispatcher:
         return last[1]
 
     def request_sizes(self, request: ClientRequest | None, client: int) -> dict[str, int]:
-        """Return the bytes of a `request` to a client by entry key; a cached entry counts as its digest alone."""
+        """Return the bytes of a `request` to a client by entry key. A cached entry counts only as its digest."""
         if request is None:
             return {}
         cost, cached = payload_bytes(request.message), self.cache_index.of(client).payloads
@@ -184,9 +184,9 @@ class ClientRecord:
 
 
 class ClientCacheIndex:
-    """Index of each client's memory version and cached entries; a round's changes are committed or discarded together.
+    """Index of each client's memory version and cached entries. A round's changes are committed or discarded together.
 
-    It has a record of each client that was ever drawn. A checkpoint stores the changes of one round, never the whole.
+    The index has a record of every client that has ever been drawn. A checkpoint stores only the changes of one round.
     """
 
     def __init__(self) -> None:
@@ -194,15 +194,15 @@ class ClientCacheIndex:
         self._pending: dict[int, ClientRecord] = {}
 
     def of(self, client: int) -> ClientRecord:
-        """Return the record of a `client`, with the changes of this round."""
+        """Return the record of a `client`, including the changes of this round."""
         return self._pending.get(client) or self._committed.get(client, ClientRecord())
 
     def update(self, client: int, request: ClientRequest | None, memory: str = "") -> None:
-        """Record that a client received a request and that its reply counts.
+        """Record that a client received a request and that its reply was valid.
 
         Args:
             client: index of the client.
-            request: the request; None if none was built.
+            request: the request; None if no request was built.
             memory: version of the memory that the client wrote; "" if it wrote none.
         """
         before, digests = self.of(client), request.digests if request is not None else {}

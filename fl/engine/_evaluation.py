@@ -1,4 +1,4 @@
-"""Evaluation after a round: the global models on the global test set, and clients on their own test images."""
+"""Evaluation after a round: of the global models on the global test set, and of clients on their own test images."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def evaluate_global(dispatcher: Dispatcher, test: LabeledImages | StoredImages |
     """Return the metrics of the global models on the global test set, for the round's row of the history.
 
     Args:
-        dispatcher: holder of the method, the server and its thread.
-        test: the test set; a stored one is read in parts. Without one, `accuracy` and `loss` are None.
+        dispatcher: dispatcher of the run, for its method, server and server thread.
+        test: the test set; a stored set is read in parts. If None, `accuracy` and `loss` are None, too.
     """
     method, server = dispatcher.method, dispatcher.server
 
@@ -43,7 +43,10 @@ def evaluate_global(dispatcher: Dispatcher, test: LabeledImages | StoredImages |
 
 
 def _parts(test: LabeledImages | StoredImages, server: Server) -> Iterator[LabeledImages]:
-    """Yield a set in memory as a whole, and a stored one in batches of one forward pass; results are bit-identical."""
+    """Yield a set in memory as a whole, and a stored set in parts of one forward pass each.
+
+    The metrics are bit-identical in both cases.
+    """
     if isinstance(test, StoredImages):
         count = evaluation_batch_size(test.shape, server.device)
         for start in range(0, len(test), count):
@@ -53,19 +56,21 @@ def _parts(test: LabeledImages | StoredImages, server: Server) -> Iterator[Label
 
 
 class ClientEvaluation:
-    """Evaluation of clients on their own test images after one round, at its end or with the next round's requests.
+    """Evaluation of clients on their own test images after one round.
+
+    The evaluation requests are sent at the end of the round, or together with the next round's first requests.
 
     Args:
         dispatcher: sender of the requests.
         server: state of the server after the round.
         evaluate: clients to evaluate: "drawn", "all", "none" or client indices.
-        row: the round's row of the history, if it is still open.
+        row: the round's row of the history if it is still open, that is, without evaluation results.
 
     Attributes:
-        server: as given.
-        clients: indices of the clients.
+        server: the argument `server`.
+        clients: indices of the clients to evaluate.
         resent: bytes of cached entries that were sent again.
-        over: whether all clients have been sent their request.
+        over: whether the evaluation is complete.
     """
 
     def __init__(
@@ -84,20 +89,20 @@ class ClientEvaluation:
 
     @classmethod
     def of_row(cls, dispatcher: Dispatcher, row: Mapping[str, Any], evaluate: str | Sequence[int]) -> ClientEvaluation:
-        """Return the evaluation that completes an open `row` of the history; see the class for `evaluate`."""
+        """Return the evaluation whose results an open `row` of the history lacks; see the class for `evaluate`."""
         return cls(dispatcher, replace(dispatcher.server, round=row["round"], drawn=row["drawn"]), evaluate, row)
 
     def exchange(self) -> Exchange:
-        """Return the exchange that requests the evaluation."""
+        """Return an exchange of the evaluation requests, to be sent with another exchange or alone."""
         return self._dispatcher.evaluation(self.server, self.clients, self._accumulate)
 
     def run(self) -> None:
-        """Request the evaluation now."""
+        """Send the evaluation requests now, as an exchange of their own."""
         if self.clients:
             self.exchange().run_alone(self._dispatcher.transport)
 
     def _accumulate(self, result: ClientResult, request: ClientRequest | None) -> None:
-        """Validate and count one client's `result` for a `request`."""
+        """Validate one client's `result` for a `request`, and add it to the totals."""
         self.resent += result.resent
         if result.absent:
             return
@@ -117,7 +122,7 @@ class ClientEvaluation:
         self._dispatcher.cache_index.update(result.client, request)
 
     def completed_row(self) -> dict[str, Any]:
-        """Return the completed row: the open one with the results added."""
+        """Return the open row with the evaluation results added."""
         resent = self._row.get("bytes_resent", 0) + self.resent
         return history.with_tests(self._row, self.results()) | ({"bytes_resent": resent} if resent else {})
 
@@ -125,8 +130,8 @@ class ClientEvaluation:
         """Return the results, for the round's row of the history.
 
         Returns:
-            Mean, std and worst tenth of the clients' accuracies (`accuracy_clients`, `accuracy_personal`), bytes, and
-            the reasons why clients failed.
+            Mean, standard deviation and worst tenth of the clients' accuracies (`accuracy_clients`,
+            `accuracy_personal`), the bytes of the exchange, and the reasons why clients failed.
         """
         accuracies: dict[str, list[float]] = {}
         for client in self.clients:

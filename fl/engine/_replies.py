@@ -1,7 +1,7 @@
-"""The path of a reply: request it from a client, validate it, accumulate it.
+"""Collection of replies: request a reply from each client, validate it, and accumulate it.
 
-`ReplyCollector.collect` performs these three steps for one exchange of a round. `validate` makes every check that a
-reply must pass before it counts, in exchanges as in evaluations.
+`ReplyCollector.collect` performs these three steps for one exchange of a round. `validate` makes all checks that a
+reply must pass, in training exchanges and in evaluations.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ReplyCollector:
 
     Args:
         dispatcher: sender of the requests; it also holds the method and the server.
-        transcript: store for every message that the server sees; None to keep none.
+        transcript: store for every message that the server sees; None to store no messages.
 
     Attributes:
         report: function that is called with a short progress text; not called if clients are drawn in secret.
@@ -54,11 +54,11 @@ class ReplyCollector:
         """Request replies from clients, validate each one, and accumulate the valid ones in the order of `clients`.
 
         Args:
-            verb: the exchange: "answer" before round 1, "local", or an additional one of the method.
+            verb: name of the exchange: "answer" before round 1, "local", or an additional exchange of the method.
             clients: indices of the clients.
             stats: counts to which bytes, seconds and failures are added.
             bundled: exchange that is sent together with this one, if any.
-            late: whether the round's "local" replies are accumulated already.
+            late: whether the exchange comes after the round's "local" exchange.
 
         Returns:
             The accumulated replies.
@@ -86,7 +86,7 @@ class ReplyCollector:
     def _record(
         self, verb: str, result: ClientResult, request: ClientRequest | None, stats: RoundStats, *, valid: bool
     ) -> None:
-        """Count the bytes of a request and of a valid reply, and keep both in the transcript."""
+        """Count the bytes of a request and of a valid reply, and write both messages to the transcript, if any."""
         client, reply = result.client, result.reply if valid else None
         sent = payload_bytes(reply) if reply is not None else {}
         stats.count(client, sent, self.dispatcher.request_sizes(request, client))
@@ -100,18 +100,18 @@ class ReplyCollector:
 def validate(
     dispatcher: Dispatcher, server: Server, verb: str, result: ClientResult, aggregator: Aggregator | None = None
 ) -> tuple[str | None, Message]:
-    """Check a client's reply and accumulate it. Nothing of an invalid reply counts.
+    """Check a client's reply, and accumulate it if it is valid. Call this function in the server's thread.
 
     Args:
-        dispatcher: holder of the method and its entries.
-        server: the server that receives the reply. The check runs in the server's thread.
-        verb: the exchange, or "evaluate".
+        dispatcher: dispatcher of the run, for its method and entries.
+        server: the server that receives the reply.
+        verb: name of the exchange, or "evaluate".
         result: result that the client sent.
-        aggregator: aggregator to which a valid reply is added; None if the caller adds it.
+        aggregator: aggregator to which a valid reply is added; None if the caller adds the reply itself.
 
     Returns:
-        The reason why the reply cannot be used, or None; and the reply with the entries that the server derives from
-        it.
+        A pair: the reason why the reply is invalid, or None if it is valid; and the reply with the entries that the
+        server derives from it (an empty message if the reply is invalid).
     """
     method, client = dispatcher.method, result.client
     known = {"answer": method.expect_answer, "local": method.expect, "evaluate": method.expect_evaluation}
@@ -124,7 +124,7 @@ def validate(
         return str(error)[:300], Message()
     except (Interrupted, BudgetExhausted):
         raise
-    except Exception as error:  # a reply may hold anything: however its check fails, this reply has failed
+    except Exception as error:  # a reply may hold anything, so any error in a check means an invalid reply
         return f"cannot be used: {type(error).__name__}: {error}"[:300], Message()
     if aggregator is not None:
         aggregator.fold(client, reply)
@@ -132,10 +132,13 @@ def validate(
 
 
 def _checked_reply(dispatcher: Dispatcher, server: Server, verb: str, result: ClientResult, schema: Schema) -> Message:
-    """Return a valid reply with the entries derived from it; the reply to an evaluation may be empty.
+    """Check a reply, and return it with the entries that the server derives from it.
+
+    A reply to an evaluation request may be empty.
 
     Raises:
-        BadReply: an entry is missing, undeclared, or out of its type, shape or bounds; see `fl.schema.check_reply`.
+        BadReply: an entry is missing or undeclared, or has a wrong type, shape or range; see `fl.schema.check_reply`.
+            Or a note of the client is not a finite number.
     """
     entries, reply = dispatcher.entries, result.reply
     if verb == "evaluate" and (reply is None or (isinstance(reply, Message) and not len(reply))):
@@ -163,19 +166,21 @@ def _check_sums(reply: Message, task: LabelTask) -> None:
 
 @dataclass
 class RoundStats:
-    """Counts of one round, over all its exchanges.
+    """Counts of one round, summed over all its exchanges.
 
     Attributes:
-        up: bytes of the replies that counted, by entry key.
+        up: bytes of the valid replies, by entry key.
         down: bytes of the requests, by entry key.
         by_client: total bytes of each client, as [up, down].
-        failed: reason why a client's reply is not in the round, by client.
-        failed_after: reason why a client whose reply is in the round failed in a later exchange, by verb and client.
-        noted: sums of the clients' notes.
+        failed: reasons why clients failed up to the "local" exchange, by client. Their replies are not used.
+        failed_after: reasons why clients failed in an exchange after "local", by verb and client. Their "local" replies
+            are used.
+        noted: sums of the clients' notes, by name.
         empty: indices of the clients without images.
         same: pool of the integers in `by_client`. Equal integers share one object to save memory, because all rows stay
             in memory.
-        seconds, server_seconds: CPU seconds of the clients, and of the server between the exchanges.
+        seconds: CPU seconds of all clients.
+        server_seconds: CPU seconds of the server for processing the replies of each exchange.
     """
 
     up: dict[str, int] = field(default_factory=dict)
@@ -206,13 +211,13 @@ class RoundStats:
         self.by_client[name] = [self.same.setdefault(up, up), self.same.setdefault(down, down)]
 
     def fail(self, verb: str, client: int, reason: str, *, late: bool) -> None:
-        """Record why a client is left out of the rest of the round.
+        """Record the reason why a client failed and is left out of the rest of the round.
 
         Args:
-            verb: exchange in which the client failed.
+            verb: name of the exchange in which the client failed.
             client: index of the client.
             reason: text for the history.
-            late: whether the client's "local" reply is accumulated already.
+            late: whether the exchange comes after the round's "local" exchange.
         """
         if late:
             self.failed_after.setdefault(verb, {})[str(client)] = reason
@@ -220,12 +225,12 @@ class RoundStats:
             self.failed[str(client)] = reason if verb in ("answer", "local") else f"{verb}: {reason}"
 
     def note(self, counts: Mapping[str, Any]) -> None:
-        """Add one client's notes, by name (`counts`)."""
+        """Add one client's notes (`counts`, by name) to the sums."""
         for key, count in counts.items():
             self.noted[key] = self.noted.get(key, 0) + count
 
     def reasons(self) -> str:
-        """Return the first five reasons why clients failed, in one line; clients with one reason are counted."""
+        """Return up to five reasons why clients failed, in one line. Clients with the same reason are counted."""
         found = [*self.failed.items(), *(pair for failed in self.failed_after.values() for pair in failed.items())]
         by_reason: dict[str, list[str]] = {}
         for client, reason in found:
@@ -237,7 +242,7 @@ class RoundStats:
         return "; ".join(texts[:5] + [f"and {len(texts) - 5} more"] * (len(texts) > 5))
 
     def row(self, drawn: list[int]) -> dict[str, Any]:
-        """Return the columns of the history's row, for the clients that were `drawn`."""
+        """Return these counts as columns of the round's row; `drawn` holds the indices of the drawn clients."""
         return {
             "bytes_up": sum(self.up.values()),
             "bytes_down": sum(self.down.values()),

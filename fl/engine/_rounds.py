@@ -30,20 +30,20 @@ class _Model:
 
 
 class RoundRunner:
-    """Runner of rounds between one server and its clients, which it reaches through a dispatcher alone.
+    """Runner of rounds between one server and its clients. It reaches the clients only through a dispatcher.
 
     Args:
         dispatcher: sender of the requests; it also holds the method and the server.
         store: the run's folder, if it has one.
         test: the global test set, if any.
-        run_id: the run's fingerprint, for its checkpoints.
-        transcript: whether every message that the server sees is kept in the folder.
+        run_id: the run's fingerprint, which is stored in its checkpoints.
+        transcript: whether to save every message that the server sees in the run's folder.
 
     Attributes:
-        committed: the last completed round.
+        committed: index of the last completed round.
         collector: object that requests, validates and accumulates replies.
         on_row: function that is called with every row of the history, once the row is complete and its round committed.
-        open_row: the last completed round's row, while the evaluation of its clients is outstanding.
+        open_row: row of the last completed round while its evaluation results are missing; otherwise None.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class RoundRunner:
         self._update_state(lambda: self.method.start(self.server))
 
     def run_setup(self, clients: Sequence[int], min_replies: int) -> None:
-        """Query every client that has images once before round 1, if the method has a query.
+        """Send the method's query, if it has one, to every client that has images. Call this before round 1.
 
         Args:
             clients: indices of all clients.
-            min_replies: minimum number of usable replies; fewer end the run.
+            min_replies: minimum number of usable replies.
 
         Raises:
-            NoUsableReply: there are fewer than `min_replies`.
+            NoUsableReply: there are fewer usable replies than `min_replies`.
         """
         if not self.method.has_query:
             return
@@ -96,17 +96,17 @@ class RoundRunner:
     ) -> None:
         """Run one round, commit it, and report its row of the history. A failed round does not change the state.
 
-        If the row of the previous round is open, its clients are evaluated with this round's first requests.
+        If the previous round's row is open, the missing evaluation requests are sent with this round's first requests.
 
         Args:
             number: index of the round, from 1.
-            participation: number of clients to draw, as `_validation.drawn_count` gives it.
-            min_replies: minimum number of usable replies; fewer end the run.
+            participation: number of clients to draw.
+            min_replies: minimum number of usable replies.
             evaluate: clients to evaluate on their own test images: "drawn", "all", "none", or client indices.
-            defer: whether to leave the row open, so that clients are evaluated with the next round's requests.
+            defer: whether to leave this round's row open, so that clients are evaluated with the next round's requests.
 
         Raises:
-            NoUsableReply: too few replies could be used.
+            NoUsableReply: there are fewer usable replies than `min_replies`.
             BudgetExhausted: the round's releases would exceed the ledger's budget.
         """
         started, server, self.committed = time.perf_counter(), self.server, number - 1
@@ -152,7 +152,7 @@ class RoundRunner:
         if wanted == count:
             return list(range(count))
         generator = derive(self.server.seed, self.server.round, "draw")
-        chosen: set[int] = set()  # Floyd's algorithm: the cost is that of the clients drawn, not of all that exist
+        chosen: set[int] = set()  # Floyd's algorithm: its cost depends on the number of drawn clients only
         for last in range(count - wanted, count):
             one = int(torch.randint(last + 1, (), generator=generator))
             chosen.add(last if one in chosen else one)
@@ -161,7 +161,11 @@ class RoundRunner:
     def _run_exchanges(
         self, min_replies: int, outstanding: ClientEvaluation | None
     ) -> tuple[AggregatedReplies, dict[str, Any]]:
-        """Run the round's exchanges with the drawn clients; return the aggregated replies of "local" and the row."""
+        """Run the round's exchanges with the drawn clients.
+
+        Returns:
+            The aggregated replies of the "local" exchange, and the columns of the round's row.
+        """
         method, server, stats = self.method, self.server, RoundStats()
         server.present, replies = list(server.drawn), None
         for verb in method.exchanges:
@@ -181,7 +185,7 @@ class RoundRunner:
         return replies, stats.row(server.drawn)
 
     def _receive_in(self, verb: str, reduced: AggregatedReplies, stats: RoundStats, *, late: bool) -> None:
-        """Pass the replies of one exchange to the method; clients that it rejects are left out from here on."""
+        """Pass the replies of one exchange to the method. Clients that the method rejects leave the round."""
         rejected: dict[int, str] = {}
         try:
             work = partial(self.method.receive_exchange, self.server, verb, reduced)
@@ -204,7 +208,11 @@ class RoundRunner:
         )
 
     def _update_state(self, work: Callable[[], None]) -> float:
-        """Let the method change the server's state, and move it to the server's device; return CPU seconds."""
+        """Call `work`, in which the method changes the server's state, and move the new state to the server's device.
+
+        Returns:
+            CPU seconds of the work.
+        """
 
         def update() -> float:
             began = time.thread_time()
@@ -215,14 +223,14 @@ class RoundRunner:
         return self.dispatcher.thread.run(update)
 
     def _privacy_columns(self) -> dict[str, Any]:
-        """Return the ledger's guarantee so far: the largest epsilon of any client, and its conditions."""
+        """Return the ledger's guarantee so far: the largest epsilon of any client, and the guarantee's conditions."""
         if self.server.ledger is None:
             return {"epsilon": None}
         guarantee = self.server.ledger.guarantee()
         return {"epsilon": guarantee.epsilon, "privacy": guarantee.info()}
 
     def _commit(self, number: int, rows: list[dict[str, Any]], open_row: dict[str, Any] | None) -> None:
-        """Write the round's checkpoint and rows; from here on the round is completed."""
+        """Write the round's checkpoint and rows, which completes the round."""
         if self.store is not None:
             models = self.global_models()
             for row in rows:
@@ -237,7 +245,7 @@ class RoundRunner:
         models = self.dispatcher.thread.run(lambda: self.method.predictors(self.server))
         return {n: Message({_Model.state: dict(p.network.state_dict())}) for n, p in models.items()}
 
-    # Rows whose clients are evaluated with the next round's requests.
+    # Open rows: their clients are evaluated with the next round's requests.
 
     def _outstanding(self, evaluate: Any) -> ClientEvaluation | None:
         if self.open_row is None:
@@ -245,7 +253,11 @@ class RoundRunner:
         return ClientEvaluation.of_row(self.dispatcher, self.open_row, evaluate)
 
     def close(self, evaluate: Any) -> None:
-        """Evaluate the clients of the open row, if there is one (`evaluate` as in `run_round`), and complete it."""
+        """Evaluate the clients of the open row, if there is one, and complete the row.
+
+        Args:
+            evaluate: clients to evaluate, as in `run_round`.
+        """
         outstanding = self._outstanding(evaluate)
         if outstanding is not None:
             outstanding.run()

@@ -1,4 +1,4 @@
-"""Contents of a run's config.json, and the checks before a run is resumed."""
+"""Contents of a run's config.json, and checks before a run is resumed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FREE = ("rounds", "versions", "notes", "transcript")
 
 
 def warn_if_not_resumable(config: dict[str, Any], out: Path) -> None:
-    """Warn before round 1 if the method's record contains a memory address and thus cannot be compared on resumption.
+    """Warn if the method's record contains a memory address, because such a run cannot be resumed.
 
     Args:
         config: contents of the run's config.json.
@@ -50,7 +50,7 @@ def warn_if_not_resumable(config: dict[str, Any], out: Path) -> None:
 
 
 def data_fingerprint(clients: ClientRegistry, key: bytes = b"") -> str:
-    """Return the fingerprint of the clients' images: all clients', or only the first's if clients are read when drawn.
+    """Return the fingerprint of all clients' images, or of the first client's if clients are read when drawn.
 
     Args:
         clients: the clients' data.
@@ -65,7 +65,9 @@ def _facts(data: LabeledImages | StoredImages | None, key: bytes) -> list[Any] |
 
 
 def read_config(out: Path) -> dict[str, Any]:
-    """Read a run's `config.json`, of this format or the first, which can be resumed but not repeated.
+    """Read a run's `config.json`, in the current format or in the first one.
+
+    A run in the first format can be resumed, but not repeated.
 
     Args:
         out: folder of the run.
@@ -88,11 +90,11 @@ def read_config(out: Path) -> dict[str, Any]:
 
 
 def require_same(out: Path, record: Mapping[str, Any]) -> None:
-    """Refuse to continue a run that was begun with other options; those in `FREE` may differ.
+    """Refuse to continue a run that was started with other options. Options in `FREE` may differ.
 
     Args:
         out: folder of the run.
-        record: contents that `config.json` would have now.
+        record: contents that `config.json` would have with the current options.
 
     Raises:
         OtherSettings: some options differ; the message names them.
@@ -108,7 +110,7 @@ def require_same(out: Path, record: Mapping[str, Any]) -> None:
 
 
 def _differences(was: Any, now: Any) -> list[str]:
-    """Return two values as text; long ones are cut to the part that differs, with a little context."""
+    """Return two values as text. Long texts are cut to the part that differs, with a little context."""
     texts = [repr(was), repr(now)]
     if max(map(len, texts)) < 100:
         return texts
@@ -122,16 +124,18 @@ def _differences(was: Any, now: Any) -> list[str]:
 def repetition(method: Method, server: Server, out: Path) -> dict[str, Any]:
     """Return the part of `config.json` from which `fl.study.load` builds the method again.
 
-    Tensors among its arguments are written to `out`/arguments.
+    Tensors among the method's arguments are written to `out`/arguments.
 
     Args:
-        method, server: the run's method and server.
+        method: the run's method.
+        server: the run's server.
         out: folder of the run.
 
     Returns:
-        `format`; `recipe`, the config of the method (see `distillkit.serialization`), or None and then
-        `recipe_missing`, the reason; `labels`, the config of the task, or None; `images`, their shape, dtype and
-        normalization; `budget` of a private run.
+        A mapping with these keys: `format`; `recipe`, the config of the method (see `distillkit.serialization`);
+        `labels`, the config of the task; `images`, the shape, dtype and normalization of the images; and for a private
+        run `budget`. The value of `recipe` or `labels` is None if the object cannot be rebuilt from a config, and
+        `recipe_missing` then gives the reason for the method.
     """
     store = out / "arguments"
     config, missing = _rebuildable_config(method, "method", store)
@@ -164,14 +168,14 @@ def _without_address(value: Any) -> str:
 
 
 def require_whole_ledger(ledger: Ledger | None, row: dict[str, Any]) -> None:
-    """Refuse to resume a run with a ledger that has recorded less than the run has spent.
+    """Refuse to resume a run with a ledger that has recorded less epsilon than the run has spent.
 
     Args:
         ledger: ledger of the resumed run, if any.
         row: row of the last completed round.
 
     Raises:
-        CheckpointError: with both numbers.
+        CheckpointError: the ledger has recorded less; the message names both epsilons.
     """
     if ledger is None:
         return
@@ -189,13 +193,15 @@ def require_whole_ledger(ledger: Ledger | None, row: dict[str, Any]) -> None:
 def config_of(
     method: Method, config: RunConfig, server: Server, data: str, faults: str | None, key: bytes
 ) -> dict[str, Any]:
-    """Return the contents of `config.json`: everything that the result depends on, and the versions that produced it.
+    """Return the contents of `config.json`: everything that the result depends on, and the software versions.
 
     Args:
-        method, config, server: the run's method, checked options and server.
+        method: the run's method.
+        config: the run's checked options.
+        server: the run's server.
         data: fingerprint of the clients' images.
-        faults: description of the backend's faults, if any.
-        key: key of the fingerprints of data; empty for plain ones.
+        faults: description of the faults that the backend injects, if any.
+        key: key of the data fingerprints; empty for fingerprints without a key.
     """
     architectures = method.inner.architectures(server.task.num_classes)
     record: dict[str, Any] = {

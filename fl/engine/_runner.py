@@ -1,4 +1,4 @@
-"""Execution of a run: check the options, run or resume the rounds, return the result."""
+"""Execution of a run: check the options, run or resume the rounds, and return the result."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ __all__ = ["Deployment", "execute"]
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """The clients of a run, wherever they are.
+    """Description of a run's clients, on this machine or on others.
 
     Attributes:
-        first: the first client's set without its images; it gives their space, shape and dtype.
+        first: the first client's set without its images, for the shape, dtype and normalization of the images.
         clients: number of clients.
-        fingerprint: function of a key that returns the fingerprint of all clients' images; called if the run has a
-            folder.
+        fingerprint: function of a key that returns the fingerprint of all clients' images; called only if the run has
+            a folder.
         open: function that opens the transport to the clients.
         open_ledger: function that adds remarks to a private run's ledger before round 1. Its arguments are the ledger,
-            whether it is new, and which clients are evaluated.
-        faults: description of faults that are part of the result; None for none.
+            whether the ledger is new, and which clients are evaluated.
+        faults: description of the faults that the backend injects; None if it injects none.
     """
 
     first: LabeledImages
@@ -56,16 +56,15 @@ class Deployment:
 def execute(
     method: Method, config: RunConfig, deployment: Deployment, *, progress: bool = True, defer_tests: bool = False
 ) -> Run:
-    """Check all options, then run all rounds, or the remaining ones of a resumed run.
+    """Check all options, then run all rounds, or the remaining rounds of a resumed run.
 
     Args:
         method: method to run, see `fl.method.require_method`.
         config: the run's options.
-        deployment: the clients.
+        deployment: description of the clients.
         progress: whether to show a progress bar of the rounds.
-        defer_tests: whether to send evaluation requests together with the next round's first requests, where the
-            method allows it. A round's row is then reported, and written to the history, when the next round is
-            committed.
+        defer_tests: whether to send evaluation requests together with the next round's first requests, if the method
+            allows it. A round's row is then reported, and written to the history, when the next round is committed.
 
     Raises:
         The same errors as `simulate`.
@@ -136,10 +135,10 @@ def _server(config: RunConfig, deployment: Deployment) -> Server:
 
 
 def _resume(config: RunConfig, runner: RoundRunner, record: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """Restore the run in the folder, and return its rows; None if no round was completed.
+    """Restore the run in the folder, and return its rows. Return None if no round was completed.
 
     Raises:
-        ValueError: `resume` was not given.
+        ValueError: the folder holds a run, but `resume` is False.
         CheckpointError: the folder is damaged or holds another run.
     """
     store, server = runner.store, runner.server
@@ -152,7 +151,7 @@ def _resume(config: RunConfig, runner: RoundRunner, record: dict[str, Any]) -> l
     if restored is None:
         return None
     server.round, server.state = restored.round, placed(restored.state, server.device)
-    store.write_models(runner.global_models())  # a kill inside a commit leaves those of a round that does not count
+    store.write_models(runner.global_models())  # a kill during a commit may have left models of an uncommitted round
     runner.open_row = restored.open_row
     rows = store.history(server.round - (restored.open_row is not None))
     require_whole_ledger(config.ledger, rows[-1] if rows else {})

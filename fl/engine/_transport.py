@@ -23,12 +23,12 @@ __all__ = [
 
 
 def noise_of(secret: int | None, round_number: int, owner: int | str) -> Secret:
-    """Return the source of one side's private noise in a round.
+    """Return the source of the private noise of one client, or of the server, in a round.
 
     Args:
         secret: the run's seed for private noise; None for the operating system's entropy.
-        round_number: the round.
-        owner: index of a client, or "server".
+        round_number: index of the round.
+        owner: index of the client, or "server".
     """
     if secret is None:
         return Secret()
@@ -46,7 +46,8 @@ class RequestHeader:
         attempt: identifier of the exchange, unique even if a killed round is repeated.
         seed: the run's seed, from which a client derives its generators.
         secret: the run's seed for private noise, to repeat a run; None for noise from the operating system.
-        keeps: whether the memory that a client writes is kept. Queries and evaluations only read the memory.
+        keeps: whether a memory that a client writes is kept. It is False for queries and evaluations, which only read
+            the memory.
     """
 
     verb: str
@@ -58,7 +59,7 @@ class RequestHeader:
 
     @property
     def version(self) -> str:
-        """Version of the memory that the exchange leaves with a client, and the token of its results."""
+        """Version name of a memory that a client writes in this exchange. It also identifies the exchange's results."""
         return f"{self.round}-{self.attempt}"
 
 
@@ -67,11 +68,12 @@ class ClientRequest:
     """The part of a request that concerns one client.
 
     Attributes:
-        message: the whole message.
-        memory: version of the client's memory to use: the committed one, or one that the client wrote earlier in this
-            round; "" for none. The client deletes all other versions, which belong to failed rounds.
-        digests: the fingerprint of every cached entry in the message, by key.
-        cached: keys of the cached entries that the client has already, so that only their digests are sent.
+        message: the whole message, including entries that the client has already.
+        memory: version of the client's memory to use: the committed version, or one that the client wrote earlier in
+            this round; "" if the client has no memory. The client deletes all other versions, which belong to failed
+            rounds.
+        digests: digest of every cacheable entry in the message, by key.
+        cached: keys of the entries that the client has in its cache, so that only their digests are sent.
     """
 
     message: Message
@@ -81,23 +83,26 @@ class ClientRequest:
 
 
 RequestBuilder = Callable[[int], ClientRequest]
-"""Builds the request to a client; called once for each client when its turn comes, from any thread."""
+"""Function that builds the request to a client, given the client's index.
+
+It is called once for each client, when the client's turn comes, and may be called on any thread.
+"""
 
 
 @dataclass(frozen=True)
 class ClientResult:
-    """Result of one request: everything that the server's side learns about the client's work.
+    """Result of one request: all information that the server's side receives about the client's work.
 
     Attributes:
         client: index of the client.
         reply: message that the client sent, if any.
-        error: reason why there is no usable reply, as text for the history.
-        absent: whether the client has no images to train on, or none to evaluate on.
+        error: reason why there is no usable reply, as text for the history; None if the client did not fail.
+        absent: whether the client has no images for the request, that is, for training or for evaluation.
         seconds: CPU seconds that the client took.
-        notes: the client's counts for the round's row of the history.
+        notes: the client's counts for the round's row of the history, by name.
         remembers: whether the client wrote a memory, under the header's version.
         resent: bytes of cached entries that were sent again because the client had lost them.
-        spared: bytes of the client's request that were not sent, because another request in the same message had them.
+        spared: bytes of the client's request that were not sent because a request in the same message contained them.
     """
 
     client: int
@@ -118,9 +123,9 @@ class Exchange:
     Attributes:
         header: part of the request that is the same for all clients.
         clients: indices of the clients, in the order in which the server uses their results.
-        build_request: function of a client index that builds the request; called when the client's turn comes.
-        on_result: function that receives the results of a bundled exchange, in any order, and for each client before
-            the main exchange yields that client's result; None for a main exchange.
+        build_request: function that builds the request to a client; see `RequestBuilder`.
+        on_result: function that receives the results of a bundled exchange, in any order. It receives a client's
+            result before the main exchange yields its own result of that client. None for a main exchange.
     """
 
     header: RequestHeader
@@ -138,8 +143,9 @@ class Exchange:
 class Transport(Protocol):
     """Connection of a run to its clients: in threads of this process, in other processes, or on other machines.
 
-    The rounds reach the clients only through this interface. A failure of one client is a result with an error; an
-    exception from the iterator ends the whole exchange. Use it as a context manager: leaving it stops running clients.
+    The engine reaches the clients only through this interface. If one client fails, its result holds the error; an
+    exception from the iterator of `exchange` ends the whole exchange. Use a transport as a context manager: leaving
+    the context stops running clients.
     """
 
     def __enter__(self) -> Self:
@@ -151,13 +157,13 @@ class Transport(Protocol):
     def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
         """Send a request to each client of `exchange`, and yield the results in the order of its clients.
 
-        Only a few clients run ahead of the results that were yielded. A client's privacy charges are in the run's
-        ledger before its result is yielded.
+        Only a few clients are started before the caller takes earlier results. A client's privacy charges are in the
+        run's ledger before its result is yielded.
 
         Args:
             exchange: the main exchange; its results are yielded.
-            bundled: second exchange, sent together with the main one where that saves messages. Its results go to its
-                `on_result`, and are complete when the iterator ends.
+            bundled: second exchange, sent together with the main exchange where that saves messages. Its results are
+                passed to its `on_result`, and are complete when the iterator ends.
 
         Raises:
             BudgetExhausted: a client's release would exceed the ledger's budget.
@@ -165,19 +171,19 @@ class Transport(Protocol):
         """
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """Make these `versions` of the clients' memories count, after a committed round; older ones may be deleted.
+        """Announce the committed `versions` of the clients' memories after a round; older versions may be deleted.
 
-        A lost notice does no harm, because the next request names the version, too.
+        Losing this announcement does no harm, because the next request names the version, too.
         """
 
     def rollback(self) -> None:
         """Discard the memories of a failed round."""
 
     def metadata(self) -> dict[str, str]:
-        """Return the values that a checkpoint stores for `restore`, such as which machine is which client."""
+        """Return the values that a checkpoint stores for `restore`, such as the assignment of machines to clients."""
 
     def restore(self, metadata: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """Continue a run from a checkpoint's `metadata`; keep only these `versions` of the memories, by client."""
+        """Continue a run from a checkpoint's `metadata`, and keep only these memory `versions` (one per client)."""
 
 
 # Errors of a request.
@@ -188,11 +194,11 @@ _LIBRARIES = (_ENGINE.parent, Path(distillkit.__file__).parent, *_MODULES)
 
 
 class RequestError(RuntimeError):
-    """The method failed to build a client's request; the cause is the error."""
+    """The method failed to build a client's request; `__cause__` is the method's error."""
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a client has no usable reply: the error, and where in the method's code it was raised.
+    """Return the reason why a client has no usable reply: the error, and the line of code that raised it.
 
     Args:
         error: error raised while the client's request was built, or while the client worked.
@@ -203,7 +209,7 @@ def reason_of(error: Exception) -> str:
 
 
 def _location(error: Exception) -> str:
-    """Return the last line of the traceback in the user's code, or else in a library outside the engine."""
+    """Return the position of the last traceback entry in the user's code, or else in a library outside the engine."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not Path(f.filename).is_relative_to(_ENGINE)]
     own = [f for f in frames if not any(Path(f.filename).is_relative_to(place) for place in _LIBRARIES)]
     shown = own or frames

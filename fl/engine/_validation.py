@@ -31,7 +31,7 @@ __all__ = ["EXACT_TESTS", "open_ledger", "remark_on", "require_public", "resolve
 
 
 Panel = Literal["drawn", "all", "none"] | list[int]
-"""Clients that are evaluated on their own test images, by word or number."""
+"""Clients that are evaluated on their own test images: a keyword, or client indices."""
 
 
 def validate(
@@ -40,15 +40,15 @@ def validate(
     """Check all options of a run, and fill in those that depend on the clients.
 
     Args:
-        config: the options as they were given.
+        config: the options as the user gave them.
         method: method to run.
         first: the first client's set.
         clients: number of clients.
         progress: whether to show a bar while large data is read.
 
     Returns:
-        The options with task, sets, device, panel of evaluated clients and ledger filled in; and the number of clients
-        that are drawn in a round.
+        A pair: the options with the task, sets, device, evaluated clients and ledger filled in; and the number of
+        clients that are drawn in a round.
 
     Raises:
         TypeError, ValueError, PrivacyError: an option is not valid; the message names it.
@@ -84,7 +84,7 @@ def validate(
 
 
 def resolve_task(task: LabelTask | None, first: LabeledImages) -> LabelTask:
-    """Return the task, by default classification with the first client's number of classes.
+    """Return the task of a run. The default is classification with the first client's number of classes.
 
     Args:
         task: option `task` of `simulate`.
@@ -92,7 +92,7 @@ def resolve_task(task: LabelTask | None, first: LabeledImages) -> LabelTask:
 
     Raises:
         TypeError: `task` is not a task.
-        ValueError: the task's labels or number of classes differ from the clients'.
+        ValueError: the clients' kind of labels or number of classes does not match the task.
     """
     rows = first.labels.ndim == 2
     if task is None:
@@ -117,15 +117,16 @@ def resolve_task(task: LabelTask | None, first: LabeledImages) -> LabelTask:
 
 
 def _test_set(test: object, first: LabeledImages, progress: bool) -> LabeledImages | StoredImages | None:
-    """Return the global test set, if it fits the clients' sets.
+    """Return the global test set, after checking that it is compatible with the clients' sets.
 
     Args:
-        test: option `test` of `simulate`; a dataset, loader or pair is read, a stored set is not.
+        test: option `test` of `simulate`. A dataset, loader or pair is read into memory, but a stored set is not.
         first: the first client's set.
         progress: whether to show a bar while large data is read.
 
     Raises:
-        TypeError, ValueError: not a set, an empty one, or one in another space.
+        TypeError: `test` cannot be converted to a set.
+        ValueError: the test set is empty, or is not compatible with the first client's set.
     """
     if test is None:
         return None
@@ -133,7 +134,9 @@ def _test_set(test: object, first: LabeledImages, progress: bool) -> LabeledImag
 
 
 def _server_sets(given: Mapping[str, Images] | None, first: LabeledImages, progress: bool) -> dict[str, LabeledImages]:
-    """Return the server's sets by name, if they are in the clients' space; their classes may differ.
+    """Return the server's sets by name, after checking that they are compatible with the clients' sets.
+
+    The classes may differ from the clients' classes, except in the set named "validation".
 
     Args:
         given: option `server_data` of `simulate`.
@@ -141,7 +144,8 @@ def _server_sets(given: Mapping[str, Images] | None, first: LabeledImages, progr
         progress: whether to show a bar while large data is read.
 
     Raises:
-        TypeError, ValueError: not a mapping of names to sets, an empty set, or one in another space.
+        TypeError: `given` is not a mapping, or one of its values cannot be converted to a set.
+        ValueError: a set is empty, or is not compatible with the first client's set.
     """
     sets: dict[str, LabeledImages] = {}
     for name, images in check.mapping({} if given is None else given, "server_data").items():
@@ -157,14 +161,15 @@ def _drawn_count(participation: float | int, clients: int, min_replies: int, *, 
     """Return the number of clients that are drawn in a round.
 
     Args:
-        participation: option of `simulate`: share of the clients, in (0, 1], or number of clients.
+        participation: option `participation` of `simulate`: a share of the clients in (0, 1], or a number of clients.
         clients: number of clients.
         min_replies: number of usable replies that a round needs.
         drawn_by_method: whether the method draws its clients itself.
 
     Raises:
-        TypeError, ValueError: neither a share in (0, 1] nor a number of clients; fewer than `min_replies`; or values
-            other than the defaults although the method draws the clients.
+        TypeError: `participation` or `min_replies` is not a number.
+        ValueError: `participation` is neither a share in (0, 1] nor at most the number of clients; it asks for fewer
+            clients than `min_replies`; or an option is not at its default although the method draws its clients.
     """
     check.positive_int(min_replies, "min_replies")
     if drawn_by_method and (isinstance(participation, Integral) or participation != 1.0 or min_replies != 1):
@@ -191,15 +196,16 @@ def _drawn_count(participation: float | int, clients: int, min_replies: int, *, 
 
 
 def _panel(evaluate: object, clients: int, *, hidden: bool) -> Panel:
-    """Return the clients that are evaluated on their own test images: "drawn", "all", "none", or indices.
+    """Return the clients that are evaluated on their own test images: "drawn", "all", "none", or client indices.
 
     Args:
-        evaluate: option of `simulate`. None means "drawn", or "none" if `hidden`.
+        evaluate: option `evaluate` of `simulate`. None means "none" if `hidden`, and "drawn" otherwise.
         clients: number of clients.
-        hidden: whether the method is private or sealed, so that a client's own results must not be sent.
+        hidden: whether the method is private or sealed. Such a method sends no client's own results by default.
 
     Raises:
-        TypeError, ValueError: another word, or client indices that do not exist or are repeated.
+        TypeError: `evaluate` is neither a string nor a list of integers.
+        ValueError: `evaluate` is an unknown string, an empty list, or a list with repeated or unknown client indices.
     """
     if evaluate is None:
         return "none" if hidden else "drawn"
@@ -219,18 +225,19 @@ def _panel(evaluate: object, clients: int, *, hidden: bool) -> Panel:
 
 
 def require_public(method: Method, first: LabeledImages, task: LabelTask | None) -> None:
-    """Refuse a private run if normalization or number of classes was computed from the clients' own data.
+    """Refuse a private run if the normalization or the number of classes was computed from the clients' own data.
 
     Args:
-        method: method to run; a method that is not private passes.
+        method: method to run. A method that is not private is never refused.
         first: the first client's set.
         task: option `task` of `simulate`, which gives the number of classes; may be None.
 
     Raises:
-        PrivacyError: the run is refused; the message says what to do.
+        PrivacyError: the normalization or the number of classes was computed from the data. The message says what to
+            do.
     """
     if method.private:
-        # A method with an option of that name has its own say (`PrivateFedDM`).
+        # A method with the option `public_statistics` makes this check itself (`PrivateFedDM`).
         if getattr(method.inner, "public_statistics", None) is None:
             refuse_measured_normalization(first.normalization, type(method.inner).__name__)
         if task is None:
@@ -242,11 +249,14 @@ def _require_ledger(method: Method, ledger: object, secret: object, folder: RunF
 
     Args:
         method: method to run.
-        ledger, secret: options of `simulate`.
+        ledger: option `ledger` of `simulate`.
+        secret: option `secret` of `simulate`.
         folder: folder of the run's records, if any.
 
     Raises:
-        TypeError, ValueError: an option is not valid.
+        TypeError: `ledger` is not a `Ledger`, or `secret` is not an integer.
+        ValueError: `ledger` or `secret` is given although the method is not private; `secret` is negative; or the
+            ledger is in memory although the run has a folder.
     """
     if ledger is not None and not isinstance(ledger, Ledger):
         raise TypeError(f"ledger must be a distillkit.privacy.Ledger, got {type(ledger).__name__}")
@@ -271,10 +281,10 @@ EXACT_TESTS = (
 
 
 def open_ledger(clients: ClientRegistry, ledger: Ledger, fresh: bool, panel: str | Sequence[int]) -> None:
-    """Add the remarks of `remark_on` to a ledger, and warn of clients with the same images.
+    """Add the remarks of `remark_on` to a ledger, and warn if two clients have the same images.
 
     Args:
-        clients: the clients' data. The images are compared if those of all clients are in memory anyway.
+        clients: the clients' data. Images are compared only if all clients were read before round 1.
         ledger: ledger of the run.
         fresh: whether the ledger was created for this run.
         panel: clients that are evaluated on their own test images.
@@ -294,7 +304,7 @@ def open_ledger(clients: ClientRegistry, ledger: Ledger, fresh: bool, panel: str
 
 
 def remark_on(ledger: Ledger, fresh: bool, panel: str | Sequence[int]) -> None:
-    """Add remarks to a ledger on what this run's epsilon does not cover.
+    """Add remarks to a ledger that say what this run's epsilon does not cover.
 
     Args:
         ledger, fresh, panel: see `open_ledger`.
@@ -310,7 +320,7 @@ def _content(data: ClientData) -> Tensor:
 
 
 def _twins(images: Sequence[Tensor]) -> tuple[int, int] | None:
-    """Return the first two equal tensors, if any; only tensors of the same shape and sum are compared."""
+    """Return the indices of the first two equal tensors, or None if all differ. Empty tensors are ignored."""
     alike: dict[tuple[object, float], list[int]] = defaultdict(list)
     for number, one in enumerate(images):
         if not len(one):

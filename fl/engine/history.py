@@ -18,10 +18,12 @@ __all__ = [
 
 
 def global_metrics(sums: Mapping[str, Tensor], task: LabelTask) -> dict[str, Any]:
-    """Return metrics on the global test set. With several models: mean metrics, and each model's accuracy by name.
+    """Return metrics on the global test set. If there are several models, return the means of their metrics.
+
+    In this case, `accuracy_by` maps the models' names to their accuracies.
 
     Args:
-        sums: test sums of each model over all test images, see `LabelTask.sums`.
+        sums: sums over all test images for each model, by name; see `LabelTask.sums`.
         task: meaning of the labels.
     """
     by_name = {name: task.metrics(s) for name, s in sums.items()}
@@ -40,8 +42,9 @@ _BY_CLIENT = ("bytes_by_client", "failed", "failed_evaluation")
 def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the `rows` with a single value in each column, for `pandas.DataFrame(table(rows))` or `csv.DictWriter`.
 
-    A mapping becomes several columns ("accuracy_clients.mean", "up.FedAvg.update"). Lists of clients, and values by
-    client such as failures, become the number of clients. Every row has all columns; a missing value is None.
+    A mapping becomes several columns ("accuracy_clients.mean", "up.FedAvg.update"). A list of clients, or a mapping
+    from clients to values such as failures, becomes the number of clients. Every row has all columns; a missing value
+    is None.
     """
     flat = [dict(_flat(row)) for row in rows]
     columns = dict.fromkeys(name for row in flat for name in row)
@@ -61,9 +64,10 @@ def _flat(row: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def with_tests(row: Row, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a round's `row` with the results `found` on its clients' test images; a note of the same name is renamed.
+    """Return a round's `row` with the results `found` on its clients' test images.
 
-    Without a global test set, the accuracy is the clients' own.
+    A column of `row` whose name is also in `found` gets the prefix "note_". Without a global test set, `accuracy` is
+    the mean of the clients' own accuracies.
     """
     whole = {**{f"note_{k}" if k in found else k: v for k, v in row.items()}, **found}
     if whole["accuracy"] is None:
@@ -77,7 +81,7 @@ def _numbered(reasons: Mapping[str, str]) -> dict[str, str]:
 
 
 def masked(row: Row) -> dict[str, Any]:
-    """Return the `row` of a round with secretly drawn clients: without client indices, but with the failures."""
+    """Return the `row` of a round with secretly drawn clients, without client indices. Reasons of failures are kept."""
     hidden = {**row, "drawn": None, "bytes_by_client": None, "empty": [None] * len(row["empty"])}
     for key in ("failed", "failed_evaluation"):
         if key in row:

@@ -1,4 +1,4 @@
-"""Result of a run, and its display in notebooks."""
+"""The result of a run, and its display in notebooks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _SHOWN = 5
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A finished run, returned by `simulate`; a notebook shows the accuracy curve and the last rows.
+    """A finished run, as `simulate` returns it. A notebook shows its accuracy curve and its last rows.
 
     Attributes:
         rows: rows of the history, one for each round (round, accuracy, loss, bytes_up, bytes_down, ...).
         server: the server with its state after the last round.
         models: the global models by name ("" if there is only one), in eval mode.
-        method: short description of the method: its class and its add-ons' names.
+        method: short description of the method: the class name and the names of the add-ons.
     """
 
     rows: list[dict[str, Any]]
@@ -36,12 +36,15 @@ class Run:
 
     @property
     def accuracy_last(self) -> float | None:
-        """Accuracy after the last round, a fraction in [0, 1]; None without an evaluation."""
+        """Accuracy after the last round, as a fraction in [0, 1]; None if the run was not evaluated."""
         return history.accuracy_last(self.rows)
 
     @property
     def accuracy_best(self) -> float | None:
-        """Best accuracy after any round, a fraction in [0, 1] (chosen on the test set); None without an evaluation."""
+        """Best accuracy after any round, as a fraction in [0, 1]; None if the run was not evaluated.
+
+        The best round is chosen on the test set, so this accuracy is optimistic.
+        """
         return history.accuracy_best(self.rows)
 
     def table(self) -> list[dict[str, Any]]:
@@ -63,7 +66,7 @@ class Run:
         return f"Run({', '.join(found)})"
 
     def _repr_html_(self) -> str:
-        """Return the line of `__repr__`, the accuracy as a curve, and the last rows, for a notebook."""
+        """Return HTML for a notebook: the line of `__repr__`, the accuracy curve and the last rows."""
         return f"<div><p><b>{escape(repr(self))}</b></p>{_curve(self.rows)}{_rows(self.rows)}</div>"
 
 

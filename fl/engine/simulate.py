@@ -24,28 +24,29 @@ __all__ = ["simulate"]
 def simulate(method: Method, clients: Sequence[Images | StoredImages | ClientData], config: SimulationConfig) -> Run:
     """Run a federated method on this machine: rounds between one server and its clients, each with its own images.
 
-    Every argument is checked, and the networks are tried on noise, before the first round. The result depends only
-    on the arguments other than `backend`, `workers` and `progress`. It is bit-identical for any number of workers and
-    after any number of kills and resumptions. Only the noise of a private method comes from the operating system.
+    Before the first round, every argument is checked, and the networks are tried on noise images. The result does not
+    depend on `backend`, `workers` and `progress`. It is bit-identical for any number of workers, and also if the run
+    is killed and resumed. Only the noise of a private method comes from the operating system, and differs in each run.
 
     Args:
         method: the method to run, such as `FedAvg(factory=...)`.
-        clients: one set (or `ClientData`) for each client. A `Dataset` or a pair of images and labels is read into one
-            (see `distillkit.sets.as_set`); a `StoredImages` is read each time its client gets a request. All clients
-            of a list are checked; of another sequence only the drawn clients are checked. A client without images is
-            recorded as `empty` and gets no request.
+        clients: one set (or `ClientData`) for each client. A `Dataset` or a pair of images and labels is converted to
+            a set (see `distillkit.sets.as_set`). A `StoredImages` is read each time its client gets a request. If
+            `clients` is a list or tuple, all clients are checked; in another sequence, only drawn clients are checked.
+            A client without images is recorded as `empty` and gets no request.
         config: options, see `SimulationConfig`; callers give its fields as keywords.
 
     Returns:
         The history, the server's state and the global models.
 
     Raises:
-        ValueError, TypeError: bad arguments, such as sets in different spaces.
-        NoUsableReply: a round left too few replies; the state of the last completed round is safe.
-        fl.CheckpointError: `out` is unusable, torn, or holds another run.
+        ValueError, TypeError: an argument is not valid, such as sets with different normalizations.
+        NoUsableReply: a round has fewer usable replies than `min_replies`; the last completed round is kept.
+        fl.CheckpointError: `out` cannot be written, is damaged, or holds another run.
         distillkit.locking.InUse: another process uses `out` or the ledger; the message names the process.
-        BudgetExhausted: the next release would exceed the ledger's budget; the last completed round is safe.
-        KeyboardInterrupt: after the running clients have stopped; `resume=True` continues after the last round.
+        BudgetExhausted: the next release would exceed the ledger's budget; the last completed round is kept.
+        KeyboardInterrupt: the user interrupted the run. The error is raised after the running clients have stopped;
+            `resume=True` continues after the last completed round.
     """
     method = require_method(method)
     registry = ClientRegistry(clients, getattr(config.task, "num_classes", None), config.progress)

@@ -1,7 +1,4 @@
-"""Files of a run: written atomically, with a manifest that names the last completed round.
-
-A round's checkpoint is written by `Store.commit`.
-"""
+"""Files of a run. They are written atomically, and a manifest names the last completed round."""
 
 from __future__ import annotations
 
@@ -30,18 +27,18 @@ class CheckpointError(RuntimeError):
 
 
 class OtherSettings(CheckpointError):
-    """A folder holds a run with other options: another method, other data, another seed."""
+    """A folder holds a run with other options, such as another method, other data or another seed."""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees either the old contents or the new.
+    """Write a file atomically: a reader sees either the complete old contents or the complete new contents.
 
     Args:
         path: path of the file; its folder is created.
         data: complete new contents of the file.
 
     Raises:
-        CheckpointError: the folder is unwritable or the disk is full; the old file is untouched.
+        CheckpointError: the file cannot be written, for example because the disk is full; the old file is kept.
     """
     try:
         files.write_atomically(path, data)
@@ -53,7 +50,7 @@ def read_message(path: Path) -> tuple[Message, dict[str, str]]:
     """Read the message in the file at `path`, and its metadata.
 
     Raises:
-        CheckpointError: the file is missing, torn or altered.
+        CheckpointError: the file is missing, incomplete or altered.
     """
     try:
         return decode(path.read_bytes())
@@ -67,8 +64,8 @@ def read_history(path: Path, *, torn: bool = False) -> list[dict[str, Any]]:
     """Read the rows of a `history.jsonl`, which must be rounds 1, 2, 3 and so on.
 
     Args:
-        path: path of the file; a missing file has no rows.
-        torn: whether to leave out a half-written last line.
+        path: path of the file; a missing file gives an empty list.
+        torn: whether to ignore a half-written last line.
 
     Raises:
         CheckpointError: a line is damaged, or the rounds are not consecutive (for example because two processes
@@ -89,7 +86,7 @@ class Restored:
         state: the server's state after that round.
         metadata: values of the transport, see `Transport.metadata`.
         changes: changes of the clients' records, in the order of the rounds.
-        open_row: row of that round, if its clients were still to be evaluated.
+        open_row: row of that round if it still lacks the clients' evaluation; otherwise None.
     """
 
     round: int
@@ -102,7 +99,7 @@ class Restored:
 class Store:
     """Folder of one run: `config.json`, `history.jsonl`, `checkpoint/`, and `transcript/` on request.
 
-    The manifest is replaced last, and only the manifest determines which round is the last completed one.
+    A commit replaces the manifest last, because only the manifest says which round is the last completed one.
 
     Args:
         out: the folder.
@@ -123,7 +120,8 @@ class Store:
         """Lock the run against other processes, for the duration of a `with` block.
 
         Raises:
-            distillkit.locking.InUse: another process, or another call in this one, has the lock; the message names it.
+            distillkit.locking.InUse: another process, or another call in this process, has the lock; the message names
+                its owner.
             CheckpointError: the folder cannot be created or written.
         """
         with contextlib.ExitStack() as stack:
@@ -134,12 +132,13 @@ class Store:
             yield
 
     def key(self) -> bytes:
-        """Return the key of a private run's fingerprints, which reveal nothing about the data without it.
+        """Return the secret key of a private run's data fingerprints.
 
-        The key is drawn when the run starts, and kept in `checkpoint/`, which is not shared.
+        Without the key, the fingerprints in `config.json` reveal nothing about the data. The key is drawn when the run
+        starts, and is kept in `checkpoint/`, which should not be shared.
 
         Raises:
-            CheckpointError: the key of the run in the folder is missing.
+            CheckpointError: the folder holds a run, but the file of its key cannot be read.
         """
         path = self.folder / "identity.key"
         if not self.exists():
@@ -160,7 +159,11 @@ class Store:
         self._records.unlink(missing_ok=True)
 
     def manifest(self) -> dict[str, Any] | None:
-        """Return the last committed manifest, or None if no round was completed."""
+        """Return the last committed manifest, or None if no round was completed.
+
+        Raises:
+            CheckpointError: the manifest is damaged, or is not a manifest of this library.
+        """
         path = self.folder / "manifest.json"
         if not path.exists():
             return None
@@ -182,7 +185,7 @@ class Store:
         changes: Mapping[str, Any] | None = None,
         open_row: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write a round's checkpoint, which makes it the last completed one.
+        """Write the checkpoint of a round. The round is then the last completed one.
 
         Args:
             round_number: index of the round.
@@ -191,7 +194,7 @@ class Store:
             models: the global models by name.
             metadata: values of the transport, see `Transport.metadata`.
             changes: this round's changes of the clients' records.
-            open_row: the round's row, if its clients are still to be evaluated and the row is not in the history yet.
+            open_row: the round's row if it still lacks the clients' evaluation, and so is not in the history yet.
         """
         server = f"server.{round_number}.safetensors"
         write_atomically(self.folder / server, encode(state, {"run": run, "round": str(round_number)}))
@@ -205,14 +208,14 @@ class Store:
                 old.unlink(missing_ok=True)
 
     def write_models(self, models: Mapping[str, Message]) -> None:
-        """Write the global models by name, skipping files that already have these bytes."""
+        """Write one file for each global model (`models`, by name), except for files whose bytes would not change."""
         for name, model in models.items():
             path, data = self.folder / f"model{f'-{name}' if name else ''}.safetensors", plain(model)
             if not path.exists() or path.read_bytes() != data:
                 write_atomically(path, data)
 
     def close(self, row: Mapping[str, Any]) -> None:
-        """Add the open `row` of the last completed round to the history."""
+        """Add the last completed round's `row`, which was open, to the history, and remove it from the manifest."""
         self.append(row)
         self._write_manifest({k: v for k, v in (self.manifest() or {}).items() if k != "open"})
 
@@ -220,10 +223,10 @@ class Store:
         write_atomically(self.folder / "manifest.json", (json.dumps(manifest) + "\n").encode())
 
     def restore(self, run: str) -> Restored | None:
-        """Read the checkpoint of the `run` with this fingerprint; None if no round was completed.
+        """Read the checkpoint of the run with the fingerprint `run`. Return None if no round was completed.
 
         Raises:
-            CheckpointError: the checkpoint is torn, incomplete, or of another run; the message names the file.
+            CheckpointError: the checkpoint is damaged, incomplete, or of another run; the message names the file.
         """
         manifest = self.manifest()
         if manifest is None:
@@ -239,7 +242,7 @@ class Store:
         return Restored(number, state, metadata, changes, manifest.get("open"))
 
     def _changes(self, upto: int) -> list[dict[str, Any]]:
-        """Read the changes of the clients' records up to round `upto`, and cut off later lines of the file."""
+        """Read the changes of the clients' records up to round `upto`, and delete later lines of the file."""
         path = self._records
         if not path.exists():
             self._adopt(upto)
@@ -262,9 +265,9 @@ class Store:
         return [line["clients"] for line in kept]
 
     def _adopt(self, upto: int) -> None:
-        """Write the clients' records of a run in the first format, whose memories' files were named by rounds alone.
+        """Write the clients' records for a run in the first format, in which memory files are named by their round.
 
-        Such a run does not record which cached entries clients have, so these entries are sent again.
+        Such a run does not record which cached entries the clients have, so all cached entries are sent again.
         """
         found: dict[str, int] = {}
         for path in self.memories.glob("*/*.safetensors"):
@@ -274,14 +277,18 @@ class Store:
             self._append(self._records, {"round": upto, "clients": {k: {"memory": str(r)} for k, r in found.items()}})
 
     def state(self) -> Message:
-        """Return the server's state after the last completed round."""
+        """Return the server's state after the last completed round.
+
+        Raises:
+            CheckpointError: no round was completed, or the file of the state cannot be read.
+        """
         manifest = self.manifest()
         if manifest is None:
             raise CheckpointError(f"{self.folder} holds no completed round")
         return read_message(self.folder / str(manifest["server"]))[0]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of all completed rounds; an open row lacks the clients' evaluation.
+        """Return the rows of all completed rounds. The last row may lack the clients' evaluation.
 
         Raises:
             CheckpointError: see `read_history`.
@@ -291,10 +298,10 @@ class Store:
         return read_history(self.out / "history.jsonl", torn=True)[: manifest["round"] - len(last)] + last
 
     def history(self, upto: int) -> list[dict[str, Any]]:
-        """Return the rows up to round `upto`, and cut off later lines, or a torn last one, from the file.
+        """Return the rows up to round `upto`, and delete later or half-written lines from the file.
 
         Raises:
-            CheckpointError: see `read_history`; or rounds are missing.
+            CheckpointError: a line is damaged (see `read_history`), or the file has fewer than `upto` rows.
         """
         path = self.out / "history.jsonl"
         rows = read_history(path, torn=True)[:upto]
@@ -324,7 +331,7 @@ class Store:
             round_number: index of the round.
             client: index of the client.
             direction: "down" or "up".
-            message: message as it was sent.
+            message: the message.
             verb: name of the exchange; part of the file's name unless it is "local".
         """
         name = direction if verb == "local" else f"{verb}-{direction}"
@@ -333,7 +340,7 @@ class Store:
 
 
 def plain(model: Message) -> bytes:
-    """Return the bytes of a `model` file for any safetensors reader: the tensors under their own names."""
+    """Return a `model` in the safetensors format, with the tensors under their own names, for any reader."""
     from safetensors.torch import save
 
     [(_, group)] = model.items()
