@@ -18,7 +18,7 @@ __all__ = [
 ]  # fmt: skip
 
 _MAX_ERROR = 500
-"""Characters of an error text from a client that reach the history."""
+"""Maximum number of characters of a client's error text in the history."""
 
 _FIELDS: dict[str, tuple[type, ...]] = {
     "version": (str,), "client": (int,), "error": (str, type(None)), "absent": (bool,), "seconds": (int, float),
@@ -28,7 +28,7 @@ _FIELDS: dict[str, tuple[type, ...]] = {
 
 
 class PayloadMissing(LookupError):
-    """A client lacks a payload that was sent as its digest; the job must be sent again in full."""
+    """A payload that was sent only as its digest is missing on the client; the job must be sent again in full."""
 
     def __init__(self, client: int) -> None:
         super().__init__(f"client {client} lacks the payload of a cached entry")
@@ -43,8 +43,11 @@ class Job:
     """One request to one client.
 
     Attributes:
-        header, client, request: as in `Transport.exchange`.
-        ledger: state of the run's privacy ledger that the client needs (see `child_state`); private runs only.
+        header: part of the request that is the same for all clients.
+        client: index of the client.
+        request: part of the request that concerns this client.
+        ledger: state of the run's privacy ledger that the client needs (see `child_state`); None if the run is not
+            private.
     """
 
     header: RequestHeader
@@ -54,7 +57,7 @@ class Job:
 
 
 class PayloadStore(Protocol):
-    """Store of the payloads of cached entries, in a process or on a machine that runs clients."""
+    """Store of received payloads (values of cached entries), in a process or on a machine that runs clients."""
 
     def keep(self, client: int, key: str, digest: str, value: Value) -> Value:
         """Store a `client`'s payload `value` of the entry `key` under its `digest`, and return an equal payload."""
@@ -69,7 +72,7 @@ class PayloadStore(Protocol):
 
 @dataclass
 class PayloadCache:
-    """Cache of the latest payload of each entry that each client has received. Equal payloads are stored once."""
+    """In-memory store of the latest payload of each entry, for each client. Equal payloads are stored only once."""
 
     _held: dict[tuple[int, str], str] = field(default_factory=dict)
     _values: dict[str, Value] = field(default_factory=dict)
@@ -100,12 +103,12 @@ class PayloadCache:
 
 
 def job_parts(job: Job, facts: Mapping[str, str] | None = None, *, whole: bool = False) -> Parts:
-    """Encode a job; a cached entry that the client has is sent as its digest.
+    """Encode a job. An entry that the client has in its cache is encoded only as its digest.
 
     Args:
         job: the job to encode.
         facts: strings to send with the job.
-        whole: whether to send every payload in full.
+        whole: whether to encode every payload in full, including cached ones.
     """
     request = job.request
     cached = frozenset[str]() if whole else request.cached
@@ -122,12 +125,13 @@ def read_job(message: Message, facts: Mapping[str, str], payloads: PayloadStore)
     """Decode a job that `job_parts` encoded, and replace digests by the stored payloads.
 
     Args:
-        message, facts: results of `fl._codec.from_parts`.
-        payloads: payloads stored in this process or on this machine; received payloads are added.
+        message: message that `fl._codec.from_parts` returned.
+        facts: strings that `fl._codec.from_parts` returned.
+        payloads: store of this process or machine; payloads in the message are added to it.
 
     Raises:
         ValueError: the message is not a job.
-        PayloadMissing: a payload is not stored; request the whole job.
+        PayloadMissing: a payload is not stored, so the server must send the job again in full.
     """
     fields = json.loads(facts["job"])
     client, digests, values = fields["client"], fields["digests"], dict(message.items())
@@ -142,7 +146,7 @@ def read_job(message: Message, facts: Mapping[str, str], payloads: PayloadStore)
 
 
 def pack_job(job: Job, *, whole: bool = False) -> bytes:
-    """Encode a `job` as bytes; a cached entry that the client has is sent as its digest, unless `whole`."""
+    """Encode a `job` as bytes; see `job_parts` for `whole`."""
     return as_bytes(job_parts(job, whole=whole))
 
 
@@ -151,7 +155,7 @@ def unpack_job(data: bytes, payloads: PayloadStore) -> Job:
 
     Args:
         data: the encoded job.
-        payloads: payloads stored in this process or on this machine; received payloads are added.
+        payloads: store of this process or machine; payloads in the job are added to it.
     """
     return read_job(*decode(data), payloads)
 
@@ -162,14 +166,14 @@ def result_parts(
     charged: Sequence[Mapping[str, Any]] = (),
     facts: Mapping[str, str] | None = None,
 ) -> Parts:
-    """Encode a result, with the version of its request's header and its privacy charges.
+    """Encode a result, together with the version in its request's header and the client's privacy charges.
 
     A result that cannot be encoded, for example because a number is NaN, is replaced by a result with the error.
 
     Args:
-        version: version of the request's header.
+        version: version in the request's header (`RequestHeader.version`).
         result: the result to encode.
-        charged: new lines of the privacy ledger.
+        charged: lines that the client added to the privacy ledger.
         facts: strings to send with the result.
     """
     fields: dict[str, Any] = {
@@ -192,7 +196,8 @@ def read_result(reply: Message, facts: Mapping[str, str]) -> tuple[str, ClientRe
     """Decode the version, the result and the charges that `result_parts` encoded. The input is untrusted.
 
     Args:
-        reply, facts: results of `fl._codec.from_parts`.
+        reply: message that `fl._codec.from_parts` returned.
+        facts: strings that `fl._codec.from_parts` returned.
 
     Raises:
         ValueError: the message is not a result.
@@ -219,7 +224,7 @@ def read_result(reply: Message, facts: Mapping[str, str]) -> tuple[str, ClientRe
 
 
 def pack_result(version: str, result: ClientResult, charged: Sequence[Mapping[str, Any]] = ()) -> bytes:
-    """Encode a `result` with the `version` of its request's header and its charges (`charged`); see `result_parts`."""
+    """Encode a `result` as bytes; see `result_parts` for `version` and `charged`."""
     return as_bytes(result_parts(version, result, charged))
 
 

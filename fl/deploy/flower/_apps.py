@@ -22,10 +22,11 @@ __all__ = ["FlowerConfig", "client_app", "reply_to", "serve", "server_app"]
 
 @dataclass(frozen=True, kw_only=True)
 class FlowerConfig(RunConfig):
-    """Options of `serve` and `server_app`: the options of a run, and those of the connection to its nodes.
+    """Options of `serve` and `server_app`: the options of any run, and options for the connection to the nodes.
 
     Args:
-        clients: number of partitions; None: the number that the nodes state (`num-partitions`).
+        clients: number of partitions, each of which is a client. None: the number that the nodes state
+            (`num-partitions`).
         connection: timeouts and limits of the connection to the nodes.
         defer_evaluation: whether evaluation requests (`evaluate`) are sent with the next round's messages, which saves
             one message per client and round. A round's history row is then complete when the next round is committed,
@@ -42,8 +43,8 @@ class FlowerConfig(RunConfig):
 def client_app(method: Method, load_client: LoadClient, config: NodeOptions) -> Any:
     """Create the Flower app of a node, which runs the requests of a `server_app` on the data of its partition.
 
-    Name this app in your project's pyproject.toml (`clientapp = "package.client_app:app"`). The node config assigns a
-    client to the node with `partition-id` and `num-partitions`. In a simulation Flower sets both.
+    Name this app in your project's pyproject.toml (`clientapp = "package.client_app:app"`). The values `partition-id`
+    and `num-partitions` in the node config say which client the node is. In a simulation, Flower sets both values.
 
     Args:
         method: the method of the server app; a node with a different method is refused in the handshake.
@@ -82,8 +83,10 @@ def reply_to(message: Any, context: Any, method: Method, load_client: LoadClient
     and "train.job".
 
     Args:
-        message, context: the arguments with which Flower calls the app.
-        method, load_client: as in `client_app`.
+        message: the message, an argument with which Flower calls the app.
+        context: Flower's context, the other argument with which Flower calls the app.
+        method: the method of the server app; see `client_app`.
+        load_client: function that loads the client's data; see `client_app`.
         config: options of the node (`NodeOptions`); callers pass its fields as keywords.
 
     Returns:
@@ -109,9 +112,9 @@ def _reply(node: Node, message: Any, context: Any) -> Any:
 def serve(grid: Any, method: Method, config: FlowerConfig) -> Run:
     """Run a federated method over Flower's grid, in a server app that you write; `server_app` is a ready-made app.
 
-    The function waits until the nodes of all partitions have connected, and then runs the rounds of `fl.simulate`, with
-    the same history and files. On equal machines the results are bitwise equal to those of `fl.simulate`, whatever the
-    order of the replies. A run in `out` continues with `resume=True`, also in another run of Flower.
+    The function waits until the nodes of all partitions have connected, and then runs the same rounds as `fl.simulate`,
+    with the same history and files. On equal machines, the results are bitwise equal to those of `fl.simulate`, for any
+    order of the replies. Pass `resume=True` to continue a run in `out`, also from another run of Flower.
 
     Args:
         grid: Flower's grid, an argument of the server app's main function.
@@ -120,7 +123,7 @@ def serve(grid: Any, method: Method, config: FlowerConfig) -> Run:
 
     Raises:
         IncompatibleNode: a node does not match the server; the message names the node and the difference.
-        NoUsableReply: nodes did not connect in time, or a round has too few replies.
+        NoUsableReply: nodes did not connect in time, or a round has fewer usable replies than `min_replies`.
         MissingFlower: Flower is not installed.
         TypeError, ValueError: bad arguments.
         Exception: any error that `fl.simulate` raises.

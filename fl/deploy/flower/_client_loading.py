@@ -19,23 +19,25 @@ _IMAGE_NAMES, _LABEL_NAMES = ("image", "img"), ("label", "labels")
 
 
 def to_client_data(given: Any, partition: int) -> tuple[Any, tuple[str, ...]]:
-    """Return a client's data in a form that `fl.simulate` takes, and the class names, if known.
+    """Return a client's data in a form that `fl.simulate` takes, and the class names (empty if unknown).
 
     Args:
-        given: result of `load_client`, in one of these forms; anything else is returned unchanged.
+        given: result of `load_client`. A value in none of these forms is returned unchanged.
 
             - The path of a folder of images, read by `distillkit.data.load_folder` with pixels in [0, 1]. Its test
               images become the client's own test set.
             - A `Split` or `StoredSplit`, such as `load_folder(path, size=32)` returns.
-            - An allocation of a study's task, `task.assign(task.load(), seed)`; only the partition's part is used.
+            - An allocation of a study task, `task.assign(task.load(), seed)`; only this partition's client is used.
             - A table of Hugging Face's `datasets`, such as `FederatedDataset.load_partition` of flwr-datasets returns,
               with one image column (an `Image` feature, or named image or img) and one label column (a `ClassLabel`, or
               named label or labels).
-            - A mapping of these with the keys "train" and optionally "test", such as `train_test_split` returns.
+            - A mapping with the key "train" and optionally "test", whose values have one of these forms. For example,
+              `train_test_split` returns one.
         partition: index of the node's partition.
 
     Raises:
-        TypeError, ValueError: `given` has one of these forms, but is incomplete.
+        TypeError, ValueError: `given` has one of these forms, but cannot be converted. For example, a table has no
+            label column.
     """
     if isinstance(given, str | Path):
         given = load_folder(given, normalization=IDENTITY, progress=False)
@@ -90,7 +92,7 @@ def _class_names(table: Any, name: str) -> tuple[str, ...]:
 
 
 def _column(table: Any, what: str, usual: tuple[str, ...], typed: list[str]) -> str:
-    """Return the only image or label column of a table, found by its feature or else by its name."""
+    """Return the name of a table's image or label column, found by its feature or else by a usual name."""
     found = typed or [name for name in table.column_names if name in usual]
     if len(found) != 1:
         raise ValueError(

@@ -1,7 +1,7 @@
-"""The handshake: each node's description of itself, from which the server checks that the nodes fit together.
+"""The handshake: each node describes itself, and the server checks that all nodes are compatible.
 
-Neither images nor their number are sent. The fingerprint of the data is made with a key that stays on the node, because
-a plain hash would let the server test guesses of the node's data.
+Neither the images nor their number are sent. The fingerprint of the data is made with a key that stays on the node.
+With a plain hash, the server could test guesses about the node's data.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Space:
 
 
 def identity_of(value: Method | LabelTask | None) -> str:
-    """Return a description of a method or task that is the same in every process: without addresses of functions.
+    """Return a description of a method or task that is the same in every process, without memory addresses.
 
     Equal descriptions do not imply equal code. Node owners must verify the code that their nodes run.
     """
@@ -42,13 +42,13 @@ def identity_of(value: Method | LabelTask | None) -> str:
 
 
 def read_partition(config: Mapping[str, object]) -> tuple[int, int]:
-    """Return a node's partition and the number of partitions.
+    """Return the index of a node's partition, and the number of partitions.
 
     Args:
         config: Flower's `context.node_config`.
 
     Raises:
-        ValueError: one of them is missing or invalid.
+        ValueError: `partition-id` or `num-partitions` is missing or invalid.
     """
     found = [config.get(name) for name in ("partition-id", "num-partitions")]
     number, count = (int(v) if isinstance(v, int | str) and str(v).isdecimal() else -1 for v in found)
@@ -67,15 +67,16 @@ class NodeInfo:
     Attributes:
         partition: index of the node's partition, which is also the client's index.
         partitions: number of partitions in the node's config.
-        method, task: descriptions of the node's method and task (`identity_of`).
+        method: description of the node's method (`identity_of`).
+        task: description of the node's task (`identity_of`).
         fingerprint: fingerprint of the node's data, made with the node's key.
-        ledger: name of the node's ledger in a private run.
+        ledger: name of the node's ledger; "" if the method is not private.
         classes: class names as JSON, or "" if unknown.
         empty: whether the node has no training images; always False in a private run.
         untested: whether the node has no test images.
         version: version of distillkit on the node.
-        space: an empty set with the shape, normalization and kind of labels of the node's images.
-        node: Flower's id of the node; it is not sent, because the reply carries it.
+        space: empty set with the shape, normalization and kind of labels of the node's images.
+        node: Flower's id of the node. It is not part of the reply's contents, because Flower supplies it.
     """
 
     partition: int
@@ -92,7 +93,7 @@ class NodeInfo:
     node: int = 0
 
     def parts(self) -> Parts:
-        """Return the parts of the handshake's reply, see `fl._codec.to_parts`."""
+        """Return the parts of the reply to the handshake; see `fl._codec.to_parts`."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("space", "node")}
         return to_parts(Message({_Space.images: self.space}), {"hello": json.dumps(values)})
 
@@ -140,15 +141,17 @@ def describe_node(
     """Return a node's description of itself.
 
     Args:
-        number, count: index of the node's partition, and number of partitions.
-        method, task: method and task of the node.
+        number: index of the node's partition.
+        count: number of partitions.
+        method: method of the node.
+        task: task of the node.
         clients: data of the node, as a registry of one client.
         fingerprint: fingerprint of the node's data, made with the node's key.
-        ledger: name of the node's ledger.
+        ledger: name of the node's ledger; ignored if the method is not private.
         names: class names, if known.
 
     Raises:
-        PrivacyError: the method is private, but the description would contain values measured on the data; see
+        PrivacyError: the method is private, but the description would contain values computed from the data; see
             `require_public`.
     """
     data = clients[0]

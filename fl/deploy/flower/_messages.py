@@ -1,9 +1,8 @@
-"""Flower's messages: the import of Flower, conversion of messages to records, and their exchange over the grid.
+"""Flower's messages: import of Flower, conversion of messages to Flower's records, and their exchange over the grid.
 
-Every tensor becomes one array. Flower stores arrays in chunks of 5 MB by the hash of their content. A model that is
-sent to a hundred clients as one array per tensor is therefore stored once; one file per client would be stored a
-hundred times. Flower's own arrays are NumPy files, which cannot hold bfloat16. The arrays of this module hold the
-tensor's bytes, little-endian and in C order, with PyTorch's name of the dtype.
+Every tensor becomes one array. Flower identifies stored arrays by the hash of their content, so a model that is sent to
+a hundred clients is stored only once. Flower's own arrays are NumPy files, which cannot hold bfloat16. The arrays of
+this module instead hold the tensor's bytes, little-endian and in C order, with PyTorch's name of the dtype.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ __all__ = [
 ]  # fmt: skip
 
 MAX_MESSAGE_BYTES = 2**30
-"""Default size limit of a received message."""
+"""Default size limit of a received message, in bytes."""
 
 _RAW = "distillkit.raw/1"
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
@@ -51,8 +50,8 @@ def flower(module: str) -> Any:
         raise MissingFlower(
             f'runs on Flower need flwr 1.41 or later ({error}): pip install "distillkit[flower]"'
         ) from error
-    # Flower's heartbeat thread draws from Python's global generator. The check of private networks watches that
-    # generator, and would take these draws for the network's.
+    # Flower's heartbeat thread draws from Python's global generator. The check of private networks watches this
+    # generator, and would mistake these draws for draws by the network.
     heartbeat = sys.modules.get("flwr.supercore.heartbeat")
     if getattr(heartbeat, "random", None) is random:
         heartbeat.random = random.Random()  # type: ignore[union-attr]
@@ -79,11 +78,11 @@ def to_records(parts: Parts) -> Any:
 def from_records(content: Any, max_bytes: int = MAX_MESSAGE_BYTES) -> Parts:
     """Convert the untrusted content of a Flower message to the parts of a message.
 
-    `fl._codec.from_parts` checks whether the parts form a message.
+    This function checks the records only; `fl._codec.from_parts` checks whether the parts form a message.
 
     Args:
         content: a `flwr.app.RecordDict`.
-        max_bytes: limit on the total size of names, strings and tensors.
+        max_bytes: limit on the total bytes of names, strings and tensors.
 
     Raises:
         ValueError: the content is too large, or was not written by `to_records`; the message says why.
@@ -113,7 +112,7 @@ def _read_tensor(name: str, array: Any) -> torch.Tensor:
     if not expected:
         try:
             return torch.empty(shape, dtype=dtype)
-        except (RuntimeError, TypeError) as error:  # one side is 0, and the product of the others exceeds 64 bits
+        except (RuntimeError, TypeError) as error:  # one side is 0, and the product of the other sides exceeds 64 bits
             raise ValueError(f"its tensor {name!r} has the shape {shape}") from error
     raw = torch.frombuffer(bytearray(array.data), dtype=torch.uint8)
     if dtype is torch.bool and bool((raw > 1).any()):
@@ -122,12 +121,12 @@ def _read_tensor(name: str, array: Any) -> torch.Tensor:
 
 
 class GridConnection:
-    """Connection to the nodes over Flower's grid, which records the messages that await a reply.
+    """Connection to the nodes over Flower's grid. It keeps track of the messages that await a reply.
 
     Args:
         grid: Flower's grid.
         poll_interval: seconds between two polls for replies.
-        max_bytes: size limit of a reply.
+        max_bytes: size limit of a reply, in bytes.
     """
 
     def __init__(self, grid: Any, poll_interval: float, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
@@ -139,9 +138,10 @@ class GridConnection:
 
         Args:
             kind: Flower's message type.
-            messages: maps each recipient (a client, or a node in the handshake) to its node and its message's parts.
+            messages: pair of node id and message parts for each recipient. A recipient is a client's index, or a
+                node id in the handshake.
             group: Flower's group id for the messages.
-            seconds: time to wait for a reply.
+            seconds: time to wait for a reply, in seconds.
         """
         message = flower("app").Message
         sent = [
@@ -157,9 +157,10 @@ class GridConnection:
         return refused
 
     def collect(self) -> list[tuple[int, Any]]:
-        """Return new replies as (recipient, message); the message is None if the reply is overdue.
+        """Return new replies as pairs (recipient, message). The message is None if the reply did not come in time.
 
-        If there are no replies, wait for one poll interval. Unexpected replies, such as duplicates, are dropped.
+        If there are no pairs to return, wait for one poll interval. Unexpected replies, such as duplicates, are
+        ignored.
         """
         found: list[tuple[int, Any]] = []
         for message in self.grid.pull_messages(list(self._pending)):
@@ -186,12 +187,17 @@ class GridConnection:
         return from_records(message.content, self._max_bytes)
 
     def clear(self) -> None:
-        """Stop waiting for all replies."""
+        """Stop waiting for replies."""
         self._pending.clear()
 
 
 def loss_reason(message: Any, seconds: float) -> str:
-    """Return the reason for a lost reply: `message` is Flower's error, or None if no reply came within `seconds`."""
+    """Return the reason why a reply was lost, as text for the history.
+
+    Args:
+        message: Flower's error message; None if no reply came in time.
+        seconds: time within which the reply should have come, in seconds.
+    """
     if message is None:
         return f"lost: no answer in {seconds:g} seconds"
     return f"lost: Flower says {message.error.reason or 'nothing'} (code {message.error.code})"

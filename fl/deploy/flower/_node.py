@@ -1,11 +1,11 @@
 """A node: its replies to the server's messages, and the files that it keeps between messages.
 
-On Flower's real nodes every message starts a new process, so all state is in the node's folder:
+In a deployment of Flower, every message starts a new process on the node, so all state is in the node's folder:
 
     key                                        key of the node's fingerprints, which never leaves the node
     <data>/<run>/memory/<client>/<version>     the client's memory, see `fl.engine._client_memory`
     <data>/<run>/bodies/<client>/<entry>       latest payload of a cached entry
-    <data>/<run>/committed                     present once a request has named a memory of an earlier round
+    <data>/<run>/committed                     marker: a request has named a memory of an earlier round
     ledgers/<name>.jsonl                       charges of private runs to a training set, see `_node_ledger`
 
 <data> is a keyed fingerprint of the client's data. <run> is the run's name, which stays the same when a run is resumed.
@@ -53,7 +53,7 @@ from fl.task import LabelTask
 __all__ = ["LoadClient", "Node", "NodeOptions"]
 
 LoadClient = Callable[[int], Any]
-"""Returns one client's data by its partition, in one of the forms of `fl.deploy.flower._client_loading`."""
+"""Function that returns the data of a partition, given its index; `to_client_data` lists the forms of the data."""
 
 _STOP_GRACE = 2.0
 """Seconds that a client has to stop after its deadline before its thread is abandoned."""
@@ -64,14 +64,15 @@ class NodeOptions:
     """Options of a node.
 
     Args:
-        folder: path of the node's folder, which holds its key, its client's memory, cached payloads and the ledger of
-            its data. The folder must persist between messages. Only its ledger lines are ever sent.
+        folder: path of the node's folder, which holds the node's key, the client's memory, cached payloads and the
+            ledger of the client's data. The folder must persist between messages. Of its files, only the lines of the
+            ledger are ever sent.
         task: label task, the same as in the server app; None: one class per image.
         device: device on which the client computes.
-        policy: path of the owner's policy file, see `read_policy`; None: every request is allowed, and charged to the
-            ledger. The file is read for every message.
+        policy: path of the owner's policy file, see `read_policy`. The file is read for every message. None: every
+            request is allowed; private releases are still charged to the ledger.
         code: folder of the app's code, `Path(__file__).parent`; needed if the policy pins the code's hash.
-        max_message_bytes: size limit of a received message; larger messages are refused unread.
+        max_message_bytes: size limit of a received message in bytes; larger messages are refused and not read.
     """
 
     folder: str | Path
@@ -83,7 +84,7 @@ class NodeOptions:
 
 
 class Node:
-    """The node's side of a run: handles the server's messages.
+    """The node's side of a run, which replies to the server's messages.
 
     Args:
         method: the method to run.
@@ -161,8 +162,7 @@ class Node:
         return bundle(reply, self._run_job(rest[0], config, created + elapsed))[0]
 
     def _run_job(self, parts: Parts, config: dict[str, Any], created: float) -> Parts:
-        """Check a job against the policy, run it with the node's ledger, and return the reply without withheld
-        parts."""
+        """Check a job against the policy, run it with the node's ledger, and return the parts of the reply."""
         try:
             message, facts = from_parts(*parts)
             context = json.loads(facts["place"])
@@ -191,7 +191,7 @@ class Node:
         return guard.reply_parts(job, _run_with_timeout(seconds, runtime, job), position)
 
     def _load(self, number: int, classes: int | None) -> _LoadedData:
-        """Load a client's data, extended to `classes` classes."""
+        """Load the data of partition `number`, with `classes` classes (None: as many as the data state or show)."""
         given, names = to_client_data(self.load_client(number), number)
         clients, key = ClientRegistry([given], None, False), node_key(self.folder)
         data = clients[0]
@@ -204,14 +204,14 @@ class Node:
         )
 
     def _guard(self, number: int, data: _LoadedData) -> ReleaseGuard:
-        """Return the checks by the current policy and, for a private method, the ledger of the data."""
+        """Return the guard that checks a message by the current policy and, for a private method, the data's ledger."""
         policy = None if self.policy is None else read_policy(self.policy)
         private = self.method.private
         ledger = NodeLedger(self.folder / "ledgers", number, data.ledger, policy) if private else None
         return ReleaseGuard(self.method, policy, ledger)
 
     def _error_parts(self, error: Exception) -> Parts:
-        """Return a refusal. With a policy, leave out the error's message, which may reveal data."""
+        """Return a refusal with the reason. If there is a policy, omit the error's message, which may reveal data."""
         if self.policy is None or isinstance(error, PrivacyError):
             return refusal_parts(reason_of(error))
         logging.getLogger(__name__).warning("%s", reason_of(error))

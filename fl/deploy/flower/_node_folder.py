@@ -1,4 +1,4 @@
-"""A node's folder: the node's key, cached payloads, and removal of the files of dead runs."""
+"""A node's folder: the node's key, cached payloads, and removal of files that abandoned runs left."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fl.message import Message, Value
 __all__ = ["PayloadFolder", "node_key", "remove_dead_runs"]
 
 _MAX_AGE = 30 * 24 * 3600.0
-"""Seconds after which a run without a commit counts as dead."""
+"""Seconds without a request after which a run without a committed round is removed."""
 
 _COMMITTED = "committed"
 
 
 def node_key(folder: Path) -> bytes:
-    """Return the key in a node's `folder`, and create it if there is none."""
+    """Return the secret key in a node's `folder`. If there is none, create it."""
     path = folder / "key"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -52,12 +52,12 @@ class PayloadFolder:
         return self._folder / str(client) / f"{hashlib.blake2b(key.encode(), digest_size=12).hexdigest()}.safetensors"
 
     def keep(self, client: int, key: str, digest: str, value: Value) -> Value:
-        """Save a payload; see `fl.deploy._wire.PayloadStore` for `client`, `key`, `digest` and `value`."""
+        """Save a payload, and return it; see `fl.deploy._wire.PayloadStore` for the arguments."""
         write_atomically(self._file(client, key), encode(Message.unchecked({key: value}), {"digest": digest}))
         return value
 
     def of(self, client: int, key: str, digest: str) -> Value:
-        """Return a saved payload; see `fl.deploy._wire.PayloadStore` for `client`, `key` and `digest`.
+        """Return a saved payload; see `fl.deploy._wire.PayloadStore` for the arguments.
 
         Raises:
             PayloadMissing: the payload is missing, or has another digest.
@@ -72,15 +72,16 @@ class PayloadFolder:
 
 
 def remove_dead_runs(folder: Path, version: str, round_number: int) -> None:
-    """Remove the folders of runs that died before their first commit, after a month; mark this run as alive.
+    """Remove the folders of old runs that never committed a round, and record that this run is still active.
 
-    No later request names the memories of such a run. If a request names a memory of an earlier round, its run has
-    committed a round and can be resumed at any time, so its folder is kept.
+    A folder is removed if it had no request for a month. A run that never committed a round starts from scratch when
+    it is repeated, so its memories are not needed. If a request names a memory of an earlier round, the run has
+    committed a round and can be resumed at any time, so its folder is marked and kept.
 
     Args:
         folder: folder of the request's run; its parent also holds the folders of other runs with the same data.
-        version: memory version that the request names, or "".
-        round_number: round number of the request.
+        version: memory version that the request names; "" if it names none.
+        round_number: index of the request's round.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if version and int(version.split("-")[0]) < round_number:

@@ -1,7 +1,7 @@
 """A node's privacy ledger, and the server's mirror of it.
 
 Every request states how many ledger lines the server has seen (`ledger_position`). Every reply reports the later lines
-(`NodeLedger.report`). The server adds these to the run's ledger (`mirror_report`), so that the run can state epsilon.
+(`NodeLedger.report`). The server adds these lines to the run's ledger (`mirror_report`), so that it can report epsilon.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from fl.deploy.flower._policy import Policy, PolicyRefusal
 __all__ = ["NodeLedger", "ledger_position", "mirror_report", "read_exhausted"]
 
 _MAX_LINES = 100_000
-"""Most ledger lines in one report: a thousand rounds of a hundred releases each, all of which the server missed."""
+"""Maximum number of ledger lines in one report, enough for a thousand missed rounds of a hundred releases each."""
 
 
 class NodeLedger:
-    """Ledger of one data set on a node, over all runs. Each data set has a file, which is never rolled back.
+    """Ledger of one training set on a node, over all runs. Each training set has a file, which is never rolled back.
 
-    If a partition had other data before, the old data may share records with the present data. The charges of the old
-    data therefore count in this ledger too. Use another folder for records that were never charged in this one.
+    If the partition had another training set before, both sets may share records. Charges to the earlier set therefore
+    count in this ledger, too. For records that were never charged before, use another folder.
 
     Args:
         folder: folder of the node's ledgers.
         partition: index of the node's partition.
-        name: keyed fingerprint of the data.
+        name: keyed fingerprint of the training set.
         policy: the owner's policy; None: all charges are accepted and recorded.
 
     Attributes:
-        name: keyed fingerprint of the data.
+        name: keyed fingerprint of the training set.
+        ledger: the ledger.
         refused: reason why the policy refused the last charge, or "".
         charged: whether anything was charged through this object.
     """
@@ -59,11 +60,15 @@ class NodeLedger:
                 mirror_lines(self.ledger, other, partition, own)
 
     def branch(self, known: Mapping[str, Any]) -> ChildLedger:
-        """Return the client's ledger: the run's state, as `known` to the server; charges are written here first."""
+        """Return the ledger that the client charges. Each charge is written to the node's ledger first.
+
+        Args:
+            known: state of the run's ledger, as the server sent it.
+        """
         return ChildLedger(known, self._charge)
 
     def _charge(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Check releases against the policy and the node's budget, and write them, before any noise is drawn."""
+        """Check releases against the policy and the node's budget, and write them before any noise is drawn."""
         events = [Event(**line["event"]) for line in lines if "event" in line]
         try:
             if self._policy is not None:
@@ -118,12 +123,14 @@ def ledger_position(ledger: Ledger | None, info: NodeInfo) -> dict[str, Any] | N
 
 
 def mirror_report(ledger: Ledger, info: NodeInfo, facts: Mapping[str, str]) -> None:
-    """Add a node's reported charges to the run's ledger, each line once; they are on disk when this returns.
+    """Add the charges that a node reports to the run's ledger, each line once.
+
+    The lines are on disk when the function returns.
 
     Args:
         ledger: ledger of the run.
         info: the node's description.
-        facts: strings of its untrusted reply.
+        facts: strings of the node's untrusted reply.
 
     Raises:
         ValueError: the report is missing or malformed, names another ledger, or lacks lines.
@@ -149,10 +156,10 @@ def mirror_report(ledger: Ledger, info: NodeInfo, facts: Mapping[str, str]) -> N
 
 
 def read_exhausted(facts: Mapping[str, str]) -> BudgetExhausted:
-    """Return the error of a client whose release would exceed the run's budget.
+    """Return the error that a client reports because its release would exceed the run's budget.
 
     Args:
-        facts: strings of its untrusted reply.
+        facts: strings of the client's untrusted reply.
 
     Raises:
         ValueError: the reply is malformed.

@@ -21,13 +21,14 @@ __all__ = ["NodeRegistry"]
 
 
 class NodeRegistry:
-    """The nodes of a run, by client.
+    """Registry of a run's nodes, by client.
 
     Args:
-        method, task: the server's method and task.
+        method: the server's method.
+        task: the server's task.
 
     Attributes:
-        nodes: maps each client's index to the description of its node.
+        nodes: description of each client's node, by client index.
     """
 
     def __init__(self, method: Method, task: LabelTask | None) -> None:
@@ -45,7 +46,8 @@ class NodeRegistry:
             seconds: time limit in seconds.
 
         Raises:
-            IncompatibleNode: a node does not match, or the nodes state another number of clients.
+            IncompatibleNode: a node does not match the server or the other nodes, or the nodes state another number of
+                clients.
             NoUsableReply: nodes are still missing at the time limit.
         """
         end, pause = time.monotonic() + seconds, connection.poll_interval
@@ -73,7 +75,8 @@ class NodeRegistry:
 
         Args:
             connection: connection to the nodes.
-            seconds: time to wait for a reply. A node that does not reply is contacted again in the next call.
+            seconds: time to wait for replies, in seconds. A node that does not reply is contacted again in the next
+                call.
         """
         new = sorted(set(connection.grid.get_node_ids()) - self._contacted)
         if not new:
@@ -107,14 +110,15 @@ class NodeRegistry:
         return errors
 
     def register(self, info: NodeInfo) -> None:
-        """Register a node. A restarted node replaces its previous entry.
+        """Register a node. A restarted node replaces its earlier description.
 
         Args:
             info: the node's description.
 
         Raises:
-            IncompatibleNode: the node differs from the server (method, task or version), has the partition of another
-                node, or has other data than before its restart.
+            IncompatibleNode: the node has another method, task or version than the server; its number of partitions or
+                its class names differ from those of another node; or a node with other data or another key had the same
+                partition before.
         """
         name = f"node {info.node} (partition {info.partition})"
         for field, expected in self._expected.items():
@@ -145,7 +149,7 @@ class NodeRegistry:
 
     @property
     def num_classes(self) -> int:
-        """Number of classes: the number that a node states, or else the largest number found on any node."""
+        """Number of classes: the number that the first node with a given number states, or else the largest number."""
         spaces = [self.nodes[n].space for n in sorted(self.nodes)]
         stated = [space.num_classes for space in spaces if space.classes_given]
         return stated[0] if stated else max(space.num_classes for space in spaces)

@@ -1,4 +1,4 @@
-"""The policy of a node's owner: a file on the node that limits every request, whatever the server's app asks for.
+"""Policy of a node's owner: a file on the node that limits the requests that the server's app can make.
 
     epsilon = 8.0              # limit for all runs together, for any record; inf: no limit
     delta = 1e-5
@@ -42,7 +42,7 @@ from fl.method import Method
 __all__ = ["Policy", "PolicyRefusal", "app_hash", "read_policy"]
 
 ANY = "any"
-"""Value of `app` for which the code is not checked."""
+"""Value of the key `app` that turns off the check of the app's code."""
 
 
 class PolicyRefusal(RuntimeError):
@@ -54,8 +54,11 @@ class Policy:
     """Policy of a node's owner. The fields are the keys of the policy file, see this module's docstring.
 
     Attributes:
-        epsilon, delta: privacy budget of each record for all runs together.
-        smallest_sigma, largest_rate, largest_clip: limits for every release.
+        epsilon: limit on epsilon of any record, for all runs together; inf: no limit.
+        delta: delta at which epsilon is computed.
+        smallest_sigma: minimum noise of a release: noise standard deviation divided by sensitivity.
+        largest_rate: maximum sampling rate of a record in a release.
+        largest_clip: maximum norm to which a record's gradient or vector is clipped; inf: no limit.
         methods: allowed methods with their add-ons and filters, such as `FedAvg(DPSGD)`.
         evaluation: whether accuracies on the node's test images may be sent.
         app: hash of the app's code, or "any".
@@ -103,7 +106,7 @@ class Policy:
             app: hash of the app's code; None if unknown.
 
         Raises:
-            PolicyRefusal: the policy does not allow it; the message names the key of the file.
+            PolicyRefusal: the policy does not allow the request; the message names the key of the policy file.
         """
         name = policy_name(method)
         if self.app not in (ANY, app):
@@ -125,13 +128,13 @@ class Policy:
                     )
 
     def require_events(self, events: Sequence[Event]) -> None:
-        """Refuse releases with too little noise or too high a sampling rate.
+        """Refuse releases with too little noise, with seeded noise, or with too high a sampling rate.
 
         Args:
-            events: releases about to be charged.
+            events: releases that are about to be charged.
 
         Raises:
-            PolicyRefusal: the policy does not allow it; the message names the key of the file.
+            PolicyRefusal: the policy does not allow one of the releases; the message says why.
         """
         for event in events:
             if event.seeded:
@@ -147,10 +150,10 @@ class Policy:
 
 
 def read_policy(path: str | os.PathLike[str]) -> Policy:
-    """Read a policy file. Check yours with this function: a node with an unusable file refuses everything.
+    """Read a policy file. Use this function to check your file, because a node with an invalid file refuses everything.
 
     Args:
-        path: TOML file.
+        path: path of the TOML file.
 
     Raises:
         ValueError: the file cannot be read, a key is missing or unknown, or a value is out of range. The message names
@@ -179,8 +182,7 @@ def read_policy(path: str | os.PathLike[str]) -> Policy:
 def app_hash(folder: str | os.PathLike[str]) -> str:
     """Return the hash of an app's code, for the `app` key of a policy.
 
-    The hash covers the names and bytes of all files in the folder. Byte code and names that begin with a dot are
-    ignored.
+    The hash covers the names and bytes of all files in the folder, except bytecode and names that begin with a dot.
 
     Args:
         folder: folder of the app's code, `Path(__file__).parent` within the app.

@@ -1,4 +1,4 @@
-"""Checks on a node: the owner's policy and the ledger, before a client computes and before its reply leaves.
+"""Checks of the owner's policy and the ledger on a node, before a client computes and before its reply is sent.
 
 Every request and every reply passes through a `ReleaseGuard`. Its methods are called in this order: `require_request`
 (policy), `branch` (ledger, charged before any noise is drawn) and `reply_parts` (removal of what must not be sent).
@@ -27,7 +27,7 @@ __all__ = ["WITHHELD", "ReleaseGuard", "refusal_parts"]
 WITHHELD = "the message is in the node's log, because its owner has set a policy"
 
 _RELEASING_VERBS = ("local", "answer")
-"""Verbs in which a method reads private images; other verbs use only earlier releases."""
+"""Verbs in which a method computes its reply from private images; other verbs use only earlier releases."""
 
 
 class ReleaseGuard:
@@ -36,7 +36,7 @@ class ReleaseGuard:
     Args:
         method: the node's method.
         policy: the owner's policy; None: everything is allowed.
-        ledger: ledger of the data; None if the method is not private.
+        ledger: ledger of the node's training set; None if the method is not private.
     """
 
     def __init__(self, method: Method, policy: Policy | None, ledger: NodeLedger | None) -> None:
@@ -48,7 +48,7 @@ class ReleaseGuard:
 
         Args:
             job: the request.
-            app: hash of the app's code.
+            app: hash of the app's code; None if unknown.
 
         Raises:
             PolicyRefusal: the policy does not allow the request; the message names the key of the policy file.
@@ -57,10 +57,12 @@ class ReleaseGuard:
             self._policy.require_request(self._method, job.header.verb, app)
 
     def branch(self, job: Job) -> ChildLedger | None:
-        """Return the ledger that the client charges for a `job`. It charges the node's ledger first, then the run's.
+        """Return the ledger that the client charges for a `job`; None if the method is not private.
+
+        Each charge is written to the node's ledger first, and then to the run's.
 
         Raises:
-            ValueError: the method is private, and the server keeps no ledger.
+            ValueError: the method is private, but the server's request has no ledger.
         """
         if self._ledger is None:
             return None
@@ -75,7 +77,7 @@ class ReleaseGuard:
             position: the server's untrusted `ledger_position`.
 
         Raises:
-            ValueError: there is no ledger, the ledger has lost lines, or the position is malformed.
+            ValueError: the method is not private, the ledger has lost lines, or the position is malformed.
         """
         if self._ledger is None:
             raise ValueError("this node runs no private method, and keeps no ledger")
@@ -109,7 +111,11 @@ class ReleaseGuard:
         return result_parts(version, result, facts=facts)
 
     def _without_uncharged(self, job: Job, result: ClientResult, ledger: NodeLedger) -> ClientResult:
-        """Remove all information that the privacy guarantee does not cover; refuse a reply that charged nothing."""
+        """Return the result without information that the privacy guarantee does not cover.
+
+        Raises:
+            PolicyRefusal: the result has a reply computed from private images, but nothing was charged for it.
+        """
         if result.error is not None:
             logging.getLogger(__name__).warning("client %d %s", job.client, result.error)
             kind = result.error.split(":")[0]

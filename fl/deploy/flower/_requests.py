@@ -1,4 +1,4 @@
-"""Requests to one client: a single request, or two in one message, in which tensors common to both are sent once."""
+"""Packing of one or two requests to a client into one message. Tensors that both requests contain are sent once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ResultCallback = Callable[[ClientResult], None]
 
 _COMMON = "common"
 _PREFIXES = ("0:", "1:")
-"""Prefixes of the names that belong to the first and to the second message."""
+"""Prefixes of the names in a bundle: of the first message, and of the second."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class PendingRequest:
 
     Attributes:
         job: content of the request.
-        on_result: function that receives the result; None: the exchange yields the result.
-        resent: for a repeated request, the number of bytes of payloads that the client lacked; None for a first
+        on_result: function that receives the result; None if the exchange yields the result.
+        resent: bytes of the payloads that the client lacked, if the request is a repeated one; None for a first
             request.
-        shared: number of bytes that the bundled request shares with this one. Payloads of cached entries do not count,
-            because the second request refers to them by their digest.
+        shared: bytes that this request shares with the second request in the same message. Payloads of cached entries
+            do not count, because the second request refers to them by their digest.
     """
 
     job: Job
@@ -42,7 +42,7 @@ class PendingRequest:
     shared: int = 0
 
     def retry(self) -> PendingRequest:
-        """Return a repeated request, for a client that lacked a payload."""
+        """Return the repeated request to a client that lacked a payload."""
         request = self.job.request
         missing = [size for key, size in payload_bytes(request.message).items() if key.split(":")[0] in request.cached]
         return replace(self, resent=sum(missing))
@@ -59,7 +59,7 @@ def pack_requests(
         whole: whether to send all payloads, including cached ones.
 
     Returns:
-        The requests, with the size of their common part set, and the parts of the message.
+        A pair: the requests, of which the first has `shared` set; and the parts of the message.
     """
     parts, *rest = [job_parts(one.job, facts, whole=whole) for one in requests]
     if not rest:
@@ -71,10 +71,14 @@ def pack_requests(
 
 
 def unpack_replies(requests: Sequence[PendingRequest], parts: Parts) -> list[Parts]:
-    """Unpack the replies to the requests. If there is one reply to two requests, such as a refusal, use it for both.
+    """Unpack the replies to the requests. If two requests have one reply, such as a refusal, return it for both.
+
+    Args:
+        requests: one or two requests that were sent in one message.
+        parts: parts of the received message.
 
     Raises:
-        ValueError: there are more replies than requests.
+        ValueError: there are more replies than requests, or a bundle is malformed.
     """
     found = unbundle(parts)
     if len(found) == 1:
@@ -88,7 +92,8 @@ def bundle(first: Parts, second: Parts) -> tuple[Parts, list[str]]:
     """Bundle two messages into one.
 
     Args:
-        first, second: parts of the messages, see `fl._codec.to_parts`.
+        first: parts of the first message, see `fl._codec.to_parts`.
+        second: parts of the second message.
 
     Returns:
         The parts of the bundle, and the names of the tensors that are bitwise equal in both and therefore sent once.

@@ -30,7 +30,7 @@ from fl.participants import Interrupted
 __all__ = ["ConnectionOptions", "GridTransport"]
 
 _DELIVERY_GRACE = 30.0
-"""Seconds that a reply may take to arrive after its client's deadline."""
+"""Seconds that a reply may take to arrive after the client's deadline."""
 
 _LEDGER_TIMEOUT = 60.0
 """Seconds to wait for ledger reports after an exchange; missing reports come with the nodes' next replies."""
@@ -43,12 +43,13 @@ class ConnectionOptions:
     Args:
         connect_timeout: time in seconds within which all nodes must connect. Before a private run, nodes have the same
             time again to report earlier charges to their data.
-        reply_timeout: time in seconds from the creation of a message to its reply, by the clocks of both machines.
-            Waiting in the node's queue counts. After this time the client is stopped, and the history records an error.
-        max_concurrent: maximum number of clients with an open message.
+        reply_timeout: time in seconds from the creation of a message to its reply, including the time in the node's
+            queue. After this time the client is stopped, and the history records an error. The clocks of server and
+            node must agree.
+        max_concurrent: maximum number of clients with a pending message.
         poll_interval: time in seconds between two polls for replies.
-        max_message_bytes: size limit of a reply; a client with a larger reply fails. (Flower itself has no limit, and
-            has already received the reply when it is checked.)
+        max_message_bytes: size limit of a reply in bytes; a client with a larger reply fails. The limit does not
+            protect Flower itself, which has already received the reply when it is checked.
 
     Raises:
         TypeError, ValueError: a time or limit is not positive.
@@ -70,15 +71,15 @@ class ConnectionOptions:
 class GridTransport:
     """Transport to Flower's nodes; see `fl.engine._transport.Transport` for the interface.
 
-    Before each exchange, restarted nodes are identified by their partition. Nodes are not contacted between rounds,
-    because every request names the version of the memory to use.
+    Before each exchange, the server looks for new nodes. A node that was restarted is recognized by its partition.
+    Nodes are not contacted between rounds, because every request names the version of the memory to use.
 
     Args:
         connection: connection to the nodes.
         registry: registry of the nodes by client.
         options: timeouts and limits of the connection.
         num_classes: number of classes.
-        ledger: ledger of the run, which mirrors the ledgers of the nodes; private runs only.
+        ledger: ledger of the run, which mirrors the ledgers of the nodes; None if the run is not private.
         out: folder in which the run's name is stored; None for a run that cannot be resumed.
     """
 
@@ -138,7 +139,7 @@ class GridTransport:
                 pending.append(PendingRequest(job, exchange.on_result))
             except (Interrupted, BudgetExhausted):
                 raise
-            except Exception as error:  # a request that cannot be built is its client's failure, as with threads
+            except Exception as error:  # if a request cannot be built, its client fails, as with threads
                 self._deliver(exchange.on_result, client, ClientResult(client, error=reason_of(error)))
         if pending:
             self._send(client, pending)
@@ -176,7 +177,7 @@ class GridTransport:
             )
 
     def _read(self, pending: PendingRequest, parts: Parts) -> ClientResult | BudgetExhausted | None:
-        """Return the result in an untrusted reply, after mirroring its charges; None if the node lacks a payload."""
+        """Mirror the charges in an untrusted reply, and return its result; None if the node lacks a payload."""
         job = pending.job
         try:
             reply, facts = from_parts(*parts)
@@ -229,7 +230,12 @@ class GridTransport:
             self._deliver(one.on_result, client, ClientResult(client, error=why[:500]))
 
     def _read_ledgers(self, clients: Collection[int], seconds: float) -> None:
-        """Mirror charges that no reply has reported: those from before the run, and those of lost replies."""
+        """Ask nodes for charges that no reply has reported: charges from before the run, and those of lost replies.
+
+        Args:
+            clients: clients whose nodes are asked.
+            seconds: time to wait for their reports, in seconds.
+        """
         if self._ledger is None or not clients:
             return
         nodes = {client: self._registry.nodes[client] for client in sorted(clients)}
@@ -251,21 +257,27 @@ class GridTransport:
         """Do nothing: the next requests name the `versions`. See `Transport.commit`."""
 
     def rollback(self) -> None:
-        """Stop waiting for replies of the failed round, see `Transport.rollback`. No request names its memories."""
+        """Stop waiting for replies of the failed round; see `Transport.rollback`.
+
+        Memories of the failed round need not be deleted, because no later request names them.
+        """
         self._connection.clear()
         self._pending.clear()
         self._results.clear()
 
     def metadata(self) -> dict[str, str]:
-        """Return the name under which nodes keep this run's files. Flower's run id would change on resumption."""
+        """Return the name under which nodes keep this run's files.
+
+        Flower's own run id cannot serve as this name, because it changes when the run is resumed.
+        """
         return {"run": self._run}
 
     def restore(self, facts: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """Take the run's name from `facts`; requests name the `versions`. See `Transport.restore`."""
+        """Take the run's name from `facts`, and ignore `versions`, which requests name. See `Transport.restore`."""
         self._run = facts.get("run", self._run)
 
     def __enter__(self) -> Self:
-        """Read the nodes' ledgers in a private run: earlier charges count towards its epsilon.
+        """In a private run, read the nodes' ledgers, because earlier charges count towards the run's epsilon.
 
         Raises:
             NoUsableReply: a node does not report its ledger.
@@ -285,8 +297,7 @@ class GridTransport:
 
 
 def _run_name(out: Path | None) -> str:
-    """Return a new name, or the name of a run in `out` that died before its first commit and is replaced by this
-    run."""
+    """Return the name of a new run. If a run in `out` ended before its first commit, reuse the name of that run."""
     drawn = secrets.token_hex(8)
     if out is None:
         return drawn

@@ -19,13 +19,14 @@ __all__ = ["Loopback"]
 class Loopback(Faults):
     """Backend that runs clients in other processes and exchanges only bytes: `simulate(..., backend=Loopback())`.
 
-    Use it to debug your own method: as on other machines, clients share nothing with the server. You can request faults
-    as shares of the results. Each fault is drawn from (seed, verb, round, client), so a run can be repeated exactly.
+    Use it to debug your own method: as on other machines, clients share nothing with the server. You can also inject
+    faults into a share of the results. Each fault is drawn from (seed, verb, round, client), so a run can be repeated
+    exactly.
 
     Args:
-        lose: share of results that never arrive; their clients are recorded as failed. The same share of notices of
-            committed rounds is lost.
-        repeat: share of results that arrive twice; the second copy is recognised and dropped.
+        lose: share of results that never arrive; their clients are recorded as failed. The same share of the messages
+            that announce committed rounds is lost.
+        repeat: share of results that arrive twice; the second copy is recognized and dropped.
         delay: share of results that arrive after the end of their exchange; their clients are recorded as failed, and
             the late results are dropped.
         seed: seed of the faults.
@@ -36,7 +37,7 @@ class Loopback(Faults):
 
     @property
     def faults(self) -> str | None:
-        """Description of the requested faults; None without any."""
+        """Description of the faults that the backend injects; None if it injects none."""
         return repr(self) if self.faulty else None
 
     def open(self, method: Method, clients: ClientRegistry, workers: int, context: RunContext) -> Transport:
@@ -46,7 +47,7 @@ class Loopback(Faults):
             method: method of the run.
             clients: data of the clients.
             workers: number of processes.
-            context: task, device, folder and ledger of the run.
+            context: task, device, memory folder and ledger of the run.
 
         Raises:
             TypeError: a part of the method cannot be sent to another process; the message names it.

@@ -1,4 +1,4 @@
-"""Faults between the server and its clients, on request."""
+"""Faults that the loopback backend injects between the server and its clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Faults"]
 
 @dataclass(frozen=True)
 class Faults:
-    """Shares of the clients' results that are lost, repeated or delayed; `Loopback` describes the fields."""
+    """Shares of the clients' results that are lost, repeated or delayed; see `Loopback` for the fields."""
 
     lose: float = 0.0
     repeat: float = 0.0
@@ -34,15 +34,15 @@ class Faults:
 
     @property
     def faulty(self) -> bool:
-        """Whether any faults are requested."""
+        """Whether any share is above 0."""
         return self.lose + self.repeat + self.delay > 0
 
     def fate(self, verb: str, round_number: int, client: int) -> Literal["arrives", "lost", "twice", "late"]:
-        """Return what happens to one result.
+        """Draw the fault that happens to one result, or to one announcement of a committed round.
 
         Args:
-            verb: name of the exchange ("answer", "local", "evaluate"); "settle" for the notice of a committed round.
-            round_number: number of the round.
+            verb: name of the result's exchange, such as "local"; "settle" for the announcement of a committed round.
+            round_number: index of the round.
             client: index of the client.
         """
         if not self.faulty:

@@ -1,4 +1,4 @@
-"""Pool of worker processes: spawned once, reused by later runs, and ended with their parent."""
+"""Pool of worker processes. A process is started once, reused by later runs, and ends with its parent."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fl.deploy.loopback._worker import WorkerConfig, serve
 __all__ = ["STOP_TIMEOUT", "Process", "ProcessEnded", "acquire", "pickle_config", "release"]
 
 STOP_TIMEOUT = 10.0
-"""Seconds until a process that does not become idle is killed."""
+"""Seconds after which a process that does not become idle is killed."""
 
 
 class ProcessEnded(RuntimeError):
-    """A process has ended; the message states how."""
+    """A worker process has ended; the message says how."""
 
 
 class Process:
@@ -44,7 +44,7 @@ class Process:
         return self._process.is_alive()
 
     def send(self, *frame: Any) -> None:
-        """Send a frame.
+        """Send a frame: a tuple of its kind and its contents.
 
         Raises:
             ProcessEnded: the process has ended.
@@ -71,7 +71,7 @@ class Process:
         raise ProcessEnded(self.end())
 
     def end(self) -> str:
-        """Kill the process if it is alive, and return how it ended, as text."""
+        """Kill the process if it is alive, and return a text that says how it ended."""
         self.connection.close()
         self._process.join(0.5)
         if self._process.is_alive():
@@ -86,7 +86,7 @@ _LOCK = threading.Lock()
 
 
 def acquire(config: bytes) -> Process:
-    """Return an idle or new process, with a run opened in it.
+    """Return an idle or new process, and start a run in it.
 
     Args:
         config: result of `pickle_config`.
@@ -99,7 +99,7 @@ def acquire(config: bytes) -> Process:
         with _LOCK:
             idle = _IDLE.pop() if _IDLE else None
         if idle is not None and idle.parent != os.getpid():
-            continue  # of the process that this one was forked from
+            continue  # the worker belongs to the process from which this process was forked
         process = idle or Process()
         try:
             process.send("open", config)
@@ -145,7 +145,7 @@ def release(process: Process) -> None:
 
 
 def _pickle(value: Any) -> bytes:
-    """Pickle a value. A lock becomes a new lock in the other process, because it only guards caches of one process."""
+    """Pickle a value. A lock becomes a new lock in the other process, because locks only guard caches of a process."""
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer)
     pickler.dispatch_table = {**copyreg.dispatch_table, type(threading.Lock()): lambda lock: (threading.Lock, ())}

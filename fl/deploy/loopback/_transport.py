@@ -35,14 +35,15 @@ class WorkerSlot:
 class ProcessTransport:
     """Transport to worker processes. A client always runs in the same process. See `Loopback` for faults.
 
-    If a process dies, the clients with a pending request in it fail. A new process then replaces it, without the
-    memories that the old process had in RAM.
+    If a process dies, its clients with pending requests fail. A new process then replaces it, without the memories
+    that the old process had in RAM.
 
     Args:
         config: configuration of the processes.
         clients: data of the clients; a client's data are sent to its process before the client's first request.
         workers: number of processes.
-        ledger: ledger of the run, to which clients' charges are added before their results count; private runs only.
+        ledger: ledger of the run, to which a client's charges are added before its result is yielded; None if the run
+            is not private.
 
     Attributes:
         dropped: number of results that were dropped because they arrived twice or too late.
@@ -78,7 +79,7 @@ class ProcessTransport:
     def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
         """Send the requests of `exchange` and yield their results; see `Transport.exchange`.
 
-        At most two clients per process run ahead of the next yield. The `bundled` exchange runs first.
+        At most two clients per process are queued or running at a time. The `bundled` exchange runs first.
         """
         if bundled is not None:
             bundled.run_alone(self)
@@ -104,14 +105,14 @@ class ProcessTransport:
             frames = self._frames(slot, job)
         except (Interrupted, BudgetExhausted):
             raise
-        except Exception as error:  # as with threads, an error for one client is its failure
+        except Exception as error:  # if a request cannot be built, its client fails, as with threads
             self._done[client] = ClientResult(client, error=reason_of(error))
             return
         self._asked[client] = job
         self._send(client % self._workers, *frames)
 
     def _frames(self, slot: WorkerSlot, job: Job, whole: bool = False) -> list[Frame]:
-        """Return the frames of a job: the client's data, if the process lacks the data, and the job."""
+        """Return the frames of a job, including the client's data if they were not sent to the process before."""
         frames: list[Frame] = []
         if job.client not in slot.sent:
             data = self._clients[job.client]
@@ -135,7 +136,7 @@ class ProcessTransport:
                 self._drop_process(index, str(error))
 
     def _drop_process(self, index: int, why: str) -> None:
-        """Fail the clients that have a pending request in a process that has died."""
+        """Remove a dead process, and record its clients with pending requests as failed."""
         del self._slots[index]
         for client in [c for c in self._asked if c % self._workers == index]:
             del self._asked[client]
@@ -144,7 +145,7 @@ class ProcessTransport:
     # Receiving.
 
     def _read_frames(self, timeout: float | None = None) -> None:
-        """Read frames from the processes with pending requests, and end these processes if nothing arrives in time."""
+        """Read frames from the processes with pending requests. If no frame arrives in time, end these processes."""
         busy = {self._slots[c % self._workers].process.connection: c % self._workers for c in self._asked}
         ready = wait(list(busy), timeout)
         for connection, index in busy.items():
@@ -202,7 +203,7 @@ class ProcessTransport:
     # Between the rounds, and the end.
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """Send each process the `versions` of its clients' memories that are committed; see `Transport.commit`."""
+        """Send each process the committed memory `versions` of its clients; see `Transport.commit`."""
         for index in list(self._slots):
             self._send(index, ("settle", {c: v for c, v in versions.items() if c % self._workers == index}))
 
@@ -213,13 +214,13 @@ class ProcessTransport:
             self._send(index, ("drop",), ("go",))
 
     def metadata(self) -> dict[str, str]:
-        """Return an empty dict, because the files of the memories are in the run's folder."""
+        """Return an empty mapping; a checkpoint needs no values from this transport."""
         return {}
 
     def restore(self, metadata: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """Delete all memories except these `versions`; `metadata` is empty. See `Transport.restore`.
+        """Delete all memories except these `versions`, and ignore `metadata`; see `Transport.restore`.
 
-        All processes share the folder, so only one process deletes the files.
+        All processes share the folder of the memories, so only one process deletes the files.
         """
         self._send(0, ("restore", dict(versions)))
 
@@ -246,6 +247,6 @@ class ProcessTransport:
             self._stop_all()
             while self._slots:
                 release(self._slots.popitem()[1].process)
-        finally:  # interrupted a second time
+        finally:  # processes are left only if the user interrupts a second time
             for slot in self._slots.values():
                 slot.process.end()

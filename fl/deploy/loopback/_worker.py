@@ -1,4 +1,4 @@
-"""Worker process of the loopback backend, which serves one run after another and gets all its data as messages."""
+"""Worker process of the loopback backend. It serves one run after another, and receives all its data as messages."""
 
 from __future__ import annotations
 
@@ -51,10 +51,11 @@ def pack_client_data(data: ClientData) -> bytes:
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """Configuration of a run. A client's data are sent separately, before its first job.
+    """Configuration of a run in a worker process. A client's data are sent separately, before its first job.
 
     Attributes:
-        method, task: method and task, which the process rebuilds.
+        method: method of the run.
+        task: task of the run.
         device: device on which clients compute.
         memories: folder of the clients' memories; None: they are kept in RAM.
         faults: shares of results that are lost, repeated or delayed.
@@ -81,7 +82,7 @@ class _WorkerRun:
             stop,
         )
         self.faults, self.payloads = config.faults, PayloadCache()
-        self.charged: dict[int, list[dict[str, Any]]] = {}  # whose result was not sent
+        self.charged: dict[int, list[dict[str, Any]]] = {}  # charges whose results were not sent, by client
         self.late: list[bytes] = []
 
     def data(self, client: int, data: bytes) -> None:
@@ -127,7 +128,7 @@ class _WorkerRun:
         return [("answer", data)] * (2 if fate == "twice" else 1)
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """Commit these `versions` of the memories, unless the notice is to be lost."""
+        """Commit these `versions` of the memories, except those whose announcement is drawn to be lost."""
         received = {
             client: version
             for client, version in versions.items()
