@@ -1,7 +1,7 @@
-"""Cryptographic primitives of the protocol, from the `cryptography` library, which is imported on first use.
+"""Cryptographic primitives of secure sums. They use the `cryptography` library, which is imported on first use.
 
-Keys and seeds have 32 bytes. The input of every key derivation and every signature begins with a label of its purpose,
-so a value made for one purpose is useless for another.
+Keys and seeds have 32 bytes. The input of every key derivation and every signature begins with a label that names the
+purpose, so a value made for one purpose is useless for another.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ __all__ = [
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 BOX_OVERHEAD = 16
-"""Extra bytes of a sealed box compared with its content."""
+"""Number of bytes by which a sealed box is longer than its content."""
 _WORDS = 1 << 17
-"""64-bit words of a mask that are generated at a time (1 MB)."""
+"""Number of 64-bit words of a mask that are generated at a time (1 MB)."""
 
 
 class MissingCryptography(ImportError):
@@ -30,7 +30,7 @@ class MissingCryptography(ImportError):
 
 
 class AuthenticationError(ValueError):
-    """A key, box or signature does not come from the client named as its sender."""
+    """A key, box or signature was not made by the client that is named as its sender."""
 
 
 def require_cryptography() -> None:
@@ -48,7 +48,10 @@ def require_cryptography() -> None:
 
 
 def digest(label: str, *parts: bytes) -> bytes:
-    """Return the SHA-256 of a label and parts. Lengths are hashed too, so different lists have different inputs."""
+    """Return the SHA-256 hash of a label and parts. The length of each part is hashed, too.
+
+    Different lists of parts therefore never give the same input of the hash.
+    """
     from cryptography.hazmat.primitives.hashes import SHA256, Hash
 
     found = Hash(SHA256())
@@ -91,12 +94,12 @@ def sign(private: bytes, statement: bytes) -> bytes:
 
 
 def verify(public: bytes, signature: bytes, statement: bytes) -> bool:
-    """Check a signature.
+    """Return whether a signature is valid.
 
     Args:
         public: public key of the signer.
-        signature: 64 bytes.
-        statement: the signed text.
+        signature: the signature, 64 bytes.
+        statement: the bytes that were signed.
     """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -112,7 +115,7 @@ def verify(public: bytes, signature: bytes, statement: bytes) -> bool:
 
 
 def new_agreement_keys() -> tuple[bytes, bytes]:
-    """Draw a private key for key agreement from the operating system's generator; return it with its public key."""
+    """Draw a key for key agreement from the operating system's generator; return the private and the public key."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     key = X25519PrivateKey.generate()
@@ -141,12 +144,12 @@ def derive_mask_key(private: bytes, public: bytes, transcript: bytes) -> bytes:
     Args:
         private: private key of one client.
         public: public key of the other client.
-        transcript: digest of the participants and their keys.
+        transcript: digest of the participants and their keys, see `RoundContext.transcript`.
     """
     return _derive_key(_agree(private, public), "mask", transcript)
 
 
-# Boxes: ChaCha20-Poly1305. Every key encrypts one box, so the nonce can be constant.
+# Boxes (encrypted messages): ChaCha20-Poly1305. Every key encrypts only one box, so the nonce can be constant.
 
 
 def _box_cipher(private: bytes, public: bytes, context: bytes) -> Any:
@@ -193,11 +196,11 @@ def open_box(private: bytes, public: bytes, box: bytes, context: bytes) -> bytes
 
 
 def add_mask(total: Tensor, seed: bytes, sign: int) -> None:
-    """Add or subtract the mask of a seed, in place and mod 2^64.
+    """Add the mask of a seed to a vector, or subtract it, in place and mod 2^64.
 
     Args:
-        total: int64, one dimension, on the CPU.
-        seed: seed of the mask, 32 bytes. Use a seed for one mask only.
+        total: the vector, int64 [length], on the CPU.
+        seed: seed of the mask, 32 bytes. Use a seed for only one mask.
         sign: 1 to add, -1 to subtract.
     """
     from cryptography.hazmat.primitives.ciphers import Cipher

@@ -1,8 +1,9 @@
-"""Encoding of replies as integer vectors that are summed mod 2^64, and decoding of the sum into reduced replies.
+"""Encoding of replies as integer vectors that are summed mod 2^64, and decoding of the sum into aggregated replies.
 
-The encoding is fixed-point with public units. A value v of an entry with maximum B and a weight w of at most W becomes
-the integer nearest to 2^bits w v / (W B). With N clients the sum is at most N 2^bits, which is below 2^63, so it cannot
-overflow. The error of the sum is at most half a unit per client, W B / 2^(bits + 1). Integers are added unchanged.
+The encoding is fixed-point with public units. Let B be the maximum of an entry, and W the maximum of its weight. A
+value v with weight w becomes the integer nearest to 2^bits w v / (W B). With N clients, the sum is at most N 2^bits.
+This must be below 2^63, so that the sum cannot overflow. The error of the sum is at most half a unit per client, which
+is W B / 2^(bits + 1). Integers are added without scaling.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ _INT64_LIMIT = 2**63
 
 
 class BoundExceeded(ValueError):
-    """A client's value exceeds its public maximum; nothing was sent. The message names the entry, but not the value."""
+    """A client's value exceeds the public maximum of its entry, so the client sends no reply.
+
+    The message names the entry, but not the value.
+    """
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,12 @@ class EntryLayout:
     Attributes:
         key: key of the entry.
         form: "number", "tensor" or "group".
-        rule: "sum" or "mean".
-        by: key of the entry that holds the weights, or "".
+        rule: aggregation rule of the entry: "sum" or "mean".
+        by: key of the entry that holds the weights; "" if the entry has no weights.
         over: public denominator of a mean, if any.
         most: B, the largest absolute value allowed in the entry.
-        parts: name, shape and dtype of each tensor. The name is "" outside of groups, and the dtype "" for a number.
+        parts: name, shape and dtype of each tensor. The name is "" unless the form is "group", and the dtype is "" if
+            the form is "number".
     """
 
     key: str
@@ -55,7 +60,7 @@ class EntryLayout:
 
     @property
     def is_integer(self) -> bool:
-        """True if the entry holds integers, which are added without scaling."""
+        """Whether the entry holds integers, which are added without scaling."""
         return all(dtype.startswith(("int", "uint")) for _, _, dtype in self.parts) and bool(self.parts)
 
 
@@ -65,11 +70,11 @@ class ReplyLayout:
 
     Args:
         entries: layouts of the entries, in the order of their keys.
-        bits: precision, see the module's docstring.
+        bits: number of bits of the precision; see the module's docstring.
         clients: N, the largest number of clients in a sum.
 
     Raises:
-        ValueError: a sum could overflow.
+        ValueError: a sum over `clients` clients could overflow 64 bits.
     """
 
     entries: tuple[EntryLayout, ...]
@@ -95,11 +100,12 @@ class ReplyLayout:
         Args:
             schema: entries of a reply.
             entries: the method's declared entries, by key.
-            bounds: maxima by key; they override the maxima of the entry and the schema.
-            bits, clients: see `ReplyLayout`.
+            bounds: maxima by entry key. They override the maxima that the entries and the schema state.
+            bits: number of bits of the precision; see the module's docstring.
+            clients: N, the largest number of clients in a sum.
 
         Raises:
-            PrivacyError: an entry is not a sum, or has no fixed shape.
+            PrivacyError: an entry is not aggregated by a sum or mean, or has no fixed shape.
             ValueError: an entry has no public maximum, or `bounds` names an entry that replies do not contain.
         """
         unknown = sorted(set(bounds) - set(schema))
@@ -124,7 +130,7 @@ class ReplyLayout:
 
     @classmethod
     def from_json(cls, text: str) -> ReplyLayout:
-        """Return the layout that `to_json` wrote as `text`."""
+        """Return the layout that `to_json` encoded as `text`."""
         found = json.loads(text)
         entries = [
             EntryLayout(
@@ -146,7 +152,7 @@ class ReplyLayout:
         return weight * entry.most / 2.0**self.bits
 
     def select(self, keys: Collection[str]) -> ReplyLayout:
-        """Return the layout of replies with only some of the entries, as in a round without weights.
+        """Return the layout of replies that contain only some of the entries, as in a round without weights.
 
         Args:
             keys: keys of the entries.
@@ -154,7 +160,7 @@ class ReplyLayout:
         return replace(self, entries=tuple(entry for entry in self.entries if entry.key in keys))
 
     def matches(self, schema: Schema) -> bool:
-        """Check whether replies of this `schema`, with all or some of the entries, have this layout."""
+        """Return whether replies of this `schema` have this layout. They may lack some of the layout's entries."""
         forms = {entry.key: (entry.form, entry.parts) for entry in self.entries}
         wanted = {key: (_form(like.value), tuple(_value_parts(like.value))) for key, like in schema.items()}
         return all(forms.get(key) == form for key, form in wanted.items())
@@ -168,8 +174,8 @@ class ReplyLayout:
             reply: message with all or some of the layout's entries.
 
         Raises:
-            BoundExceeded: a number exceeds its entry's maximum, or is NaN.
-            ValueError: the reply has another layout.
+            BoundExceeded: a value exceeds the maximum of its entry, or is NaN.
+            ValueError: an entry of the reply is unknown, or has another shape or dtype than in the layout.
         """
         values = dict(reply.items())
         other = sorted(set(values) - {entry.key for entry in self.entries})
@@ -201,11 +207,11 @@ class ReplyLayout:
     # On the server.
 
     def decode(self, total: Tensor, clients: list[int], expected: Schema) -> AggregatedReplies:
-        """Decode a sum of vectors as reduced replies.
+        """Decode a sum of encoded replies as aggregated replies.
 
         Args:
-            total: int64 [length].
-            clients: the clients in the sum.
+            total: sum of the vectors, int64 [length].
+            clients: indices of the clients in the sum.
             expected: schema of one reply.
         """
         sums: dict[str, dict[str, Tensor]] = {}
@@ -248,7 +254,18 @@ def _broadcast_weight(weight: Tensor, value: Tensor) -> Tensor:
 
 
 def _entry_layout(entry: Entry[Any], like: EntrySpec, given: float | None, is_weight: bool) -> EntryLayout:
-    """Return the layout of one entry; raise an error if the entry cannot be summed."""
+    """Return the layout of one entry.
+
+    Args:
+        entry: the method's declared entry.
+        like: the entry in the schema of a reply.
+        given: maximum that the user gave; None to use the maximum of the entry or of the schema.
+        is_weight: whether the entry holds weights of another entry.
+
+    Raises:
+        PrivacyError: the entry is not aggregated by a sum or mean, or has no fixed shape.
+        ValueError: the entry has no public maximum.
+    """
     value, key = like.value, entry.key
     if key in (FedAvg.buffers.key, FedAvg.counters.key) and entry.rule not in ("mean", "sum"):
         raise PrivacyError(

@@ -1,7 +1,7 @@
-"""Client side of a secure sum: five steps, each taken once and in order, with secrets that survive a restart.
+"""Client side of a secure sum: five steps, which a client takes in order and only once in each round.
 
-The checks protect the client against a server that deviates from the protocol. A client sends only the results of these
-steps.
+The secrets of a round survive a restart of the client. The checks protect the client against a server that deviates
+from the protocol. A client sends only the results of these steps.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from fl.secure.keys import Keyring, Registry
 __all__ = ["BOX_BYTES", "SHARE_BYTES", "ClientSession", "ProtocolError"]
 
 SHARE_BYTES = KEY_BYTES + 1
-"""Size of a share; the field is slightly larger than 256 bits."""
+"""Size of a share in bytes. A share is a number of a field that is slightly larger than 256 bits."""
 BOX_BYTES = 2 * SHARE_BYTES + BOX_OVERHEAD
-"""Size of a sealed box: one share of the mask key and one of the seed."""
+"""Size in bytes of a sealed box, which holds one share of the mask key and one share of the seed."""
 
 
 class ProtocolError(ValueError):
@@ -47,10 +47,10 @@ class ClientSession:
     client: int
 
     def announce_keys(self) -> bytes:
-        """Step 1: draw and sign this round's keys. An unfinished earlier sum is abandoned.
+        """Step 1: draw and sign this round's keys. If an earlier sum is unfinished, abandon it.
 
         Raises:
-            ProtocolError: the client's public key in the registry differs from that in the keyring.
+            ProtocolError: the client's public key in the registry does not belong to the key in the keyring.
         """
         (agreement, agreement_public), (mask, mask_public) = _crypto.new_agreement_keys(), _crypto.new_agreement_keys()
         seed = secrets.token_bytes(KEY_BYTES)
@@ -63,7 +63,7 @@ class ClientSession:
         return bundle.raw
 
     def share_secrets(self, bundles: Mapping[int, KeyBundle]) -> list[bytes]:
-        """Step 2: check all bundles; split this client's mask key and seed, and seal a share of each for every client.
+        """Step 2: check all bundles, split this client's mask key and seed, and seal the shares for the other clients.
 
         Args:
             bundles: key bundles of all participants, by client.
@@ -72,7 +72,8 @@ class ClientSession:
             A box for each client, in the order of the client indices. The box for this client itself is empty.
 
         Raises:
-            ProtocolError: there are too few participants, or this client's keys are missing or were changed.
+            ProtocolError: the threshold is not more than half of the participants, or exceeds their number; this
+                client's keys are missing or were changed; or two clients announce the same key.
             AuthenticationError: a bundle was not signed by its client for this round.
         """
         session, count, threshold = self._load("keys"), len(bundles), self.context.threshold
@@ -107,11 +108,11 @@ class ClientSession:
         """Step 3: open the other clients' boxes, and mask the vector.
 
         Args:
-            vector: int64 [length], on the CPU.
+            vector: the encoded reply, int64 [length], on the CPU.
             boxes: sealed boxes by sender; a box from this client itself is ignored.
 
         Raises:
-            ProtocolError: there are too few senders, or a sender does not take part.
+            ProtocolError: there are fewer senders than the threshold, or a sender does not take part.
             AuthenticationError: a box was not sealed by its alleged sender.
         """
         session = self._load("shares")
@@ -135,13 +136,13 @@ class ClientSession:
         return total
 
     def sign_survivors(self, survivors: Sequence[int]) -> bytes:
-        """Step 4: sign the set of clients in the sum, once.
+        """Step 4: sign the set of clients in the sum. A client signs only one set per round.
 
         Args:
-            survivors: clients whose masked vectors have arrived, ascending.
+            survivors: clients whose masked vectors have arrived, in ascending order.
 
         Raises:
-            ProtocolError: there are too few survivors, or a survivor did not share its secrets.
+            ProtocolError: there are fewer survivors than the threshold, or a survivor did not share its secrets.
         """
         session = self._load("masked")
         self._check_clients(survivors, [int(client) for client in session["shares"]], "is in the sum")
@@ -151,8 +152,8 @@ class ClientSession:
     def disclose_shares(self, signatures: Mapping[int, bytes]) -> list[bytes]:
         """Step 5: once enough clients have signed the same sum, delete the session and disclose the shares.
 
-        For a client in the sum this is the share of its seed, for any other client the share of its mask key. Both are
-        never disclosed for the same client.
+        For each client in the sum, the disclosed share is that of the client's seed. For each client that dropped out,
+        it is the share of the client's mask key. The shares of both are never disclosed for the same client.
 
         Args:
             signatures: signatures of the sum, by client.
@@ -161,8 +162,8 @@ class ClientSession:
             A share for each client that shared its secrets, in the order of the client indices.
 
         Raises:
-            ProtocolError: there are too few signatures.
-            AuthenticationError: a signature is by another client, or for another sum.
+            ProtocolError: there are fewer signatures than the threshold, or a signer is not in the sum.
+            AuthenticationError: a signature is forged, or is for another sum.
         """
         session = self._load("assent")
         survivors: list[int] = session["survivors"]
@@ -186,7 +187,17 @@ class ClientSession:
     def _check_clients(
         self, clients: Mapping[int, Any] | Sequence[int], allowed: Mapping[int, Any] | Sequence[int], what: str
     ) -> None:
-        """Refuse a set of clients that is too small, has members outside `allowed`, or misses this client."""
+        """Refuse a set of clients that is smaller than the threshold, or that the server cannot honestly send.
+
+        Args:
+            clients: set of clients that the server sent.
+            allowed: clients that can be in the set.
+            what: text for error messages that says what the clients in the set did.
+
+        Raises:
+            ProtocolError: the set has fewer clients than the threshold, a client is not in `allowed` or is repeated, or
+                this client is missing. For signatures, this client may be missing.
+        """
         strange = sorted(set(clients) - set(allowed))
         if strange or len(set(clients)) < len(clients):
             which = f"client {strange[0]}" if strange else "one client twice"
@@ -203,7 +214,11 @@ class ClientSession:
         self.keyring.save_session(self.client, {**values, **state})
 
     def _load(self, step: str) -> dict[str, Any]:
-        """Return the saved secrets if the client's last step was `step` of this round."""
+        """Return the saved secrets.
+
+        Raises:
+            ProtocolError: the client's last step was not `step` of this round.
+        """
         session = self.keyring.load_session(self.client)
         found = "nothing" if session is None else f"{session['step']!r} of round {session['round']}"
         wanted = {"step": step, "seed_of_run": self.context.seed, "round": self.context.number}

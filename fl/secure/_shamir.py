@@ -1,8 +1,9 @@
-"""Secret sharing: split a number into n shares, of which any t recover the number and fewer reveal nothing.
+"""Secret sharing: split a number into n shares. Any t shares recover the number, and fewer shares reveal nothing.
 
-Shamir, "How to share a secret", CACM 22(11), 1979. The secret is the value at 0 of a polynomial of degree t - 1 whose
-other coefficients are drawn uniformly from a prime field; a share is the value at another point. For every t - 1 shares
-and every secret there is exactly one such polynomial, so t - 1 shares have the same distribution for every secret.
+Shamir, "How to share a secret", CACM 22(11), 1979. The secret is the value at 0 of a polynomial of degree t - 1 over a
+prime field. The other coefficients are drawn uniformly. A share is the value of the polynomial at another point. For
+every t - 1 shares and every secret there is exactly one such polynomial, so t - 1 shares have the same distribution for
+every secret.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from distillkit._utils import check
 __all__ = ["PRIME", "lagrange_coefficients", "recover", "split"]
 
 PRIME = 2**256 + 297
-"""Smallest prime above all 256-bit keys."""
+"""Smallest prime number above 2^256, so that every 256-bit key is a number of the field."""
 
 
 def split(
@@ -30,14 +31,14 @@ def split(
 
     Args:
         secret: the number to split, from 0 to `prime` - 1.
-        points: distinct arguments of the polynomial, from 1 to `prime` - 1.
+        points: points at which the polynomial is evaluated: distinct numbers from 1 to `prime` - 1.
         threshold: t, the number of shares that recover the secret.
         prime: order of the field.
-        draw: function of n that returns a secret random number, uniform from 0 to n - 1.
+        draw: function of n that returns a secret random number, drawn uniformly from 0 to n - 1.
 
     Raises:
-        ValueError: the threshold exceeds the number of points, a point is repeated, or a point or the secret is outside
-            the field.
+        ValueError: the threshold exceeds the number of points, a point is repeated, a point is not from 1 to
+            `prime` - 1, or the secret is outside the field.
     """
     check.positive_int(threshold, "threshold", most=len(points))
     if len(set(points)) < len(points) or not all(0 < x < prime for x in points):
@@ -52,8 +53,8 @@ def recover(shares: Mapping[int, int], *, prime: int = PRIME) -> int:
     """Return the secret: the value at 0 of the polynomial through the shares.
 
     Args:
-        shares: maps each point to its share. Correct shares must be at least as many as the threshold; more shares only
-            take more time.
+        shares: the share of each point. There must be at least as many correct shares as the threshold; more shares
+            only take more time.
         prime: order of the field.
 
     Raises:
@@ -66,7 +67,7 @@ def recover(shares: Mapping[int, int], *, prime: int = PRIME) -> int:
 
 
 def lagrange_coefficients(points: Sequence[int], *, prime: int = PRIME) -> list[int]:
-    """Return the coefficients with which shares add up to the secret: the points' Lagrange polynomials at 0.
+    """Return the coefficients of the shares in the sum that gives the secret: the Lagrange polynomials' values at 0.
 
     Args:
         points: distinct points of the available shares.

@@ -21,11 +21,11 @@ def _encode(*values: int) -> bytes:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """Identity of one secure sum. Every key and signature is bound to this identity and useless in another sum.
+    """Identity of one secure sum. Every key and signature is bound to this identity, and useless in another sum.
 
     Attributes:
         seed: seed of the run.
-        number: number of the round.
+        number: index of the round.
         threshold: smallest number of clients in the sum.
     """
 
@@ -56,15 +56,15 @@ class RoundContext:
         """Return the digest that a client signs before the masks are removed.
 
         Args:
-            transcript: digest of the keys.
-            partners: clients whose masks are in the vectors.
-            survivors: clients whose vectors are in the sum.
+            transcript: digest of the participants and their keys.
+            partners: clients whose masks are in the vectors, in ascending order.
+            survivors: clients whose vectors are in the sum, in ascending order.
         """
         return _crypto.digest("sum", transcript, _encode(*partners), _encode(*survivors))
 
     @staticmethod
     def box_context(transcript: bytes, sender: int, receiver: int) -> bytes:
-        """Return the context of a box: the `transcript`, the `sender` and the `receiver`."""
+        """Return the bytes that bind a box to the `transcript`, the `sender` and the `receiver`."""
         return transcript + _encode(sender, receiver)
 
 
@@ -90,7 +90,7 @@ class KeyBundle:
 
     @property
     def commitment(self) -> bytes:
-        """Digest of the seed of the client's own mask, with which a false seed is detected."""
+        """Digest of the seed of the client's own mask, from which the server detects a false seed."""
         return self.raw[2 * KEY_BYTES : 3 * KEY_BYTES]
 
     def verify(self, context: RoundContext, client: int, registry: Registry) -> None:
@@ -122,7 +122,8 @@ def sign_bundle(
         context: identity of the sum.
         client: index of the client.
         signing_key: the client's private signing key.
-        agreement, mask: the client's public keys of this round.
+        agreement: the client's public key for boxes in this round.
+        mask: the client's public key for masks in this round.
         seed: seed of the client's own mask; the bundle contains only its digest.
     """
     keys = agreement + mask + _crypto.digest("seed", seed)

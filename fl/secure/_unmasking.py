@@ -1,4 +1,4 @@
-"""Server side of a secure sum: removal of the masks with the shares that clients disclosed."""
+"""Server side of a secure sum: removal of the masks, with the shares that the clients disclosed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Unmasking:
     """Data from which the server removes the masks, once enough clients have disclosed their shares.
 
     Attributes:
-        bundles: announced keys, by client.
-        transcript: digest of the bundles.
-        partners: clients whose masks are in the vectors, ascending.
+        bundles: announced key bundles, by client.
+        transcript: digest of the participants and their keys.
+        partners: clients whose masks are in the vectors, in ascending order.
         survivors: clients whose vectors are in the sum.
-        shares: maps each disclosing client to its shares, one per partner, in the order of `partners`.
+        shares: the shares that each client disclosed, by client: one share per partner, in the order of `partners`.
     """
 
     bundles: Mapping[int, KeyBundle]
@@ -37,10 +37,10 @@ class Unmasking:
         """Remove all masks from a sum, in place: the survivors' own masks, and masks shared with dropped clients.
 
         Args:
-            total: int64 [length], sum of the survivors' masked vectors, on the CPU.
+            total: sum of the survivors' masked vectors, int64 [length], on the CPU.
 
         Raises:
-            NoUsableReply: a secret that was recovered from shares does not match its announcement.
+            NoUsableReply: a secret recovered from the shares does not match the key or digest that its client announced.
         """
         senders = sorted(self.shares)
         weights = _shamir.lagrange_coefficients([client + 1 for client in senders])

@@ -18,14 +18,14 @@ __all__ = ["Keyring", "Registry"]
 
 
 class Registry(Configurable):
-    """Public keys of all clients. Every client and the server must get it from the operator of the federation.
+    """Registry of all clients' public keys. Clients and server must get it from the operator of the federation.
 
-    The protocol is only as trustworthy as the registry: a server that could write it could impersonate all other
+    The protocol is only as trustworthy as the registry: a server that could change the registry could impersonate
     clients. Distribute it with each client's app and configuration, never through the server.
 
     Args:
-        keys: maps each client's index to its public key (Ed25519) as 64 hexadecimal digits, which `Keyring.enroll`
-            returns. There must be at least two clients, and all keys must differ.
+        keys: public key (Ed25519) of each client, by client index. A key is a string of 64 hexadecimal digits, as
+            `Keyring.enroll` returns it. There must be at least two clients, and all keys must differ.
 
     Raises:
         TypeError, ValueError: `keys` is not such a mapping.
@@ -55,7 +55,7 @@ class Registry(Configurable):
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Registry:
-        """Read a registry that `write` saved to `path`.
+        """Read the registry that `write` saved in the file `path`.
 
         Raises:
             OSError: the file cannot be read.
@@ -69,15 +69,15 @@ class Registry(Configurable):
         return cls(keys)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the public keys to the JSON file `path`."""
+        """Write the registry to the JSON file `path`."""
         entries = {str(client): key.hex() for client, key in self._keys.items()}
         Path(path).write_text(json.dumps(entries, indent=1) + "\n")
 
     def of(self, client: int) -> bytes:
-        """Return a client's public key.
+        """Return the public key of a `client`.
 
         Raises:
-            LookupError: the registry has no key of this `client`.
+            LookupError: the client is not in the registry.
         """
         if client not in self._keys:
             raise LookupError(f"client {client} is not in the registry, which has {self._summary()}")
@@ -108,13 +108,13 @@ class Registry(Configurable):
 class Keyring(Configurable):
     """Folder of a client's secrets: the signing key, and the secrets of the current round.
 
-    The folder has one subfolder per client: a single one on a node, all of them in a simulation. The secrets of a round
-    are written before a reply is sent, and deleted before shares of other clients' secrets are sent. So no server can
-    repeat a request, not even after a restart. Unlike a client's memory, these secrets are never rolled back. Only the
-    owner may read the folder.
+    The folder has one subfolder per client: only one on a node, and all clients' in a simulation. The secrets of a
+    round are written before a reply is sent, and deleted before shares of other clients' secrets are sent. A server
+    therefore cannot repeat a request, not even after the client restarts. Unlike a client's memory, these secrets are
+    never rolled back. Files are readable only by their owner.
 
     Args:
-        folder: path of the folder, which is created when the first client enrols.
+        folder: path of the folder, which is created when the first client enrolls.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -126,7 +126,7 @@ class Keyring(Configurable):
         return f"Keyring({str(self.folder)!r})"
 
     def enroll(self, client: int) -> str:
-        """Return a client's public key as hexadecimal digits; create a key if the client has none.
+        """Return a client's public key as hexadecimal digits. If the client has no key, create one.
 
         Args:
             client: index of the client.
@@ -138,10 +138,10 @@ class Keyring(Configurable):
         return _crypto.signing_public_key(path.read_bytes()).hex()
 
     def registry(self, clients: Sequence[int] | int) -> Registry:
-        """Enrol all clients of a simulation, and return their registry.
+        """Enroll all clients of a simulation, and return their registry.
 
         Args:
-            clients: indices of the clients; or their number n, for the indices 0 to n - 1.
+            clients: indices of the clients; or the number n of clients, for the indices 0 to n - 1.
         """
         numbers = range(check.positive_int(clients, "clients")) if isinstance(clients, int) else clients
         return Registry({number: self.enroll(number) for number in numbers})
@@ -160,12 +160,12 @@ class Keyring(Configurable):
         return path.read_bytes()
 
     def load_session(self, client: int) -> dict[str, Any] | None:
-        """Return the secrets of a `client` for the current round, or None."""
+        """Return the secrets of a `client` for the current round, or None if there are none."""
         path = self._client_folder(client) / "session"
         return json.loads(path.read_text()) if path.exists() else None
 
     def save_session(self, client: int, session: Mapping[str, Any]) -> None:
-        """Replace a client's secrets of the current round; they are on disk when this returns.
+        """Replace a client's secrets for the current round. They are on disk when this function returns.
 
         Args:
             client: index of the client.
@@ -174,7 +174,7 @@ class Keyring(Configurable):
         _write(self._client_folder(client) / "session", json.dumps(session).encode())
 
     def delete_session(self, client: int) -> None:
-        """Delete the secrets of a `client` for the current round; they are gone from disk when this returns."""
+        """Delete the secrets of a `client` for the current round. Their file is gone when this function returns."""
         path = self._client_folder(client) / "session"
         path.unlink(missing_ok=True)
         _fsync_folder(path.parent)
@@ -184,7 +184,7 @@ class Keyring(Configurable):
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a secret atomically, so that only its owner can read it; it is on disk when this returns."""
+    """Write a secret atomically to a file that only its owner can read. It is on disk when this function returns."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,31 +1,32 @@
 """Secure aggregation as a filter: the server learns the sum of the clients' replies, but no single reply.
 
 Bonawitz et al., "Practical secure aggregation for privacy-preserving machine learning", CCS 2017, figure 4, with all
-protections against a malicious server. Every pair of clients agrees on a mask, which one of them adds and the other
-subtracts. Each client also adds a private mask. The pairwise masks cancel in the sum. The private masks, and the
-pairwise masks of clients that have dropped out, are removed with secrets that t clients can recover together, but fewer
-cannot.
+protections against a malicious server. Every pair of clients agrees on a mask, which one client adds and the other
+subtracts. These pairwise masks cancel in the sum. Each client also adds a private mask. The server removes the private
+masks, and the pairwise masks of clients that have dropped out. The secrets that it needs for this can be recovered by
+any t clients together, but not by fewer.
 
 A round has five exchanges instead of one:
 
     announce   The client draws two keys (X25519) and a seed. It signs the public keys with its signing key (Ed25519),
                which the registry lists.
-    deal       It checks all signatures, splits its mask key and its seed into shares (Shamir, t of n), and seals one
-               share of each for every other client (ChaCha20-Poly1305). The server forwards the boxes.
-    local      It trains, encodes its reply as integers (`_encoding`), adds the masks (ChaCha20) and sends the result.
-    assent     It signs the set of clients in the sum: the clients whose masked reply has arrived.
-    disclose   It checks the other signatures. For every client in the sum it discloses the share of the seed, for any
-               other client the share of the mask key: never both. Then it deletes its secrets.
+    deal       The client checks all signatures, and splits its mask key and its seed into shares (Shamir, t of n). It
+               seals a share of each for every other client in a box (ChaCha20-Poly1305). The server forwards the boxes.
+    local      The client trains, encodes its reply as integers (`_encoding`), adds the masks (ChaCha20) and sends the
+               result.
+    assent     The client signs the set of clients in the sum, which are the clients whose masked reply has arrived.
+    disclose   The client checks the other signatures, and deletes its secrets. For every client in the sum it then
+               discloses the share of the seed, and for every dropped client the share of the mask key: never both.
 
 The engine treats these steps like any other exchanges (`Filter.before`, `Filter.after`).
 
-The client's last step and its secrets are stored in its keyring and not in its memory: the server names the version of
-the memory to use, so it could have a step repeated. Keys come from the operating system, so the masks differ from run
-to run. The masks cancel exactly, so the results do not differ.
+The client's last step and its secrets are stored in its keyring, not in its memory. The server chooses the version of
+the memory to use, so it could otherwise make a client repeat a step. Keys come from the operating system's generator,
+so the masks differ between runs. The masks cancel exactly, so the results do not differ.
 
-Deviations: a bundle contains the digest of the seed, so a false share is detected instead of corrupting the model. The
-keys for boxes and masks also depend on the digest of all bundles, so clients that received different sets of partners
-share no keys. Boxes are opened before training instead of at the end.
+The protocol deviates from the paper in three points. A bundle contains the digest of the seed, so a false share is
+detected and cannot corrupt the model. The keys for boxes and masks also depend on the digest of all bundles, so clients
+that received different sets of bundles share no keys. Boxes are opened before training, not at the end.
 """
 
 from __future__ import annotations
@@ -60,34 +61,35 @@ __all__ = ["SecureSums"]
 class SecureSums(Filter):
     """Secure aggregation filter: the server sees sums over at least t clients (Bonawitz et al., CCS 2017).
 
-    `Filtered(method, SecureSums(...))` wraps any method whose replies are sums or weighted means. The server receives
-    the sum of weight times value, and the sum of the weights. Entries that are not sums are refused by name. Results
-    with and without the filter differ only by the rounding to integers: at most W B / 2^(bits + 1) for each client in
-    the sum, where B is the entry's public maximum and W the public maximum of its weight.
+    `Filtered(method, SecureSums(...))` wraps any method whose replies are aggregated by sums or weighted means. The
+    server receives the sum of weight times value, and the sum of the weights. Other entries are refused; the error
+    names the entry. Results with and without the filter differ only by the rounding to integers: at most
+    W B / 2^(bits + 1) for each client in the sum, where B is the entry's public maximum and W the public maximum of its
+    weight.
 
-    **Guarantee.** A server, honest or malicious, that colludes with up to 2 t - n - 1 of a round's n clients learns the
-    sum over at least t clients, and nothing else about the other clients' replies. **Not covered.** This is no
-    differential privacy: sums reveal something, and many sums reveal more. Clients may send any values within the
-    maxima. The server sees participation, durations, failures with their errors, and which clients have no images.
-    `docs/components/secure_sums.md` has the full list.
+    **Guarantee.** Suppose that a server, honest or malicious, colludes with up to 2 t - n - 1 of a round's n clients.
+    It learns the sum over at least t clients, and nothing else about the other clients' replies. **Not covered.** The
+    filter does not provide differential privacy: sums reveal something, and many sums reveal more. Clients may send any
+    values within the maxima. The server sees participation, durations, failures with their errors, and which clients
+    have no images. `docs/components/secure_sums.md` has the full list.
 
     Args:
         registry: the clients' public keys, from the operator of the federation and not from the server.
-        keyring: folder of secrets: those of the node's client, or of all clients in a simulation. The server needs no
+        keyring: folder with the secrets of the node's client, or of all clients in a simulation. The server needs no
             keyring.
-        threshold: t, the smallest number of clients in a sum; a round with fewer clients ends. The threshold must be
-            more than half of the participants of a round.
-        bounds: maps an entry to B, its largest allowed absolute value; needed for entries that declare no maximum
+        threshold: t, the smallest number of clients in a sum. If fewer clients remain, the run ends with
+            `NoUsableReply`. The threshold must be more than half of the participants of a round.
+        bounds: B, the largest allowed absolute value, by entry; needed for entries that declare no maximum
             (`Entry.bound`, or a range in `expect`). The maxima are public, so do not derive them from the clients'
-            data. A client with a larger value sends nothing and fails with the entry's name.
-        bits: number of bits of the encoding's precision; a sum over the whole registry must fit into 64 bits.
+            data. A client with a larger value sends no reply, and fails with an error that names the entry.
+        bits: number of bits of the encoding's precision. A sum over all clients of the registry must fit into 64 bits.
 
     Attributes:
         maxima: values of `bounds`, by the keys of the entries.
 
     Raises:
-        TypeError, ValueError: bad arguments, or a sum that could overflow.
-        PrivacyError: the replies of the method in `Filtered` are not sums.
+        TypeError, ValueError: an argument is not valid, or a sum could overflow.
+        PrivacyError: the replies of the method in `Filtered` are not aggregated by sums.
         MissingCryptography: the `cryptography` library is not installed.
     """
 
@@ -133,7 +135,7 @@ class SecureSums(Filter):
 
     @property
     def sealed(self) -> bool:
-        """True: the server learns only sums."""
+        """Whether the server learns only sums; always True."""
         return True
 
     # Setup, shared by both sides.
@@ -143,11 +145,16 @@ class SecureSums(Filter):
         require_sums(method)
 
     def start(self, server: Server, expected: Schema, entries: Mapping[str, Entry[Any]]) -> None:
-        """Set the layout of replies, which the clients receive with their requests.
+        """Set the layout of the replies. The clients receive it with their requests.
+
+        Args:
+            server: the server.
+            expected: schema of a reply.
+            entries: the method's declared entries, by key.
 
         Raises:
-            PrivacyError, ValueError: an entry of the replies is not a sum, or has no public maximum. The message names
-                the entry.
+            PrivacyError: an entry of the replies is not aggregated by a sum or mean.
+            ValueError: an entry has no public maximum, or a client is not in the registry.
         """
         missing = [k for k in range(server.clients) if k not in self.registry]
         if missing:
@@ -162,10 +169,15 @@ class SecureSums(Filter):
         return RoundContext(side.seed, side.round, self.threshold)
 
     def expect(self, server: Server, client: int, schema: Schema) -> None:
-        """Declare the reply to be one integer vector.
+        """Change the schema of a reply to a single integer vector.
+
+        Args:
+            server: the server.
+            client: index of the client.
+            schema: schema of the method's reply, which is changed in place.
 
         Raises:
-            ValueError: the replies of this client or round do not have the layout that was set at the start.
+            ValueError: the schema does not match the layout that was set at the start of the run.
         """
         layout = ReplyLayout.from_json(server.state[self.layout])
         if not layout.matches(schema):
@@ -185,16 +197,16 @@ class SecureSums(Filter):
         return ClientSession(self.keyring, self.registry, self._context(client), client.id)
 
     def announce(self, client: Client, message: Message) -> Message:
-        """Step 1 of a `client`: draw this round's keys, and announce the public ones. The `message` is empty."""
+        """Step 1 of a `client`: draw this round's keys, and announce the public keys. The `message` is empty."""
         return Message({self.bundles: _bytes([self._client_session(client).announce_keys()])})
 
     def deal(self, client: Client, message: Message) -> Message:
-        """Step 2 of a `client`: check all keys in the `message`, and seal shares of its secrets for the others."""
+        """Step 2 of a `client`: check all keys in the `message`, and seal shares of its secrets for other clients."""
         boxes = self._client_session(client).share_secrets(_bundles(message[self.clients], message[self.bundles]))
         return Message({self.boxes: _bytes([box.ljust(BOX_BYTES, b"\0") for box in boxes])[None]})
 
     def out(self, client: Client, message: Message, reply: Message) -> Message:
-        """Step 3: encode and mask the reply. Notes for the history are not sent."""
+        """Step 3 of a `client`: encode and mask the `reply`. Notes for the history are not sent."""
         client.notes.clear()
         session = self._client_session(client)
         vector = ReplyLayout.from_json(message[self.layout]).encode(reply)
@@ -207,15 +219,14 @@ class SecureSums(Filter):
         return Message({self.signatures: _bytes([signature])})
 
     def disclose(self, client: Client, message: Message) -> Message:
-        """Step 5 of a `client`: check the signatures in the `message`, and disclose the shares for unmasking the
-        sum."""
+        """Step 5 of a `client`: check the signatures in the `message`, and disclose shares for unmasking the sum."""
         signatures = dict(zip(message[self.signers].tolist(), _rows(message[self.signatures])))
         return Message({self.shares: _bytes(self._client_session(client).disclose_shares(signatures))[None]})
 
     # Server side, in the order of a round.
 
     def send(self, server: Server, client: int, message: Message) -> None:
-        """Add the layout of the reply and the boxes for this client to the training request."""
+        """Add the layout of the replies and the boxes for this `client` to the training request (`message`)."""
         if self.partners in server.state and self.survivors not in server.state:
             index = server.state[self.clients].tolist().index(client)
             message[self.layout] = server.state[self.layout]
@@ -223,7 +234,7 @@ class SecureSums(Filter):
             message[self.boxes] = server.state[self.boxes][:, index].clone()
 
     def send_exchange(self, server: Server, verb: str, client: int) -> Message:
-        """Return the message of a step other than the training."""
+        """Return the request of a step (`verb`) other than the training."""
         entries: tuple[Entry[Any], ...] = {
             "announce": (),
             "deal": (self.clients, self.bundles),
@@ -233,7 +244,7 @@ class SecureSums(Filter):
         return Message({entry: server.state[entry] for entry in entries})
 
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
-        """Return the schema of the reply of a step: bytes of a fixed length."""
+        """Return the schema of the reply to a step (`verb`): bytes of a fixed length."""
         count = {"deal": self.clients, "disclose": self.partners}.get(verb)
         length = len(server.state[count]) if count is not None else 0
         entry, shape = {
@@ -245,7 +256,15 @@ class SecureSums(Filter):
         return {entry.key: EntrySpec(torch.zeros(shape, dtype=torch.uint8))}
 
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
-        """Store the data for the next step; return each client whose keys or signature are invalid, with the reason.
+        """Store the data for the next step, and leave out clients with invalid keys or an invalid signature.
+
+        Args:
+            server: the server.
+            verb: name of the step.
+            replies: replies of the step.
+
+        Returns:
+            The reason why a client is left out, by client.
 
         Raises:
             NoUsableReply: fewer clients remain than the threshold.
@@ -277,7 +296,7 @@ class SecureSums(Filter):
         return invalid
 
     def _invalid_clients(self, server: Server, verb: str, replies: AggregatedReplies) -> dict[int, str]:
-        """Return the clients with an invalid key or signature, which other clients would refuse."""
+        """Return the reasons why other clients would refuse a client's key or signature, by client."""
         found: dict[int, str] = {}
         context = self._context(server)
         if verb == "announce" and self.bundles in replies:
@@ -299,10 +318,10 @@ class SecureSums(Filter):
         return self._context(server).transcript(_bundles(server.state[self.clients], server.state[self.bundles]))
 
     def back(self, server: Server, replies: AggregatedReplies, expected: Schema) -> AggregatedReplies:
-        """Remove the masks from the sum, and decode the sum as the method's reduced replies.
+        """Remove the masks from the sum, and decode the sum as the method's aggregated replies.
 
         Raises:
-            NoUsableReply: a secret that was recovered from disclosed shares does not match its announcement.
+            NoUsableReply: a secret recovered from the disclosed shares does not match what its client announced.
         """
         state = server.state
         shares: Tensor = state[self.shares]
@@ -328,7 +347,7 @@ class SecureSums(Filter):
 def require_sums(method: Method) -> None:
     """Refuse a method that needs more than sums of the replies.
 
-    The entries of its replies are checked at the start of a run, see `ReplyLayout.from_schema`.
+    The entries of the method's replies are checked at the start of a run; see `ReplyLayout.from_schema`.
 
     Args:
         method: the method inside the filter.
