@@ -40,7 +40,7 @@ class Unmasking:
             total: sum of the survivors' masked vectors, int64 [length], on the CPU.
 
         Raises:
-            NoUsableReply: a secret recovered from the shares does not match the key or digest that its client announced.
+            NoUsableReply: a secret recovered from the shares does not match the key or digest of its announcement.
         """
         senders = sorted(self.shares)
         weights = _shamir.lagrange_coefficients([client + 1 for client in senders])
