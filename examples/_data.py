@@ -20,18 +20,18 @@ from distillkit.study import Task
 __all__ = ["load_subset", "own_task", "refuse_data", "refuse_unused", "require_data", "root_or_pictures"]
 
 WHERE = """\
---data (or DISTILLKIT_DATA) names the folder of the datasets: MNIST/raw, FashionMNIST/raw, USPS, MNIST-M,
-SVHN, cifar-10-batches-py or cifar10.npz; where a script takes your own pictures, their folders: class/picture.png"""
+--data (or DISTILLKIT_DATA) is the folder of the datasets: MNIST/raw, FashionMNIST/raw, USPS, MNIST-M, SVHN,
+cifar-10-batches-py or cifar10.npz; or, where a script takes your own pictures, their folders: class/picture.png"""
 
 
 def root_or_pictures(paths: Sequence[Path]) -> tuple[Path | None, list[Path]]:
     """Resolve the paths of `--data` to the root of named datasets, or to the user's own pictures.
 
     Args:
-        paths: at least one.
+        paths: values of `--data`; at least one path.
 
     Raises:
-        FileNotFoundError: one of them does not exist.
+        FileNotFoundError: a path does not exist.
     """
     paths = [path.expanduser() for path in paths]
     if missing := [str(path) for path in paths if not path.exists()]:
@@ -43,7 +43,7 @@ def own_pictures(path: Path) -> bool:
     """Return whether a path holds the user's own pictures instead of named datasets.
 
     Args:
-        path: an .npz, or a folder. A named dataset is recognised by its folder or file (`MNIST`, `cifar10.npz`).
+        path: an .npz file, or a folder. Named datasets are recognized by their folder or file (`MNIST`, `cifar10.npz`).
     """
     if path.is_file():
         return True
@@ -57,7 +57,8 @@ def refuse_data(parser: argparse.ArgumentParser, o: argparse.Namespace) -> None:
     """Exit if `--data` was given to a script that uses scikit-learn's digits.
 
     Args:
-        parser, o: the script's parser, and its parsed arguments.
+        parser: the script's parser.
+        o: the parsed arguments.
 
     Raises:
         SystemExit: `--data` was given.
@@ -69,13 +70,14 @@ def refuse_data(parser: argparse.ArgumentParser, o: argparse.Namespace) -> None:
 def refuse_unused(
     parser: argparse.ArgumentParser, words: Sequence[str] | None, why: str, *options: str, unless: object = False
 ) -> None:
-    """Exit if an option was given that the script would ignore because of the others.
+    """Exit if an option was given that the script would ignore because of other options.
 
     Args:
-        parser, words: the script's parser, and the words it parses.
-        why: the reason, such as "without --dp".
+        parser: the script's parser.
+        words: the words that it parses; None for the command line.
+        why: reason why the options are ignored, such as "without --dp".
         options: the ignored options, such as "--epsilon".
-        unless: whether they are used after all.
+        unless: condition under which the options are used; if true, the function does nothing.
     """
     nothing: dict[str, list[Any]] = {option: [] for option in options}
     marked = {option[2:].replace("-", "_"): mark for option, mark in nothing.items()}
@@ -89,10 +91,10 @@ def require_data(tasks: Iterable[Task]) -> None:
     """Exit with the expected location of the files if the images of a task cannot be read.
 
     Args:
-        tasks: each data set is tried once.
+        tasks: the tasks; each dataset is read once.
 
     Raises:
-        SystemExit: with the loader's message.
+        SystemExit: images cannot be read; the message is the loader's.
     """
     seen = set[str]()
     for task in tasks:
@@ -114,8 +116,8 @@ def load_subset(
     """Return a named dataset, or a fixed random subset of its training images and half as many test images.
 
     Args:
-        name, root, size, normalization: as for `load`.
-        records: number of training images; None for all.
+        name, root, size, normalization: arguments of `load`.
+        records: number of training images; None for all images.
     """
     split = load(name, root=root, size=size, normalization=normalization)
     if records is None:
@@ -128,11 +130,13 @@ def load_subset(
 
 
 def own_task(o: argparse.Namespace, **options: Any) -> Task:
-    """Return the pictures of `--data` as a task: one folder is split by `partition`, several are one client each.
+    """Return the pictures of `--data` as a task. One folder is split by `partition`; several folders are a client each.
+
+    Gray pictures become RGB.
 
     Args:
         o: result of `parse_arguments`, with `pictures` and `size`.
-        options: of the `Task`; its `partition` applies to one folder only. Grey pictures become RGB.
+        options: options of the `Task`; `partition` is only used for one folder.
     """
     paths = [path.resolve() for path in o.pictures]
     stems = [re.sub(r"[^\w.-]+", "-", path.stem, flags=re.ASCII) for path in paths]

@@ -20,13 +20,13 @@ SPACES = {
     "fashionmnist": Normalization([0.5], [0.5]),
     "cifar10": Normalization([0.4914, 0.4822, 0.4465], [0.2023, 0.1994, 0.2010]),
 }
-"""The data sets, and the normalisation that the release gives them."""
+"""The datasets, and their normalization in the authors' code."""
 
 BASES: dict[str, tuple[AddOn, ...]] = {
     "FedAvg": (), "FedAvgM": (FedAvgM(0.9),), "FedProx": (FedProx(0.01),), "SCAFFOLD": (SCAFFOLD(),),
     "MOON": (MOON(0.01),),
 }  # fmt: skip
-"""The methods of Table 3, as strong as in the release: the text at hand has lost the paper's numbers."""
+"""The methods of Table 3 with the weights in the authors' code. The available text of the paper lacks these numbers."""
 
 TERMS: dict[str, Mapping[str, Any]] = {
     "noise": {"steps": 0},
@@ -35,7 +35,7 @@ TERMS: dict[str, Mapping[str, Any]] = {
     "all classes alike": {"targets": "uniform"},
     "weight 1": {"weight": 1.0},
 }
-"""Table 5's rows 1 to 3, section 4.1's targets, and Eq. 3 with a lambda of 1 in place of appendix A.2.2."""
+"""Ablations: rows 1 to 3 of Table 5, the targets of section 4.1, and Eq. 3 with lambda 1 in place of appendix A.2.2."""
 
 PAPER = {
     "fashionmnist-dirichlet": {
@@ -57,10 +57,11 @@ PAPER = {
         "FedCOG": "54.00",
     },
 }  # fmt: skip
-"""Test accuracy in per cent, as printed there."""
+"""Test accuracy in per cent, as printed in the paper."""
 SOURCE = (
-    "Ye et al., ICLR 2024, Table 1; rows '+ FedCOG' Table 3 (one round of it), ablations Table 5; on all training "
-    "images, after 70 rounds of 400 steps (as released; the paper's text at hand has lost these numbers)."
+    "Ye et al., ICLR 2024, Table 1; rows '+ FedCOG' Table 3 (one round of FedCOG), ablations Table 5; on all training "
+    "images, after 70 rounds of 400 steps (as in the authors' code; the available text of the paper lacks these "
+    "numbers)."
 )
 
 
@@ -68,7 +69,7 @@ def method(
     base: str, cog: Mapping[str, Any] | None, also: Sequence[AddOn], preset: Mapping[str, Any],
     factory: Any, task: Task, lr: float,
 ) -> Method:  # fmt: skip
-    """A base, with FedCOG in it unless that is None; the clients' models of the last round are tested by the server."""
+    """Return a base method, with FedCOG unless `cog` is None. The server tests the last round's client models."""
     parts = [*BASES[base], LocalAccuracy("proxy", every=task.rounds), *also]
     if cog is not None:
         given = {"start_round": preset["start"], "images": preset["images"], "steps": preset["generation"], **cog}
@@ -82,18 +83,19 @@ def method(
 
 
 def pair(preset: Mapping[str, Any]) -> dict[str, Federated]:
-    """Return the main comparison: FedAvg with its search, and FedCOG with FedAvg's chosen settings."""
+    """Return the main comparison: FedAvg with its search, and FedCOG with the settings that the search selects."""
     averaging = Federated(partial(method, "FedAvg", None, (), preset), search=grid(lr=preset["lr"]))
     return {"FedAvg": averaging, "FedCOG": _like(preset, {})}
 
 
 def ablations(preset: Mapping[str, Any], tasks: Sequence[str], seeds: Sequence[int]) -> dict[str, Federated]:
-    """Return the candidates with one seed: the other bases and FedCOG in them, personal models, and FedCOG in parts.
+    """Return the one-seed candidates: other base methods with and without FedCOG, personal models, and ablations.
 
     Args:
-        preset: of the script.
-        tasks: names of those with Dirichlet clients; FedCOG's parts are tried on the last, all else on the first.
-        seeds: of the runs.
+        preset: values of the script's preset.
+        tasks: names of the tasks with Dirichlet clients. FedCOG's ablations run on the last task, and all other
+            candidates on the first.
+        seeds: seeds of the runs.
     """
     bases = {base: _like(preset, None, base=base) for base in list(BASES)[1:]}
     bases |= {f"{base} + FedCOG": _like(preset, {}, base=base) for base in bases}

@@ -1,4 +1,4 @@
-"""Candidates of `feddm.py`: searched settings, FedDM and its switches, weight averaging, and the paper's numbers."""
+"""Candidates of `feddm.py`: FedDM, its ablations and weight averaging; searched settings and the paper's numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["COSTS", "PAPER", "PRESETS", "SOURCE", "ablations", "headline"]
 
 COSTS = ("bytes_up", "bytes_down", "client_seconds", "seconds")
 SEARCH = {"FedAvg": grid(epochs=[5, 1], lr=[0.1, 0.03]), "FedDM": grid(server_lr=[0.01, 0.03], rho=[5.0, 20.0])}
-PAPER_SEARCH = {  # within the paper's grid; what it chose for weight averaging is not in its text
+PAPER_SEARCH = {  # within the paper's grid; the paper does not state its choice for weight averaging
     "FedAvg": [*grid(epochs=[10, 5], lr=[0.1]), {"epochs": 10, "lr": 0.01}, {"epochs": 20, "lr": 0.1}],
     "FedDM": [*grid(server_lr=[0.01], rho=[5.0, 3.0, 10.0]), {"server_lr": 0.03, "rho": 5.0}],
 }
@@ -35,8 +35,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "rounds": 20, "steps": 1000, "batch_real": 256, "server_epochs": 500, "batch": 256,
     },
 }  # fmt: skip
-"""`train`: so many images; `batch`: of FedAvg's clients and FedDM's server; `others`: on how many splits there is more
-weight averaging than FedAvg; `switched`: the task on which FedDM's switches are turned."""
+"""`tries`: largest number of searched configurations; `train`: number of training images; `batch`: batch size of
+FedAvg's clients and of FedDM's server; `others`: number of splits on which FedProx, FedNova and SCAFFOLD run;
+`switched`: task on which FedDM's options are varied."""
 
 SOURCE = (
     "Xiong et al., CVPR 2023, Table 2 (alpha 0.1, 0.01), Table 3 (noise), Table 4 (rho), section 4.5 (ipc, Real): all "
@@ -60,7 +61,7 @@ PAPER["cifar10-dirichlet0.5"] = {
 
 
 def averaging(o: Any, *addons: AddOn, **given: Any) -> Federated:
-    """Return FedAvg with add-ons; `--steps` replaces the epochs of each client."""
+    """Return FedAvg with add-ons. The option `--steps` replaces the epochs of each client."""
 
     def make(factory: Any, lr: float, epochs: int) -> Method:
         length: dict[str, Any] = {"epochs": epochs} if o.few is None else {"steps": o.few}
@@ -73,7 +74,7 @@ def headline(o: Any) -> dict[str, Federated]:
     """Return the candidates of the claim.
 
     Args:
-        o: the command line.
+        o: options of the command line.
     """
     sizes = {"ipc": 10, "batch_real": o.batch_real, "steps": min(o.few or o.steps, o.steps), "server_batch": o.batch}
     sizes["server_epochs"] = o.server_epochs if o.few is None else min(o.few, o.server_epochs)
@@ -88,12 +89,13 @@ def headline(o: Any) -> dict[str, Federated]:
 def ablations(
     o: Any, tasks: list[str], averaged: Mapping[str, Any], matched: Mapping[str, Any]
 ) -> dict[str, Federated]:
-    """Return the one-seed candidates: other weight averaging, other splits, and FedDM's switches on one split.
+    """Return the one-seed candidates: other weight averaging, other splits, and variants of FedDM on one split.
 
     Args:
-        o: the command line.
-        tasks: the splits of a dataset by name, the claim's first.
-        averaged, matched: selected settings of FedAvg and of FedDM.
+        o: options of the command line.
+        tasks: names of the tasks of a dataset, one per split. The first is the claim's.
+        averaged: selected settings of FedAvg.
+        matched: selected settings of FedDM.
     """
     others, switched = tasks[1:], tasks[:1] if o.pictures else [name for name in tasks if name == o.switched]
     found: dict[str, Federated] = {}

@@ -1,9 +1,9 @@
-"""The private rows of `feddm.py`: FedDM's clients with noise, and weight averaging under DP-SGD, at one epsilon.
+"""Private candidates of `feddm.py`: FedDM with noise on the clients, and weight averaging under DP-SGD.
 
-One record of one client is protected, over the whole run, by every row that states an epsilon; what it states is what
-the run's own ledger says. Every row has six tries on other images (USPS, as many as the digits, Dirichlet), at its own
-epsilon; no setting is tried on the images of the table. Noise comes from the operating system, so a run repeats up to
-it. The preset `smoke` takes one try.
+Every row with an epsilon protects one record of one client over the whole run. The epsilon is that of the run's ledger.
+Every row searches six configurations, at its own epsilon, on other images (USPS, as many as the digits, Dirichlet). The
+images of the table are not used for the search. Noise comes from the operating system, so a repeated run differs in its
+noise. The preset `smoke` has one configuration.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ __all__ = ["CLIENTS", "CLOSING", "DATASETS", "DELTA", "TITLES", "private_study"]
 CLIENTS, DELTA = 10, 1e-5
 RECORDS = {"digits": 1438, "mnist": 60_000, "fashionmnist": 60_000, "public": 1438}  # public numbers
 DATASETS = tuple(name for name in RECORDS if name != "public")
-LOT = 120  # records in a step of DP-SGD, at most and in expectation: what larger clients can afford here; not tuned
-SHARE = 0.05  # of the Gaussian budget, for the histogram of class sizes
+LOT = 120  # maximum expected number of records in a step of DP-SGD; limits the cost of larger clients; not tuned
+SHARE = 0.05  # share of the Gaussian budget for the histogram of class sizes
 TITLES = {
     "class_means": "FedDM-DP, class means", "image_sgd": "FedDM-DP, image SGD", "sums": "FedDM-DP, sums",
     "shares": "FedDM-DP, sums, shared noise", "client_dp": "FedAvg, whole clients protected",
@@ -46,7 +46,8 @@ SEARCH: dict[str, list[dict[str, Any]]] = {
     "client_dp": grid(rounds=[10], clip=[0.1, 0.3, 1.0], lr=[0.03, 0.1]),
     "FedDM": grid(rounds=[3], server_lr=[0.01, 0.03, 0.1], rho=[5.0, 20.0]),
 }  # fmt: skip
-"""Six each. `times` multiplies the server's epochs where it trains on one set, not ten; `rate` is DP-SGD's."""
+"""Six configurations each. `rate`: sampling rate of DP-SGD; `times`: factor of the server's epochs, for methods
+in which the server trains on one set instead of ten."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {"seeds": [0], "server_epochs": 2, "records": 300},
@@ -65,7 +66,7 @@ def method(
     name: str, epsilon: float | None, server_epochs: int, records: int | None, factory: Any, task: Task,
     rounds: int, times: int = 1, **tried: Any,
 ) -> Method:  # fmt: skip
-    """Return one of the methods; with an epsilon, private for every client over the whole run."""
+    """Return one of the methods. If `epsilon` is given, the method protects each client over the whole run."""
     size = (records or RECORDS[task.name.split("-")[0]]) // CLIENTS
     chosen = {**FIXED.get("class_means" if name in ("sums", "shares") else name, {"steps": 10}), **tried}
     if "rate" in chosen:
@@ -95,7 +96,7 @@ def method(
 
 
 def private_study(o: Any, images: Callable[..., Split]) -> Study:
-    """Return a study of private FedDM and weight averaging under DP-SGD at each epsilon, and plain FedDM."""
+    """Return a study of FedDM without privacy, and of private FedDM and DP-SGD weight averaging at each epsilon."""
     smoke, given, network = {"rounds": 2, "steps": 2}, PRESETS[o.preset], {"width": 16, "depth": 2}
     records = given.get("records")
 
@@ -119,7 +120,7 @@ def private_study(o: Any, images: Callable[..., Split]) -> Study:
 
 
 CLOSING = """\
-What an epsilon says here: one record of one client, over all rounds, against everybody who sees what that client
-sends. The row with shared noise speaks only of those who see the sum over all clients, so it needs a secure sum, which
-this program does not have: it simulates one. Whole clients are protected from those who see the models, not from the
-server; among ten clients that leaves little to learn. No row covers the choice of the data set or its test accuracy."""
+An epsilon here protects one record of one client, over all rounds, against everybody who sees that client's messages.
+With shared noise, it protects only against those who see the sum over all clients. Such a run needs a secure sum, which
+this program only simulates. Protection of whole clients is against those who see the models, not against the server;
+with only ten clients it leaves little to learn. No epsilon covers the choice of the dataset or its test accuracy."""

@@ -1,4 +1,4 @@
-"""Federated pipelines of `membership.py`, and the messages that a server observes."""
+"""Federated pipelines of `membership.py`, and the images in the messages of a run."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["feddm", "fedlgd", "run_and_observe"]
 
 
 def run_and_observe(method: Method, clients: Sequence[LabeledImages], rounds: int, seed: int) -> tuple[nn.Module, Any]:
-    """Run a federated method.
+    """Run a federated method, and collect the images in its messages.
 
     Returns:
-        The model; and of every round the images that the server got, or made and sent.
+        The model, and a list of tensors: for every round, the images that the server received or sent.
     """
     seen: dict[int, list[Tensor]] = {}
     with TemporaryDirectory() as folder:
@@ -37,13 +37,13 @@ def run_and_observe(method: Method, clients: Sequence[LabeledImages], rounds: in
 
 
 def client_data(n: Numbers, data: LabeledImages, indices: Tensor) -> list[LabeledImages]:
-    """Return each client's records; a record belongs to the same client in all runs."""
+    """Return each client's part of the records among `indices`. A record belongs to the same client in all runs."""
     owners = partition.iid(data.labels, n["clients"], generator=0)
     return [data[part[torch.isin(part, indices)]] for part in owners]
 
 
 def feddm(n: Numbers, data: LabeledImages, indices: Tensor, seed: int, init: Start) -> dict[str, Scorer]:
-    """Return scorers of FedDM's last model, and of the sets that its server received."""
+    """Run FedDM on some records; return scorers for its last model, and for the sets that its server received."""
     clients = client_data(n, data, indices)
     make = partial(
         FedDM, factory=convnet, ipc=n["ipc"] // 2, init=init, batch_real=32, rho=20.0, server_lr=0.03, server_batch=32
@@ -52,12 +52,12 @@ def feddm(n: Numbers, data: LabeledImages, indices: Tensor, seed: int, init: Sta
     network, sets = run_and_observe(method, clients, n["rounds"], seed)
     if init == "noise":
         return published(network, sets)
-    still = make(steps=1, lr=1e-30, server_epochs=1)  # the same draws, and images that stay what they started from
+    still = make(steps=1, lr=1e-30, server_epochs=1)  # draws the same initial images, and leaves them unchanged
     return published(network, sets, torch.cat(run_and_observe(still, clients, n["rounds"], seed)[1]))
 
 
 def fedlgd(n: Numbers, data: LabeledImages, indices: Tensor, seed: int) -> dict[str, Scorer]:
-    """Return scorers of FedLGD's last model, and of the anchors that its server made from the clients' updates."""
+    """Run FedLGD on some records; return scorers for its last model, and for the anchors that its server made."""
     method = FedLGD(
         factory=convnet, ipc=n["ipc"] // 2, anchors=2, selected=(1, 3), condense_steps=n["round_steps"],
         refine_steps=n["round_steps"], match_steps=n["round_steps"], epochs=n["local_epochs"], batch=32, lr=0.05,

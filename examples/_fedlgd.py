@@ -1,4 +1,4 @@
-"""Data, tests by source and pictures of `fedlgd.py`."""
+"""Data of `fedlgd.py`, its table of accuracies by domain, and its pictures."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ TABLE_1 = {
     "FedLGD": ((95.8, 68.2, 92.4, 67.4, 79.4, 80.6), (97.1, 77.3, 94.6, 78.5, 86.1, 86.7)),
 }
 AVERAGES = [{"domains": {name: f"{row[k][-1]:.1f}" for name, row in TABLE_1.items()}} for k in range(2)]
-"""Table 1's ConvNet rows: for 10 and 50 images a class, accuracy in per cent on each of `DOMAINS`, and their mean."""
+"""Averages in the ConvNet rows of Table 1, in per cent, for 10 and for 50 images per class."""
 
 
 def digits(names: tuple[str, ...], root: str | None, size: int, train: int | None, test: int | None) -> Split:
-    """Return equally many digits of several sources, in three channels normalised by 0.5 and 0.5 as in the release.
+    """Return equally many digits of several sources, in three channels with mean and std 0.5 as in the authors' code.
 
     Args:
-        names: as `data.load` knows them, or `digits-m-like`, scikit-learn's digits over photographs.
+        names: names for `data.load`; or `digits-m-like`, scikit-learn's digits over photographs; or `synthdigits-like`.
         root: folder of the datasets.
         size: height and width.
-        train, test: the most images of each source; None for as many as the smallest has.
+        train, test: maximum number of images per source; None: the number that the smallest source has.
     """
     read = dict[str, Split]()
     for name in names:
@@ -68,7 +68,7 @@ def domain_table(records: Records, images: Split, ipc: int) -> list[Table]:
 
     Args:
         records: records of the study; the accuracies are cached in each run's folder (`domains.json`).
-        images: images of its task. Without domains, the list is empty.
+        images: images of the study's task. If they have no domains, the result is an empty list.
         ipc: condensed images per class, which select the columns of Table 1.
     """
     found: dict[str, list[dict[str, float]]] = {}
@@ -104,9 +104,9 @@ def draw(records: Records, task: Task, images: Split, out: Path) -> None:
     """Draw the clients' real and condensed images, the server's anchors, and the distances between clients.
 
     Args:
-        records: of the study, whose first runs of FedAvg and FedLGD are shown.
-        task, images: what they ran on.
-        out: the folder of the pictures.
+        records: records of the study; the first runs of FedAvg and FedLGD are shown.
+        task, images: task of the study, and its images.
+        out: folder of the pictures.
     """
     folders = {r.method: Path(str(r.folder)) for r in reversed(records) if r.rows}
     seed = next(r.seed for r in records if r.method == "FedLGD")
@@ -139,7 +139,7 @@ def _grids(sets: Mapping[str, LabeledImages], across: int, path: Path) -> None:
 
 
 def _condensed(folder: Path, client: int) -> LabeledImages:
-    """Return the set that a client trained on last, from its memory."""
+    """Return the set on which a client trained in its last round, from the client's memory."""
     [path] = (Store(folder).memories / str(client)).glob("*.safetensors")
     return read_message(path)[0][Condensed.own]
 

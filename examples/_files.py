@@ -1,4 +1,4 @@
-"""Files of the examples: atomic writing, and the commit that records name."""
+"""Atomic writing of files, and the current commit, for the examples' records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def write_file(path: Path, text: str) -> None:
 
 
 def current_commit() -> str | None:
-    """Return the commit of the working tree, with `+` if files were changed, or None outside a repository."""
+    """Return the commit of the working tree, followed by `+` if files were changed; None outside a repository."""
 
     def git(*words: str) -> str:
         return subprocess.check_output(["git", *words], cwd=Path(__file__).parent, text=True, stderr=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""Attacks of `membership.py` on the runs of one pipeline, with their results as records."""
+"""Attacks of `membership.py` on the runs of one pipeline. The results are returned as records."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ CHOICES: Mapping[str, Attack] = {
 
 
 def share(called: Tensor, of: Tensor) -> list[float]:
-    """Return the mean over runs of the share of `of` that is called, both bool [S, N], with a 95 % interval.
+    """Return the mean share of the records `of` that the attack calls members, with a 95 % interval.
 
-    The interval is over pairs of runs on complementary halves, and at least the Clopper-Pearson interval of all
-    together.
+    Both arguments are bool [S, N], for S runs and N records. The interval is computed over pairs of runs on
+    complementary halves, and widened to contain the Clopper-Pearson interval of all runs together.
     """
     pairs = ((called & of).sum(1) / of.sum(1)).double().view(-1, 2).mean(1)
     half = float(student.isf(0.025, len(pairs) - 1)) * float(pairs.std()) / len(pairs) ** 0.5

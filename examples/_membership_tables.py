@@ -22,23 +22,23 @@ WHO = {
     "training": "training records", "held-out": "held-out records",
     "random": "training records, had random ones been sent in place of the images",
 }  # fmt: skip
-"""Groups of records whose nearest sent image is measured."""
+"""Descriptions of the groups of records for which the closest sent image is measured."""
 
 
 def percent(found: Sequence[float], digits: int = 1) -> str:
-    """Return a share and its interval in per cent."""
+    """Format a share and its interval in per cent."""
     value, low, high = (f"{100 * x:.{digits}f}" for x in found)
     return f"{value} ({low} to {high})"
 
 
 def area(found: Sequence[float]) -> str:
-    """Return an area under a curve and its interval."""
+    """Format an area under a curve and its interval."""
     value, low, high = (f"{x:.3f}".removeprefix("0") for x in found)
     return f"{value} ({low} to {high})"
 
 
 def of_models(lines: Sequence[Line], key: str, text: Callable[[Sequence[float]], str]) -> str:
-    """Return one number of every attack on the models, one row per pipeline, including pipelines without runs."""
+    """Return a table of one result (`key`) of all attacks on models. Pipelines without runs have a row, too."""
     names = list(dict.fromkeys(line["attack"] for line in lines))
     rows = []
     for row, (title, _) in ROWS.items():
@@ -56,13 +56,13 @@ def of_models(lines: Sequence[Line], key: str, text: Callable[[Sequence[float]],
 
 
 def of_choices(lines: Sequence[Line]) -> str:
-    """Compare the variants of LiRA on models of raw data."""
+    """Return a table that compares variants of LiRA on models of raw data."""
     rows = [(line["attack"], percent(line["tpr"]), percent(line["fpr"], 2), area(line["auc"])) for line in lines]
     return markdown_table(("attack on raw data", "TPR %", "FPR %", "AUC"), rows)
 
 
 def of_sets(lines: Sequence[Line]) -> str:
-    """Return the results of attacks on the sets alone, for records that images started from and for the rest."""
+    """Return a table of the attacks on sets, also by whether a record was an initial image."""
     rows = []
     for line in lines:
         n, groups = line["numbers"], line["started"]
@@ -80,7 +80,7 @@ def of_sets(lines: Sequence[Line]) -> str:
 
 
 def of_transcript(lines: Sequence[Line]) -> str:
-    """Return the shares of records that a run's messages show."""
+    """Return a table of the shares of records that are visible in a run's messages."""
     [line] = lines
     above = line["above"]
     rows = [(said, *(percent(above[level][who]) for level in above)) for who, said in WHO.items()]
@@ -99,18 +99,18 @@ TABLES: dict[str, tuple[str, Callable[[Sequence[Line]], str]]] = {
     "sets": ("set", of_sets),
     "transcript": ("transcript", of_transcript),
 }
-"""By name: the kind of records of a table, and the function that makes it."""
+"""Kind of the records in each table, and the function that makes the table, by the table's name."""
 
 
 def table(name: str, lines: Sequence[Line]) -> str:
-    """Return one table of the records; empty if there are none of its kind.
+    """Return one table of the records, or an empty text if there are no records for this table.
 
     Args:
-        name: one of `TABLES`.
+        name: name of the table, one of `TABLES`.
         lines: the records.
 
     Raises:
-        ValueError: unknown name.
+        ValueError: `name` is not in `TABLES`.
     """
     if name not in TABLES:
         raise ValueError(f"name must be one of {', '.join(TABLES)}, got {name!r}")

@@ -1,7 +1,7 @@
-"""Candidates of `methods.py`: every federated method with its searched settings; the others are its paper's defaults.
+"""Candidates of `methods.py`: every federated method with its searched settings. All other settings are the paper's.
 
-Each method searches four configurations of rates and weights. Numbers that do not fit ten short rounds of digits (steps
-of a distillation, images of noise) are smaller than in the papers.
+Each method searches four configurations of learning rates and loss weights. Numbers that do not fit ten short rounds on
+digits, such as distillation steps and noise images, are smaller than in the papers.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from fl.study import Federated
 __all__ = ["OWN", "PERSONAL", "VHL", "averaging", "candidates", "ensemble"]
 
 RATE, TWO, RATES = 0.2, [0.1, 0.3], grid(lr=[0.03, 0.1, 0.2, 0.3])
-"""Clients' rates: fixed, searched with another setting, and searched alone."""
+"""Learning rates of the clients: fixed, searched together with another setting, and searched alone."""
 
 NOISE: Any = {"per_class": 50, "options": {"width": 16}}
 VHL = addons.VHL(**NOISE)
 
 OWN = "FedAvg, chosen by own tests"
 PERSONAL = ("Ditto", "Fine-tuned FedAvg", "FedRep", "FedProto", OWN)
-"""Names, or prefixes of names, of candidates that are evaluated on the clients' own tests."""
+"""Prefixes of the names of candidates that are evaluated on the clients' own test images."""
 
 
 def averaging(*parts: AddOn | Callable[..., AddOn], search: Any = RATES, **options: Any) -> Federated:
-    """Return FedAvg with add-ons, or with a function that makes one from a configuration; `options` go to FedAvg."""
+    """Return FedAvg with `options` and add-ons. A part may be a function that makes an add-on from a configuration."""
 
     def make(factory: Any, lr: float = RATE, assign: Any = None, **settings: Any) -> Method:
         given = [part if isinstance(part, AddOn) else part(**settings) for part in parts]
@@ -43,7 +43,13 @@ def averaging(*parts: AddOn | Callable[..., AddOn], search: Any = RATES, **optio
 
 
 def single(share: float, steps: int, *also: AddOn) -> Federated:
-    """Return the method on crops of one photograph (from scikit-learn), a share of them sent each round."""
+    """Return `SingleImage` on crops of one photograph (from scikit-learn).
+
+    Args:
+        share: share of the rounds in which weights are sent.
+        steps: steps of distillation.
+        also: further add-ons.
+    """
     image = torch.from_numpy(load_sample_image("china.jpg").copy()).permute(2, 0, 1).float().mean(0, keepdim=True) / 255
 
     def make(factory: Any, server_lr: float, lr: float, assign: Any = None) -> Method:
@@ -55,7 +61,7 @@ def single(share: float, steps: int, *also: AddOn) -> Federated:
 
 
 def two(candidate: Federated) -> Federated:
-    """Return a candidate with a network half as wide for every other client."""
+    """Return the candidate with two architectures: every second client has the wider network."""
 
     def make(factory: Any, **settings: Any) -> Any:
         networks = {"narrow": partial(factory, width=16), "wide": factory}
@@ -76,11 +82,11 @@ def adaptive(kind: Callable[..., AddOn]) -> Federated:
 
 
 def candidates(late: int, divisor: int) -> dict[str, Federated]:
-    """Return every method by its name: the papers' first, then their variants.
+    """Return every method by its name: the papers' methods first, then their variants.
 
     Args:
-        late: the round in which FedCOG begins to generate: earlier, the global model is too poor to generate from.
-        divisor: of the numbers of distillation steps.
+        late: first round in which FedCOG generates images. Earlier, the global model is not accurate enough.
+        divisor: number by which the numbers of distillation steps are divided.
     """
     cut: Callable[[int], int] = lambda steps: max(1, steps // divisor)  # noqa: E731
     scaffold, nova, prox = addons.SCAFFOLD(), addons.FedNova(), addons.FedProx(0.1)

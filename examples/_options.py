@@ -1,4 +1,4 @@
-"""Shared parts of the examples: the command line, and runs of a study with tables, curves and pictures."""
+"""Shared parts of the examples: the command line, and the execution of a study with tables, curves and pictures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
 
 
 def number(least: int) -> Callable[[str], int]:
-    """Return an argparse type for integers that are at least `least`."""
+    """Return an argparse type for integers of at least `least`."""
 
     def integer(text: str) -> int:
         value = int(text)
@@ -43,11 +43,11 @@ def command_line(
     workers: str = "runs at a time, each in its own process",
     pictures: bool = False,
 ) -> argparse.ArgumentParser:
-    """Return a parser with the common options, to which an example adds its own; use it with `parse_arguments`.
+    """Return a parser with the common options. An example adds its own options, and calls `parse_arguments`.
 
     Args:
-        description: shown first by `--help`.
-        out: folder of the results, to which `-<preset>` is appended by default.
+        description: text that `--help` shows first.
+        out: default folder of the results, to which `-<preset>` is appended.
         presets: choices of `--preset`; "cpu" is the default.
         workers: description of what `--workers` counts.
         pictures: whether `--data` may also name folders of the user's own pictures; see `_data.own_task`.
@@ -73,7 +73,7 @@ def command_line(
 def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse words (default: the command line), and resolve the output folder, the device and `--data`.
 
-    `data` is the root of named datasets, or None; `pictures` lists the user's own folders and files, if allowed.
+    In the result, `data` is the root of named datasets, or None; `pictures` lists the user's own folders and files.
     """
     found = parser.parse_args(words)
     if isinstance(found.data, list):
@@ -105,16 +105,16 @@ def run_study(
     Args:
         study: the study to run.
         arguments: result of `parse_arguments`.
-        tables: returns the contents of `table.md` for the records, tables and sentences; the searched configurations
-            follow.
-        by: horizontal axes of the curves, see `distillkit.study.curves`; none for candidates without rounds.
+        tables: function of the records that returns the contents of `table.md`: tables and sentences. The searched
+            configurations are added below them.
+        by: horizontal axes of the curves, see `distillkit.study.curves`; empty for candidates without rounds.
         sets: images per class in a picture of the sets that the candidates made; 0 for no picture.
-        claim: the hypothesis and its test, printed before the runs and below the table.
-        ends: whether `--estimate` ends the script here; False if another study follows.
+        claim: the hypothesis and its test, printed before the runs and below the tables.
+        ends: whether the script exits after `--estimate`; False if another study follows.
         also: runs of another study that tables and curves include.
 
     Returns:
-        The records of the study; none after an estimate. Unreadable data end the script.
+        The records of the study; empty after an estimate. If the data cannot be read, the script exits.
     """
     require_data([*study.design.tasks.values(), *study.design.tuned_tasks.values()])
     if arguments.estimate:

@@ -1,4 +1,4 @@
-"""Shared parts of the papers' scripts: the papers' numbers, chosen settings, and pictures of sent images."""
+"""Shared parts of the scripts for papers: a column of the paper's numbers, selected settings, curves and pictures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def with_paper(table: Table, paper: Mapping[str, Mapping[str, str]], source: str
     Args:
         table: one row per task and candidate.
         paper: the paper's accuracies in per cent, as printed, by task and candidate.
-        source: the paper's table, and its differences from this study; printed below.
+        source: name of the paper's table, and its differences from this study; printed below the table.
     """
     if not any(row["method"] in paper.get(row["task"], {}) for row in table.rows):
         return table
@@ -31,12 +31,13 @@ def with_paper(table: Table, paper: Mapping[str, Mapping[str, str]], source: str
 
 
 def settings_of(records: Records, candidates: Mapping[str, Candidate], method: str, task: str) -> dict[str, Any]:
-    """Return a candidate's settings on a task; before it has run, those of its first configuration.
+    """Return the selected settings of a candidate on a task. Without a run, return those of its first configuration.
 
     Args:
-        records: of the study.
-        candidates: of the study, by name.
-        method, task: names of the candidate and of the task.
+        records: records of the study.
+        candidates: candidates of the study, by name.
+        method: name of the candidate.
+        task: name of the task.
     """
     found = next((r for r in records if (r.method, r.task) == (method, task)), None)
     return (
@@ -47,7 +48,14 @@ def settings_of(records: Records, candidates: Mapping[str, Candidate], method: s
 
 
 def ablation_curves(records: Sequence[Record], main: Sequence[str], names: Sequence[str], path: Path) -> None:
-    """Draw the curves of some ablations with those of the main candidates, for the first seed and their tasks."""
+    """Draw the curves of some ablations and of the main candidates, for the first seed and the ablations' tasks.
+
+    Args:
+        records: records of the study.
+        main: names of the main candidates.
+        names: names of the ablations.
+        path: path of the picture; nothing is written if there are no records.
+    """
     tasks = {record.task for record in records if record.method in names}
     own = [r for r in records if r.task in tasks and r.seed == records[0].seed and r.method in (*main, *names)]
     if own:
@@ -55,13 +63,14 @@ def ablation_curves(records: Sequence[Record], main: Sequence[str], names: Seque
 
 
 def sets_sent(records: Sequence[Any], entry: Entry[LabeledImages], path: Path, *, per_class: int = 3) -> None:
-    """Draw the images that the server has after the last round, one panel per candidate, from its first finished run.
+    """Draw the images that the server has after the last round of each candidate's first finished run.
 
     Args:
-        records: of a study.
-        entry: of the method's state, such as `FedDM.images`; candidates without it are skipped.
-        path: of the picture; nothing is written if no candidate has images.
-        per_class: largest number of images of each of the first ten classes.
+        records: records of a study.
+        entry: entry of the server's state that holds the images, such as `FedDM.images`. Candidates without this entry
+            are skipped.
+        path: path of the picture; nothing is written if no candidate has images.
+        per_class: maximum number of images of each of the first ten classes.
     """
     found: dict[str, LabeledImages] = {}
     for record in records:

@@ -1,7 +1,7 @@
-"""Pipelines of `membership.py`: everything from the records to the published result, one function each.
+"""Pipelines of `membership.py`. Each pipeline is one function that computes the published result from the records.
 
-The settings are small, so that each pipeline can run some dozens of times. The network is trained until it fits its
-training data, which is the harder case for privacy: early stopping hides members.
+The settings are small, so that each pipeline can run dozens of times. The network is trained until it fits its training
+data. This is the harder case for privacy, because early stopping hides members.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ NUMBERS: dict[str, Numbers] = {
         "dp_steps": 100,
     },
 }  # fmt: skip
-"""Settings by preset: number of candidates (half are used); epochs on records and on a set; images per class of a
-set, steps of DM; clients, rounds, steps and epochs of a round; maps and steps of class means; rate and steps of DP-SGD.
-A client's set has half as many images per class, and FedLGD runs one more round.
+"""Settings by preset: number of candidate records (half are used), training epochs on records and on a set, images per
+class of a set, steps of DM; clients, rounds, and steps and epochs of a round; networks and steps of class means; and
+sampling rate and steps of DP-SGD. A client's set has half as many images per class, and FedLGD runs one more round.
 """
 
 EPSILON, DELTA = 8.0, 1e-5
@@ -45,7 +45,7 @@ EPSILON, DELTA = 8.0, 1e-5
 
 @cache
 def digits(records: int) -> Split:
-    """Return some digits and the test set, with a normalization that was measured on none of them."""
+    """Return some digits and the test set, with a normalization that was not computed from these images."""
     split = load("digits", size=16, normalization=Normalization([0.25], [0.4]))
     order = torch.randperm(len(split.train), generator=derive(0, "candidates"))
     return Split(split.train[order[:records]], split.test, split.classes)
@@ -97,17 +97,17 @@ ROWS: dict[str, tuple[str, Callable[..., dict[str, Scorer]]]] = {
     "class-means": ("class means, epsilon 8", class_means),
     "dp-sgd": ("DP-SGD, epsilon 8", dp_sgd),
 }
-"""Title and pipeline of each row."""
+"""Title and pipeline of each row of the tables."""
 
 
 def fit(row: str, preset: str, indices: Tensor, seed: int) -> dict[str, Scorer]:
-    """Run a row's pipeline once; a module-level function, so that processes can import it."""
+    """Run the pipeline of a row once. Other processes import this function, so it is at module level."""
     numbers = NUMBERS[preset]
     return ROWS[row][1](numbers, digits(numbers["records"]).train, indices, seed)
 
 
 def pipeline(row: str, preset: str) -> Pipeline:
-    """Return a row's pipeline, with the digits as candidates and the test set as population."""
+    """Return the pipeline of a row, with the digits as candidate records and the test set as population."""
     (images, labels), test = digits(NUMBERS[preset]["records"])
     tag = f"{row} {NUMBERS[preset]}"
     again = partial(fit, row, preset)

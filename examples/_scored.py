@@ -31,13 +31,14 @@ def trained(data: LabeledImages, epochs: int, seed: int) -> nn.Module:
 
 
 def published(network: nn.Module, sets: Sequence[Tensor] = (), started: Tensor | None = None) -> dict[str, Scorer]:
-    """Return scorers for a model, and for images observed in one or several sets.
+    """Return scorers for a model, and for the images of one or several sets.
 
     Args:
-        network: the model; "margin" also shows whether its prediction is right.
-        sets: images of each set. "nearest" compares a record with the images of one set at a time; "distance" is minus
-            the distance to the closest image of all sets.
-        started: the real images that sets started from; "started" marks these records.
+        network: the model, for the scorers "model" and "margin". The sign of "margin" also shows whether the model's
+            prediction is right.
+        sets: images of each set. "nearest" compares a record with the images of one set at a time. "distance" is the
+            negative distance to the closest image of all sets.
+        started: real images from which the sets were initialized. "started" marks these records.
     """
     found: dict[str, Scorer] = {"model": model_scorer(network), "margin": model_scorer(network, margin)}
     if sets:

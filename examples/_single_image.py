@@ -42,14 +42,14 @@ PAPER = {
 }  # fmt: skip
 SOURCE = (
     "Soni, Saeed and Asano (2024): the best of 30 rounds on the test set, two seeds, ResNet-8, another photograph. "
-    "Tables 5 (no selection 63.4, entropy 65.9) and 9 (entropy 67.0) have 10 epochs, 250 steps; the release's random "
-    "selection kept about four times as many crops. In Tables 3 and 4 FedDF has 500 pictures of CIFAR-100, here the "
-    "data's own."
+    "Tables 5 (no selection 63.4, entropy 65.9) and 9 (entropy 67.0) have 10 epochs, 250 steps. Random selection in "
+    "the authors' code kept about four times as many crops. In Tables 3 and 4, FedDF has 500 pictures of CIFAR-100; "
+    "here it has images of the same dataset."
 )
 
 
 def photograph(path: Path | None, channels: int) -> Tensor:
-    """Return the shared picture, float [C, H, W] in [0, 1]: a file, or scikit-learn's "china.jpg" (CC BY 2.0)."""
+    """Return the shared picture, float [C, H, W] in [0, 1]; without a path, scikit-learn's "china.jpg" (CC BY 2.0)."""
     if path is None:
         pixels = torch.from_numpy(load_sample_image("china.jpg").copy())
     else:
@@ -62,7 +62,10 @@ def photograph(path: Path | None, channels: int) -> Tensor:
 
 
 def clients(preset: Mapping[str, Any], task: Task, factory: Any, mixed: bool) -> dict[str, Any]:
-    """Return the clients' training options, the same for every candidate; if `mixed`, one architecture per client."""
+    """Return the clients' training options, which are the same for every candidate.
+
+    If `mixed`, the clients have different architectures.
+    """
     options: dict[str, Any] = {"epochs": preset["epochs"], "batch": preset["batch"], "factory": factory}
     if (space := SPACES.get(task.name.split("-")[0])) is not None and preset["augment"]:
         options["augment"] = CropFlip(space)
@@ -77,13 +80,13 @@ def single(
     preset: Mapping[str, Any], image: Tensor, shared: Mapping[str, Any], also: Any, mixed: bool,
     factory: Any, task: Task, lr: float, server_lr: float,
 ) -> Method:  # fmt: skip
-    """Return the paper's method; `shared` are the options that differ from it."""
+    """Return the paper's method; `shared` holds options that differ from the paper."""
     given = {"keep": preset["keep"], "count": preset["count"], "steps": preset["steps"], "lr": server_lr, **shared}
     return SingleImage(image, *also, shared=given, lr=lr, **clients(preset, task, factory, mixed))
 
 
 def baseline(preset: Mapping[str, Any], addon: Any, factory: Any, task: Task, lr: float, server_lr: float) -> Method:
-    """Return FedAvg with the same clients; `addon` makes its add-on from the server's rate."""
+    """Return FedAvg with the same clients; `addon` maps the server's learning rate to the add-ons."""
     options = {
         "optimizer": "adam",
         "lr": lr,
@@ -107,11 +110,12 @@ def headline(preset: Mapping[str, Any], image: Tensor) -> dict[str, Federated]:
 
 
 def ablations(preset: Mapping[str, Any], image: Tensor, seeds: Any) -> dict[str, Federated]:
-    """One-seed candidates: selections, crops, rates, several architectures, and rivals with the same clients.
+    """Return the one-seed candidates: selections, crops, rates, several architectures, and baselines.
 
     Args:
-        preset, image: of the script.
-        seeds: of the runs.
+        preset: values of the script's preset.
+        image: the shared picture.
+        seeds: seeds of the runs.
     """
     candidate = partial(_like, preset, image)
     noise = torch.rand(image.shape, generator=derive(0, "image of noise"))

@@ -1,4 +1,4 @@
-"""Share of records visible in the messages of the demo's FedDM, for `membership.py`."""
+"""Share of records that are visible in the messages of the quickstart's FedDM, for `membership.py`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ __all__ = ["demo"]
 
 
 def demo(preset: str, seed: int) -> dict[str, Any]:
-    """Measure how many records the messages of the quickstart's FedDM show: ten clients, Dirichlet(0.01).
+    """Measure how many records are visible in the messages of the quickstart's FedDM (ten clients, Dirichlet(0.01)).
 
     Returns:
-        "above": by decibels, the shares of records to which some sent image is as close: of the training records, of
-        held-out ones, and of the training records if random ones had been sent in place of the images. "auc" and "tpr"
-        at 1 % of the distance as an attack, and the number of sent "images".
+        A mapping. "above" holds, for each PSNR in decibels, the share of records that are at least this close to some
+        sent image: for training records, for held-out records, and for training records if random records had been sent
+        instead of the images. "auc", and "tpr" and "fpr" at a false-positive rate of 1 %, are results of an attack by
+        distance. "images" is the number of sent images.
     """
     chosen: dict[str, Any] = quickstart.CHOSEN["FedDM"]
     small = quickstart.PRESETS["smoke" if preset == "smoke" else "look"]

@@ -32,7 +32,7 @@ PAPER = {
         "VFA": "85.14", "VHL, upsampled noise": "87.01", "VHL, noise of a CNN": "84.87",
     },
 }  # fmt: skip
-SOURCE = "Tables 1, 2 and 6: the best of 1,000 rounds of a ResNet-18 with ten clients, five a round, on all images."
+SOURCE = "Tables 1, 2 and 6: best of 1,000 rounds of a ResNet-18 on all images, with five of ten clients in each round."
 
 
 def images(name: str, root: str | None, size: int, channels: int | None, train: int | None, test: int | None) -> Split:
@@ -43,7 +43,7 @@ def images(name: str, root: str | None, size: int, channels: int | None, train: 
 
 
 def candidates(o: argparse.Namespace, last: str) -> dict[str, Federated]:
-    """Return FedAvg with and without VHL, the other bases, and the parts of VHL on the `last` task."""
+    """Return FedAvg and other base methods with and without VHL, and ablations of VHL on the task named `last`."""
 
     def averaging(*parts: Callable[[float], AddOn], passes: int = 1, **fixed: Any) -> Callable[..., FedAvg]:
         def make(factory: Any, task: Task, lr: float, calibration: float = 1.0) -> FedAvg:

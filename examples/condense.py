@@ -3,10 +3,10 @@
     python examples/condense.py --preset smoke
     python examples/condense.py --dataset path/to/pictures --size 32 --methods random herding dsa
 
-Each method makes a set of `ipc` images per class. Networks trained from scratch on this set only are tested (last
-iterate). The preset `smoke` takes seconds. `cpu` takes hours, with a search over two values of what a short budget
-makes uncertain: the step size on the pixels, and whether herding and k-center compare pixels or embeddings. `paper`
-takes days on a GPU, with published settings and no search. A run's folder holds set.safetensors and grid.png.
+Each method makes a set of `ipc` images per class. Networks are trained from scratch only on this set, and tested after
+the last step. The preset `smoke` takes seconds. `cpu` takes hours, with a search over the step size on the pixels, or
+over comparing pixels or embeddings in herding and k-center. `paper` takes days on a GPU, with published settings and no
+search. The folder of each run holds set.safetensors and grid.png.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SEARCH: dict[str, list[dict[str, Any]]] = {
     "herding": grid(epochs=[0, 4]), "k-center": grid(epochs=[0, 4]),
     "dm": grid(lr=[1.0, 3.0]), "dc": grid(lr=[0.1, 1.0]), "dsa": grid(lr=[0.1, 1.0]),
 }  # fmt: skip
-"""Of the preset `cpu`: `lr` is on the pixels (published: 1 for DM, 0.1 for DC and DSA), `epochs` the embedding's."""
+"""Search of the preset `cpu`. `lr`: step size on the pixels; `epochs`: training of the network that embeds images."""
 PUBLISHED = {"dm": {"lr": 1.0}, "dc": {"lr": 0.1}, "dsa": {"lr": 0.1}}
 PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {"dataset": "digits", "ipc": 1, "steps": 2, "iterations": 1, "loops": (2, 1), "batch_real": 8, "epochs": 2,
@@ -43,9 +43,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "epochs": 1000, "nets": 20, "seeds": [*range(5)], "embedding_images": None, "embedding_epochs": 20},
 }  # fmt: skip
 WHOLE = {
-    "ipc": "images per class", "steps": "DM: optimisation steps", "iterations": "DC and DSA: networks drawn",
-    "batch-real": "real images per class and step", "nets": "networks tested for each set", "epochs": "of these",
-    "batch": "images per step of these", "width": "of a ConvNet", "depth": "of a ConvNet", "size": "resize to it",
+    "ipc": "images per class", "steps": "DM: optimization steps", "iterations": "DC and DSA: networks drawn",
+    "batch-real": "real images per class and step", "nets": "networks tested per set", "epochs": "their epochs",
+    "batch": "their batch size", "width": "width of a ConvNet", "depth": "depth of a ConvNet", "size": "image size",
 }  # fmt: skip
 
 
@@ -55,10 +55,10 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--dataset", help=f"one of {', '.join(data.NAMES)}; or a folder of pictures (class/picture.png), or an .npz")
     add("--methods", nargs="+", choices=["random", *SEARCH], default=["random", *SEARCH])
-    add("--network", default="convnet", help="what is trained on the set, and what DM and DC draw")
+    add("--network", default="convnet", help="network to train on the set, and to draw in DM, DC and DSA")
     add("--loops", type=number(1), nargs=2, metavar=("OUTER", "INNER"), help="DC and DSA; default: published for ipc")
     add("--longer", type=number(1), nargs=2, action="append", default=[], metavar=("EPOCHS", "BATCH"),
-        help="further sets with the same settings, each tested with one network trained for this long")  # fmt: skip
+        help="further sets with the same settings, each tested with one network that is trained like this")  # fmt: skip
     add("--no-augment", action="store_true", help="train the networks that are tested without augmentation")
     add("--channels", type=int, choices=(1, 3))
     for name, text in WHOLE.items():
@@ -89,7 +89,7 @@ _TRAINED: dict[Any, Any] = {}
 
 
 def embedded(real: LabeledImages, *, choose: Choose, factory: Any, ipc: int, images: int | None, epochs: int) -> Any:
-    """Select images in the embedding space of a network trained on the task, or in pixels with 0 epochs."""
+    """Select images in the embedding space of a network trained on the task; if `epochs` is 0, in pixel space."""
     if not epochs:
         return choose(real, ipc=ipc)
     key = (set_fingerprint(real.to("cpu")), images, epochs)

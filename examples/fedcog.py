@@ -1,14 +1,14 @@
-"""FedCOG compared with the methods that it extends, on ten skewed clients.
+"""FedCOG compared with the methods that it extends, on ten clients with skewed classes.
 
     python examples/fedcog.py --preset smoke
     python examples/fedcog.py --data DATA
     python examples/fedcog.py --data north south west
     python examples/fedcog.py --preset paper --data DATA --rounds 1 --steps 10 --out runs/fedcog-one-round
 
-Before its first round FedCOG equals the method that it extends, bit by bit. From then on each client also distils the
-global model on images generated from it for the classes that the client lacks. `_fedcog.py` has the candidates and the
-paper's numbers. The generated images never leave a client: `generated.png` shows images that anybody can generate from
-the last global model.
+Before its first round, FedCOG equals the method that it extends, bit by bit. From then on, each client also generates
+images from the global model, for the classes that the client lacks, and distils the model on them. `_fedcog.py` has the
+candidates and the paper's numbers. The generated images never leave a client: `generated.png` shows images that anybody
+can generate from the last global model.
 """
 
 from __future__ import annotations
@@ -37,20 +37,24 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "paper": {"rounds": 70, "start": 51, "steps": 400, "generation": 100, "images": 256, "batch": 64, "lr": [0.01]},
 }  # fmt: skip
-"""`start`: FedCOG's first round; `steps`: a client's in a round; `generation`: Adam's, on so many `images`."""
-RECORDS = {"smoke": None, "cpu": 10_000, "paper": None}  # of the training images; half as many are tested on
+"""`start`: FedCOG's first round; `steps`: training steps of a client per round; `generation`: steps of Adam that
+generate the `images`, whose number is given."""
+RECORDS = {"smoke": None, "cpu": 10_000, "paper": None}  # number of training images; half as many test images
 SIZE = {"digits": 16}
 LEFT_OUT = {"smoke": ["digits-two-classes"], "cpu": ["cifar10-two-classes"], "paper": []}
 CLAIM = """\
-Claim, written before any run: in the rounds from FedCOG's first on, the global model is better with FedCOG than
-without it (accuracy late: the mean over these rounds; under the same seed both are the same model before). FedAvg's
-rate is the best of four on validation images (preset cpu; else it is given), FedCOG takes it and has no try of its own.
-The claim holds on a task where the interval of the paired difference lies above 0. All else has one seed and FedAvg's
-rate, untuned."""
+Claim, written before any run: from FedCOG's first round on, the global model is better with FedCOG than without it.
+"Accuracy late" is the mean over these rounds; before them, both models are the same under the same seed. With the
+preset cpu, FedAvg's learning rate is the best of four on validation images; otherwise it is given. FedCOG uses the same
+rate, without a search of its own. The claim holds on a task if the whole interval of the paired difference is above 0.
+All other candidates have one seed and FedAvg's rate, and are not tuned."""
 
 
 def tasks(o: Any, rounds: int) -> list[Task]:
-    """NIID-1 and NIID-2 of each data set; a tenth of the training images for own tests, one for the server's."""
+    """Return the partitions NIID-1 and NIID-2 of each dataset.
+
+    A tenth of the training images is for the clients' own tests, and another tenth for the server.
+    """
     options: Any = {"factory": "simple_cnn", "rounds": rounds, "own_tests": 0.1, "server_share": 0.1}
     assigns = {
         "dirichlet": partial(partition.dirichlet, clients=10, alpha=0.1),
@@ -67,7 +71,7 @@ def tasks(o: Any, rounds: int) -> list[Task]:
 
 
 def tables(records: Records, late: int, headline: Sequence[str]) -> list[Table]:
-    """Return the main comparison with the paper's numbers, its difference, and the ablations of one seed."""
+    """Return the main comparison with the paper's numbers, the paired differences, and the one-seed ablations."""
     found = records.late(late)
     columns = ["accuracy_late", "accuracy_locals.mean", "accuracy_own", "bytes_up", "client_seconds"]
     main = [record for record in found if record.method in headline]
@@ -92,8 +96,8 @@ def main(words: list[str] | None = None) -> None:
     add = parser.add_argument
     add("--datasets", nargs="+", choices=[*SPACES], default=[*SPACES], help="datasets of the paper")
     add("--headline", action="store_true", help="only FedAvg and FedCOG, without other bases and ablations")
-    add("--rounds", type=number(1), default=None, help="of a run, FedCOG's first among them; default: the preset's")
-    add("--steps", type=number(1), default=None, help="of each phase; default: the preset's")
+    add("--rounds", type=number(1), default=None, help="rounds of a run; default: the preset's")
+    add("--steps", type=number(1), default=None, help="steps of each phase; default: the preset's")
     o = parse_arguments(parser, words)
     refuse_unused(parser, words, "with pictures of your own in --data", "--datasets", unless=not o.pictures)
     p = PRESETS[o.preset] | ({"rounds": o.rounds} if o.rounds else {})

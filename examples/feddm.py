@@ -1,13 +1,13 @@
-"""FedDM and weight averaging in equal rounds, on clients with few classes each; ablations; private clients.
+"""FedDM compared with weight averaging after equally many rounds, on clients with few classes each.
 
     python examples/feddm.py --preset smoke
     python examples/feddm.py                                      # both tables on MNIST and CIFAR-10, small
     python examples/feddm.py --preset paper --only claim --tries 1  # the paper's settings, for a GPU
-    python examples/feddm.py --data north south west              # folders of pictures, a client each
+    python examples/feddm.py --data north south west              # folders of pictures, one per client
     python examples/feddm.py --dp class_means sums shares --epsilon 8 2 --split iid --dataset digits
 
-Each dataset has two studies: the main claim, on its own seeds after an equal search for both; and on one seed, with the
-settings found there, other methods, splits and switches. --dp makes clients private (`_feddm_private.py`; none: not).
+Each dataset has two studies: the main claim with an equal search for both methods; then other methods, splits and
+options on one seed, with the settings found before. --dp makes clients private (`_feddm_private.py`; `none`: not).
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from fl import FedDM
 __all__ = ["CLIENTS", "DELTA", "TITLES"]
 
 CLAIM = """\
-The claim: with clients of few classes (Dirichlet 0.01) and in as many rounds FedDM ends more accurate than FedAvg. It
-shows if the whole interval of the paired difference over seeds, last round, test images, is above 0. Both take as many
-tries on a fifth of the training images, with a seed that is in no table. Real, with FedDM's settings, sends as many raw
-images: what FedDM has over it is what distilling adds, and raw images are the private data themselves."""
+Claim: if clients have few classes (Dirichlet 0.01), FedDM is more accurate than FedAvg after equally many rounds. It
+holds if the whole interval of the paired difference over seeds (last round, test images) is above 0. Both search
+equally many configurations on a fifth of the training images, with a seed that is in no table. Real sends as many raw
+images, the private data themselves, with FedDM's settings. FedDM's gain over Real is the benefit of distillation."""
 MORE = """\
-One seed: a difference of a point or two may be chance. All weight averaging has FedAvg's settings, FedProx mu 0.01; the
-switches have FedDM's but for what their names say. Settings were chosen on Dirichlet(0.01) alone."""
+One seed: a difference of a point or two may be chance. All weight averaging has FedAvg's settings, with mu 0.01 for
+FedProx. FedDM's variants differ from it only as their names say. Settings were chosen only on Dirichlet(0.01)."""
 
 
 def images(name: str, root: Path | None, records: int | None) -> Split:
-    """Return images with a fixed normalization that was not measured on them, or a subset of them."""
+    """Return images, or a random subset, with a fixed normalization that was not computed from the images."""
     split = load(name, root=root, size=16, normalization=Normalization([0.25], [0.4]))
     if records is None:
         return split
@@ -62,7 +62,7 @@ def part(name: str, root: Path | None, count: int | None) -> Split:
 
 
 def parse_split(text: str) -> str:
-    """Parse a split: "iid", the alpha of a Dirichlet, or "dirichlet" for 0.1."""
+    """Parse a split: "iid", the alpha of a Dirichlet distribution, or "dirichlet" for alpha 0.1."""
     if text not in ("iid", "dirichlet") and not 0 < float(text) < float("inf"):
         raise argparse.ArgumentTypeError(f"must be iid, dirichlet or an alpha above 0, got {text}")
     return text
@@ -73,10 +73,10 @@ def arguments(words: list[str] | None) -> Any:
     parser = command_line(__doc__, out="runs/feddm", pictures=True)
     add = parser.add_argument
     add("--dataset", nargs="+", choices=["digits", "mnist", "fashionmnist", "cifar10"], help="default: the preset's")
-    add("--split", type=parse_split, nargs="+", help="iid or a Dirichlet's alpha, first the claim's; dirichlet: 0.1")
+    add("--split", type=parse_split, nargs="+", help="iid, or a Dirichlet alpha (dirichlet: 0.1); the claim's first")
     add("--only", choices=["claim"], help="run only the first study of each dataset")
     add("--tries", type=number(1), help="largest search of each candidate; default: the preset's")
-    add("--rounds", type=number(1), help="default: the preset's")
+    add("--rounds", type=number(1), help="rounds of a run; default: the preset's")
     add("--steps", type=number(1), help="limit on the steps of each phase and on the server's epochs")
     add("--dp", nargs="+", choices=["none", *TITLES], help="run the private study with these mechanisms")
     add("--epsilon", type=float, nargs="+", default=[8.0], help="with --dp: epsilon of the whole run")

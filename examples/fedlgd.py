@@ -1,6 +1,6 @@
 """FedLGD: one client for each kind of digits, all trained on condensed data, with anchors that the server distils.
 
-    python examples/fedlgd.py --preset smoke               # 8x8 digits, these over photographs, digits of fonts
+    python examples/fedlgd.py --preset smoke               # 8x8 digits, the same over photographs, digits of fonts
     python examples/fedlgd.py --data ROOT                  # MNIST, USPS, MNIST-M, digits of fonts: hours
     python examples/fedlgd.py --preset paper --data ROOT   # Table 1 of the paper, on a GPU
     python examples/fedlgd.py --data north south west      # your own pictures, one folder per client
@@ -29,12 +29,12 @@ from fl.methods import FedLGD
 from fl.study import Federated
 
 CLAIM = """\
-To be tested: on condensed data of clients with different kinds of digits FedLGD is, after the last round, better than
-FedAvg and better than VHL (paper, Table 1, 10 images a class: 80.6, 75.9, 78.5 %). There are as many tests of every
-domain, so accuracy is the domains' mean. Each method had four tries on held-out images, but not with `paper`. The
-ablations are of one seed, with the settings of FedLGD or FedAvg, and differ from it in what their name says. Other than
-in the paper are with `cpu`: which digits, 2,000 images a client, 16x16 pixels, a ConvNet of two blocks of 32, 60 rounds
-in place of 100, 100 steps of the first condensation in place of 10,000, 10 and 100 later in place of 100 and 500."""
+Claim: after the last round, FedLGD is better than FedAvg and VHL on condensed data of clients with different kinds of
+digits. (Paper, Table 1, 10 images per class: 80.6, 75.9 and 78.5 %.) All domains have equally many test images, so
+accuracy is the mean over domains. Each method searches four configurations on held-out images, except with `paper`. The
+ablations have one seed, and the settings of FedLGD or FedAvg except for the change that their name states. The preset
+`cpu` differs from the paper: other digits, 2,000 images per client, 16x16 pixels, a ConvNet of two blocks of width 32,
+60 rounds (paper: 100), 100 steps of the first condensation (10,000), and later 10 and 100 steps (100 and 500)."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "smoke": {"domains": ["digits", "digits-m-like", "synthdigits-like"], "train": 200, "test": 60, "pixels": 16,
@@ -58,11 +58,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "VHL": {"calibration": 1.0},
     "FedLGD": {"weight": 10.0},
 }
-"""Of the preset `paper`, beside the rate 0.01: sections 5.1 and 5.5; of FedProx as released."""
+"""Settings of the preset `paper` besides the rate 0.01: from sections 5.1 and 5.5; FedProx's from the authors' code."""
 
 
 def candidates(o: argparse.Namespace) -> dict[str, Federated]:
-    """Return the methods of Table 1 with their search, and ablations of one seed, each with one change."""
+    """Return the methods of Table 1 with their search, and one-seed ablations with one change each."""
     augment = DSA(NATURAL if o.pictures else DIGITS)
     sizes = {"steps": o.condense, "batch_real": o.batch_real, "augment": augment, "refine_steps": 0}
 
@@ -121,9 +121,9 @@ def main(words: list[str] | None = None) -> None:
     """Run the example."""
     parser = command_line(__doc__, out="runs/fedlgd", pictures=True)
     add = parser.add_argument
-    add("--domains", nargs="+", metavar="NAME", help="sources of digits, a client each; default: the preset's")
-    add("--ipc", type=number(1), help="condensed images of each class; default: the preset's")
-    add("--rounds", type=number(1), help="default: the preset's")
+    add("--domains", nargs="+", metavar="NAME", help="sources of digits, one per client; default: the preset's")
+    add("--ipc", type=number(1), help="condensed images per class; default: the preset's")
+    add("--rounds", type=number(1), help="rounds of a run; default: the preset's")
     add("--steps", type=number(1), help="limit on the steps of each condensation, refinement and matching")
     add("--no-ablations", action="store_true", help="only the methods of Table 1")
     o = parse_arguments(parser, words)

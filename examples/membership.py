@@ -1,12 +1,12 @@
-"""Strong membership attacks on raw data, distilled sets, federated runs and private ones.
+"""Strong membership attacks on models of raw data, distilled sets, federated runs and private runs.
 
     python examples/membership.py --estimate             # times one run of each pipeline
     python examples/membership.py --rows raw dm          # some rows; a later call adds rows or shadows
     python examples/membership.py --rows transcript      # records visible in the messages of the quickstart's FedDM
 
-Every pipeline is run, from the records to the published result, on random halves of the digits. Each run is the target
-in turn; thresholds and shadow models come from the others. All attacks are shown, with simultaneous intervals; none is
-selected as the best. docs/results/attacks.md is generated from `records.jsonl`.
+Every pipeline runs, from the records to the published result, on random halves of the digits. Each run is the target in
+turn; thresholds and shadow models come from the other runs. The tables show all attacks with simultaneous intervals,
+and not only the best attack. docs/results/attacks.md is generated from `records.jsonl`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TRANSCRIPT = "transcript"
 
 
 def written(path: Path) -> list[Line]:
-    """Return the records in a file."""
+    """Read the records in a file."""
     return [json.loads(text) for text in path.read_text().splitlines()]
 
 
@@ -44,7 +44,7 @@ def write(path: Path, lines: Sequence[Line]) -> None:
 
 
 def cost(folder: Path, row: str, preset: str, count: int, seed: int) -> float:
-    """Return the CPU seconds of one run of a row's pipeline, timed once."""
+    """Return the CPU seconds of one run of a row's pipeline. The run is timed once, and the result is stored."""
     path = folder / "cost.json"
     if not path.exists():
         began, fresh = time.process_time(), not any(folder.glob("shadow-*"))
@@ -54,7 +54,7 @@ def cost(folder: Path, row: str, preset: str, count: int, seed: int) -> float:
 
 
 def run(row: str, o: Any, seed: int, facts: Line) -> list[Line]:
-    """Return the records of one row: make the missing runs, and attack them."""
+    """Return the records of one row. Runs that are missing are made first."""
     folder, numbers = o.out / row, NUMBERS[o.preset]
     kept = folder / "records.jsonl"
     if kept.exists() and (row == TRANSCRIPT or written(kept)[0]["shadows"] == o.shadows):
@@ -75,7 +75,7 @@ def main(words: Sequence[str] | None = None) -> None:
     every = (*ROWS, TRANSCRIPT)
     parser = command_line(__doc__, out="runs/membership", presets=tuple(SHADOWS), workers="runs at a time")
     parser.add_argument("--rows", nargs="+", choices=every, default=every, help="pipelines to attack")
-    parser.add_argument("--shadows", type=number(8), default=None, help="runs of each, even; default: the preset's")
+    parser.add_argument("--shadows", type=number(8), default=None, help="even number of runs; default: the preset's")
     parser.set_defaults(device="cpu")
     o = parse_arguments(parser, words)
     refuse_data(parser, o)

@@ -1,9 +1,9 @@
 """Every federated method on the same ten clients: handwritten digits under Dirichlet(0.1), one table.
 
-Run `python examples/methods.py --help`. Each client keeps a fifth of its digits for its own tests; a seventh of the
-training images stays with the server, for the methods that need images there (nobody else sees them). Every candidate
-searches four configurations on held-out images; `_methods.py` lists them. The search evaluates the global model, or the
-clients' own tests for personal methods and for a second FedAvg, their baseline.
+Run `python examples/methods.py --help`. Each client keeps a fifth of its digits for its own tests. A seventh of the
+training images stays with the server, for the methods that need images there. Every candidate searches four
+configurations on held-out images; `_methods.py` lists them. The search evaluates the global model. For personal
+methods, and for a second FedAvg as their baseline, it evaluates the clients on their own tests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COLUMNS = ("accuracy_own", "bytes_up", "bytes_down", "client_seconds")
 
 
 def task(rounds: int) -> Task:
-    """Return the digits of ten clients, with a ConvNet of two blocks, 14,826 parameters."""
+    """Return the digits of ten clients, with a ConvNet of two blocks and 14,826 parameters."""
     return Task(
         "digits",
         partial(load, "digits", size=16),
@@ -63,7 +63,7 @@ def controls() -> dict[str, Federated]:
 
 
 def tables(records: Records) -> list[Table]:
-    """Return the results of each candidate, and its difference from FedAvg with as many rounds."""
+    """Return the results of each candidate, and the paired differences from FedAvg with equally many rounds."""
     found: list[Table] = [summary_table(records, columns=COLUMNS)]
     for base, column in {"FedAvg": "accuracy_last", "FedAvg, 30 rounds": "accuracy_last", OWN: "accuracy_own"}.items():
         alike = [r for r in records if kind(r.method) == kind(base)]
@@ -73,7 +73,7 @@ def tables(records: Records) -> list[Table]:
 
 
 def kind(name: str) -> tuple[bool, bool]:
-    """Return the group of a candidate: only those with the same models and rounds are compared."""
+    """Return the group of a candidate. Only candidates of the same group are compared: same models, same rounds."""
     return name.startswith(PERSONAL), name.endswith("30 rounds")
 
 

@@ -1,4 +1,4 @@
-"""Privacy report of a small run made here, or of a run of one of your studies.
+"""Privacy report of a small run that this script makes, or of a run of one of your studies.
 
     python examples/privacy_report.py                    # ten clients with digits, FedDM; report in the run's folder
     python examples/privacy_report.py --init noise       # images that start from noise
@@ -56,7 +56,7 @@ def private(factory: Any, rounds: int, epsilon: float, steps: int, num_networks:
 
 
 def make_run(options: Any, seed: int) -> Path:
-    """Make the run of one seed as a study of one candidate, so that its folder allows repeating it."""
+    """Make the run of one seed, as a study of one candidate. A run of a study can be repeated from its folder."""
     assign = partial(partition.dirichlet, **(MANY if options.method == "FedAvg" else FEW))
     network = {"width": 32, "depth": 2}
     digits = partial(load, "digits", size=16)
@@ -79,13 +79,13 @@ def make_run(options: Any, seed: int) -> Path:
 
 
 def repeat_run(folder: Path, split: Split, indices: Tensor, seed: int) -> dict[str, Scorer]:
-    """Repeat the whole run for one shadow, with only the records among `indices`."""
+    """Repeat the whole run for one shadow, with only the records at `indices`."""
     shadow = repeat(folder, keep=indices, seed=seed, data=split, progress=False)
     return {"model": model_scorer(shadow.models[""])}
 
 
 def raw(folder: Path, split: Split, indices: Tensor, seed: int) -> dict[str, Scorer]:
-    """Train the run's network on the records themselves, as the baseline."""
+    """Train the run's network on the raw records at `indices`, as the baseline."""
     network = build(partial(load_run(folder).task.network(split), split.train.num_classes), seed)
     train(network, split.train[indices], RAW, generator=seed, progress=False)
     return {"model": model_scorer(network)}
@@ -94,7 +94,7 @@ def raw(folder: Path, split: Split, indices: Tensor, seed: int) -> dict[str, Sco
 def write_report(folder: Path, options: Any) -> Report:
     """Write the report of a run, with everything that its folder provides."""
     if not (folder / "config.json").is_file():
-        return report(folder)  # which refuses it, and says what a run is
+        return report(folder)  # raises an error that says what a run is
     run = load_run(folder)
     split = run.task.load()
 
@@ -117,10 +117,10 @@ def main(words: Sequence[str] | None = None) -> list[Report]:
     parser = command_line(about, out="runs/privacy_report", presets=tuple(PRESETS), workers="shadows at a time")
     add = parser.add_argument
     add("--run", type=Path, default=None, help="run of a study with transcript=True; default: make one")
-    add("--method", choices=("FedDM", "FedAvg", "private"), default="FedDM", help="of the run made here")
-    add("--init", choices=("real", "noise"), default="real", help="initialisation of FedDM's images")
-    add("--rounds", type=number(1), default=None, help="of the run made here; default: the preset's")
-    add("--steps", type=number(0), default=None, help="of each client per round; default: the preset's")
+    add("--method", choices=("FedDM", "FedAvg", "private"), default="FedDM", help="method of the run made here")
+    add("--init", choices=("real", "noise"), default="real", help="initialization of FedDM's images")
+    add("--rounds", type=number(1), default=None, help="rounds of the run made here; default: the preset's")
+    add("--steps", type=number(0), default=None, help="steps of each client per round; default: the preset's")
     add("--shadows", type=number(0), default=None, help="repetitions on halves of the records; default: the preset's")
     options = parse_arguments(parser, words)
     refuse_data(parser, options)

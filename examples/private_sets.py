@@ -1,10 +1,11 @@
-"""Differentially private condensed sets beside sets without privacy, random images and all the data.
+"""Differentially private condensed sets compared with sets without privacy, random images and all the data.
 
     python examples/private_sets.py --preset smoke
     python examples/private_sets.py --dataset mnist28 --methods class_means larger random --epsilons 1 10 --seeds 0
 
-Networks trained from scratch on each set are tested. Epsilon is the ledger's, for one set; its noise is not repeatable.
-At 16x16 every method searches four configurations on public images; at 28x28 there is one (docs/results/privacy.md).
+Networks trained from scratch on each set are tested. Epsilon is the ledger's, for one set; the noise differs between
+runs. At 16x16 every method searches four configurations on public images; at 28x28 there is one
+(docs/results/privacy.md).
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ SEARCH: dict[str, list[dict[str, Any]]] = {
     "class_means": grid(num_networks=[5, 20], steps=[100, 200]), "quick": grid(num_networks=[5, 20], lr=[100.0, 200.0]),
     "image_sgd": grid(lr=[0.03, 0.1, 0.3, 1.0]), "dm": grid(lr=[0.3, 1.0, 3.0, 10.0]),
 }  # fmt: skip
-"""At 16x16. Class means take two passes; "quick" makes 30 updates of the images in all."""
+"""Search at 16x16. Class means take two passes; "quick" makes 30 updates of the images in total."""
 FULL = {
     "class_means": [{"num_networks": 4, "steps": 300, "first_num_networks": 3, "first_steps": 150}],
     "larger": [{"num_networks": 10, "steps": 600, "first_num_networks": 10, "first_steps": 300}],
 }
-"""At 28x28; class means take three passes, the networks of the later ones learn from the set before."""
+"""Settings at 28x28. Class means take three passes; the networks of later passes learn from the previous set."""
 
 METHODS = ("class_means", "larger", "quick", "image_sgd", "dm", "clean", "random", "all")
 PRESETS: dict[str, dict[str, Any]] = {
@@ -61,25 +62,22 @@ def images(name: str, size: int, mean: float, std: float, root: Path | None, rec
 
 
 class Bfloat16(ConvNet):
-    """A ConvNet that computes in bfloat16 and gives float32, in half the time on recent CPUs.
-
-    A private map normalises what it gets, in float32, so what one record can change stays bounded by 1.
-    """
+    """A ConvNet that computes in bfloat16 and returns float32. Private maps normalize its float32 embeddings."""
 
     def features(self, images: torch.Tensor) -> torch.Tensor:
-        """Embeddings."""
-        # Without the cache: it would keep the rounded weights across the steps of a training.
+        """Return the embeddings of `images`."""
+        # No cache: it would keep the rounded weights across training steps.
         with torch.autocast(images.device.type, torch.bfloat16, cache_enabled=False):
             return super().features(images).float()
 
 
 def whole(real: LabeledImages) -> LabeledImages:
-    """Return all the data as a set."""
+    """Return the whole dataset as the set."""
     return real
 
 
 def candidates(o: argparse.Namespace) -> dict[str, Condense]:
-    """Return the rows of the table; controls take the settings of class means at the first epsilon."""
+    """Return the candidates, one per row. Controls use the settings of class means at the first epsilon."""
     full, augment = o.dataset.endswith("28"), DSA(NATURAL if o.dataset.startswith("fashion") else DIGITS)
 
     def matched(condense: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:

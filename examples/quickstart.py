@@ -1,10 +1,10 @@
 """Ten clients with different handwritten digits train one model from weights, distilled images or raw images.
 
-Run `make demo`, or `python examples/quickstart.py --help`. The default is a first look, one seed of the harder split;
+Run `make demo`, or `python examples/quickstart.py --help`. The default is a first look: one seed of the harder split.
 `--preset cpu` makes the table of both splits and three seeds, after a search of eight configurations per candidate on
 held-out images. The digits come with scikit-learn and are split over ten clients by Dirichlet(0.1) and Dirichlet(0.01).
-FedAvg and FedProx send weights, and FedDM sends small synthetic sets. Real sends as many random raw images to the same
-server; it is the control for the distilled sets.
+FedAvg and FedProx send weights, and FedDM sends small synthetic sets. Real sends equally many random raw images to the
+same server, as the control for the distilled sets.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ CHOSEN = {
     "FedProx": {"epochs": 5, "lr": 0.3, "mu": 0.01},
     "FedDM": {"server_lr": 0.01, "rho": 5.0},
 }
-"""Settings of `look`, which has no search: the best on Dirichlet(0.01) (docs/results/quickstart.md)."""
+"""Settings of the preset `look`, which has no search: the best ones on Dirichlet(0.01) (docs/results/quickstart.md)."""
 
 CLOSING = """\
 What this shows: with strongly skewed clients and few rounds, a server that trains on images of every client learns
-faster than one that averages weights, and with fewer bytes. What it does not show: that distillation is what helps.
-At 10 images a class, random raw images (Real) do about as well, and those are the private data themselves; nor does
-FedDM without its differentially private variant promise any privacy. With enough rounds FedAvg catches up."""
+faster than one that averages weights, and with fewer bytes. What it does not show: that distillation is the reason.
+At 10 images per class, random raw images (Real) do about as well, but they are the private data themselves. FedDM
+guarantees no privacy except in its differentially private variant. With enough rounds, FedAvg catches up."""
 
 
 def task(alpha: float, rounds: int) -> Task:
-    """Return the digits of ten clients, more skewed for a smaller `alpha`, with a ConvNet of 14,826 parameters."""
+    """Return the digits of ten clients, with a ConvNet of 14,826 parameters. A smaller `alpha` gives more skew."""
     assign = partial(partition.dirichlet, clients=10, alpha=alpha)
     network = {"width": 32, "depth": 2}
     return Task(f"dirichlet-{alpha}", partial(load, "digits", size=16), assign, factory_options=network, rounds=rounds)
 
 
 def candidates(name: str) -> dict[str, Candidate]:
-    """Return the four candidates with the search of a preset; Real takes FedDM's settings."""
+    """Return the four candidates with the search of the preset `name`. Real uses FedDM's settings."""
     search, preset = SEARCH, PRESETS[name]
     if name == "look":
         search = {candidate: [settings] for candidate, settings in CHOSEN.items()}

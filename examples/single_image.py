@@ -1,13 +1,13 @@
-"""Federated learning with a single shared image: which of its crops to distil on, beside FedAvg, FedProx and FedDF.
+"""Federated learning with a single shared image: selection of its crops, compared with FedAvg, FedProx and FedDF.
 
     python examples/single_image.py --preset smoke
     python examples/single_image.py --data DATA --image street.jpg
     python examples/single_image.py --data north south west
     python examples/single_image.py --preset paper --data DATA --rounds 1 --steps 10 --out runs/single-image-tried
 
-Server and clients cut the same crops from one photograph (scikit-learn's "china.jpg", or `--image`); what the clients
-predict on some of them teaches the server's model, and weights are sent in a fifth of the rounds. `_single_image.py`
-has the candidates and the paper's numbers. `crops.png` shows the crops that the last model selects.
+Server and clients cut the same crops from one photograph (scikit-learn's "china.jpg", or `--image`). The server's model
+learns from the clients' predictions on some of the crops, and weights are sent in a fifth of the rounds.
+`_single_image.py` has the candidates and the paper's numbers. `crops.png` shows the crops that the last model selects.
 """
 
 from __future__ import annotations
@@ -45,19 +45,20 @@ PRESETS: dict[str, dict[str, Any]] = {
         "networks": ["resnet8", "resnet20", "wrn16_4"], "share": 0.01, "lr": [0.01], "server_lr": [0.005],
     },
 }  # fmt: skip
-"""`count` crops, `keep` of them in a round, `steps` of distillation; `share` of the images is the server's: FedDF's."""
+"""`count`: number of crops; `keep`: number of selected crops per round; `steps`: steps of distillation; `share`: share
+of the images that the server keeps, for FedDF."""
 LATE = 5
 CLAIM = f"""\
-Claim, written before any run: distilling on crops that the global model selects anew each round (the unsurest tenth of
-each class that it sees) makes a better model than distilling on as many crops that stay the same. Accuracy late is the
-mean over the last {LATE} rounds, from one initialisation to the next. Both have four tries on validation images (preset
-cpu; else rates are given). The claim holds where the interval of the paired difference lies above 0. Only if it holds
-against crops drawn at random in each round too is it the selection that helps, and not the variety. All else has one
-seed and is untuned."""
+Claim, written before any run: distilling on crops that the global model selects anew in each round makes a better model
+than distilling on equally many fixed crops. The selected crops are the tenth of each predicted class on which the model
+is least certain. "Accuracy late" is the mean over the last {LATE} rounds. With the preset cpu, both candidates search
+four configurations on validation images; otherwise the rates are given. The claim holds if the whole interval of the
+paired difference is above 0. If it does not also hold against crops drawn at random in each round, the benefit may come
+from the variety of the crops and not from the selection. All other candidates have one seed and are not tuned."""
 
 
 def task(o: Any, p: dict[str, Any]) -> Task:
-    """Clients with as many images each, of classes by a prior of their own, four tenths of them in a round."""
+    """Return clients with equally many images each, and class priors of their own; 40 % of them join a round."""
     options: Any = {
         "partition": partial(partition.dirichlet_prior, clients=p["clients"], alpha=p["alpha"]),
         "factory": p["network"], "rounds": p["rounds"], "participation": 0.4, "server_share": p["share"],
@@ -71,7 +72,7 @@ def task(o: Any, p: dict[str, Any]) -> Task:
 
 
 def tables(records: Records, main: Sequence[str]) -> list[Table]:
-    """Return the selections with the paper's numbers, their differences, and the ablations of one seed."""
+    """Return the selections with the paper's numbers, the paired differences, and the one-seed ablations."""
     found, columns = records.late(LATE), ["accuracy_late", "bytes_up", "bytes_down", "client_seconds"]
     own = [record for record in found if record.method in main]
     rest = [record for record in found if record.seed == found[0].seed]
@@ -81,7 +82,7 @@ def tables(records: Records, main: Sequence[str]) -> list[Table]:
 
 
 def crops(record: Record, image: Any, p: dict[str, Any], size: int, path: Path) -> None:
-    """Draw crops that the last model of a run selects, and others."""
+    """Draw crops that the last model of a run selects, and crops that it does not select."""
     kept = load_run(str(record.folder)).state[SharedImage.index].long()
     some = Patches(image, size=size, count=p["count"]).batch(range(min(p["count"], 400)), progress=False)
     plot.selection(some, kept[kept < len(some)], rows=6, columns=8).savefig(path, dpi=150)
@@ -91,11 +92,11 @@ def main(words: list[str] | None = None) -> None:
     """Run the example."""
     parser = command_line(__doc__, out="runs/single-image", pictures=True)
     add = parser.add_argument
-    add("--image", type=Path, default=None, help="the shared picture, in place of scikit-learn's china.jpg")
-    add("--alpha", type=float, default=1.0, help="of the clients' priors over classes; the paper has 1 and 0.1")
+    add("--image", type=Path, default=None, help="the shared picture; default: scikit-learn's china.jpg")
+    add("--alpha", type=float, default=1.0, help="Dirichlet alpha of the clients' class priors; 1 and 0.1 in the paper")
     add("--headline", action="store_true", help="only the selections, without baselines and ablations")
-    add("--rounds", type=number(1), default=None, help="of a run; default: the preset's")
-    add("--steps", type=number(1), default=None, help="of distillation, with one epoch; default: the preset's")
+    add("--rounds", type=number(1), default=None, help="rounds of a run; default: the preset's")
+    add("--steps", type=number(1), default=None, help="steps of distillation, with one epoch; default: the preset's")
     o = parse_arguments(parser, words)
     refuse_unused(parser, words, "with a client a folder in --data", "--alpha", unless=len(o.pictures) < 2)
     p = PRESETS[o.preset] | {"alpha": o.alpha, "augment": o.preset == "paper"}

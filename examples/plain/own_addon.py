@@ -1,4 +1,4 @@
-"""Write an add-on to FedAvg: L2 regularization towards zero, as one term of the local loss."""
+"""Write an add-on to FedAvg: L2 regularization of the weights, as a term of the local loss."""
 
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ class L2(AddOn):
     data_access = "none"  # no private data beyond what every local step reads
 
     def loss(self, step: Step) -> torch.Tensor:
-        """Return the term for one local step."""
+        """Return the term of the loss for one local step."""
         parameters = step.local.shared_parameters().values()
         return torch.stack([p.square().sum() for p in parameters]).sum() * self.weight / 2
 

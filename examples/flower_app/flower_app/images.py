@@ -12,15 +12,15 @@ from distillkit.data import load, load_folder
 from fl import ClientData
 
 HALF = 0.5
-"""Mean and standard deviation of every channel of a folder; public, and equal on all nodes."""
+"""Mean and standard deviation for the normalization of a folder's images. They are public, and equal on all nodes."""
 
 
 def load_client(partition: int, node: Mapping[str, Any], config: Mapping[str, Any]) -> ClientData:
     """Return the images of one node: four fifths for training and one for evaluation.
 
     Args:
-        partition: the node's partition.
-        node: its node config; `images` is a folder `class/image.png`, if the node has its own images.
+        partition: index of the node's partition.
+        node: the node config; `images` is a folder `class/image.png`, if the node has its own images.
         config: the run config.
     """
     if "images" in node:
@@ -38,7 +38,7 @@ def test_set(config: Mapping[str, Any]) -> LabeledImages | None:
 
 
 def folder(path: str, config: Mapping[str, Any], test_fraction: float) -> tuple[LabeledImages, LabeledImages]:
-    """Return a folder's training and test images, labelled by the index of their class among all nodes' classes."""
+    """Return a folder's training and test images. A label is the index of the class among all nodes' classes."""
     channels, names = config["channels"], [name.strip() for name in config["classes"].split(",")]
     public = Normalization((HALF,) * channels, (HALF,) * channels)
     found = load_folder(

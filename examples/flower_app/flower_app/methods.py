@@ -13,11 +13,11 @@ from fl.addons import VHL
 from fl.methods import PrivateFedDM
 
 DELTA, NUM_NETWORKS, SIGMA_SIZES = 1e-5, 10, 6.0
-"""Private run: delta, random networks per round, and noise of the histogram of class sizes."""
+"""Constants of a private run: delta, random networks per round, and noise of the histogram of class sizes."""
 
 
 def method_of(config: Mapping[str, Any]) -> Method:
-    """Return the `method` of the run `config`."""
+    """Return the method that the run `config` names."""
     side = config["size"]
     factory = partial(ConvNet, (config["channels"], side, side), width=config["width"], depth=config["depth"])
     sets = {"ipc": config["ipc"], "steps": config["steps"], "server_epochs": config["server-epochs"]}
