@@ -92,7 +92,7 @@ def test_list_names_all_private_entry_points_and_nothing_else() -> None:
     for package in (fl, fl.addons, fl.methods):
         for one in (getattr(package, name) for name in package.__all__):
             private = inspect.getattr_static(one, "private", False) if inspect.isclass(one) else False
-            if isinstance(private, property):  # those that ask what they are made of are not private themselves
+            if isinstance(private, property):  # whether such a class is private depends on its parts
                 try:
                     private = private.fget(None)  # type: ignore[misc]
                 except AttributeError:

@@ -224,7 +224,7 @@ def test_client_without_a_reply_has_no_message_pair(run: Path, tmp_path: Path) -
     store = Store(Path(shutil.copytree(run, tmp_path / "run")))
     store.record(
         2, 0, "up", Message.unchecked({"FedAvg.update": {"w": torch.ones(1)}})
-    )  # an answer to nothing that was kept
+    )  # a reply without a stored request
     folder = open_run(store.out)
     assert message_pair(folder, 0, None)[0].round == 1
     for client, number in ((0, 2), (5, 1)):

@@ -63,11 +63,11 @@ class Mechanism:
     """One private step, correct or with a mistake, and its claim.
 
     Attributes:
-        rate: with which records take part.
-        stated: the rate that the claim is made for.
-        noise: factor of the noise that is claimed.
+        rate: sampling rate of the records.
+        stated: sampling rate for which the claim is made.
+        noise: factor of the claimed noise.
         clipped: whether gradients are clipped.
-        leaves_out: the class whose weights get no noise.
+        leaves_out: class whose weights get no noise.
     """
 
     rate: float = 1.0

@@ -3,9 +3,9 @@
     OMP_WAIT_POLICY=PASSIVE python -m tests.benchmarks dm [--real 256] [--rounds 5] [--threads 1]
 
 Both compute loss and gradient of the same step: ConvNet-3 of width 128, 10 classes, `--real` real and 10 synthetic
-images of 3x32x32 per class. The straightforward way runs each class's real batch and its synthetic images through the
-network whole and in NCHW, adds up the losses, and calls `backward` once; its network has PyTorch's own layers. Rounds
-alternate; CPU time of the process, medians.
+images of 3x32x32 per class. The straightforward implementation runs each class's whole real batch and its synthetic
+images through the network in NCHW, adds up the losses, and calls `backward` once. Its network has PyTorch's own layers.
+Rounds alternate. Results are medians of the process's CPU time.
 """
 
 from __future__ import annotations

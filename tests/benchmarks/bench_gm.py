@@ -3,10 +3,10 @@
     OMP_WAIT_POLICY=PASSIVE python -m tests.benchmarks gm [--classes 10] [--real 64] [--rounds 3] [--threads 1]
 
 Both compute loss and gradient of the same step: ConvNet-3 of width 128, `--real` real and 10 synthetic images of
-3x32x32 per class. The straightforward way takes each class's real batch whole, adds up the distances of all classes,
-and calls `backward` once; its network has PyTorch's own layers. Floating-point operations are counted while the step
-runs (convolutions and matrix products, the double backward included); the peak is the best rate of a 128 -> 128
-convolution of 64 maps of 16x16 in the same run. CPU time of the process, medians of alternating rounds.
+3x32x32 per class. The straightforward implementation takes each class's whole real batch, adds up the distances of all
+classes, and calls `backward` once. Its network has PyTorch's own layers. Floating-point operations are counted while
+the step runs (convolutions and matrix products, the double backward included); the peak is the best rate of a 128 ->
+128 convolution of 64 maps of 16x16 in the same run. CPU time of the process, medians of alternating rounds.
 """
 
 from __future__ import annotations

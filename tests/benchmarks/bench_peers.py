@@ -3,9 +3,10 @@
     make bench-peers                                                                  on an idle machine, in six minutes
     python -m tests.benchmarks peers --out docs/results/peers.json                    in an environment with both peers
 
-Repeats take turns; a repeat is four rounds, of which the first is not counted (Flower's starts its actors). Rounds in
-which clients fail are fast: a way whose rounds did not have 50 replies each has no seconds, and neither has one that
-fails or that is not installed; the record says why. It is written anew after every way of every repeat.
+Repeats of the implementations alternate. A repeat has four rounds, of which the first is not counted (in Flower, it
+starts the actors). Rounds in which clients fail are fast. An implementation therefore gets no seconds if a round had
+fewer than 50 replies, if it fails, or if it is not installed; the record gives the reason. The record is written after
+every repeat of every implementation.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
     python -m tests.benchmarks scaling
 
-Clients do nothing but send back what they are sent, so what is left is the engine: letters, checks, folding, counting.
-Every measurement is a process of its own, and a row of `docs/results/scaling.json` as soon as it is made; rows that are
-there are not measured again, so that an interrupted run goes on. `docs/scripts/scaling.py` makes the page of them.
+Clients only return the message that they receive. The measured cost is therefore that of the engine: requests, checks,
+aggregation and statistics. Every measurement is a process of its own, and writes a row of `docs/results/scaling.json`
+at once. Existing rows are not measured again, so an interrupted run continues. `docs/scripts/scaling.py` makes a page.
 
     drawn        all of 10, 100, 1,000 clients in every round, with networks of 10^4 to 10^6 weights
-    registered   10 drawn among 10 to 10^6, made when asked for
-    listed       10 drawn among 10 to 10,000 in a list, which is checked whole
-    long         the same, but many rounds: what the history takes in memory
+    registered   10 drawn among 10 to 10^6, which are created on demand
+    listed       10 drawn among 10 to 10,000 in a list, all of which are checked
+    long         the same, but many rounds: memory of the history
     kept         clients that keep a memory as large as the network, in a run that keeps files
     union        clients that send images, which the server keeps side by side (FedDM's kind)
     flower       the adapter over a grid in memory, without Flower itself: 10 and 100 nodes

@@ -1,7 +1,8 @@
 """Cost of secure sums: CPU seconds of a client and of the server per round, and bytes per client, against plain rounds.
 
-`python tests/benchmarks/bench_secure_sums.py`, or with pairs of clients and parameters: `4 100000`. The method trains
-nothing, so that what is left is the engine and the filter. Seconds are CPU seconds, means of three rounds after one.
+`python tests/benchmarks/bench_secure_sums.py`, or with pairs of clients and parameters: `4 100000`. The method does not
+train, so the measured cost is that of the engine and the filter. Results are mean CPU seconds of three rounds, after
+one round that is not counted.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ def flower(users: int, cohort: int, rounds: int) -> Rounds:
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     path = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     try:
-        told = subprocess.run(  # what it prints beside its lines is seen: how far it is, and why it failed
+        told = subprocess.run(  # stderr is not captured, so it shows the progress and errors
             words, stdout=subprocess.PIPE, text=True, timeout=PATIENCE, cwd=ROOT, env={**os.environ, **quiet, **path}
         )
     except subprocess.TimeoutExpired:

@@ -1,7 +1,7 @@
 """Straightforward implementations for the benchmarks: PyTorch's own layers and whole batches.
 
-Each function gives a step, a function without arguments that does one step of its loop and returns what came of it, to
-be held against ours; what is drawn at random is drawn as ours draws it, so that both are the same numbers.
+Each function returns a step: a function without arguments that runs one step of its loop and returns the result, which
+is compared with ours. Random numbers are drawn as in our implementation, so both results must agree.
 """
 
 from __future__ import annotations

@@ -35,9 +35,10 @@ class Race:
 
     Attributes:
         ours: see `Ours`.
-        plain: begins the straightforward way: gives its step, whose result is that of ours after as many steps.
-        noted: called with what notes convolutions, does a step of ours on this thread in its `with` block; default:
-            `ours`.
+        plain: function that starts the straightforward implementation and returns its step. The result of a step equals
+            that of ours after equally many steps.
+        noted: function that runs one step of ours on this thread, inside the recorder of convolutions that it gets;
+            default: `ours`.
     """
 
     ours: Ours
@@ -74,14 +75,14 @@ class Row:
     """Line of the table.
 
     Attributes:
-        name: what is measured.
-        race: makes it, of the sizes that are given.
-        by: "cpu" or "wall": which seconds the ratio is of.
-        target: the ratio that is aimed at.
-        share: of the convolutions alone, the least that is aimed at.
-        threads: intra-op threads.
-        of: so many steps share what is done once before the first.
-        within: how far both sides may be apart in float32 before the table says so.
+        name: name of the measured work.
+        race: function that makes the race for given sizes.
+        by: "cpu" or "wall": kind of seconds from which the ratio is computed.
+        target: target of the ratio.
+        share: minimum target for the share of the convolutions.
+        threads: number of intra-op threads.
+        of: number of steps that share the one-time work before the first step.
+        within: largest relative difference of both sides in float32 that the table does not report.
     """
 
     name: str
@@ -102,7 +103,7 @@ def checked(row: Row, sizes: Any) -> float:
     """Return the difference of both implementations after a step in float64.
 
     Raises:
-        RuntimeError: too far for rounding: they do not do the same, and no time means anything.
+        RuntimeError: the difference is too large for rounding, so the two sides do different work.
     """
     torch.set_default_dtype(torch.float64)
     try:

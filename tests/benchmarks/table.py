@@ -3,11 +3,11 @@
     make bench                                                     python -m tests.benchmarks
     python -m tests.benchmarks --out docs/results/benchmarks.jsonl --only "DM step"
 
-Every row is a process of its own, alone on the machine. Before a time is taken, both sides are held against each other:
-those that differ in float64 at a small size have no row; in float32 at the measured one, the table says so.
+Every row is a process of its own, alone on the machine. Before timing, the results of both sides are compared. If they
+differ in float64 at a small size, there is no row. If they differ in float32 at the measured size, the table says so.
 
-The record is written after every row, and rows that it has of the same code and machine are not measured again: a run
-that was killed goes on where it was. A row that fails takes none of the others with it; the program ends with 1.
+The record is written after every row. Rows of the same code and machine are not measured again, so a killed run
+continues where it stopped. If a row fails, the other rows are still measured, and the program exits with status 1.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ __all__ = ["requested_study"]
 
 
 class RequestedStudy(Exception):
-    """Raised in place of a run."""
+    """Exception that is raised instead of running a study."""
 
 
 def requested_study(script: ModuleType, patch: pytest.MonkeyPatch, *words: object) -> Study:

@@ -121,7 +121,7 @@ def test_emulated_device_follows_the_rules_of_cuda() -> None:
                 wrong()
 
 
-# What is brought, and by whom.
+# Placement of messages and sets on a device.
 
 
 class _Kinds:

@@ -404,7 +404,7 @@ def test_personal_model_voids_the_guarantee_only_if_its_test_is_sent(addon: AddO
     assert shared.rows[-1]["epsilon"] == pytest.approx(quiet.rows[-1]["epsilon"])
 
 
-# What is refused.
+# Refusals.
 
 
 class Terms(AddOn):
@@ -431,7 +431,7 @@ class Records(Terms):
 
 class Asks(Terms):
     def answer(self, local: Any, reply: Any) -> None:
-        """Asks."""
+        """Send a reply to the query before round 1."""
 
 
 REFUSED: dict[str, tuple[AddOn, str]] = {

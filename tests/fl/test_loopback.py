@@ -117,7 +117,7 @@ def test_method_is_bitwise_equal_to_threads(name: str) -> None:
     assert_equal(play(METHODS[name](), backend=Loopback()), play(METHODS[name]()))
 
 
-# Answers that are lost, come twice, or come too late.
+# Replies that are lost, arrive twice, or arrive too late.
 
 FAULTS = Loopback(lose=0.2, repeat=0.2, delay=0.2, seed=2)
 

@@ -303,7 +303,7 @@ def test_page_on_records_lists_keys_that_differ_from_names() -> None:
     assert said == {(kind.__name__, kind.key) for kind in built_in() if kind.key != kind.__name__}
 
 
-# What is not an option, and whose entry is whose.
+# Attributes that are not options, and owners of entries.
 
 
 @pytest.mark.parametrize("kind", [k for k in built_in() if issubclass(k, Component)], ids=lambda k: k.__name__)

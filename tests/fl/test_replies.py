@@ -344,7 +344,7 @@ def test_client_moves_the_mean_by_no_more_than_its_declared_weight() -> None:
 def test_replies_need_a_schema() -> None:
     class Asks(AddOn):
         def answer(self, local: Any, reply: Any) -> None:
-            """Asks."""
+            """Send a reply to the query before round 1."""
 
     class Tests(FedDM):
         evaluate = FedDM.evaluate

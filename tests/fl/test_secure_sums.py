@@ -429,7 +429,7 @@ def test_inconsistent_server_gets_no_shares(ring: InMemoryKeyring) -> None:
         play(sealed(FedAvg(**FAST), ring, Greedy))
 
 
-# What is refused.
+# Refusals.
 
 
 def test_integer_sums_that_could_overflow_are_refused() -> None:

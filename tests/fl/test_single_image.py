@@ -298,7 +298,7 @@ def test_schedule_of_table_4_equals_the_release() -> None:
     assert [row["initialised"] for row in run.rows] == [1, 0, 1, 0]
 
 
-# The laws of every add-on, and what is refused.
+# Properties of every add-on, and refusals.
 
 
 def test_results_are_bitwise_equal_with_workers_and_interruptions(tmp_path: Path, global_rng_untouched: None) -> None:

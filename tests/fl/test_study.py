@@ -91,7 +91,7 @@ def test_killed_comparison_resumes_to_the_same_numbers(tmp_path: Path) -> None:
     runs = tmp_path / "killed" / "runs" / "hospitals"
     with start(tmp_path / "killed") as process:
         deadline = time.monotonic() + 240
-        while len(list(runs.rglob("*/summary.json"))) < 14:  # all twelve tries and two runs are done
+        while len(list(runs.rglob("*/summary.json"))) < 14:  # twelve searched runs and two final runs are done
             assert process.poll() is None, "it ended before it was killed"
             assert time.monotonic() < deadline
             time.sleep(0.01)

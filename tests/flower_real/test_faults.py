@@ -45,7 +45,7 @@ def test_killed_and_hanging_clients_return_and_an_empty_round_fails() -> None:
         assert after == {}
         assert second["status"] == "finished:failed"
         assert "NoUsableReply" in logs["second"]
-        for client in range(2):  # both nodes answer in the next run, the one that hung too
+        for client in range(2):  # both nodes reply in the next run, also the one that hung
             assert f"client {client} raised RuntimeError: client {client} cannot" in logs["second"]
 
 

@@ -71,7 +71,7 @@ def pack_requests(
 
 
 def unpack_replies(requests: Sequence[PendingRequest], parts: Parts) -> list[Parts]:
-    """Unpack the replies to the requests. If two requests have one reply, such as a refusal, return it for both.
+    """Unpack the replies to the requests. If two requests have one common reply, such as a refusal, return it twice.
 
     Args:
         requests: one or two requests that were sent in one message.

@@ -273,7 +273,7 @@ class GridTransport:
         return {"run": self._run}
 
     def restore(self, facts: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """Take the run's name from `facts`, and ignore `versions`, which requests name. See `Transport.restore`."""
+        """Take the run's name from `facts`. The `versions` are not needed, because every request names its version."""
         self._run = facts.get("run", self._run)
 
     def __enter__(self) -> Self:

@@ -89,7 +89,7 @@ def test_label_of_one_image_is_inferred_for_any_number_of_steps(
 def test_labels_of_a_batch_are_inferred_from_several_steps() -> None:
     images, labels = torch.rand(4, *SHAPE, generator=derive(5)), torch.tensor([0, 3, 3, 4])
     noise = torch.rand(32, *SHAPE, generator=derive(6))
-    for momentum in (0.0, 0.9):  # whose steps count several times
+    for momentum in (0.0, 0.9):  # with momentum, a step counts several times
         update = FedAvgUpdate.of(small(), images, labels, lr=0.02, epochs=3, batch=2, momentum=momentum)
         assert update.read_labels(4, noise).tolist() == [0, 3, 3, 4]
 

@@ -126,7 +126,7 @@ def test_shadow_classifier_is_a_logistic_regression_for_each_class() -> None:
         assert np.allclose(found.numpy()[own], wanted)
     assert roc(found, truth).auc > 0.8
     del case["labels"]
-    assert roc(shadow_classifier(**case), truth).auc < roc(found, truth).auc - 0.1  # one for all cannot tell
+    assert roc(shadow_classifier(**case), truth).auc < roc(found, truth).auc - 0.1  # one for all classes fails
     assert shadow_classifier(case["target"][:, 0], case["inside"], case["shadows"][:, :, 0]).shape == (60,)
 
 
@@ -152,7 +152,7 @@ def test_densities_are_cross_fitted() -> None:
     assert roc(torch.from_numpy(in_sample[0] - in_sample[1]), member).auc > 0.9
     assert roc(found, member).auc < 0.7
     moved = values.clone()
-    moved[0] += 100  # what is scored does not move its own density: it is far from both, and the others' fold sees it
+    moved[0] += 100  # a moved score does not change its own density, but changes that of the other fold
     again = gradient_kde(moved, member)
     assert again[0] != found[0]
     assert int((again == found).sum()) == 7  # the rest of its fold

@@ -25,7 +25,7 @@ def test_neighbouring_float32_sums_differ_by_at_most_one_clip() -> None:
         for _ in range(200):
             gradient.add([torch.full((1, 1), -0.0624)])
         total.append(float(gradient.take()[0]))
-    assert total[1] - total[0] == pytest.approx(1.0, abs=0.07)  # what is released is float32 again
+    assert total[1] - total[0] == pytest.approx(1.0, abs=0.07)  # the released gradient is float32 again
 
 
 @given(st.integers(0, 10**6), st.floats(-30, 30), st.sampled_from([torch.float32, torch.float64]))

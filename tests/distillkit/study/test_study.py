@@ -39,7 +39,7 @@ def task(name: str = "made", **options: Any) -> Task:
 
 @dataclass(frozen=True)
 class Number:
-    """What a `Known` candidate runs: it returns `value` and the number of classes of a network."""
+    """Function of a `Known` candidate, which returns `value` and the number of classes of a network."""
 
     value: float
     classes: int = 2
@@ -149,7 +149,7 @@ def test_seeds_candidates_and_tasks_can_be_added_but_not_changed(tmp_path: Path)
     }  # fmt: skip
     said = (tmp_path / "choice.json").read_text()
     executed(Study(tmp_path, task(), candidates, seeds=(0,)))
-    assert (tmp_path / "choice.json").read_text() == said  # what is not asked for again stays
+    assert (tmp_path / "choice.json").read_text() == said  # candidates that are not requested again stay
     with pytest.raises(ValueError, match="different candidates with the names A"):
         executed(Study(tmp_path, task(), {"A": known(search=grid(value=[1, 5]))}))
     with pytest.raises(ValueError, match="different tasks with the names made"):
@@ -504,7 +504,7 @@ class Slow(Known):
 def test_control_gets_no_trial_if_that_is_no_small_part_of_its_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tenth of one run, but a fortieth of four. Other ways of making a set, and longer runs, have their own trial."""
+    """A tenth of one run, but a fortieth of four. Other functions that make a set, and longer runs, have own trials."""
 
     def make(factory: Any, value: float = 1.0) -> Number:
         return Number(value)

@@ -85,7 +85,7 @@ def test_late_incompatible_node_is_left_out_with_a_warning(tmp_path: Path) -> No
     assert [row["failed"] for row in run.rows] == [{}, {}]
 
 
-# One answer.
+# A single reply.
 
 
 def asked(resent: int | None = None) -> PendingRequest:

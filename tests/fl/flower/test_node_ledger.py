@@ -89,8 +89,8 @@ def mirrored_in(ledger: Ledger) -> dict[str, list[Event]]:
 def test_a_second_run_on_the_same_nodes_composes(tmp_path: Path) -> None:
     common = Ledger(tmp_path / "server.jsonl")
     first = [summed(tmp_path / "nodes", ledger=common).rows[-1]["epsilon"]]
-    again = summed(tmp_path / "nodes").rows  # a server that was not there in the first run
-    third = summed(tmp_path / "nodes", ledger=common).rows  # one that was: nothing is counted twice
+    again = summed(tmp_path / "nodes").rows  # a server without the first run's ledger
+    third = summed(tmp_path / "nodes", ledger=common).rows  # a server with this ledger: nothing is counted twice
     sums = [compose([(SIGMA, 1.0, n)], 1e-5).epsilon for n in range(1, 7)]
     assert first == [sums[1]]
     assert [row["epsilon"] for row in again] == sums[2:4]
