@@ -46,7 +46,7 @@ class Dispatcher:
     Attributes:
         method, server, transport, thread: the arguments of the same names.
         entries: the entries that the method declares, by key.
-        cache_index: index of the values that each client has.
+        cache_index: index of each client's cached entries and memory version.
         resent: bytes of cached entries that were sent again in this round.
     """
 

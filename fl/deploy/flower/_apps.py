@@ -159,7 +159,7 @@ def server_app(method: Method, config: FlowerConfig) -> Any:
 
     Name this app in your project's pyproject.toml (`serverapp = "package.server_app:app"`). The results are written to
     `out`. If the app fails, `flwr list --format json` shows Flower's run as failed, but the exit status of `flwr run`
-    does not.
+    does not report the failure.
 
     Args:
         method: the method to run.

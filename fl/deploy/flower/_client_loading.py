@@ -1,4 +1,4 @@
-"""Conversion of the forms that `load_client` may return to the data of one client."""
+"""Conversion of a result of `load_client`, in any supported form, to the data of one client."""
 
 from __future__ import annotations
 
