@@ -48,11 +48,11 @@ def client_app(method: Method, load_client: LoadClient, config: NodeOptions) -> 
 
     Args:
         method: the method of the server app; a node with a different method is refused in the handshake.
-        load_client: function of the partition index that returns the client's data: anything that `fl.simulate` takes
-            as one client (a `LabeledImages`, a `ClientData` of training and test images, a `Dataset`, a pair of images
-            and labels, a `StoredImages`), the path of a folder of images, a `Split`, a study task's allocation, or a
-            table of flwr-datasets. docs/flower.md lists all forms. The function is called for every message, because
-            on real nodes every message starts a new process.
+        load_client: function of the partition index that returns the client's data. It may return anything that
+            `fl.simulate` takes as one client (such as a `LabeledImages`, a `ClientData` or a `Dataset`), the path of a
+            folder of images, a `Split`, an allocation of a study task, or a table of flwr-datasets. docs/flower.md
+            lists all forms. The function is called for every message, because in a deployment every message starts a
+            new process.
         config: options of the node (`NodeOptions`); callers pass its fields as keywords.
 
     Returns:
@@ -60,7 +60,7 @@ def client_app(method: Method, load_client: LoadClient, config: NodeOptions) -> 
 
     Raises:
         MissingFlower: Flower is not installed.
-        TypeError, ValueError: bad arguments, or an unusable policy.
+        TypeError, ValueError: an argument is not valid, or the policy file cannot be used.
     """
     node = Node(method, load_client, config)
     app = flower("clientapp").ClientApp()

@@ -149,7 +149,7 @@ class NodeRegistry:
 
     @property
     def num_classes(self) -> int:
-        """Number of classes: the number that the first node with a given number states, or else the largest number."""
+        """Number of classes: a number that was given on a node, or else the largest number inferred on any node."""
         spaces = [self.nodes[n].space for n in sorted(self.nodes)]
         stated = [space.num_classes for space in spaces if space.classes_given]
         return stated[0] if stated else max(space.num_classes for space in spaces)
