@@ -15,10 +15,11 @@ def check_images(images: Tensor, normalization: Normalization | None) -> None:
 
     Args:
         images: [N, C, H, W].
-        normalization: the stated normalization; None if none was stated, so that pixels in [0, 1] are expected.
+        normalization: normalization that the caller stated. None if the caller stated none; pixels in [0, 1] are then
+            expected.
 
     Raises:
-        ValueError: no normalization was stated, and the images look like [N, H, W, C] or cannot be pixels in [0, 1].
+        ValueError: `normalization` is None, and the images look like [N, H, W, C] or are not pixels in [0, 1].
     """
     if not len(images):
         return
@@ -82,7 +83,7 @@ def check_labels(labels: Tensor) -> None:
 
 
 def check_class_sizes(name: str, wanted: int, counts: dict[int, int]) -> None:
-    """Warn about classes that have fewer images than requested, so that images repeat.
+    """Warn about classes that have fewer images than requested, because their images are then repeated.
 
     Args:
         name: the argument's name in messages.

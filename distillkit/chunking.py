@@ -25,12 +25,12 @@ def chunk_size(images: Tensor, chunk: int | None = None, *, chunked_stem: bool =
 
     On a CPU the default is 16 images of 32x32, or as many pixels of another size. The activations of a width-128
     network then stay in the cache, which halves the time of a forward pass. The default is four times as large for
-    networks that compute their first block, which has the largest maps, in chunks. On an accelerator it is 4096 images,
-    which only bounds memory.
+    networks with `chunked_stem`, because their first block has the largest maps and is computed in chunks. On an
+    accelerator it is 4096 images, which only bounds memory.
 
     Args:
-        images: float [N, C, H, W], or images of the same shape and device.
-        chunk: number of images that the caller requests; None for the default, a power of two.
+        images: float [N, C, H, W]. Only the shape and device matter.
+        chunk: number of images that the caller requests; None for the default, which is a power of two.
         chunked_stem: whether the pass records no gradients and the network computes its first block in chunks
             (`networks.ConvNet`).
 

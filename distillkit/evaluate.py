@@ -1,4 +1,4 @@
-"""Evaluation of a small set by the networks trained on it."""
+"""Evaluation of a small set by the test accuracy of networks trained on it."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ def evaluate(
             networks on each of 5 sets.
         protocol: training protocol. The published protocol has 1,000 epochs, which take minutes per network on a CPU.
         real: the real training images. If given, each architecture has a second row for random real images, with as
-            many images per class as the set. They are sampled anew for each network; initialization and order are the
-            same as for the set. A distilled set should beat this row.
+            many images per class as the set. These images are sampled anew for each network. Initialization and order
+            of training are the same as for the set. A distilled set should beat this row.
         generator: an int seed, or a CPU generator from which one seed is drawn.
         chunk: see `train`.
         progress: whether to show a progress bar, which counts epochs.

@@ -39,7 +39,7 @@ def tensor_fingerprint(tensors: Sequence[Tensor | str], *, key: bytes = b"") -> 
 
 
 def set_fingerprint(data: LabeledImages | StoredImages, *, key: bytes = b"") -> str:
-    """Return a fingerprint of a set, with which a resumed run detects other data.
+    """Return a fingerprint of a set, so that a resumed run can detect changed data.
 
     The hash covers images, labels, columns, classes and normalization. A stored set is not read: the hashes of its
     pictures replace the images, so the same pictures have different fingerprints in memory and in a file.
@@ -55,7 +55,7 @@ def set_fingerprint(data: LabeledImages | StoredImages, *, key: bytes = b"") -> 
 
 
 def network_fingerprint(network: object, like: Tensor) -> dict[str, Any]:
-    """Describe a network by its class, number of parameters, their shapes and its function, to detect another network.
+    """Describe a network by its class, its parameter count and shapes, and its outputs, to detect another network.
 
     The function is tested with two noise images: a float64 copy in eval mode computes embeddings and outputs, which are
     rounded to six digits and hashed. The result does not depend on threads or devices, but on every weight, width and

@@ -21,7 +21,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class InUse(RuntimeError):
-    """Another process, or another thread of this one, has locked the requested resource.
+    """Error: another process, or another thread of this process, has locked the requested resource.
 
     Args:
         message: text that names the resource and the process that has locked it.
@@ -44,9 +44,9 @@ def locked(lock: Path, what: str, *, shared: bool = False, wait: float | None = 
     """Lock a resource during a `with` block against every other process that uses the same lock file.
 
     The operating system holds the lock and releases it when the process ends for any reason, so nothing has to be
-    cleaned up after a kill. A leftover lock file means nothing. A `.json` file of the same name names the process that
-    holds the lock. (On file systems without locks, as some network file systems are, `filelock` uses its substitute or
-    raises an error.)
+    cleaned up after a kill. A leftover lock file does not block anything. A `.json` file of the same name names the
+    process that holds the lock. (On file systems without locks, as some network file systems are, `filelock` uses its
+    substitute or raises an error.)
 
     Args:
         lock: path of the lock file. Its folder is created if needed.

@@ -465,7 +465,7 @@ def _path_of(value: Any) -> str:
 
 
 def _source(value: Any) -> dict[str, str]:
-    """Return {"source": hash} of a user's own function or class; empty for known packages and unknown source."""
+    """Return {"source": hash} for a user's own function or class; {} for known packages or unavailable source."""
     if value.__module__.split(".")[0] in _KNOWN_PACKAGES or _is_entry(value):
         return {}
     try:

@@ -1,4 +1,4 @@
-"""Training of a network from scratch on a small set, and its test."""
+"""Training of a network from scratch on a small set, and measurement of its accuracy."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ __all__ = ["CLASSIC", "Protocol", "accuracy", "require_protocol", "train"]
 class Protocol:
     """Training protocol for networks from scratch on a small set; by default that of DC, DSA and DM.
 
-    (Zhao et al., 2021 to 2023.) SGD with momentum and weight decay on the mean cross-entropy of shuffled batches; the
-    last batch may be smaller. As in their code, `epochs + 1` epochs are run. After epoch `epochs // 2 + 1`, counted
-    from zero, `lr` drops once and the momentum is reset. The last iterate is tested, without selection.
+    The source is Zhao et al. (2021 to 2023): SGD with momentum and weight decay on the mean cross-entropy of shuffled
+    batches; the last batch may be smaller. As in their code, `epochs + 1` epochs are run. After epoch `epochs // 2 +
+    1`, counted from zero, `lr` drops once and the momentum is reset. The last iterate is tested, without selection.
 
     Attributes:
         epochs: number of epochs: 1000 with augmentation; DC uses 300 without augmentation.
@@ -64,7 +64,7 @@ def require_protocol(protocol: object) -> None:
         protocol: the argument to check.
 
     Raises:
-        TypeError: the argument is not a `Protocol`, but for example a class or a name.
+        TypeError: the argument is not a `Protocol` instance.
     """
     if not isinstance(protocol, Protocol):
         came = f"the class {protocol.__name__}" if isinstance(protocol, type) else type(protocol).__name__
@@ -173,7 +173,7 @@ def _step(parameters: list[nn.Parameter], velocity: list[Tensor], lr: float, pro
 
 
 def accuracy(network: nn.Module, data: Images | StoredImages, *, chunk: int | None = None) -> float:
-    """Return the share of images whose largest logit is that of their class, in [0, 1].
+    """Return the accuracy: the share of images whose largest logit belongs to their class, in [0, 1].
 
     Args:
         network: network that maps images to logits. It runs in eval mode; its previous mode is restored.

@@ -100,7 +100,8 @@ def matrix(values: Tensor, name: str) -> Tensor:
         name: name of the argument, used in error messages.
 
     Raises:
-        TypeError, ValueError: the values do not fit.
+        TypeError: not a floating-point tensor.
+        ValueError: not a finite tensor [N, d], or a dimension is empty.
     """
     float_tensor(values, name, "[N, d], one row an image")
     if values.ndim != 2 or 0 in values.shape:
@@ -319,12 +320,13 @@ def callable_with(value: T, name: str, arguments: Sequence[str], example: str, *
     Args:
         value: the value to check.
         name: name of the argument, used in error messages.
-        arguments: names of the positional arguments. Their number is checked; the message shows the names.
+        arguments: names of the positional arguments. Only the number of arguments is checked; the error message shows
+            the names.
         example: code of a valid value, for the message.
         classes: whether a class is accepted as a function of its constructor's arguments.
 
     Raises:
-        TypeError: not callable, a class, or a function with other arguments.
+        TypeError: not callable, a class although `classes` is False, or a function that takes other arguments.
     """
     wanted = f"{name} is called as {name}({', '.join(arguments)}); give {example}"
     if not callable(value):

@@ -11,7 +11,7 @@ __all__ = ["Configurable"]
 class Configurable:
     """Base class that records constructor arguments, so that `distillkit.serialization` can rebuild the object.
 
-    Use it for classes that are not dataclasses; methods, add-ons and filters already have it. Write
+    Use it for classes that are not dataclasses; methods, add-ons and filters already inherit from it. Write
     `class Cropped(Configurable)` for an augmentation or a network of your own with an `__init__`, and a run's
     `config.json` is enough to rebuild it. The constructor must have no side effects: reading a record may call it.
     """

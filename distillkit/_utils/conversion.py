@@ -43,7 +43,7 @@ class FileBacked(ABC):
         """Return the number of images."""
 
     def read_hint(self, what: str) -> str:
-        """Return how to read a part, as the end of an error message that begins with "the images of".
+        """Return instructions for reading a part: the end of an error message that begins with "the images of".
 
         Args:
             what: name of the set in the message.
@@ -182,7 +182,7 @@ def read(source: Any, name: str, *, progress: bool = True) -> tuple[Any, Any]:
 
 
 def _dataset_of(loader: DataLoader[Any], name: str) -> Any:
-    """Return the dataset of a loader that adds nothing to it. Reading the dataset draws no random numbers."""
+    """Return the dataset of a loader that has no sampler or `collate_fn` of its own. No random numbers are drawn."""
     if isinstance(loader.dataset, IterableDataset):
         return loader.dataset
     batches, sampler = loader.batch_sampler, loader.sampler

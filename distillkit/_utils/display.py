@@ -69,7 +69,7 @@ def tile(rows: Sequence[Tensor], columns: int, padding: int) -> Tensor:
 
 
 def as_png(rows: list[Tensor]) -> bytes:
-    """Return a PNG file with one row per batch of pixels. Images with channels other than 1 or 3 become grey.
+    """Return a PNG file with one row per batch of pixels. Images with neither 1 nor 3 channels become gray.
 
     Args:
         rows: batches float [n, C, H, W] in [0, 1].
@@ -92,7 +92,7 @@ def as_png(rows: list[Tensor]) -> bytes:
 
 
 def as_html(text: str, rows: list[Tensor], classes: int) -> str:
-    """Return the HTML that a notebook shows for a set: its text and a picture with about 40 pixels per image.
+    """Return the HTML that a notebook shows for a set: the `repr`, and a picture with about 40 pixels per image.
 
     Args:
         text: the set's repr.

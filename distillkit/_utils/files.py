@@ -64,7 +64,7 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], f
     Args:
         path: the file; its folder must exist.
         tensors: tensors by name, on any device.
-        facts: the metadata. Its `format` distinguishes kinds of files (see `read_tensors`).
+        facts: the metadata. The entry `format` states the kind of file (see `read_tensors`).
 
     Raises:
         OSError: see `atomic_replace`.
@@ -81,7 +81,7 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], f
 
 
 def read_tensors(path: str | os.PathLike[str], *, kind: str, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read a file of `write_tensors` and return the tensors, on the CPU, and the metadata.
+    """Read a file written by `write_tensors`. Return the tensors, on the CPU, and the metadata.
 
     Args:
         path: the file.

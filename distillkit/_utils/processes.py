@@ -13,7 +13,7 @@ __all__ = ["exit_with_parent", "worker_pool"]
 def exit_with_parent() -> None:
     """End this worker process as soon as its parent ends. Call it first in a worker.
 
-    Without this initializer, the workers of a killed process finish their task and then wait forever:
+    Use it as the initializer of a process pool, because the workers of a killed process otherwise wait forever:
     `ProcessPoolExecutor(n, mp_context=get_context("spawn"), initializer=exit_with_parent)`.
 
     Raises:

@@ -44,8 +44,8 @@ def require_augmentation(augment: Any, normalization: Normalization | None = Non
     Args:
         augment: None, or a callable `augment(images, generator, siamese=...)`.
         normalization: normalization of the images; None if it is not known yet.
-        siamese: whether `augment` is called with the argument `siamese`, as condensers and `Protocol` do and the
-            federated layer does not.
+        siamese: whether `augment` is called with the argument `siamese`. Condensers and `Protocol` pass this argument;
+            the federated layer does not.
 
     Raises:
         TypeError: True, a name, a class, a torchvision transform, or a function with other arguments.
@@ -80,7 +80,7 @@ def require_augmentation(augment: Any, normalization: Normalization | None = Non
 def apply_augmentation(augment: Any, images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
     """Apply an augmentation and check that the result has the shape and dtype of the images.
 
-    Components call this function at every step, so that an error names an augmentation that crops or converts images.
+    Components call this function at every step, to detect an augmentation that changes the shape or dtype.
 
     Args:
         augment: see `Augmentation`.

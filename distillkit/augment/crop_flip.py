@@ -99,7 +99,7 @@ class CropFlip:
 
 
 def adapt_normalization(augment: Augment, normalization: Normalization) -> Augment:
-    """Return the augmentation for images with another normalization: only a `CropFlip`, which pads with black, changes.
+    """Return the augmentation for another normalization. Only a `CropFlip` changes, because it pads with black.
 
     Use this function to apply one augmentation to images with different normalizations.
 

@@ -32,7 +32,7 @@ class _Setting:
         return F.conv2d(maps, weight, bias, self.stride, self.padding, self.dilation, self.groups)
 
     def backward(self, output: Tensor, maps: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> list[Tensor | None]:
-        """Return the gradients of the maps and of the weight from the `output` gradient; None for unwanted ones."""
+        """Return the gradients of the maps and the weight, given the `output` gradient. Unwanted gradients are None."""
         found = torch.ops.aten.convolution_backward.default(
             output, maps, weight, None, self.stride, self.padding, self.dilation, False, [0, 0], self.groups,
             [*wanted, False],
@@ -40,7 +40,7 @@ class _Setting:
         return list(found[:2])
 
     def in_maps(self, output: Tensor, maps: Tensor, weight: Tensor) -> Tensor:
-        """Return the gradient of the maps. On a CPU, a matrix product takes half the time if there are few channels."""
+        """Return the gradient of the maps. On a CPU with few channels, it is a matrix product, which is faster."""
         if self.groups > 1 or maps.shape[1] > 4 or maps.device.type != "cpu":
             return cast(Tensor, self.backward(output, maps, weight, (True, False))[0])
         columns = weight.flatten(1).T.expand(len(output), -1, -1).bmm(output.flatten(2))
@@ -92,13 +92,14 @@ def convolve(
     dilation: Sizes = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Compute `F.conv2d`, for a parameter gradient that is then differentiated with respect to images only.
+    """Compute `F.conv2d` with a cheaper second derivative, which is taken with respect to the images only.
 
     Weights get no second derivative. PyTorch's own convolution is used under autocast, if `padding` is a string, and if
     weight or bias are themselves computed, because they may then depend on the images.
 
     Args:
-        images: leaf tensor of the second derivative. The first backward pass does not compute its gradient.
+        images: leaf tensor for which the second derivative is taken. The first backward pass skips the gradient of
+            `images`.
         input, weight, bias, stride, padding, dilation, groups: see `F.conv2d`.
     """
     plain = input.ndim == 4 and not isinstance(padding, str) and not torch.is_autocast_enabled(input.device.type)

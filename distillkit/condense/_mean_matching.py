@@ -1,4 +1,4 @@
-"""The two halves of a distribution-matching step: mean embeddings of real images, gradient of synthetic images."""
+"""The two halves of a distribution-matching step: means of real images, and the gradient for synthetic images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["MATCHES", "class_groups", "distance_to_means", "embedding_means"]
 def embedding_means(
     network: Network, images: Tensor, counts: Sequence[int], *, match: str = "embedding", chunk: int | None = None
 ) -> Tensor:
-    """Return the mean embedding of each class, the half of a distribution-matching step that uses real images.
+    """Return the mean embedding of each class of real images, the targets of a distribution-matching step.
 
     Use this function with `distance_to_means` to write your own loop. It records no graph and works in chunks.
 
@@ -37,7 +37,8 @@ def embedding_means(
         Float [len(counts), d].
 
     Raises:
-        TypeError, ValueError: the network is not split, the images are invalid, or `counts` does not sum to N.
+        TypeError, ValueError: the network has no `features` and `classifier`, the images are invalid, or `counts` does
+            not sum to N.
     """
     counts = _checked_counts(network, images, counts, match)
     limit = chunk_size(images, chunk, chunked_stem=getattr(network, "chunked_stem", False))
@@ -62,7 +63,7 @@ def distance_to_means(
 ) -> tuple[Tensor, Tensor]:
     """Return the distance of synthetic images to the real means, and its gradient with respect to the images.
 
-    To write your own loop, call `embedding_means` on real images, then this function, then take an optimiser step.
+    To write your own loop, call `embedding_means` on real images, then this function, then take an optimizer step.
 
     The loss is a sum over classes, so the backward pass runs class by class; small classes share a chunk. On a CPU,
     this gives the same gradient in half the time. With batch statistics, all classes are processed together.
@@ -133,7 +134,7 @@ def _embed(network: Network, images: Tensor, match: str) -> Tensor:
 
 
 def _checked_counts(network: Network, images: Tensor, counts: Sequence[int], match: str) -> list[int]:
-    """Check types and sizes, and return the counts. NaN is not checked, because this function runs in every step."""
+    """Check types and sizes, and return the counts. NaN is not checked, to save time in every step."""
     check.one_of(match, "match", MATCHES)
     if not callable(getattr(network, "features", None)) or isinstance(network, type):
         raise TypeError(f"network must have features and classifier (networks.split), got {type(network).__name__}")

@@ -71,8 +71,8 @@ class ParallelMap:
 def parallel_map(images: Tensor) -> Iterator[ParallelMap]:
     """Yield a map that runs in threads on a CPU with several intra-op threads, and sequentially elsewhere.
 
-    Processing two classes at once, with one thread per class, is faster than processing each class with two threads,
-    because every operation then waits for both threads. A GPU does not benefit, and threads do not inherit autocast.
+    Two classes at once, with one thread each, are faster than one class at a time with two threads, because an
+    operation with two threads must wait for both. A GPU does not benefit, and threads do not inherit autocast.
 
     Args:
         images: the images to process.

@@ -1,4 +1,4 @@
-"""Parameter gradient of the cross-entropy, and its distance to a target, differentiated with respect to the images."""
+"""Parameter gradient of the cross-entropy, and the image gradient of its distance to a target."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _TwiceDifferentiable(TorchFunctionMode):
     """Replace functions in this thread for a second derivative with respect to images.
 
     Attention is computed by its formula, because PyTorch's fused kernels have no second derivative. Convolutions use
-    `convolve`, which computes less than PyTorch's.
+    `convolve`, which skips the unneeded second derivative of the weights.
     """
 
     def __init__(self, images: Tensor) -> None:
@@ -102,7 +102,7 @@ def distance_to_target(
     metric: Metric = "row_cosine",
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the distance of the images' parameter gradient to a target, and the distance's gradient in the images.
+    """Return the distance between the images' parameter gradient and a target, and its gradient in the images.
 
     The function uses a double backward pass, because forward-mode differentiation is wrong for some norms. If there are
     more images than a chunk, it takes two passes. The first computes the gradient g and v = d distance / d g. The

@@ -1,4 +1,4 @@
-"""Gradient descent on pixels, shared by every condenser that optimises images."""
+"""Gradient descent on pixels, shared by every condenser that optimizes images."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class PixelDescent:
         arguments: arguments of the call that affect its results, as JSON values.
         seed: seed of the caller's random draws. A resumed descent uses the seed in its state.
         resume: a state, or the path of a file with a state.
-        identity: function that returns further JSON values: the fingerprints of data and network. They are slow to
-            compute, so it is called only when a state is saved or resumed.
+        identity: function that returns further JSON values: the fingerprints of data and network. Fingerprints are slow
+            to compute, so the function is called only when a state is saved or resumed.
         callback: function that is called with a `Progress` after each step.
     """
 

@@ -90,7 +90,7 @@ def stable_repr(value: object) -> str:
 
 
 def call_identity(real: LabeledImages, networks: NetworkSampler) -> dict[str, Any]:
-    """Fingerprint the data and networks of a condensation. Resuming with different ones is refused.
+    """Fingerprint the data and networks of a condensation. Resuming with different data or networks is refused.
 
     The fingerprint of the data uses no secret key, because the state already holds images made from the data without
     noise.

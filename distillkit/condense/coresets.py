@@ -42,7 +42,7 @@ def random_subset(
         images: a set, or float [N, C, H, W] in the normalized space.
         labels: class indices int [N]; omit them if `images` is a set.
         ipc: number of images per class.
-        network: ignored; it exists because all coresets have the same arguments.
+        network: ignored; it is accepted because all coreset functions have the same arguments.
         generator: an int seed, or a CPU generator, which is advanced.
         classes: the classes to select; default: all classes with an image.
         num_classes: number of classes K; needed if classes may be absent from `labels`.
@@ -52,8 +52,8 @@ def random_subset(
 
     Returns:
         A set, class by class in ascending order, with the columns of the given set. Its `info` lists the classes
-        without images (`absent`), and the classes with fewer than `ipc` images (`with_replacement`). The latter repeat
-        their images, starting again from the first.
+        without images (`absent`), and the classes with fewer than `ipc` images (`with_replacement`). In the latter
+        classes, the images repeat, starting again from the first.
 
     Raises:
         TypeError, ValueError: images, labels or `ipc` are invalid, labels are soft, or a class in `classes` has no
@@ -135,7 +135,8 @@ def k_center(
     chunk: int | None = None,
     progress: bool = True,
 ) -> LabeledImages:
-    """Select real images that cover a class: each is the farthest from the images selected before (greedy k-center).
+    """Select real images that cover each class: repeatedly add the image farthest from those selected (greedy
+    k-center).
 
     The first image is the one nearest to the class mean, so the selection is deterministic. The largest distance from
     any image to its nearest center is at most twice the smallest possible (Gonzalez 1985). In a tie, the image with the

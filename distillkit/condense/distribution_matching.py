@@ -63,7 +63,8 @@ def distribution_matching(
     | FedDM (Xiong et al., CVPR 2023), Eq. 8 | `NetworkBall(network, 5.0)` | embedding+logits | none | 1,000 |
 
     Args:
-        images: the real images, float [N, C, H, W] in the normalized space, or a `LabeledImages` (then no `labels`).
+        images: the real images, float [N, C, H, W] in the normalized space; or a `LabeledImages`, without passing
+            `labels`.
         labels: class indices, int [N].
         networks: sampler of phi; its networks have the images' device and dtype. If batch norm uses batch statistics
             (`RandomNetworks` of such networks), all classes share one forward pass, which is not chunked. Batch
@@ -105,9 +106,9 @@ def distribution_matching(
     network, so the result is the same as with one thread. If the network cannot be copied, classes are processed one
     after the other. If all classes share a single pass, because of batch statistics or few images, it uses all threads.
 
-    Deviations: DM's released code seeds its augmentation from the clock and runs `steps + 1` steps. In FedLGD and DM,
-    averages over absent classes are NaN; here absent classes are left out. FedDM's paper also samples a batch of the
-    synthetic images; here all synthetic images are used.
+    Deviations: the code of DM's authors seeds its augmentation from the clock and runs `steps + 1` steps. In FedLGD and
+    DM, averages over absent classes are NaN; here absent classes are left out. FedDM's paper also samples a batch of
+    the synthetic images; here all synthetic images are used.
     """
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
     networks = require_sampler(networks)
@@ -143,7 +144,7 @@ def distribution_matching(
 
 @dataclass(frozen=True)
 class _ClassMatching:
-    """Real class means of a step, and the distance of synthetic images to them; groups of classes run in parallel."""
+    """Class means of real images, and the distance of synthetic images to these means; class groups run in parallel."""
 
     run: Condensation
     parallel: ParallelMap

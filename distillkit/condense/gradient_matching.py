@@ -66,13 +66,14 @@ def gradient_matching(
     Algorithm 1.
 
     Args:
-        images: the real images, float [N, C, H, W] in the normalized space, or a `LabeledImages` (then no `labels`).
+        images: the real images, float [N, C, H, W] in the normalized space; or a `LabeledImages`, without passing
+            `labels`.
         labels: class indices, int [N].
         networks: sampler of networks, `RandomNetworks(factory)` in the papers. A drawn network is copied, so its
-            parameters may be frozen. Batch norm layers that use batch statistics get, before each matching step, the
-            statistics of a real batch of all classes (16 images per class). While the network trains, they use the
-            statistics of the training batch. Batch statistics of a single class would normalize every class to the same
-            mean. Dropout is off.
+            parameters may be frozen. Before each matching step, batch norm layers that use batch statistics get the
+            statistics of a real batch with 16 images of every class. While the network trains, they use the statistics
+            of the training batch. Batch statistics of a single class would normalize every class to the same mean.
+            Dropout is off.
         ipc: number of synthetic images per class.
         iterations: number of networks.
         metric: distance D between gradients; see `losses.matching.gradient_distance`.
@@ -104,7 +105,8 @@ def gradient_matching(
 
     Deviations from the authors' code: Random draws derive from the seed, not from the clock. `loops_for` accepts every
     ipc. Exactly `iterations` iterations are run, not one more. Running statistics of batch norm are set to the
-    statistics of the mixed batch; the authors' code moves them by a tenth from their initial 0 and 1.
+    statistics of the mixed batch; the authors' code only moves them a tenth of the way from their initial values 0 and
+    1.
     """
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
     networks = require_sampler(networks)

@@ -20,14 +20,14 @@ _INITS = ("real", "noise", "statistics", "statistics-whole-set")
 
 
 def class_statistics(real: LabeledImages, *, whole_set: bool = False) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of the pixels per class and channel, from which FedLGD starts.
+    """Return the mean and standard deviation of pixels per class and channel. FedLGD samples initial images from these.
 
     Both are in the set's normalized space.
 
     Args:
         real: a set with class indices. Classes without images get mean 0 and std 0.
         whole_set: whether to divide the sums of each class by the number of pixels of the whole set, as FedLGD's
-            released code does. With K balanced classes, this multiplies the means by 1/K. By default the divisor is the
+            authors' code does. With K balanced classes, this multiplies the means by 1/K. By default the divisor is the
             number of pixels of the class.
 
     Returns:
@@ -91,13 +91,13 @@ def initial_images(
     Condensers call this function for their `init=`. Call it to inspect initial images, or in your own loop.
 
     Args:
-        real: the set to condense, labelled with class indices.
+        real: the set to condense, labeled with class indices.
         ipc: number of images per class.
         init: source of the images. `"real"`: random real images of the class without replacement; a class with too few
             images uses all of them and repeats random ones. `"noise"`: N(0, 1) per pixel (DC, DM). `"statistics"`: each
             pixel from N(mean, std) of its class and channel (FedLGD's paper). `"statistics-whole-set"`: the same with
-            the sums divided by the number of pixels of the whole set (FedLGD's released code and results). You can also
-            pass a set: its images are copied, and its labels determine the counts.
+            the sums divided by the number of pixels of the whole set (the code and results of FedLGD's authors). You
+            can also pass a set: its images are copied, and its labels determine the counts.
         classes: the classes to make images for; default: all classes with a real image. For a class without real
             images, only `"noise"` is possible.
         generator: an int seed, or a CPU generator, which is advanced.

@@ -31,7 +31,7 @@ def even_counts(total: int, parts: int) -> Tensor:
 def allocate_evenly(
     groups: list[Tensor], owns: Tensor, labels: Tensor, generator: Seed, what: str = "class"
 ) -> list[Tensor]:
-    """Divide each group evenly among its owners (`owns`, bool [clients, groups]); errors call a group `what`."""
+    """Divide each group evenly among its owners (`owns`, bool [clients, groups]); `what` names a group in errors."""
     counts = torch.zeros(owns.shape, dtype=torch.long)
     for k, group in enumerate(groups):
         owners = int(owns[:, k].sum())

@@ -3,8 +3,8 @@
 A cache of N pictures [C, H, W] is two files in a folder: `<name>.npy`, uint8 [N, C, H, W], which NumPy can read; and
 `<name>.safetensors`, with the hash of each picture's bytes and the sums of its channels. The second file is written
 last, so its presence means that the pixels are complete. While a cache is being written, `<name>.rows` holds the hashes
-and sums. The row of a picture is written after its pixels, so a resumed call decodes only the pictures whose bytes do
-not match their hash.
+and sums. The hash of a picture is written after its pixels. A resumed call therefore decodes only the pictures whose
+bytes do not match their hash.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def open_cache(
 
     Raises:
         OSError: the cache cannot be written, or the disk is full.
-        distillkit.locking.InUse: another process has been writing the same cache for a day.
+        distillkit.locking.InUse: another process has held the lock of this cache for a day.
     """
     source = source.resolve()
     chosen = folder if folder is not None else os.environ.get("DISTILLKIT_CACHE")
@@ -180,7 +180,7 @@ class CacheWriter:
         self._start = _start_of(self._pixels, count, shape)
 
     def _resumable(self) -> bool:
-        """Return whether an earlier call left readable files. A crash of the machine may have lost the header."""
+        """Return whether an earlier call left readable files. After a crash, the header may be missing."""
         if not (self._pixels.exists() and self._rows.exists()):
             return False
         try:

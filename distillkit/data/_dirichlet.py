@@ -22,7 +22,7 @@ def dirichlet(
     The draw is repeated until every client has `min_size` images.
 
     This is the rule in the paper of Li et al., "Federated learning on non-IID data silos" (ICDE 2022, NIID-Bench). Its
-    released code also limits the large clients; see `dirichlet_capped`.
+    authors' code also limits the large clients; see `dirichlet_capped`.
 
     Args:
         labels: int [N].
@@ -170,7 +170,7 @@ def domains_by_dirichlet(
 def _draw_with_minimum(
     total: int, parts: int, alpha: float, min_each: int, tries: int, rng: torch.Generator
 ) -> list[int]:
-    """Draw sizes of `parts` parts of `total` images until each part has at least `min_each`."""
+    """Draw the sizes of `parts` parts of `total` images. Repeat until each part has at least `min_each` images."""
     best = 0
     for _ in range(tries):
         counts = _cut(torch.tensor(total), _log_gamma(alpha, (parts,), rng).softmax(0))

@@ -23,7 +23,7 @@ _LUMA = (0.299, 0.587, 0.114)
 def to_pixels(images: Tensor, size: Size | None, channels: int | None) -> Tensor:
     """Convert images to the requested size and channels, as float32 pixels in [0, 1].
 
-    Resizing is bilinear with antialiasing and ignores the aspect ratio. RGB becomes grey by the ITU-R 601 luma; grey
+    Resizing is bilinear with antialiasing and ignores the aspect ratio. RGB becomes gray by the ITU-R 601 luma; gray
     becomes RGB by repetition.
 
     Args:
@@ -57,7 +57,7 @@ def height_and_width(size: Size | None) -> tuple[int, int] | None:
     """Return the height and width that a `size` argument asks for; None for None.
 
     Raises:
-        TypeError, ValueError: `size` is neither a positive integer nor two of them.
+        TypeError, ValueError: `size` is neither a positive integer nor a pair of positive integers.
     """
     if size is None:
         return None

@@ -42,7 +42,7 @@ class Dataset:
     Attributes:
         load: function that reads the dataset into memory: `load(path, size=, channels=, normalization=)`.
         shape: default shape (C, H, W) of the images.
-        counts: number of images in train and test (and validation); empty if it depends on the files.
+        counts: number of images in train and test (and validation); empty if the number depends on the files.
         files: the files or folders below the data root; "" if the dataset needs none.
         classes: class names; empty if the files contain them.
         normalization: published mean and standard deviation of the training split; None measures them.
@@ -195,11 +195,11 @@ def load(
             variable `DISTILLKIT_DATA`.
         size: height and width in pixels, or one number for square images. Resizing is bilinear with antialiasing.
             Default: the size in the dataset.
-        channels: 1 (luma) or 3 (grey repeated). Default: the channels in the dataset; 3 for Tiny-ImageNet, which
-            contains some grey pictures.
+        channels: 1 (luma) or 3 (gray repeated). Default: the channels in the dataset; 3 for Tiny-ImageNet, which
+            contains some gray pictures.
         normalization: normalization of the sets. Default: the published mean and standard deviation of the training
             split at its original size. They are measured on the training split if none are published, or if RGB is
-            converted to grey.
+            converted to gray.
         download: download missing files into `root`, for the datasets of torchvision only.
 
     `digits` has no test split: a fixed random fifth of each class (359 images) is held out. SVHN's `extra` is not used.
@@ -259,7 +259,7 @@ def open_dataset(
 
 
 def _find(name: str) -> tuple[str, Dataset, dict[str, Any]]:
-    """Return the key of a dataset, its row and the options that its name implies."""
+    """Return a dataset's key and row in the table, and the options that its name implies."""
     wanted = str(name).lower().replace("-", "").replace("_", "")
     for key, dataset in DATASETS.items():
         sides: tuple[int | None, ...] = (None, *dataset.sides)

@@ -51,7 +51,7 @@ def load_domains(
         classes: class names in label order. Default: the classes of the first source, which all other sources must have
             too. If you pass the names, a source may lack some of them.
         size: height and width in pixels; see `load_folder`. Required if the sources differ in size.
-        channels: 1 or 3; see `load_folder`. Required if only some sources are grey.
+        channels: 1 or 3; see `load_folder`. Required if only some sources are gray.
         normalization: normalization of all sources. Default: mean and standard deviation measured on the joined
             training set.
         test_fraction: share of each class that becomes the test set of a folder without `test`; see `load_folder`.

@@ -40,7 +40,7 @@ def mnist_m_like(
     normalization: Normalization | None = None,
     generator: int | torch.Generator = 0,
 ) -> Split:
-    """Blend each grey digit with a crop of a photo, |crop - digit|, as MNIST-M was made from MNIST.
+    """Blend each gray digit with a crop of a photo, |crop - digit|, as MNIST-M was made from MNIST.
 
     Use it as the fifth of the DIGITS domains if you do not have MNIST-M. Ganin and Lempitsky ("Unsupervised domain
     adaptation by backpropagation", ICML 2015) used 500 photos (BSDS500); with two photos the backgrounds vary less.
@@ -57,7 +57,7 @@ def mnist_m_like(
         MNIST `mnistm-like`.
 
     Raises:
-        TypeError, ValueError: `digits` is not a `Split` of grey pictures, or a photo has another type or is smaller
+        TypeError, ValueError: `digits` is not a `Split` of gray pictures, or a photo has another type or is smaller
             than the digits.
     """
     check.instance(digits, Split, "digits", "a Split, as load('mnist') gives it")
@@ -90,7 +90,7 @@ def synth_digits_like(
     """Draw digits from fonts, as SynthDigits was made: the label is the middle one of one to three digits.
 
     Use it as the fourth of the DIGITS domains if you do not have SynthDigits. Ganin and Lempitsky (ICML 2015) drew half
-    a million digits from the fonts of Windows and varied the text, its position and rotation, the colours of stroke and
+    a million digits from the fonts of Windows and varied the text, its position and rotation, the colors of stroke and
     background, and the blur. This function does the same with the 21 faces inside matplotlib.
 
     Args:
@@ -178,7 +178,7 @@ def _draw(labels: Tensor, size: int, rng: torch.Generator) -> Tensor:
 
 
 def _colours(count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw colours of stroke and background, [N, 3, 1, 1] each, until their contrast is sufficient."""
+    """Draw colors of stroke and background, [N, 3, 1, 1] each, until their contrast is sufficient."""
     colours = torch.rand(count, 2, 3, generator=rng)
     while len(similar := ((colours[:, 0] - colours[:, 1]).abs().mean(1) < _LEAST_CONTRAST).nonzero().flatten()):
         colours[similar] = torch.rand(len(similar), 2, 3, generator=rng)

@@ -69,8 +69,8 @@ def classes_per_client(labels: Tensor, clients: int, k: int = 2, *, generator: S
         generator: seed or random generator.
 
     Raises:
-        TypeError, ValueError: an invalid argument; `k` above the number of classes; `clients * k` classes do not cover
-            all; a class with fewer images than owners.
+        TypeError, ValueError: an invalid argument; `k` above the number of classes; `clients * k` below the number of
+            classes; or a class with fewer images than owners.
     """
     groups = class_groups(labels, clients)
     rng = as_generator(generator)
@@ -100,7 +100,7 @@ def class_clusters(labels: Tensor, clients: int, k: int = 2, *, generator: Seed 
 
     This is FedCOG's NIID-2 (Ye et al., ICLR 2024): on CIFAR-10, 10 clients and k = 2 give each client 2 x 2,500 images.
 
-    Deviation: each class is shuffled before it is split; the released code splits it in file order, which is not random
+    Deviation: each class is shuffled before it is split; the authors' code splits it in file order, which is not random
     in every dataset.
 
     Args:
@@ -131,10 +131,10 @@ def dominant_class(labels: Tensor, clients: int, share: float = 0.99, *, generat
     """Give every client one dominant class: the fraction `share` of class i mod K goes to client i.
 
     The rest of a class is distributed evenly among the other clients. This is VHL's "subset" (Tang et al., ICML 2022;
-    "long-tail" in its code): CIFAR-10 with 10 clients gives each 4,950 images of its own class and 5 or 6 of each
-    other.
+    "long-tail" in its code): CIFAR-10 with 10 clients gives each client 4,950 images of its own class, and 5 or 6 of
+    each other class.
 
-    Deviation: several clients of one class divide `share` among themselves; in the released code, at 100 clients, the
+    Deviation: several clients of one class divide `share` among themselves; in the authors' code, at 100 clients, the
     shares of a class sum to 1.89 and are truncated.
 
     Args:
@@ -196,11 +196,11 @@ def cap_size(
     keep: Literal["shares", "even"] = "shares",
     generator: Seed = 0,
 ) -> list[Tensor]:
-    """Reduce every client of a partition to at most `size` images; the others belong to no client.
+    """Reduce every client of a partition to at most `size` images; the removed images belong to no client.
 
     `cap_size(labels, classes_per_client(labels, 10, 2), 500, keep="even")` is VHL's "2-classes" as in the paper: "each
     client only has 500 data samples of 2 classes" (Tang et al., ICML 2022, section 5.1), 250 of each as in the two
-    shards of McMahan et al. (AISTATS 2017). Its released code has no such limit.
+    shards of McMahan et al. (AISTATS 2017). VHL's code has no such limit.
 
     Args:
         labels: int [N].
@@ -211,7 +211,7 @@ def cap_size(
         generator: seed or generator that chooses the images of each class.
 
     Raises:
-        TypeError, ValueError: invalid labels, indices outside them, or a bad `size` or `keep`.
+        TypeError, ValueError: invalid labels, an index outside the labels, or an invalid `size` or `keep`.
     """
     labels = check.class_labels(labels, None, None)
     check.positive_int(size, "size")

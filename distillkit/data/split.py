@@ -61,7 +61,7 @@ class StoredSplit:
 
 
 def split_by(data: Images, column: str, test_fraction: float = 0.2, *, classes: Sequence[str] | None = None) -> Split:
-    """Split a set into train and test so that they share no value of a column: a picture, a patient, a writer.
+    """Split a set into train and test sets that share no value of a column, such as a patient or a writer.
 
     Use it for sets in which several images belong together, such as the corruptions of one picture or the slices of one
     patient. The sets' `info["apart"]` names the column, and a study's validation set respects it too.

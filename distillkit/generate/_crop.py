@@ -14,13 +14,13 @@ __all__ = ["CropParameters", "render"]
 
 
 class CropParameters(NamedTuple):
-    """Parameters of one crop: all random draws, nothing rendered.
+    """Parameters of one crop: the results of all its random draws.
 
     Attributes:
         top, left, height, width: rectangle of the image that is resized, in pixels.
         rotation, shear: angles of the rotation and of the shear along x, in degrees.
         flip: whether the crop is mirrored.
-        jitter: pairs (operation, amount) in the order of application; empty for a crop without colour jitter.
+        jitter: pairs (operation, amount) in the order of application; empty for a crop without color jitter.
     """
 
     top: int
@@ -61,7 +61,7 @@ def render(image: Tensor, parameters: CropParameters, size: int, jpeg_quality: i
 
 
 def _affine_matrix(parameters: CropParameters, large: int, size: int) -> Tensor:
-    """Return the matrix [1, 2, 3] of x-shear and rotation about the centre of a `large` crop, and the centre crop."""
+    """Return the matrix [1, 2, 3] of x-shear and rotation about the center of a `large` crop, and the center crop."""
     angle, slant = math.radians(parameters.rotation), math.tan(math.radians(parameters.shear))
     cos, sin, middle = math.cos(angle), math.sin(angle), (large - 1) / 2
     margin = round((large - size) / 2)

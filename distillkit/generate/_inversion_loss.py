@@ -26,7 +26,7 @@ _DIVERGENCES: dict[Divergence, Callable[..., Tensor]] = {
 
 @dataclass
 class InversionLoss:
-    """Loss that `invert` minimises for each image.
+    """Loss that `invert` minimizes for each image.
 
     Args:
         teacher: the network that should predict the targets, frozen (see `frozen_eval_copy`).

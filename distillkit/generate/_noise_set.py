@@ -52,7 +52,7 @@ def to_noise_set(
     """Convert raw images [K * n, C, H, W], class by class, to a set of pixels in [0, 1].
 
     Each channel is scaled to [0, 1] by its extremes over the whole set, or clamped. If no `normalization` is given, it
-    is measured on these pixels. They are public because they derive from no private data.
+    is measured on these pixels. The normalization counts as public, because the pixels derive from no private data.
     """
     if not check.boolean(clamp, "clamp"):
         low, high = raw.amin((0, 2, 3), keepdim=True), raw.amax((0, 2, 3), keepdim=True)

@@ -71,10 +71,10 @@ class NoiseDecoder(nn.Module):
 def decorrelation(images: Tensor) -> Tensor:
     """Return VHL's decorrelation loss, which is small if the pixels of a batch are uncorrelated.
 
-    VHL's authors minimise this loss on the generators of `cnn_noise`. For images float [B, C, H, W], each channel of
+    VHL's authors minimize this loss on the generators of `cnn_noise`. For images float [B, C, H, W], each channel of
     each image is resized to 8 x 8 (bilinear) and scaled to norm 1. Let X [B, 64] be the result for a channel. The loss
     is the mean squared entry of X^T X with a zero diagonal, divided by B - 1 and summed over channels. Nothing is
-    centred. For a batch of one, B counts as two.
+    centered. For a batch of one, B counts as two.
 
     Paper: VHL (ICML 2022), appendix C.3; implemented like `cov_non_diag_norm` in the authors' code (wizard1203/VHL,
     loss_fn/cov_loss.py).
@@ -109,12 +109,12 @@ def cnn_noise(
 ) -> LabeledImages:
     """Draw VHL's virtual data from small untrained CNNs: one per class, or one for all with class-wise latent means.
 
-    Latents are drawn as in `stylegan_noise`. Batch norm uses the statistics of up to 256 of a network's latents.
+    Latents are drawn as in `stylegan_noise`. Each network's batch norm uses the statistics of up to 256 latents.
 
     Args:
         latent: length of a latent vector (VHL's paper: 64; its code: 8).
-        mean_std: standard deviation of the class means. It is 0 in the authors' code, so that only the networks
-            distinguish the classes.
+        mean_std: standard deviation of the class means. It is 0 in the authors' code, where classes differ only by
+            their networks.
         shared: whether all classes share one network, which requires a `mean_std` above 0.
         decorrelation_steps: number of SGD steps (lr .01, weight decay 1e-4, 64 latents per step) on each network to
             reduce `decorrelation`; 50 in the authors' code.
@@ -129,7 +129,7 @@ def cnn_noise(
         TypeError, ValueError: an argument is invalid.
 
     Paper: VHL (ICML 2022), appendix C.3, and `train_generator_diversity` in the authors' code. Its momentum of .9 has
-    no effect, because it creates a new optimiser for each step. Deviations: see `stylegan_noise`; in addition, the
+    no effect, because it creates a new optimizer for each step. Deviations: see `stylegan_noise`; in addition, the
     authors' code draws new latents for each step.
     """
     decorrelation_steps = check.positive_int(decorrelation_steps, "decorrelation_steps", least=0)

@@ -1,4 +1,4 @@
-"""Inversion of a trained network: images optimised to match given labels."""
+"""Inversion of a trained network: images optimized to match given labels."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def invert(
     generator: int | torch.Generator = 0,
     progress: bool = True,
 ) -> LabeledImages:
-    """Optimise images from noise until a trained network predicts the given labels: a distilled set without data.
+    """Optimize images from noise until a trained network predicts the given labels: a distilled set without data.
 
     Use it to distil a model whose data is gone, or to balance a client's classes. With a `student`, the images must
     also make teacher and student disagree.
 
-    For each image x with target y, and weights named as the arguments, Adam minimises
+    For each image x with target y, and weights named as the arguments, Adam minimizes
 
         cross_entropy * CE(teacher(x), y) + disagreement * (1 - D(student(x), teacher(x)))
         + total_variation * TV(x) + image_l2 * |x|_2 + batch_norm * BN(batch)
@@ -74,18 +74,18 @@ def invert(
         divergence: D: "clamped" as in the code of DeepInversion and FedCOG, or the exact "jensen_shannon", whose
             gradient does not vanish where the networks disagree most (see `losses.clamped_disagreement`).
         decoder: function that builds a generator network, latents [B, latent] -> pixels [B, C, H, W] in [0, 1], for
-            example `lambda: SmallDecoder(shape)`. Each batch initialises a new generator and trains it together with
-            its latents. Default: the pixels themselves are optimised.
+            example `lambda: SmallDecoder(shape)`. Each batch initializes a new generator and trains it together with
+            its latents. Default: the pixels themselves are optimized.
         latent: length of the decoder's latent vectors.
         normalization: normalization that the networks expect.
-        batch: number of images optimised together, which bounds the memory. Default: 256 if the images share BatchNorm
+        batch: number of images optimized together, which bounds the memory. Default: 256 if the images share BatchNorm
             statistics or a decoder; otherwise a device-dependent number, which does not change the result.
         generator: seed or generator for the initial images, N(0, 1) in the normalized space, or for the latents and the
             decoder.
         progress: whether to show a progress bar.
 
     Returns:
-        A set on the teacher's device, labelled with the targets. For each image, the iterate with its lowest loss is
+        A set on the teacher's device, labeled with the targets. For each image, the iterate with its lowest loss is
         returned; the column `"logits"` has the teacher's logits for it. Pixels may leave [0, 1], unless there is a
         decoder. `info` has `target_accuracy`, the share of images (for multi-label targets, of labels) for which the
         teacher predicts the target, and the mean `loss`.
@@ -97,7 +97,7 @@ def invert(
     Papers: DeepInversion (Yin et al., "Dreaming to Distill", CVPR 2020), Eq. 2-4 and 8-9; FedCOG (Ye et al., ICLR
     2024), section 4.1, with `student` and the labels of `complement_targets`.
 
-    Deviations: The authors' code keeps a reference to the images under optimisation instead of a copy of the best ones,
+    Deviations: The authors' code keeps a reference to the images under optimization instead of a copy of the best ones,
     so it returns the last images; FedCOG pairs them with earlier logits. Here each image has its own loss, so the batch
     size changes images only by rounding; the authors' code computes norms and clamps over the batch. FedCOG's generator
     passes pixels in [0, 1] to networks that expect normalized images; here the pixels are normalized first. No hooks
@@ -173,7 +173,7 @@ def _check_targets(targets: Tensor, num_classes: int) -> Tensor:
 def _trainable_parameters(
     start: Tensor, decoder: NetworkFactory | None, normalization: Normalization, generator: torch.Generator
 ) -> tuple[list[Tensor], Callable[[], Tensor]]:
-    """Return the tensors that Adam optimises, and a function that computes the images from them."""
+    """Return the tensors that Adam optimizes, and a function that computes the images from them."""
     start = start.clone().requires_grad_()
     if decoder is None:
         return [start], lambda: start

@@ -34,8 +34,8 @@ class Patches(Configurable):
 
     The pipeline of Asano and Saeed, "The augmented image prior" (ICLR 2023), as in Soni, Saeed and Asano, "Federated
     learning with a single shared image" (2024): random square of half the shorter side; random-resized crop of it to
-    `int(sqrt(2) * size)`, bicubic with antialiasing; rotation after x-shear about the centre, bilinear; centre crop to
-    `size`; colour jitter.
+    `int(sqrt(2) * size)`, bicubic with antialiasing; rotation after x-shear about the center, bilinear; center crop to
+    `size`; color jitter.
 
     Args:
         image: float [C, H, W] in [0, 1], or uint8. Crops are rendered on the image's device. If C is not 3, the jitter
@@ -51,13 +51,13 @@ class Patches(Configurable):
         flip: probability of a mirrored crop. The paper lists flips; the authors' code has none.
         jitter: strengths of brightness, contrast and saturation (factors in 1 +- strength) and of hue (+- turns, at
             most 0.5).
-        jitter_probability: probability of colour jitter. The order of the four operations is drawn for each crop.
+        jitter_probability: probability of color jitter. The order of the four operations is drawn for each crop.
         jpeg_quality: quality of a JPEG round trip, 1 to 100 (75 in the authors' code); None for no round trip.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
 
-    Deviations: in the released code, threads share a random state, so no two runs agree; here each index has its own
+    Deviations: in the authors' code, threads share a random state, so no two runs agree; here each index has its own
     generator. At the border of the rotated crop, pixels fade to black over one pixel instead of half a pixel.
     """
 

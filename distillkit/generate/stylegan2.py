@@ -23,7 +23,7 @@ def _base_and_doublings(size: int) -> tuple[int, int]:
 
 
 class _Dense(nn.Module):
-    """Equalised linear layer: weights N(0, 1) / sqrt(fan in), a constant bias."""
+    """Equalized linear layer: weights N(0, 1) / sqrt(fan in), a constant bias."""
 
     def __init__(self, inputs: int, outputs: int, bias: float) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class StyleGAN2(nn.Module):
     """Untrained StyleGAN2 with skip connections, in plain PyTorch: latents [B, latent] -> images [B, C, size, size].
 
     The mapping is PixelNorm and `depth` linear layers. The learned constant has 4x4 pixels, or 5x5 to 7x7 if doubling
-    gives `size` (28 is 7 doubled twice); other sizes are the centre of the next larger one. Each resolution has two
+    gives `size` (28 is 7 doubled twice); other sizes are the center of the next larger one. Each resolution has two
     modulated 3x3 convolutions, the first of which doubles the resolution with the blur [1, 3, 3, 1]. The images are the
     sum of each resolution's 1x1 RGB output, unbounded. Weights are N(0, 1), scaled at run time. Biases and noise gains
     are omitted because they are zero before training; see `forward` for the noise.

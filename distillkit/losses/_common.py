@@ -88,7 +88,7 @@ def reduce(values: Tensor, reduction: Reduction) -> Tensor:
 
 
 def at_least_float32(rows: Tensor) -> Tensor:
-    """Convert half-precision rows to float32, for later small differences of large sums."""
+    """Convert half-precision rows to float32, because small differences of large sums need the precision."""
     return rows.to(torch.promote_types(rows.dtype, torch.float32))
 
 
@@ -100,6 +100,6 @@ def row_norms(rows: Tensor) -> Tensor:
 
 
 def unit_rows(rows: Tensor) -> Tensor:
-    """Divide each row by its norm. A zero row stays zero, with a gradient on the scale of the other rows'."""
+    """Divide each row by its norm. A zero row stays zero; its gradient is of the same scale as those of other rows."""
     norms = row_norms(rows)
     return rows / torch.where(norms > 0, norms, 1).unsqueeze(1)

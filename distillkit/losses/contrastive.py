@@ -49,8 +49,8 @@ def supervised_contrastive(
         A scalar. Exactly 0 with a zero gradient, never NaN, if no anchor has a positive.
 
     Raises:
-        TypeError, ValueError: tensors of a wrong kind or shape, only one of the two `other` arguments, or options out
-            of range.
+        TypeError, ValueError: tensors of a wrong kind or shape, only one of `other_embeddings` and `other_labels`, or
+            options out of range.
 
     Paper: Khosla et al., "Supervised Contrastive Learning" (NeurIPS 2020), Eq. 2 (L_out). Deviations: the ratio of
     temperature to base temperature is 1; "drop" avoids the NaN that the reference code returns for an anchor without

@@ -102,8 +102,8 @@ def prototype_distance(
 
     Paper: Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients" (AAAI 2022), L_R.
     Deviation: the distance is computed per sample, not between class means of the batch. The authors' code also
-    computes it per sample, but averages over the d dimensions (so a weight must be d times as large for the same
-    effect) and counts samples without a global prototype as 0 in the mean.
+    computes it per sample, but averages over the d dimensions (so the weight of the term must be d times as large for
+    the same effect) and counts samples without a global prototype as 0 in the mean.
     """
     require_float(embeddings, "embeddings", "N, d")
     require_float(prototypes, "prototypes", "K, d")

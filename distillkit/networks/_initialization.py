@@ -73,7 +73,7 @@ def draw_seed(generator: torch.Generator) -> int:
 
 
 def _reset(module: nn.Module, generator: torch.Generator) -> bool:
-    """Call `reset_parameters`; return whether it set all the module's own parameters. If not, restore them."""
+    """Call `reset_parameters` and return whether it set all of the module's own parameters. If not, undo the call."""
     own = list(module.parameters(recurse=False))
     before = [parameter.clone() for parameter in own]
     for parameter in own:

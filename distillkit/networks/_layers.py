@@ -46,7 +46,7 @@ class InstanceNorm(nn.GroupNorm):
 
 
 def _small_and_channels_last(maps: Tensor) -> bool:
-    """Return whether the direct formula is faster, as measured from 8x8 to 28x28 (at 32x32, PyTorch's is faster)."""
+    """Return whether the direct formula is faster than PyTorch's layer, as it is for small channels_last maps."""
     plain = maps.device.type == "cpu" and maps.ndim == 4 and not torch.is_autocast_enabled("cpu")
     return plain and maps.stride(1) == 1 and not maps.is_contiguous() and maps.shape[2] * maps.shape[3] < 1024
 
@@ -73,7 +73,7 @@ class AveragePool(nn.AvgPool2d):
 
 
 def _even_and_narrow(maps: Tensor) -> bool:
-    """Return whether the product is faster and gives equal results (up to 64 columns; slower from 128 on)."""
+    """Return whether the product is faster and gives equal results: for even sizes and up to 64 columns."""
     rows, columns = maps.shape[-2:]
     plain = maps.device.type == "cpu" and maps.dtype in (torch.float32, torch.float64) and maps.is_contiguous()
     even = rows % 2 == 0 and columns % 2 == 0 and 0 < columns <= 64

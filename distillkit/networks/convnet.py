@@ -42,7 +42,7 @@ class ConvNet(ImageNetwork):
         groups: groups of channels for norm="group" (4 in DC).
 
     Every convolution pads by 1, except that the first one pads 1x28x28 images by 3, so that MNIST is treated as 32x32
-    (2048-d). The authors' code of DC pads every grey image by 3; this class keeps the size of other grey images (16x16
+    (2048-d). The authors' code of DC pads every gray image by 3; this class keeps the size of other gray images (16x16
     stays 16x16). As in FedLGD, 3x28x28 is not padded (1152-d).
 
     On a CPU without gradients, the first block runs on chunks of 8 images of 32x32, or as many pixels of another size.

@@ -22,7 +22,7 @@ __all__ = ["FixedNetwork", "NetworkBall", "NetworkSampler", "RandomNetworks"]
 class NetworkSampler(Protocol):
     """Interface of network samplers: a condensation draws a network from it at every step.
 
-    Any object with these two members is a sampler.
+    Any object with the attribute `fixed` and the method `draw` is a sampler.
 
     Attributes:
         fixed: whether every draw returns the same network, so that results computed with it can be cached.
@@ -56,8 +56,8 @@ class RandomNetworks(Configurable):
         factory: function without arguments that returns a network with the device and dtype of the images. The
             network's weights are overwritten, unless the factory is a `KeepInit(factory)`: then every draw constructs a
             new network with the constructor's initialization (for vision transformers, for example).
-        redraw: function `redraw(network, generator)` that sets parameters for which `initialize` has no rule. Any
-            parameter that neither of them sets keeps its value from the factory. It is called without gradients.
+        redraw: function `redraw(network, generator)` that sets parameters for which `initialize` has no rule. It is
+            called without gradients. A parameter that neither function sets keeps its value from the factory.
 
     Attributes:
         factory, redraw: see the arguments.

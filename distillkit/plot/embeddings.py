@@ -27,14 +27,14 @@ def tsne(
     generator: int | torch.Generator = 0,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw the embeddings of several clients in one t-SNE map, with a marker per client and a colour per class.
+    """Draw the embeddings of several clients in one t-SNE map, with a marker per client and a color per class.
 
     FedLGD's Fig. 1 is such a map.
 
     Args:
         embeddings: mapping from client name to float [N_i, d]; at least 5 rows in all.
         labels: mapping from the same names to class indices int [N_i].
-        perplexity: t-SNE's neighbourhood size, at most a third of the number of rows.
+        perplexity: t-SNE's neighborhood size, at most a third of the number of rows.
         classes: class names; default: the class indices.
         generator: seed or random generator for t-SNE.
         ax: the axes to draw into; default: the axes of a new figure.
@@ -45,8 +45,7 @@ def tsne(
 
     Raises:
         TypeError, ValueError: different names or widths, invalid rows or labels, too few rows, or a wrong number of
-        class
-            names.
+            class names.
 
     Source: van der Maaten & Hinton, "Visualizing data using t-SNE" (2008), in scikit-learn's Barnes-Hut form.
     """
@@ -89,8 +88,8 @@ def pairwise_mmd(embeddings: Mapping[str, Tensor], *, unbiased: bool = True) -> 
     Args:
         embeddings: mapping from client name to float [N_i, d].
         unbiased: whether to use the unbiased estimate. It may be negative, and its expectation does not depend on the
-            N_i. The biased estimate (FedLGD's) grows as the sets shrink, so small distilled sets appear further apart
-            than real sets.
+            set sizes N_i. The biased estimate (FedLGD's) grows as the sets shrink, so small distilled sets appear
+            further apart than real sets.
 
     Raises:
         TypeError, ValueError: fewer than two clients, invalid rows, or different widths.
@@ -120,12 +119,12 @@ def mmd_table(
 
     Args:
         before: mapping from client name to embeddings float [N_i, d], in drawing order.
-        after: the same clients' embeddings of their distilled sets, from the same network.
+        after: mapping from the same names to embeddings of the distilled sets, computed by the same network.
         unbiased: see `pairwise_mmd`.
         axes: one axes, or two if `after` is given; default: the axes of a new figure.
 
     Returns:
-        The matplotlib figure. Both tables share colour scale and number format; the titles have the means over all
+        The matplotlib figure. Both tables share color scale and number format; the titles have the means over all
         pairs and the relative change.
 
     Raises:

@@ -172,18 +172,18 @@ def curves(
 
 
 def _is_level(given: Any) -> bool:
-    """Return whether `given` is a list of values, one per run without rounds."""
+    """Return whether `given` is a list of single values, one for each run of a method without rounds."""
     several = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 0
     return several and all(isinstance(v, Real) and not isinstance(v, bool) for v in given)
 
 
 def _level(given: Any, y: str) -> Tensor:
-    """Return the values [runs] in the unit of the axis."""
+    """Return the values of the runs, [runs], in the unit of the y axis."""
     return torch.tensor(given, dtype=torch.float64) * (100.0 if y.startswith("accuracy") else 1.0)
 
 
 def _runs(name: str, given: Any) -> list[Run]:
-    """Return the rows of one run or several."""
+    """Return a list with the rows of each run, given one run or several."""
     given = getattr(given, "rows", given)
     if not isinstance(given, Sequence) or isinstance(given, str):
         of_name = f" of {name!r}" if name else ""

@@ -1,4 +1,4 @@
-"""Common parts of all plots: figures without global state, and colours for colour-blind readers."""
+"""Common parts of all plots: figures without global state, and colors for color-blind readers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def subplots(axes: Any, count: int, width: float, height: float, columns: int = 
 
 
 def class_colours(count: int) -> list[Any]:
-    """Return one colour per class: distinct colours for up to ten classes, or else a perceptually uniform scale.
+    """Return one color per class: distinct colors for up to ten classes, or else a perceptually uniform scale.
 
     Args:
         count: number of classes.

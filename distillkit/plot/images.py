@@ -34,7 +34,7 @@ def grid(
 
     Args:
         images, labels: float [N, C, H, W] in [0, 1] and labels, or a `LabeledImages` alone (in any normalization).
-            One channel is drawn in grey, three channels as RGB, any other number as the grey mean of the channels. For
+            One channel is drawn in gray, three channels as RGB, any other number as the gray mean of the channels. For
             label rows (soft, multi-label), the class is the largest entry.
         per_class: largest number of images per row.
         classes: class names; default: the class indices.
@@ -128,7 +128,7 @@ def selection(
 def pixel_histogram(
     sets: Mapping[str, LabeledImages], *, bins: int = 64, axes: Sequence[Axes] | Axes | None = None
 ) -> Figure:
-    """Draw histograms of the pixel values to compare the colours of sets, as in FedLGD's Fig. 18-20.
+    """Draw histograms of the pixel values to compare the colors of sets, as in FedLGD's Fig. 18-20.
 
     Each set has separate axes, and each channel is a line.
 

@@ -48,7 +48,7 @@ def kmeans_balance(
     Raises:
         TypeError, ValueError: an invalid argument, which is named.
 
-    Deviation from the authors' code: "easy" there takes half of the images from the far end. In small classes the two
+    Deviation: in the authors' code, "easy" takes half of the images from the far end. In small classes the two
     halves overlap, so the class gets fewer images than the guaranteed number.
     """
     check.one_of(order, "order", _ORDERS)

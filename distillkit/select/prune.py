@@ -26,7 +26,7 @@ def prune_by_confidence(
 ) -> Tensor:
     """Drop the most confident images of every predicted class and return the indices of the others.
 
-    Alternatively drop the least confident or random images, for comparison.
+    The argument `strategy` can instead drop the least confident images, or random images, for comparison.
 
     Args:
         logits: float [N, K], K >= 2. If you have probabilities `p`, pass `p.log()`, clamped to stay finite.
@@ -49,8 +49,8 @@ def prune_by_confidence(
     Raises:
         TypeError, ValueError: an invalid argument, which is named.
 
-    Deviation from the authors' code: the random strategy there draws with replacement, so it drops 59 % for a threshold
-    of 90 %.
+    Deviation from the authors' code: the authors' random strategy draws with replacement, so it drops only 59 % for a
+    threshold of 90 %.
     """
     check.one_of(strategy, "strategy", _STRATEGIES)
     check.one_of(measure, "measure", _MEASURES)

@@ -36,7 +36,7 @@ _READ = 1 << 24
 class PixelFile:
     """File of pictures of one shape, stored as consecutive bytes; `distillkit.data.open_folder` creates it.
 
-    The file is read, not memory-mapped: mapped pages would count as memory of the process.
+    The file is read, not memory-mapped, because mapped pages would count as memory of the process.
 
     Attributes:
         path: path of the file, in NumPy's `.npy` format.

@@ -57,7 +57,7 @@ def load_medmnist(root: Path, *, name: str, side: int | None = None, **options: 
     """Load a 2D dataset of MedMNIST with its authors' splits.
 
     Args:
-        root: the folder of `pathmnist.npz` and the others.
+        root: the folder that contains `pathmnist.npz` and the files of the other datasets.
         name: the dataset, for example "pathmnist".
         side: 64, 128 or 224 for the larger pictures (`pathmnist_64.npz`); None for 28.
         options: `size`, `channels` and `normalization`; see `load`.

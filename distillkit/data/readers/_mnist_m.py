@@ -34,7 +34,7 @@ def load_mnist_m(root: Path, **options: Any) -> Split:
         options: `size`, `channels` and `normalization`; see `load`.
 
     Raises:
-        FileNotFoundError: none of these files, or an incomplete copy; names what is missing.
+        FileNotFoundError: there are none of these files, or some are missing; the message names them.
         ValueError: a file is damaged, or has another layout.
     """
     for folder in (root / name for name in _FOLDERS):

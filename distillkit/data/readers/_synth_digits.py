@@ -60,7 +60,7 @@ def _read(file: Path) -> tuple[Tensor, Tensor]:
 
 
 def require_colour_digits(file: Path, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Check that a file held colour pictures [N, 3, H, W] of digits, and return images and labels.
+    """Check that a file held color pictures [N, 3, H, W] of digits, and return images and labels.
 
     Raises:
         ValueError: no pictures, other channels, or labels outside 0..9.

@@ -24,7 +24,7 @@ def load_tiny_imagenet(path: Path, *, channels: int = 3, **options: Any) -> Spli
         path: the folder `tiny-imagenet-200` with `wnids.txt` (the classes), `words.txt` (their names),
             `train/<wnid>/images/*.JPEG`, `val/images/*.JPEG` and `val/val_annotations.txt` (tab-separated lines of a
             picture, its class and a box).
-        channels: 3, because some pictures are grey, or 1.
+        channels: 3, because some pictures are gray, or 1.
         options: `size` and `normalization`; see `load`.
 
     Labels follow the sorted class ids, as in torchvision's ImageFolder.

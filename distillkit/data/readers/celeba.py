@@ -51,8 +51,7 @@ def load_celeba(
             1 or -1), `identity_CelebA.txt` (the person of each picture) and `list_eval_partition.txt` (0 train, 1
             validation, 2 test).
         attributes: name of one attribute, for two classes, without and with the attribute (LEAF's task: `Smiling`); or
-        a
-            list of names, for multi-label rows.
+        a list of names, for multi-label rows.
         size: height and width in pixels. The default is LEAF's 84, at which all 202,599 faces take 17 GB of float32; at
             32 they take 2.5 GB.
         channels: 1 or 3; see `load_folder`.
@@ -204,7 +203,7 @@ def _convert(x: list[Any], y: list[Any]) -> UserData | None:
 
 
 def _table(file: Path, lines: list[str], columns: int, allowed: Sequence[str] | None) -> dict[str, list[str]]:
-    """Parse one of CelebA's tables: by picture, its values."""
+    """Parse one of CelebA's tables and return the values of each picture."""
     table = {}
     for line in lines:
         name, *values = line.split() or [""]

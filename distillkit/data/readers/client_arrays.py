@@ -45,7 +45,7 @@ def load_client_arrays(
             FedLGD uses none.
 
     Returns:
-        A `Split` whose `users` are `client0`, `client1`, ...; the column `user`, int64 [N], indexes them, so
+        A `Split` whose `users` are `client0`, `client1`, ...; the column `user`, int64 [N], is an index into `users`.
         `partition.by_domain(split.train.columns["user"])` restores the clients.
 
     Raises:

@@ -26,7 +26,7 @@ _SOURCE = "LEAF's data/femnist (https://github.com/TalwalkarLab/leaf): ./preproc
 def load_femnist(
     path: AnyPath, *, size: Size | None = None, channels: int | None = None, normalization: Normalization | None = None
 ) -> Split:
-    """Load FEMNIST (Caldas et al., "LEAF", 2018) from LEAF's files: 28x28 grey characters of 62 classes, by writer.
+    """Load FEMNIST (Caldas et al., "LEAF", 2018) from LEAF's files: 28x28 gray characters of 62 classes, by writer.
 
     Use it for clients that are real people: the column `user` identifies the writer of each picture.
 
@@ -49,7 +49,8 @@ def load_femnist(
 
     Raises:
         FileNotFoundError: `train` or `test` is missing, or contains no `.json` file; the message says where to get
-        them. ValueError: a file is damaged or has another layout, or a user is in two files of one split.
+            them.
+        ValueError: a file is damaged or has another layout, or a user is in two files of one split.
     """
     read = read_users(Path(path).expanduser(), _convert, _EXPECTED, _SOURCE)
     names = sorted({user for users in read.values() for user in users})

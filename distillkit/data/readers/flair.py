@@ -48,7 +48,7 @@ def load_flair(
             with `user_id`, `image_id`, `labels`, `fine_grained_labels` and `partition`) and `small_images/*.jpg`.
         size: height and width in pixels. Default: the photos' own 256. All photos take 5 GB of float32 at 32, 21 GB at
             64.
-        labels: "coarse", the 17 categories, or "fine", the 1,628 labels below them.
+        labels: "coarse", the 17 categories, or "fine", the 1,628 labels within these categories.
         channels: 1 or 3; see `load_folder`.
         normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
         progress: whether to show a progress bar.

@@ -31,8 +31,8 @@ def load_folder(
             `validation` are accepted too, in upper or lower case.
         size: height and width in pixels (one number: square) of every picture. Resizing is bilinear with antialiasing
             and ignores the aspect ratio. Required if the pictures differ in size.
-        channels: 1 (luma) or 3 (grey repeated). Required if only some pictures are grey. Transparency is dropped;
-            16-bit grey keeps its depth.
+        channels: 1 (luma) or 3 (gray repeated). Required if only some pictures are gray. Transparency is dropped;
+            16-bit gray keeps its depth.
         normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
         test_fraction: share of each class that becomes the test set if there is no `test`, in [0, 1). Every call makes
             the same random choice. 0 gives an empty test set.

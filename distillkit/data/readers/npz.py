@@ -133,7 +133,7 @@ def _open_archive(path: Path) -> Iterator[Any]:
 
 @contextmanager
 def _explain_damage(path: Path) -> Iterator[None]:
-    """Turn the errors of reading a damaged `.npz`, or another kind of file, into a ValueError that names it."""
+    """Convert errors from reading a damaged or different kind of file into a ValueError that names the file."""
     try:
         yield
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError) as error:
@@ -142,7 +142,7 @@ def _explain_damage(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _stream(path: Path, name: str) -> Iterator[tuple[IO[bytes], tuple[int, ...], Any]]:
-    """Open one part's images as a stream of bytes; yield the stream, their shape and dtype."""
+    """Open one part's images as a stream of bytes; yield the stream, and the shape and dtype of the images."""
     with ExitStack() as stack:
         with _explain_damage(path):
             archive = stack.enter_context(zipfile.ZipFile(path))
