@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,15 @@ from torch import Tensor
 from distillkit.sets import LabeledImages
 from fl.message import Entry, Message, Value, check_value
 
-__all__ = ["MAX_WEIGHT", "BadReply", "EntrySpec", "Schema", "check_reply"]
+__all__ = ["MAX_MAGNITUDE", "MAX_WEIGHT", "BadReply", "EntrySpec", "Schema", "check_reply", "value_parts"]
 
 MAX_WEIGHT = 1e6
 """The largest weight that one reply may claim where its schema names no other: a public number."""
+
+_LARGEST = 1e300
+
+MAX_MAGNITUDE = 1e9
+"""The largest absolute value of a float in a reply where its schema gives no range; only diverged clients exceed it."""
 
 
 class BadReply(ValueError):
@@ -37,7 +42,10 @@ class EntrySpec:
         same_rows_as: entry of the same reply that must have as many rows as this one.
         max_per_class: maximum number of images of one class in a set.
         minimum, maximum: range of every number (for a set: of every pixel). A weight, by which another entry is
-            averaged, is never negative, and its default `maximum` is `MAX_WEIGHT`.
+            averaged, is never negative, and its default `maximum` is `MAX_WEIGHT`. Other floats without a range must
+            lie within `MAX_MAGNITUDE`.
+        max_norm: maximum l2 norm of all numbers of the entry together.
+        nonnegative: names of the tensors of a group whose numbers must be >= 0, such as variances.
         optional: whether a reply may lack the entry.
     """
 
@@ -47,7 +55,14 @@ class EntrySpec:
     max_per_class: int | None = None
     minimum: float = -math.inf
     maximum: float = math.inf
+    max_norm: float = math.inf
+    nonnegative: Collection[str] = ()
     optional: bool = False
+
+    @staticmethod
+    def finite(value: Value) -> EntrySpec:
+        """Return the specification of a value whose floats may have any finite size."""
+        return EntrySpec(value, max_norm=_LARGEST)
 
 
 Schema = dict[str, EntrySpec]
@@ -88,13 +103,18 @@ def check_reply(reply: object, entries: Mapping[str, Entry[Any]], schema: Schema
         elif not like.optional:
             raise BadReply(f"{key} is missing")
     for key, value in values.items():
-        minimum, maximum = schema[key].minimum, schema[key].maximum
+        like = schema[key]
+        minimum, maximum = like.minimum, like.maximum
         if key in weights:
             minimum, maximum = max(minimum, 0.0), maximum if math.isfinite(maximum) else MAX_WEIGHT
-        for name, part in _value_parts(value):
+        bounded = math.isfinite(minimum) and math.isfinite(maximum)
+        limit = math.inf if bounded else like.max_norm if math.isfinite(like.max_norm) else MAX_MAGNITUDE
+        for name, part in value_parts(value):
             label = f"{key}[{name}]" if name else key
             remedy = "; the method sets the largest weight (max_samples)" if key in weights else ""
-            _check_range(label, part, minimum, maximum, entries[key].bound, remedy)
+            least = max(minimum, 0.0) if name in like.nonnegative else minimum
+            _check_range(label, part, least, maximum, limit, entries[key].bound, remedy)
+        _check_norm(key, value, like.max_norm)
         _check_rule(entries[key], value, values)
     return reply
 
@@ -163,7 +183,7 @@ def _check_set(key: str, got: LabeledImages, want: LabeledImages, like: EntrySpe
         )
 
 
-def _value_parts(value: Value) -> Iterator[tuple[str, Tensor | float]]:
+def value_parts(value: Value) -> Iterator[tuple[str, Tensor | float]]:
     """Yield each part of a value that has a range, with its name."""
     if isinstance(value, dict):
         yield from value.items()
@@ -175,7 +195,7 @@ def _value_parts(value: Value) -> Iterator[tuple[str, Tensor | float]]:
 
 
 def _check_range(
-    label: str, part: Tensor | float, minimum: float, maximum: float, bound: float | None, remedy: str
+    label: str, part: Tensor | float, minimum: float, maximum: float, limit: float, bound: float | None, remedy: str
 ) -> None:
     if isinstance(part, Tensor):
         if not part.numel() or part.dtype == torch.bool:
@@ -185,11 +205,21 @@ def _check_range(
         low = high = part
     if not (math.isfinite(low) and math.isfinite(high)):
         raise BadReply(f"{label} holds NaN or Inf")
+    if isinstance(part, float) or (isinstance(part, Tensor) and part.is_floating_point()):
+        minimum, maximum = max(minimum, -limit), min(maximum, limit)
     if bound is not None and (low < -bound or high > bound):
         raise BadReply(f"{label} exceeds its bound {bound:g}")
     if low < minimum or high > maximum:
         shown = f"{low:g}" if low == high else f"{low:g} to {high:g}"
         raise BadReply(f"{label} must lie in [{minimum:g}, {maximum:g}], got {shown}{remedy if high > maximum else ''}")
+
+
+def _check_norm(key: str, value: Value, max_norm: float) -> None:
+    if max_norm == math.inf:
+        return
+    norms = [float(torch.linalg.vector_norm(torch.as_tensor(p), dtype=torch.float64)) for _, p in value_parts(value)]
+    if (norm := math.hypot(*norms)) > max_norm:
+        raise BadReply(f"{key} has the norm {norm:.3g}, at most {max_norm:.3g} is allowed: the client has diverged")
 
 
 def _check_rule(entry: Entry[Any], value: Value, values: Mapping[str, Value]) -> None:
@@ -199,7 +229,7 @@ def _check_rule(entry: Entry[Any], value: Value, values: Mapping[str, Value]) ->
         return
     if isinstance(value, str) or (isinstance(value, LabeledImages) and rule != "union"):
         raise BadReply(f"{key} is a {type(value).__name__}, which has no {rule}")
-    tensors = [t for _, t in _value_parts(value) if isinstance(t, Tensor)]
+    tensors = [t for _, t in value_parts(value) if isinstance(t, Tensor)]
     for tensor in tensors if rule != "union" else ():
         if rule == "mean" and not tensor.is_floating_point():
             raise BadReply(f"{key} is {tensor.dtype}: integers have no mean (use max, sum or first)")

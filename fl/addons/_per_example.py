@@ -6,8 +6,8 @@ import torch
 
 from distillkit.privacy.validation._independence import require_independent_augmentation, require_mean_objective
 from distillkit.rng import derive
+from fl._noise_images import empty_set, noise_set
 from fl.averaging import AddOn, AveragingServer, Local
-from fl.averaging._validation import empty_set, noise_set
 from fl.averaging.addon import overrides
 
 __all__ = ["public_examples", "refuse_mixing_parts", "unsound"]

@@ -60,7 +60,7 @@ class FedExP(AddOn):
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """Expect one number, ||Delta_i||^2."""
-        schema[self.norm.key] = EntrySpec(1.0, minimum=0.0)
+        schema[self.norm.key] = EntrySpec(1.0, minimum=0.0, maximum=schema[FedAvg.update.key].max_norm ** 2)
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
         """Send ||Delta_i||^2 of the change that is sent."""

@@ -9,7 +9,7 @@ from typing import Literal
 from fl._options import NonNegativeInt, PositiveInt
 from fl.addons._robust import krum_choice, trimmed_mean
 from fl.addons.local_accuracy import LocalAccuracy
-from fl.aggregation import AggregatedReplies
+from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging import AddOn, AveragingServer, FedAvg, Settings
 from fl.averaging._composition import require_one_architecture
 from fl.message import Entry, Message, Tensors, declared_entries
@@ -103,6 +103,10 @@ class RobustMean(AddOn):
             raise ValueError(
                 f"{self._requirement()}; the run has {server.clients} clients: lower attackers, or bring more"
             )
+
+    def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
+        """Accept a change of any finite size: the rule, not a bound, takes its influence away."""
+        schema[FedAvg.update.key] = EntrySpec.finite(schema[FedAvg.update.key].value)
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
         """Keep one client's change as a row."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -64,8 +65,10 @@ class SCAFFOLD(AddOn):
         message[self.control] = server.state[self.control]
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Expect a change of c_i for every tensor of the update."""
-        schema[self.drift.key] = schema[FedAvg.update.key]
+        """Expect a change of c_i for every tensor of the update, as long as option II can make it."""
+        update = schema[FedAvg.update.key]
+        control = math.hypot(*(float(torch.linalg.vector_norm(c)) for c in server.state[self.control].values()))
+        schema[self.drift.key] = replace(update, max_norm=control + update.max_norm / server.rate)
 
     def before_training(self, local: Local) -> None:
         """Set up both variates, and the shift c - c_i of every gradient (line 10)."""

@@ -7,30 +7,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from distillkit.augment import require_normalization
-from distillkit.privacy._public_noise import public_test_images
 from distillkit.rng import derive
-from distillkit.sets import LabeledImages
+from fl._noise_images import empty_set, noise_set, two_noise_images
 from fl.averaging._entries import Entries
 from fl.averaging.addon import AddOn, overrides
 from fl.averaging.local import Local, received_state
 from fl.averaging.settings import Settings
 from fl.message import Message
 from fl.participants import Client, Server
-from fl.task import LabelTask
 
 __all__ = [
-    "empty_set", "noise_set", "require_matches", "require_patterns", "trial_trainings", "try_augmentation",
-    "try_objective",
+    "require_matches", "require_patterns", "trial_trainings", "try_augmentation", "try_objective",
 ]  # fmt: skip
-
-
-def _noise(server: Server) -> Tensor:
-    """Return two noise images in the clients' space."""
-    pixels = torch.rand(2, *server.shape, generator=derive(0, "trial"), dtype=server.dtype)
-    return server.normalization.encode(pixels)
 
 
 def _error_text(error: Exception) -> str:
@@ -50,7 +40,7 @@ def try_augmentation(server: Server, augment: Callable[[Tensor, torch.Generator]
     if augment is None:
         return
     require_normalization(augment, server.normalization)
-    images = _noise(server)
+    images = two_noise_images(server)
     try:
         changed = augment(images.clone(), derive(0, "trial augment"))
     except Exception as error:
@@ -169,27 +159,3 @@ def trial_trainings(
         for addon in addons:
             addon.before_training(local)
         yield local
-
-
-def empty_set(server: Server) -> LabeledImages:
-    """Return a set without images in the clients' space, with the space, shape and dtype that the `server` records."""
-    images = torch.zeros(0, *server.shape, device=server.device, dtype=server.dtype)
-    nothing = images, torch.zeros(0, device=server.device, dtype=torch.int64)
-    return LabeledImages(*nothing, num_classes=server.task.num_classes, normalization=server.normalization)
-
-
-def noise_set(task: LabelTask, like: LabeledImages, generator: torch.Generator) -> LabeledImages:
-    """Return six noise images with labels for a trial; they do not depend on any client's data.
-
-    Args:
-        task: meaning of the labels.
-        like: a set with the wanted space, shape and dtype; its images are not read.
-        generator: source of the noise.
-    """
-    classes = task.num_classes
-    labels = torch.tensor([0, 0, 0, 1, 1, classes - 1]).to(like.images.device) % classes
-    if not task.single_label:
-        labels = F.one_hot(labels, classes).float()
-    return LabeledImages(
-        public_test_images(len(labels), like, generator), labels, num_classes=classes, normalization=like.normalization
-    )

@@ -29,7 +29,7 @@ from fl.averaging.addon import AddOn, slot_owner
 from fl.averaging.local import Local
 from fl.averaging.optimizer import ClientOptimizer
 from fl.averaging.server import AveragingServer
-from fl.averaging.settings import Objective, Settings, as_patterns, as_phases
+from fl.averaging.settings import Objective, Settings, as_patterns, as_phases, variances
 from fl.batches import Phase
 from fl.message import Message, Tensors
 from fl.method import Method, NoUsableReply, Predictor, evaluation_spec, require_single_label
@@ -71,6 +71,8 @@ class FedAvg(Entries, Method):
         weights: a client's weight in the mean: its "samples" (n_k), or "uniform" for 1.
         max_samples: with "samples", the largest sample count that a client may claim; replies that claim more are
             refused. This public number limits one client's influence on an average. Give your largest client's count.
+        max_update_norm: largest l2 norm of a client's change w_k - w; a reply with a longer one is left out, and its
+            client is named. Default: 100 (1 + norm of w), which only a diverged client exceeds.
         buffers: float buffers (batch-norm statistics) are averaged ("mean"), kept by each client ("local"), or left
             at their initial values on the server ("drop", also for integer buffers). Otherwise integer buffers take the
             maximum over clients. Buffers made with `persistent=False` are never sent: each network keeps those that its
@@ -110,6 +112,7 @@ class FedAvg(Entries, Method):
         objective: Objective | None = None,
         weights: Literal["samples", "uniform"] = "samples",
         max_samples: float = MAX_WEIGHT,
+        max_update_norm: float | None = None,
         buffers: Literal["mean", "local", "drop"] = "mean",
         personal: str | Sequence[str] = (),
         predict: Literal["real", "all"] = "real",
@@ -124,8 +127,9 @@ class FedAvg(Entries, Method):
         self.settings = Settings(
             networks=self.networks, lr=lr, momentum=momentum, optimizer=ClientOptimizer.of(optimizer),
             phases=as_phases(epochs, steps, phases), batch=batch, augment=augment, objective=objective,
-            weights=weights, max_samples=max_samples, buffers=buffers, personal=as_patterns(personal),
-            predict=predict, first_outputs=first_outputs, layers=tuple(name for a in self.addons for name in a.layers),
+            weights=weights, max_samples=max_samples, max_update_norm=max_update_norm, buffers=buffers,
+            personal=as_patterns(personal), predict=predict, first_outputs=first_outputs,
+            layers=tuple(name for a in self.addons for name in a.layers),
             damping=sum(a.damping for a in self.addons),
         )  # fmt: skip
         for addon in self.addons:
@@ -214,10 +218,14 @@ class FedAvg(Entries, Method):
         minimum, maximum = (0.0, self.settings.max_samples) if self.settings.weights == "samples" else (1.0, 1.0)
         schema: Schema = {
             self.samples.key: EntrySpec(1.0, minimum=minimum, maximum=maximum),
-            self.update.key: EntrySpec(self.networks.prefixed(shared, name)),
+            self.update.key: EntrySpec(
+                self.networks.prefixed(shared, name), max_norm=self.settings.update_limit(shared)
+            ),
         }
+        positive = set(self.networks.prefixed({n: model[n] for n in variances(net) & model.keys()}, name))
         for entry, names in self.settings.sent_buffers(net):
-            schema[entry.key] = EntrySpec(self.networks.prefixed({n: model[n] for n in names}, name))
+            sent = self.networks.prefixed({n: model[n] for n in names}, name)
+            schema[entry.key] = EntrySpec(sent, nonnegative=positive)
         for addon in self.addons:
             addon.expect(self._view(server), client, schema)
         return schema
@@ -331,6 +339,7 @@ class FedAvg(Entries, Method):
             "predict": settings.predict, "architectures": [n for n in self.networks.names if n],
             "objective": settings.objective, "augment": settings.augment,
             "initial": digest("initial", self.networks.initial) if self.networks.initial is not None else None,
+            "max_update_norm": settings.max_update_norm,
             "max_samples": settings.max_samples if settings.max_samples != MAX_WEIGHT else None,
         }  # fmt: skip
         return self.addons, {k: v for k, v in options.items() if v not in ((), [], None)}

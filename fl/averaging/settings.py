@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -38,6 +39,7 @@ class Settings:
         batch, augment, objective: options for a step's batches and loss, see `FedAvg`.
         weights: kind of a reply's weight in the mean.
         max_samples: largest weight that a reply may claim.
+        max_update_norm: largest norm of an update, if the user gave one; see `update_limit`.
         buffers, personal: options that decide which values stay with a client; see `kept_by_client` and `sent_buffers`.
         predict: outputs that a test reads: the "real" classes, or "all".
         first_outputs: mapping, add-on's key -> index of its first extra output, counted from the end of the task's
@@ -56,6 +58,7 @@ class Settings:
     objective: Objective | None
     weights: Literal["samples", "uniform"]
     max_samples: Positive
+    max_update_norm: Positive | None
     buffers: Literal["mean", "local", "drop"]
     personal: tuple[str, ...]
     predict: Literal["real", "all"]
@@ -94,6 +97,18 @@ class Settings:
             return torch.optim.Adam(**given)
         return torch.optim.SGD(**given, momentum=self.momentum)
 
+    def update_limit(self, weights: Tensors) -> float:
+        """Return the largest l2 norm of an update that the server accepts.
+
+        The default is 100 (1 + norm of the weights). Only the update of a diverged client exceeds this norm.
+
+        Args:
+            weights: the shared weights at the start of the round, by name.
+        """
+        if self.max_update_norm is not None:
+            return self.max_update_norm
+        return 100 * (1 + math.hypot(*(float(torch.linalg.vector_norm(w)) for w in weights.values())))
+
     def objective_of(self, task: LabelTask) -> Objective:
         """Return the loss of a step: `objective`, or the loss of the `task`."""
         return self.objective or task.loss
@@ -124,6 +139,12 @@ class Settings:
     def tested_outputs(self, classes: int) -> int | None:
         """Return how many outputs a test reads: the `classes` of the task, or None for all."""
         return classes if self.predict == "real" else None
+
+
+def variances(network: nn.Module) -> set[str]:
+    """Return the names of the running variances of `network`, which are never negative."""
+    norms = {name: m for name, m in network.named_modules() if isinstance(getattr(m, "running_var", None), Tensor)}
+    return {f"{name}.running_var" if name else "running_var" for name in norms}
 
 
 def floating_buffers(network: nn.Module) -> list[str]:

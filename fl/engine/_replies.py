@@ -153,7 +153,7 @@ def _checked_reply(dispatcher: Dispatcher, server: Server, verb: str, result: Cl
     if not len(derived):
         return reply
     reply = Message.unchecked({**dict(reply.items()), **dict(derived.items())})
-    return check_reply(reply, entries, {**schema, **{key: EntrySpec(value) for key, value in derived.items()}})
+    return check_reply(reply, entries, {**schema, **{key: EntrySpec.finite(value) for key, value in derived.items()}})
 
 
 def _check_sums(reply: Message, task: LabelTask) -> None:

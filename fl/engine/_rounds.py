@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 
+from distillkit._utils.user_warnings import warn
 from distillkit.privacy import BudgetExhausted
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages, StoredImages
 from fl.aggregation import AggregatedReplies, Aggregator
 from fl.engine import _evaluation, history
+from fl.engine._commit_guard import unusable
 from fl.engine._devices import placed
 from fl.engine._dispatch import Dispatcher
 from fl.engine._evaluation import ClientEvaluation
@@ -122,6 +124,11 @@ class RoundRunner:
             replies, row = self._run_exchanges(0 if hidden else min_replies, outstanding)
             row["server_seconds"] += self._update_state(partial(self.method.receive, server, replies))
             del replies
+            if why := self.dispatcher.thread.run(lambda: unusable(self.method, server, before)):
+                server.state = before
+                self.dispatcher.rollback()
+                row["discarded"] = why
+                warn(f"round {number}: {why}; the state after round {self.committed} is kept, and the run goes on")
             row |= _evaluation.evaluate_global(self.dispatcher, self.test)
             evaluation = ClientEvaluation(self.dispatcher, server, "none" if defer else evaluate)
             evaluation.run()

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from distillkit.augment import require_augmentation
 from distillkit.networks import NetworkBall
 from distillkit.sets import LabeledImages
+from fl._noise_images import empty_set, pixel_limit
 from fl._options import Decay, NonNegative, Positive, PositiveInt, check_options
 from fl.addons._server_training import Projection, train_on_set
 from fl.addons.condensed import condense_client
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
-from fl.averaging._validation import empty_set
 from fl.averaging.settings import learning_rate
 from fl.message import Entry, Message, Tensors
 from fl.method import Method, NoUsableReply, Predictor, evaluation_spec, require_single_label
@@ -151,8 +151,16 @@ class FedDM(Method):
 
     def expect(self, server: Server, client: int) -> Schema:
         """Expect at most ipc images per class, without `info`, which would show the classes that a client lacks."""
-        most = self.ipc * server.task.num_classes
-        schema: Schema = {self.images.key: EntrySpec(self.blank(server), max_rows=most, max_per_class=self.ipc)}
+        most, limit = self.ipc * server.task.num_classes, pixel_limit(server)
+        schema: Schema = {
+            self.images.key: EntrySpec(
+                self.blank(server),
+                max_rows=most,
+                max_per_class=self.ipc,
+                minimum=-limit,
+                maximum=limit,
+            )
+        }
         if self.weights == "samples":
             schema[self.samples.key] = EntrySpec(torch.zeros(1), minimum=0.0, maximum=self.max_samples)
         return schema

@@ -44,8 +44,8 @@ VALUES: dict[str, Any] = {
     "assign": None, "initial": {}, "lr": 0.2, "momentum": 0.0,
     "optimizer": ClientOptimizer(weight_decay=0.1), "epochs": 2,
     "steps": 3, "phases": [Phase(3)], "batch": 7, "augment": lambda images, generator: images,
-    "objective": torch.nn.CrossEntropyLoss(), "weights": "samples", "max_samples": 50.0, "buffers": "drop",
-    "personal": "classifier.*", "predict": "all",
+    "objective": torch.nn.CrossEntropyLoss(), "weights": "samples", "max_samples": 50.0, "max_update_norm": 9.0,
+    "buffers": "drop", "personal": "classifier.*", "predict": "all",
 }  # fmt: skip
 
 

@@ -190,7 +190,7 @@ def test_median_of_an_even_number_is_the_middle_of_two() -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_poison_that_ruins_the_mean_has_little_effect(rule: str) -> None:
     test = images(90, seed=9)
-    ruined = play(Poison(3), rounds=2, test=test)
+    ruined = play(Poison(3), rounds=1, test=test, max_update_norm=1e9)
     held = play(RULES[rule], Poison(3), rounds=6, test=test)
     assert ruined.server.state[FedAvg.model]["classifier.weight"].abs().max() > 1e3
     assert held.server.state[FedAvg.model]["classifier.weight"].abs().max() < 10

@@ -1,0 +1,54 @@
+"""Noise images in the space of a run's images, for trials that must not depend on any client's data."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from distillkit.privacy._public_noise import public_test_images
+from distillkit.rng import derive
+from distillkit.sets import LabeledImages
+from fl.participants import Server
+from fl.task import LabelTask
+
+__all__ = ["empty_set", "noise_set", "pixel_limit", "two_noise_images"]
+
+
+def two_noise_images(server: Server) -> Tensor:
+    """Return two noise images in the clients' space."""
+    pixels = torch.rand(2, *server.shape, generator=derive(0, "trial"), dtype=server.dtype)
+    return server.normalization.encode(pixels)
+
+
+def pixel_limit(server: Server) -> float:
+    """Return the largest pixel value that the server accepts: 300 times that of black, white or noise images."""
+    shape = (1, *server.shape)
+    pixels = torch.cat([torch.zeros(shape, dtype=server.dtype), torch.ones(shape, dtype=server.dtype)])
+    return 300 * max(
+        float(images.abs().max()) for images in (server.normalization.encode(pixels), two_noise_images(server))
+    )
+
+
+def empty_set(server: Server) -> LabeledImages:
+    """Return a set without images in the clients' space, with the space, shape and dtype that the `server` records."""
+    images = torch.zeros(0, *server.shape, device=server.device, dtype=server.dtype)
+    nothing = images, torch.zeros(0, device=server.device, dtype=torch.int64)
+    return LabeledImages(*nothing, num_classes=server.task.num_classes, normalization=server.normalization)
+
+
+def noise_set(task: LabelTask, like: LabeledImages, generator: torch.Generator) -> LabeledImages:
+    """Return six noise images with labels for a trial; they do not depend on any client's data.
+
+    Args:
+        task: meaning of the labels.
+        like: a set with the wanted space, shape and dtype; its images are not read.
+        generator: source of the noise.
+    """
+    classes = task.num_classes
+    labels = torch.tensor([0, 0, 0, 1, 1, classes - 1]).to(like.images.device) % classes
+    if not task.single_label:
+        labels = F.one_hot(labels, classes).float()
+    return LabeledImages(
+        public_test_images(len(labels), like, generator), labels, num_classes=classes, normalization=like.normalization
+    )

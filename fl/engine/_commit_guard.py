@@ -1,0 +1,75 @@
+"""Guard before a round is committed: a new server state must be one that clients can work with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fl._noise_images import empty_set, noise_set
+from fl.message import Message
+from fl.method import Method
+from fl.participants import Client, Server
+from fl.schema import BadReply, check_reply, value_parts
+
+__all__ = ["unusable"]
+
+_JUMP = 3.0
+"""Growth of an entry's largest value in one round above which a client's work is tried on noise."""
+
+
+def unusable(method: Method, server: Server, before: Message) -> str | None:
+    """Return the reason why a round's new state must not be committed, or None.
+
+    A state is unusable if it holds NaN or Inf, or if a global model's outputs on noise are not finite. If a value has
+    more than tripled in the round, a client's work is tried on noise, too: the state is unusable if the reply
+    would be refused, unless the state before the round fails in the same way. Private methods are not tried, because
+    their work is charged to a ledger.
+
+    Args:
+        method: method whose state is tested.
+        server: server with the new state; it is not changed.
+        before: state before the round.
+    """
+    peaks, old = _peaks(server.state), _peaks(before)
+    for name, peak in peaks.items():
+        if not peak < float("inf"):
+            return f"the new state's {name} holds NaN or Inf"
+    noise = noise_set(server.task, empty_set(server), server.generator("commit guard"))
+    for name, model in method.predictors(server).items():
+        if not torch.isfinite(model.network(noise.images)).all():
+            return f"the new model{f' {name!r}' if name else ''} gives NaN or Inf on noise images"
+    if method.private or all(peak <= _JUMP * max(1.0, old.get(name, 0.0)) for name, peak in peaks.items()):
+        return None
+    why = _trial(method, server)
+    if why is None:
+        return None
+    if _trial(method, replace(server, state=before)) is not None:
+        return None
+    return f"a client with noise images fails with the new state: {why}"
+
+
+def _peaks(state: Message) -> dict[str, float]:
+    """Return the largest absolute value of each float tensor of a state by name; NaN counts as infinity."""
+    found = {}
+    for key, value in state.items():
+        for name, part in value_parts(value):
+            if isinstance(part, Tensor) and part.is_floating_point() and part.numel():
+                found[f"{key}[{name}]"] = float(part.detach().abs().max().nan_to_num(nan=float("inf")))
+    return found
+
+
+def _trial(method: Method, server: Server) -> str | None:
+    """Return the reason why the reply of a client with noise images would be refused, or None."""
+    method, number = method.inner, (server.drawn or [0])[0]
+    data = noise_set(server.task, empty_set(server), server.generator("commit guard trial"))
+    client = Client(number, data, None, server.task, server.round, server.seed, device=server.device)
+    try:
+        reply = method.local(client, method.send(server, number))
+        check_reply(reply, {e.key: e for e in method.entries()}, method.expect(server, number))
+    except BadReply as error:
+        return str(error)
+    except Exception:  # the method needs more than noise images can give: nothing is known
+        return None
+    return None

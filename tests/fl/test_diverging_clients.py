@@ -1,0 +1,90 @@
+"""One finite but useless reply neither ends a run nor changes it: it counts as lost, and its client is named."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import fl
+from fl.addons import SCAFFOLD, FedExP, FedNova, FedProx
+from fl.methods import FedDM, FedProto
+from fl.participants import Client
+from tests.fl.federations import Tiny, federation, images
+
+TINY = partial(Tiny, norm=True)
+
+
+def scaled(value: Any, to: float) -> Any:
+    if isinstance(value, Tensor):
+        return torch.full_like(value, to) if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {name: scaled(part, to) for name, part in value.items()}
+    return value.replace(images=scaled(value.images, to))
+
+
+def hostile(kind: type, entry: fl.Entry[Any], to: float | None) -> type:
+    """Return a subclass whose client 1 fills `entry` with `to` in round 3; its reply is lost if `to` is None."""
+
+    class Hostile(kind):  # type: ignore[misc]
+        def local(self, client: Client, message: fl.Message) -> fl.Message:
+            reply = super().local(client, message)
+            if client.id == 1 and client.round == 3:
+                if to is None:
+                    raise RuntimeError("lost")
+                reply[entry] = scaled(reply[entry], to)
+            return reply
+
+    Hostile.__name__ = kind.__name__
+    return Hostile
+
+
+def run(kind: type, entry: fl.Entry[Any], to: float | None, *addons: Any, rounds: int = 10, **options: Any) -> fl.Run:
+    method = hostile(kind, entry, to)(*addons, **options)
+    return fl.simulate(method, federation(), rounds=rounds, seed=3, test=images(30, 99), progress=False)
+
+
+AVERAGING = {"factory": TINY, "lr": 0.1, "batch": 8}
+DISTILLING = {"factory": Tiny, "ipc": 1, "steps": 2, "server_epochs": 2}
+CASES = {
+    "weights": (fl.FedAvg, fl.FedAvg.update, 1e20, [], AVERAGING),
+    "weights without norm": (fl.FedAvg, fl.FedAvg.update, 1e20, [], AVERAGING | {"factory": Tiny}),
+    "weights with a proximal term": (fl.FedAvg, fl.FedAvg.update, -1e20, [FedProx(0.1)], AVERAGING),
+    "weights for FedNova": (fl.FedAvg, fl.FedAvg.update, 1e20, [FedNova()], AVERAGING),
+    "norm for FedExP": (fl.FedAvg, FedExP.norm, 1e20, [FedExP()], AVERAGING),
+    "running means": (fl.FedAvg, fl.FedAvg.buffers, 3e38, [], AVERAGING),
+    "negative variances": (fl.FedAvg, fl.FedAvg.buffers, -1.0, [], AVERAGING),
+    "control variates": (fl.FedAvg, SCAFFOLD.drift, 3e38, [SCAFFOLD()], AVERAGING),
+    "pixels": (FedDM, FedDM.images, 3e38, [], DISTILLING),
+    "small pixels": (FedDM, FedDM.images, -1e6, [], DISTILLING),
+    "prototypes": (FedProto, FedProto.means, 3e38, [], {"factory": Tiny, "lr": 0.1}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_diverged_reply_counts_as_lost(case: str) -> None:
+    kind, entry, to, addons, options = CASES[case]
+    hurt = run(kind, entry, to, *addons, **options)
+    lost = run(kind, entry, None, *addons, **options)
+    assert len(hurt.rows) == 10
+    assert list(hurt.rows[2]["failed"]) == ["1"]
+    assert all(not row["failed"] and "discarded" not in row for row in hurt.rows[:2] + hurt.rows[3:])
+    for (key, one), (_, other) in zip(hurt.server.state.items(), lost.server.state.items(), strict=True):
+        if isinstance(one, dict):
+            assert all(torch.equal(one[n], other[n]) for n in one), key
+    assert [r["accuracy"] for r in hurt.rows] == [r["accuracy"] for r in lost.rows]
+
+
+SIZES = [1e2, 1e3, 1e4, 1e5, 1e6, 1e8, 1e12, 1e30]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_size_of_a_reply_ends_a_run(case: str) -> None:
+    """A reply may be small enough to be accepted: the state after its round must still be one to continue from."""
+    kind, entry, _, addons, options = CASES[case]
+    for to in SIZES:
+        assert len(run(kind, entry, to, *addons, rounds=6, **options).rows) == 6, to
+        assert len(run(kind, entry, -to, *addons, rounds=6, **options).rows) == 6, -to
