@@ -280,8 +280,12 @@ class PrivateFedDM(FedDM):
         return (self.sizes_of(client)[synthetic.labels] / self.ipc).clamp(0.0, self.max_samples).float()
 
     def expect(self, server: Server, client: int) -> Schema:
-        """Expect the reply of FedDM and, with `weights="samples"`, a weight for each image."""
+        """Expect the reply of FedDM and, with `weights="samples"`, a weight for each image.
+
+        Noise may make pixels far larger than those of `FedDM`, so only `MAX_MAGNITUDE` limits them.
+        """
         schema, rows = super().expect(server, client), self.ipc * server.task.num_classes
+        schema[self.images.key] = replace(schema[self.images.key], minimum=-math.inf, maximum=math.inf)
         if self.weights == "samples":
             schema[self.samples.key] = replace(schema[self.samples.key], max_rows=rows, same_rows_as=self.images)
         return schema
