@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
 FLOWER := .venv-flower
 
-.PHONY: demo test coverage wheel test-flower test-flower-faults killed lint bench bench-peers bench-page docs clean
+.PHONY: demo test coverage wheel test-flower test-flower-faults killed mutants lint bench bench-peers bench-page docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/quickstart.py
@@ -39,6 +39,10 @@ test-flower-faults: $(FLOWER)/.made
 # Run the smoke presets of the federated examples, then kill each with SIGKILL and resume it. Takes minutes.
 killed: $(STAMP)
 	$(BIN)/python -m tests.kill_examples --kills 1
+
+# Plant the mistakes of tests/mutants.toml one by one in a copy, and report those that no test notices. Takes minutes.
+mutants: $(STAMP)
+	$(BIN)/python -m tests.mutants
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

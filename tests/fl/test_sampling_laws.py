@@ -1,0 +1,43 @@
+"""Laws of the random draws of a run: every client, and every pair of clients, is drawn equally often."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations
+from types import SimpleNamespace
+
+import pytest
+from scipy.stats import chisquare
+
+from fl.engine._rounds import RoundRunner
+
+ROUNDS, LEVEL = 3000, 1e-4
+"""A correct draw fails one of these tests with probability `LEVEL`; the seed is fixed, so it fails always or never."""
+
+
+def draws(clients: int, wanted: int) -> list[list[int]]:
+    server = SimpleNamespace(clients=clients, seed=11, round=0)
+    runner = SimpleNamespace(server=server)
+    found = []
+    for server.round in range(1, ROUNDS + 1):
+        found.append(RoundRunner._draw(runner, wanted))  # type: ignore[arg-type]
+    return found
+
+
+@pytest.mark.parametrize(("clients", "wanted"), [(2, 1), (5, 1), (5, 2), (6, 5), (10, 3)])
+def test_clients_and_pairs_are_drawn_equally_often(clients: int, wanted: int) -> None:
+    found = draws(clients, wanted)
+    assert all(len(set(d)) == wanted and d == sorted(d) and set(d) <= set(range(clients)) for d in found)
+    single = Counter(c for d in found for c in d)
+    # Draws without replacement vary less than independent ones, by the factor (clients - wanted) / (clients - 1).
+    counts, expected = [single[c] for c in range(clients)], ROUNDS * wanted / clients
+    variance = (clients - wanted) / (clients - 1)
+    scaled = [expected + (n - expected) / variance**0.5 for n in counts]
+    assert chisquare(scaled).pvalue > LEVEL
+    if wanted == 2:
+        pairs = Counter(pair for d in found for pair in combinations(d, 2))
+        assert chisquare([pairs[p] for p in combinations(range(clients), 2)]).pvalue > LEVEL
+
+
+def test_every_client_is_drawn_if_all_are_wanted() -> None:
+    assert draws(4, 4) == [[0, 1, 2, 3]] * ROUNDS
