@@ -164,7 +164,7 @@ def _privacy_notes(found: Sequence[Group]) -> list[str]:
         ", ".join([f"delta {d:g}" if d is not None else "", r or ""]).strip(", ") for d, r in sorted(kinds, key=str)
     ]
     named = f" ({'; '.join(facts)})" if any(facts) else ""
-    return [f"ε{named}: of one run; each further run on the same records is another release."]
+    return [f"ε{named} of one run. Every further run on the same records adds to it."]
 
 
 def _rounded_up(epsilon: float) -> str:
