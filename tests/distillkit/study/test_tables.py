@@ -88,7 +88,7 @@ def test_epsilon_has_its_unit_of_privacy_and_its_absence_a_reason() -> None:
         record(0.5, "B", epsilon_reason="the noise was seeded.", **facts),
     ]
     said = str(summary_table(runs))
-    assert "ε (delta 1e-05, add or remove one record): of one run; each further run" in said
+    assert "ε (delta 1e-05, add or remove one record) of one run. Every further run" in said
     assert "A on digits: loose by 4 %." in said
     assert "B on digits: the noise was seeded." in said
     shown = [summary_table([record(0.5, epsilon=e)]).cells[0][-1] for e in (7.999999999, 8.0, 8.001, 7.991)]
