@@ -93,7 +93,7 @@ def test_epsilon_has_its_unit_of_privacy_and_its_absence_a_reason() -> None:
     assert "B on digits: the noise was seeded." in said
     shown = [summary_table([record(0.5, epsilon=e)]).cells[0][-1] for e in (7.999999999, 8.0, 8.001, 7.991)]
     assert shown == ["8.00", "8.00", "8.01", "8.00"]  # never less than the ledger says
-    assert "ε: of one run" in str(summary_table([record(0.5, epsilon=8.0)]))
+    assert "ε of one run" in str(summary_table([record(0.5, epsilon=8.0)]))
     assert "of one run" not in str(summary_table([record(0.5)]))
 
 
