@@ -13,6 +13,7 @@ Where to find what in this package:
 - Where is a ledger line written? `ledger.py` (`Ledger.spend`), into the file of `_journal.py`; `events.py` defines the
   events, `Account` the client and round that a call charges, `_child_ledger.py` the ledgers on other machines.
 - Where is epsilon computed? `accounting/composition.py` (`compose`); `accounting/planning.py` inverts it.
+- Where does user code meet records? Nowhere: `capture/` traces it on one example without values, to a fixed graph.
 - Where are inputs refused? `validation/`: data and options, networks and losses that mix examples, delta. `errors.py`
   defines the errors, `assumptions.py` the inputs that each entry point assumes to be public.
 """
@@ -33,6 +34,7 @@ from distillkit.privacy.errors import (
     BatchStatistics,
     BudgetExhausted,
     NotAccountable,
+    NotCapturable,
     NotSeparable,
     PrivacyError,
     PrivateInitialization,
@@ -46,9 +48,8 @@ from distillkit.privacy.events import (
     Event,
     Guarantee,
 )
-from distillkit.privacy.gradients._per_example_engines import ExampleGradients
 from distillkit.privacy.gradients.dp_sgd import train_private, without_batch_norm
-from distillkit.privacy.gradients.per_example import per_example_gradients, require_per_example
+from distillkit.privacy.gradients.per_example import ExampleGradients, per_example_gradients, require_per_example
 from distillkit.privacy.gradients.private_gradient import PrivateGradient
 from distillkit.privacy.ledger import Account, Ledger
 from distillkit.privacy.secret import Secret, as_secret
@@ -71,6 +72,7 @@ __all__ = [
     "Ledger",
     "NoisePlan",
     "NotAccountable",
+    "NotCapturable",
     "NotSeparable",
     "Passes",
     "PrivacyError",

@@ -13,6 +13,7 @@ __all__ = [
     "BatchStatistics",
     "BudgetExhausted",
     "NotAccountable",
+    "NotCapturable",
     "NotSeparable",
     "PrivacyError",
     "PrivateInitialization",
@@ -45,6 +46,10 @@ class BudgetExhausted(PrivacyError):
 
 class NotAccountable(PrivacyError):
     """No accountant gives a sound epsilon: unsupported sampling, mixed relations or too large a delta."""
+
+
+class NotCapturable(PrivacyError):
+    """The network, loss or augmentation is no fixed function of one record, so it would run user code on records."""
 
 
 class NotSeparable(PrivacyError):

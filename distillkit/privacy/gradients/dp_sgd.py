@@ -12,11 +12,8 @@ from torch import Tensor, nn
 from distillkit._utils import check
 from distillkit._utils.eval_mode import preserve_modes
 from distillkit._utils.progress import bar
-from distillkit.networks._dropout import no_dropout, seeded_dropout
-from distillkit.privacy._public_noise import public_test_images
 from distillkit.privacy.accounting.planning import resolve_sigma
-from distillkit.privacy.gradients._per_example_engines import GradientMode
-from distillkit.privacy.gradients.per_example import keeps_statistics, per_example_gradients, require_per_example
+from distillkit.privacy.gradients.per_example import keeps_statistics, per_example_gradients
 from distillkit.privacy.gradients.private_gradient import PrivateGradient
 from distillkit.privacy.ledger import Account, Ledger
 from distillkit.privacy.validation._arguments import (
@@ -25,9 +22,7 @@ from distillkit.privacy.validation._arguments import (
     refuse_large_delta,
     refuse_measured_normalization,
 )
-from distillkit.privacy.validation._gradient_check import choose_batch_sizes
 from distillkit.privacy.validation._independence import require_independent_losses
-from distillkit.privacy.validation._side_effects import forbid_side_effects
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages, as_set
 
@@ -77,7 +72,6 @@ def train_private(
     loss: RowLoss | None = None,
     ledger: Ledger | Account | None = None,
     chunk: int | None = None,
-    gradients: GradientMode = "auto",
     progress: bool = True,
 ) -> Ledger:
     """Train `network` in place by DP-SGD, so that its weights are differentially private.
@@ -86,13 +80,14 @@ def train_private(
     and passes the result to an ordinary optimiser. All steps are charged to the ledger before the first. You may call
     the function again, for instance once per round, with the same network and ledger: the steps of all calls compose.
 
-    Paper: Abadi et al., "Deep learning with differential privacy" (CCS 2016), algorithm 1. Opacus' hooks compute the
-    per-example gradients if they support the network. Batches, noise and the masks of `nn.Dropout` are drawn from the
-    account's `Secret`.
+    Paper: Abadi et al., "Deep learning with differential privacy" (CCS 2016), algorithm 1. Batches, noise, dropout and
+    all other draws of the network come from the account's `Secret`.
 
-    Before anything is charged, the network and the loss are checked on public noise (see `per_example_gradients`):
-    either is refused if its result for an example depends on the rest of the batch. The check costs as much as a few
-    steps.
+    Before anything is charged, the gradient of one record's loss is captured as a fixed graph of tensor operators (see
+    `per_example_gradients`); a network or loss that is no fixed function of one record is refused. The code of the
+    network and the loss never runs on records, so counters, hooks or branches on values have no effect on the
+    guarantee. Only the parameters of `network` change. A record whose gradient is not finite, or for which an operator
+    fails, counts as zero.
 
     Args:
         network: network without batch statistics; see `require_per_example`. Its initial weights must be public, or
@@ -110,14 +105,12 @@ def train_private(
         steps: number of steps; all are charged before the first.
         lr: learning rate of plain SGD, > 0.
         optimizer: function of the parameters that returns a `torch.optim` optimiser, which replaces plain SGD.
-        loss: function of (logits [n, K], labels) that returns n losses, each of which depends on its own row alone.
-            Default: cross-entropy.
+        loss: function of (logits [n, K], labels) that returns n losses, each of which depends on its own row alone; it
+            is evaluated on one row. Default: cross-entropy.
         ledger: ledger to charge, or an `Account`, which also sets the client, the round and the source of batches and
             noise. Default: a new ledger in memory.
-        chunk: maximum number of examples whose gradients are in memory at once; the default depends on device, image
-            size and rate * size.
-        gradients: method that computes per-example gradients: "auto", "hooks" or "func"; see `mode` of
-            `per_example_gradients`.
+        chunk: maximum number of examples whose gradients are in memory at once; the default depends on device, network
+            and rate * size.
         progress: whether to show a progress bar on a terminal.
 
     Returns:
@@ -126,8 +119,8 @@ def train_private(
     Raises:
         BudgetExhausted: the budget does not allow all steps; none was taken. `.remaining` is the number of steps that
             are still allowed.
-        PrivacyError: one of its subclasses, with a remedy in the message: BatchStatistics, NotSeparable,
-            PrivateStatistics, NotAccountable.
+        PrivacyError: one of its subclasses, with a remedy in the message: BatchStatistics, NotCapturable,
+            NotSeparable, PrivateStatistics, NotAccountable.
         TypeError, ValueError: invalid images, labels or options.
     """
     real = as_set(images, labels)
@@ -144,50 +137,40 @@ def train_private(
     secret = account.secret
     row_loss = loss if loss is not None else _cross_entropy
     parameters = [p for p in network.parameters() if p.requires_grad]
-    public = _public_examples(real)
-    chunk, sizes = choose_batch_sizes(real.images, rate * size, chunk)
 
     def losses(inputs: Tensor, targets: Tensor) -> Tensor:
         return row_loss(network(inputs), targets)
 
     with preserve_modes(network):
         network.train()
-        require_per_example(network)
-        _check_loss(network, row_loss, *public)
-        with (
-            per_example_gradients(network, losses, public=public, chunk=chunk, sizes=sizes, mode=gradients) as rows_of,
-            seeded_dropout(network, secret.generator()),
-            bar(steps, "private training", progress=progress) as shown,
-        ):
-            update = torch.optim.SGD(parameters, lr=lr) if optimizer is None else optimizer(parameters)
-            private = PrivateGradient(parameters, sigma=sigma, clip=clip, denominator=rate * size, secret=secret)
-            account.ledger.assume("train_private")
-            account.spend("dp_sgd", sigma, rate=rate, count=steps)
-            for _ in range(steps):
-                for rows in secret.poisson(len(real), rate).to(real.images.device).split(chunk):
-                    if len(rows):
-                        private.add(rows_of(real.images.index_select(0, rows), real.labels.index_select(0, rows)))
-                for parameter, gradient in zip(parameters, private.take()):
-                    parameter.grad = gradient
-                update.step()
-                update.zero_grad(set_to_none=True)
-                shown.update()
+        if loss is not None:
+            _check_loss(loss, real)
+        gradients = per_example_gradients(network, losses, (real.images, real.labels))
+    chunk = gradients.chunk_size(rate * size, chunk)
+    update = torch.optim.SGD(parameters, lr=lr) if optimizer is None else optimizer(parameters)
+    private = PrivateGradient(parameters, sigma=sigma, clip=clip, denominator=rate * size, secret=secret)
+    account.ledger.assume("train_private")
+    account.spend("dp_sgd", sigma, rate=rate, count=steps)
+    draws = secret.generator()
+    with bar(steps, "private training", progress=progress) as shown:
+        for _ in range(steps):
+            for rows in secret.poisson(len(real), rate).to(real.images.device).split(chunk):
+                images, targets = real.images.index_select(0, rows), real.labels.index_select(0, rows)
+                private.add(gradients(images, targets, generator=draws))
+            for parameter, gradient in zip(parameters, private.take()):
+                parameter.grad = gradient
+            update.step()
+            update.zero_grad(set_to_none=True)
+            shown.update()
     return account.ledger
 
 
-def _public_examples(like: LabeledImages) -> tuple[Tensor, Tensor]:
-    """Return six noise images, with labels in the set's format."""
+def _check_loss(loss: RowLoss, like: LabeledImages) -> None:
+    """Refuse a loss that differs between a batch and its examples, because it is only evaluated on one example."""
     classes = (torch.arange(6) * (like.num_classes - 1) // 5).to(like.labels.device)
     labels = classes if like.labels.ndim == 1 else F.one_hot(classes, like.labels.shape[1])
-    return public_test_images(6, like, derive(0, "train_private")), labels.to(like.labels.dtype)
-
-
-def _check_loss(network: nn.Module, loss: RowLoss, images: Tensor, labels: Tensor) -> None:
-    what = f"the network {type(network).__name__}"
-    with torch.no_grad(), no_dropout(network), forbid_side_effects(what, network, device=images.device):
-        logits = network(images)
-    drawn = torch.randn(logits.shape, generator=derive(0, "logits"), dtype=torch.float64)
-    require_independent_losses(loss, drawn.to(logits), labels)
+    logits = torch.randn(6, like.num_classes, generator=derive(0, "logits"), dtype=torch.float64).to(like.images)
+    require_independent_losses(loss, logits, labels.to(like.labels.dtype))
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -1,25 +1,32 @@
-"""Per-example gradients of a batch, by Opacus' hooks or by torch.func."""
+"""Per-example gradients of a batch, by a captured function of one example."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from distillkit._utils import check
-from distillkit.privacy.errors import BatchStatistics, PrivacyError
-from distillkit.privacy.gradients._per_example_engines import ExampleGradients, GradientMode, Losses
+from distillkit.privacy.capture._tracing import Stateless
+from distillkit.privacy.capture.captured_function import CapturedFunction, capture
+from distillkit.privacy.errors import BatchStatistics, NotSeparable, PrivacyError
 from distillkit.privacy.validation._arguments import refuse_half_precision
-from distillkit.privacy.validation._gradient_check import choose_engine
 
-__all__ = ["per_example_gradients", "require_per_example"]
+__all__ = ["ExampleGradients", "Losses", "per_example_gradients", "require_per_example"]
+
+Losses = Callable[..., Tensor]
+"""`losses(images, labels, ...)` returns the loss of each of n examples, float [n]."""
+
+_VALUES_CPU, _VALUES_ACCELERATOR = 1 << 25, 1 << 30
+"""Numbers of values that one pass may compute, which bounds its memory."""
 
 
 def require_per_example(network: nn.Module) -> None:
     """Refuse a network whose layers mix the examples of a batch, or that has no trainable parameters.
 
-    This is a quick check of the layer types before private training. The network's computation is checked when it is
+    This is a quick check of the layer types before private training. The network's computation is captured when it is
     trained; see `per_example_gradients`.
 
     Args:
@@ -55,79 +62,105 @@ def keeps_statistics(module: nn.Module) -> bool:
     return batch or (isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats)
 
 
-@contextmanager
+class ExampleGradients:
+    """Function object that computes the gradient of every example's own loss; `per_example_gradients` creates it.
+
+    Call it with the arguments of the losses, n rows each. The result has n rows for each parameter of `trained`, at the
+    network's current parameters and buffers. An example whose loss or gradient cannot be computed has zero rows.
+
+    Attributes:
+        trained: trained parameters by name, in the order of the returned tensors.
+        captured: captured function, which may be bound to another network of the same architecture.
+    """
+
+    def __init__(self, network: nn.Module, trained: Mapping[str, nn.Parameter], captured: CapturedFunction) -> None:
+        self.trained, self.captured = dict(trained), captured
+        self._state = list(_state(network).values())
+
+    def __call__(self, *examples: Tensor, generator: torch.Generator | None = None) -> list[Tensor]:
+        """Compute the gradients of n examples: for each parameter of `trained`, a tensor [n, *parameter.shape].
+
+        Args:
+            examples: the arguments of the losses, for instance images and labels, with n rows each.
+            generator: secret generator of dropout and other draws; required if the network draws.
+        """
+        return self.captured(self._state, *examples, generator=generator)
+
+    def chunk_size(self, expected: float, chunk: int | None = None) -> int:
+        """Return the number of examples to pass at once, from public numbers alone.
+
+        Args:
+            expected: expected number of records in a step, rate * size.
+            chunk: upper bound; None for a default that depends on the device and the network.
+        """
+        likely = max(1, math.ceil(expected + 3 * math.sqrt(expected)))
+        if chunk is None:
+            cpu = next(iter(self.trained.values())).device.type == "cpu"
+            fitting = max(1, (_VALUES_CPU if cpu else _VALUES_ACCELERATOR) // max(1, self.captured.activations))
+            chunk = 1 << (fitting.bit_length() - 1)
+        return min(check.positive_int(chunk, "chunk"), likely)
+
+
 def per_example_gradients(
     network: nn.Module,
     losses: Losses,
+    like: Sequence[Tensor],
     *,
-    public: Sequence[Tensor],
-    chunk: int,
-    sizes: Sequence[int] = (),
     trained: Mapping[str, nn.Parameter] | None = None,
-    mode: GradientMode = "auto",
-    engine: str | None = None,
-) -> Iterator[ExampleGradients]:
-    """Open a `with` block in which `gradients(images, labels)` returns the gradient of every example's own loss.
+) -> ExampleGradients:
+    """Capture the gradient of one example's loss, and return a function of many examples.
 
-    A private optimiser needs these gradients, and autograd only returns their sum over a batch. When the block ends,
-    the network is restored.
+    A private optimiser needs the gradient of every example, and autograd only returns their sum over a batch.
 
         def losses(images, labels):
             return F.cross_entropy(network(images), labels, reduction="none")
-        with per_example_gradients(network, losses, public=(noise, some_labels), chunk=16) as gradients:
-            rows = gradients(images, labels)     # for each trained parameter [n, *shape], n <= 16
+        gradients = per_example_gradients(network, losses, like=(images, labels))
+        rows = gradients(images[:16], labels[:16])     # for each trained parameter [16, *shape]
 
-    First, the network and the loss are *checked* on `public`, in the network's current mode and with its current
-    parameters:
+    The network, the loss and the backward pass are traced once, on one example without values, to a fixed graph of
+    tensor operators. Records only ever pass through this graph, one by one or batched by `vmap`: no code of the network
+    or the loss runs on them. Row i is therefore a function of example i and the network's state alone. Everything else
+    that the code reads (attributes, closures, counters) is fixed when it is captured; parameters of *other* networks
+    become constants.
 
-    - row i is the gradient of example i's loss alone, for every parameter, and does not change when the other examples
-      are replaced;
-    - no global random state is read or changed;
-    - a forward pass changes no tensor of the network.
-
-    `nn.Dropout` is disabled during the check, because the caller draws its masks from a secret generator. With hooks
-    every forward pass has exactly `chunk` examples: a short batch is padded with copies whose rows are dropped. Only
-    the checked batch size is therefore used; `sizes` are checked as well.
-
-    There are three engines. Opacus' hooks support networks whose parameters all belong to layers that Opacus supports.
-    Other networks use torch.func (vmap of grad): those with parameters outside of layers (a class token, a position
-    embedding), `nn.MultiheadAttention`, or weights used outside their layer. If torch.func fails too, gradients are
-    computed for one example at a time.
+    Dropout and other random operators draw independently for every example, from the generator of the call.
 
     Args:
-        network: the network, in training mode.
+        network: the network, in training mode; its parameters and buffers are read at every call.
         losses: function that evaluates `network` on tensors with n rows each (images, labels, ...) and returns n
-            losses; only their sum is used.
-        public: arguments of `losses` for a few examples (at least two) that are independent of the private data.
-        chunk: public maximum number of examples per call.
-        sizes: further batch sizes to check: all that the caller will use.
-        trained: parameters to train, by their names in the network; all other parameters are frozen in the block.
-            Default: all parameters that require a gradient.
-        mode: "auto" for any engine, "hooks" for Opacus' hooks alone, or "func" for the other engines. If a network
-            folds views or patches into the batch, hooks would clip each view or patch as an example: such a network is
-            refused; use "func".
-        engine: engine that an earlier check of the same code chose (`gradients.engine`); the check is then not
-            repeated.
+            losses. It is only called with one row.
+        like: arguments of `losses`, of which only shapes (without the number of rows), dtypes and device are used.
+        trained: parameters to train, by their names in the network. Default: all parameters that require a gradient.
 
     Raises:
-        BatchStatistics, NotSeparable, PrivacyError: the check fails; the message gives the place and a remedy.
+        BatchStatistics, NotCapturable, NotSeparable, PrivacyError: the network or the loss is refused; the message
+            gives the place and a remedy.
     """
     require_per_example(network)
-    check.positive_int(chunk, "chunk")
-    check.one_of(mode, "mode", ("auto", "hooks", "func"))
-    if engine is not None:
-        check.one_of(engine, "engine", ("hooks", "vmap", "loop"))
     chosen = {n: p for n, p in network.named_parameters() if p.requires_grad} if trained is None else dict(trained)
     if not chosen:
         raise PrivacyError("trained names no parameter, so there are no gradients to compute; leave it out for all")
-    frozen = [p for n, p in network.named_parameters() if p.requires_grad and n not in chosen]
-    for parameter in frozen:
-        parameter.requires_grad_(False)
-    gradients = ExampleGradients(network, losses, chosen, chunk)
-    try:
-        gradients.engine = choose_engine(gradients, public, sizes, mode) if engine is None else engine
-        yield gradients
-    finally:
-        gradients.close()
-        for parameter in frozen:
-            parameter.requires_grad_(True)
+    names = list(_state(network))
+    what = f"the network {type(network).__name__} or its loss"
+    call = Stateless(network, losses, what)
+
+    def gradient(values: list[Tensor], *one: Tensor) -> list[Tensor]:
+        state = {n: v.detach().requires_grad_(n in chosen) for n, v in zip(names, values)}
+        with torch.enable_grad():
+            rows = torch.func.functional_call(
+                call, {f"network.{n}": v for n, v in state.items()}, tuple(e[None] for e in one)
+            )
+        if not isinstance(rows, Tensor) or rows.shape != (1,):
+            got = f"shape {list(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
+            raise NotSeparable(f"the loss must give one value for each example [n], got {got} for one example")
+        leaves = [state[n] for n in chosen]
+        grads = torch.autograd.grad(rows.sum(), leaves, allow_unused=True) if rows.requires_grad else [None] * len(leaves)
+        return [torch.zeros_like(p) if g is None else g for p, g in zip(leaves, grads)]
+
+    captured = capture(gradient, list(_state(network).values()), like, what=what, names=names, modules=[network])
+    return ExampleGradients(network, chosen, captured)
+
+
+def _state(network: nn.Module) -> dict[str, Tensor]:
+    return {**dict(network.named_parameters()), **dict(network.named_buffers())}
+

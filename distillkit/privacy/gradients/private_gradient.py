@@ -77,7 +77,8 @@ class PrivateGradient:
             grad_samples: gradients of n examples: one tensor [n, *parameter.shape] per parameter, in order.
         """
         flat = [g.flatten(1) for g in grad_samples]
-        norm = torch.stack([b.square().sum(1) for g in flat for _, b in _in_blocks(g)]).sum(0).sqrt()
+        norms = [torch.linalg.vector_norm(g, dim=1, dtype=torch.float64) for g in flat]
+        norm = torch.stack(norms).norm(dim=0)
         finite = torch.isfinite(norm)
         if not bool(finite.all()):
             flat = [torch.where(finite[:, None], g, 0.0) for g in flat]

@@ -37,18 +37,15 @@ def train(model: nn.Module, data: LabeledImages, **options: object) -> Ledger:
     return train_private(model, data, **grouped(**{"size": 12, "sigma": 1.0, "rate": 0.5, "steps": 3} | options))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("how", ["hooks", "func"])
 @pytest.mark.parametrize("norm", ["instance", "group", "layer", "none"])
-def test_gradients_equal_those_of_single_examples(toy_set: LabeledImages, norm: str, how: Any) -> None:
+def test_gradients_equal_those_of_single_examples(toy_set: LabeledImages, norm: str) -> None:
     model = convnet(norm)
 
     def losses(images: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(model(images), labels, reduction="none")
 
-    public = torch.randn(4, 1, 4, 4, generator=derive(1), dtype=torch.float64), torch.tensor([0, 1, 2, 0])
-    with per_example_gradients(model, losses, public=public, chunk=16, mode=how) as gradients:
-        assert gradients.engine == {"hooks": "hooks", "func": "vmap"}[how]
-        grads = gradients(toy_set.images, toy_set.labels)
+    gradients = per_example_gradients(model, losses, tuple(toy_set))
+    grads = gradients(toy_set.images, toy_set.labels)
     for i in range(len(toy_set)):
         loss = F.cross_entropy(model(toy_set.images[i : i + 1]), toy_set.labels[i : i + 1])
         alone = torch.autograd.grad(loss, list(model.parameters()))
@@ -56,8 +53,7 @@ def test_gradients_equal_those_of_single_examples(toy_set: LabeledImages, norm: 
             torch.testing.assert_close(ours[i], theirs)
 
 
-@pytest.mark.filterwarnings("ignore:Full backward hook")
-def test_integer_rows_give_single_example_gradients_with_hooks() -> None:
+def test_integer_rows_give_single_example_gradients() -> None:
     """Tokens have no gradient, but the embedding table that they index has one."""
     model = build(lambda: nn.Sequential(nn.Embedding(7, 3), nn.Flatten(), nn.Linear(12, 3)), 0).double()
     tokens, labels = torch.randint(7, (5, 4), generator=derive(0)), torch.tensor([0, 1, 2, 2, 0])
@@ -65,8 +61,7 @@ def test_integer_rows_give_single_example_gradients_with_hooks() -> None:
     def losses(images: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(model(images), labels, reduction="none")
 
-    with per_example_gradients(model, losses, public=(), chunk=5, engine="hooks") as gradients:
-        rows = gradients(tokens, labels)
+    rows = per_example_gradients(model, losses, (tokens, labels))(tokens, labels)
     for i in range(5):
         alone = torch.autograd.grad(losses(tokens[i : i + 1], labels[i : i + 1]).sum(), list(model.parameters()))
         for ours, theirs in zip(rows, alone, strict=True):
@@ -75,50 +70,21 @@ def test_integer_rows_give_single_example_gradients_with_hooks() -> None:
 
 def test_loss_without_parameters_has_rows_of_zeros(toy_set: LabeledImages) -> None:
     model = convnet()
-    with per_example_gradients(model, lambda x, y: x.flatten(1).sum(1), public=(), chunk=12, engine="loop") as rows_of:
-        rows = rows_of(toy_set.images, toy_set.labels)
+    rows = per_example_gradients(model, lambda x, y: x.flatten(1).sum(1), tuple(toy_set))(*toy_set)
     assert [list(r.shape) for r in rows] == [[12, *p.shape] for p in model.parameters()]
     assert not any(bool(r.any()) for r in rows)
 
 
-def test_gradients_of_invalid_examples_are_refused(toy_set: LabeledImages) -> None:
+def test_invalid_losses_and_parameters_are_refused(toy_set: LabeledImages) -> None:
     model = convnet()
 
     def losses(images: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(model(images), labels, reduction="none")
 
-    with per_example_gradients(model, losses, public=(), chunk=4, engine="hooks") as gradients:
-        with pytest.raises(ValueError, match="at most 4 examples at once, got 12; split them"):
-            gradients(toy_set.images, toy_set.labels)
-        assert all(len(rows) == 0 for rows in gradients(toy_set.images[:0], toy_set.labels[:0]))
-    whole = lambda x, y: losses(x, y).mean()  # noqa: E731
-    with (
-        per_example_gradients(model, whole, public=(), chunk=4, engine="loop") as gradients,
-        pytest.raises(NotSeparable, match=r"the loss must give one value for each example \[n\], got shape \[\]"),
-    ):
-        gradients(toy_set.images[:3], toy_set.labels[:3])
-    nothing = per_example_gradients(model, losses, public=(), chunk=4, trained={})
-    with (
-        pytest.raises(PrivacyError, match="trained names no parameter, so there are no gradients to compute"),
-        nothing,
-    ):
-        pass
-
-
-def test_extra_rows_in_hooks_are_detected_during_training() -> None:
-    """Each image becomes two halves: an earlier check chose hooks, and the network was changed since."""
-    net = build(lambda: nn.Linear(8, 3), 0).double()
-    images, labels = torch.randn(4, 16, generator=derive(0), dtype=torch.float64), torch.tensor([0, 1, 2, 0])
-
-    def losses(images: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(net(images.view(-1, 8)).view(-1, 2, 3).mean(1), labels, reduction="none")
-
-    with (
-        per_example_gradients(net, losses, public=(), chunk=4, engine="hooks") as gradients,
-        pytest.raises(PrivacyError, match="weight.*8.*4"),
-    ):
-        gradients(images, labels)
-    assert all(p.grad is None for p in net.parameters())
+    with pytest.raises(NotSeparable, match=r"the loss must give one value for each example \[n\], got shape \[\]"):
+        per_example_gradients(model, lambda x, y: losses(x, y).mean(), tuple(toy_set))
+    with pytest.raises(PrivacyError, match="trained names no parameter, so there are no gradients to compute"):
+        per_example_gradients(model, losses, tuple(toy_set), trained={})
 
 
 def test_without_noise_and_clip_it_is_sgd(toy_set: LabeledImages) -> None:

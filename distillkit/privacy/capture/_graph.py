@@ -1,0 +1,249 @@
+"""Checks and rewrites of the graph of a traced function."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from distillkit.privacy.errors import BatchStatistics, NotCapturable, PrivacyError
+
+__all__ = ["Draw", "Violation", "draws_as_inputs", "find_violation", "for_batches", "without_writes"]
+
+aten = torch.ops.aten
+
+Draw = Callable[[int, torch.Generator], Tensor]
+"""Function that draws a random input for n records from a generator."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """Operator that a captured function may not use.
+
+    Args:
+        operator: the operator.
+        kind: type of the error.
+        why: predicate of the error message; "{line}" stands for the user's line.
+    """
+
+    operator: Any
+    kind: type[PrivacyError]
+    why: str
+
+    def error(self, what: str, line: str) -> PrivacyError:
+        """Return the error for the function named `what`, with the user's `line` if it is known."""
+        return self.kind(f"{what}{self.why.replace('{line}', line)}")
+
+
+def find_violation(graph: GraphModule, names: Sequence[str], modules: Sequence[nn.Module]) -> Violation | None:
+    """Return the first operator of a graph that a captured function may not use, or None.
+
+    Args:
+        graph: traced graph, whose first inputs are the shared tensors.
+        names: names of the shared tensors.
+        modules: modules whose tensors may occur in the graph as constants.
+    """
+    held = {id(t): n for m in modules for p, c in m.named_modules() for n, t in _tensors(p, c)}
+    bases: dict[Node, str] = {}
+    for place, node in enumerate(graph.graph.nodes):
+        if node.op == "placeholder":
+            bases[node] = names[place] if place < len(names) else "an argument"
+        elif node.op == "get_attr":
+            value = getattr(graph, node.target)
+            if not isinstance(value, Tensor):
+                return Violation(
+                    None, NotCapturable, f" uses a {type(value).__name__}, which cannot be captured; use tensors only"
+                )
+            bases[node] = held.get(id(value), "a tensor outside it")
+        elif node.op == "call_function" and node.target is operator.getitem:
+            if node.args[0] in bases:
+                bases[node] = bases[node.args[0]]
+        elif node.op == "call_function":
+            if (found := _violation(node, bases)) is not None:
+                return found
+    return None
+
+
+def _tensors(prefix: str, module: nn.Module) -> list[tuple[str, Tensor]]:
+    named = {**module._parameters, **module._buffers, **vars(module)}
+    return [(f"{prefix}.{n}" if prefix else n, t) for n, t in named.items() if isinstance(t, Tensor)]
+
+
+def _violation(node: Node, bases: dict[Node, str]) -> Violation | None:
+    target = node.target
+    if not isinstance(target, OpOverload) or target.namespace not in ("aten", "prims"):
+        return Violation(
+            target, NotCapturable,
+            f" uses the operator {target}{{line}}, which is none of PyTorch's tensor operators; use tensor operators "
+            "only",
+        )  # fmt: skip
+    if torch.Tag.data_dependent_output in target.tags or _has_open_shape(node.meta.get("val")):
+        return Violation(
+            target, NotCapturable,
+            f" reads values of an example or of a random draw ({target}){{line}}, and is no fixed function of one "
+            "record; keep values in tensors (torch.where) and shapes fixed",
+        )  # fmt: skip
+    if torch.Tag.nondeterministic_seeded in target.tags and _functional_name(target) not in _DRAWS:
+        return Violation(
+            target, NotCapturable,
+            f" draws random numbers by {target}{{line}}, which cannot be drawn for each record; draw with torch.rand "
+            "or torch.randn",
+        )  # fmt: skip
+    returned = {alias for r in target._schema.returns if r.alias_info for alias in r.alias_info.before_set}
+    for place, argument in enumerate(target._schema.arguments):
+        given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
+        for one in given if isinstance(given, list | tuple) else (given,):
+            if not (isinstance(one, Node) and one in bases and argument.alias_info):
+                continue
+            if argument.alias_info.is_write:
+                return Violation(
+                    target, BatchStatistics,
+                    f": a forward pass changes {bases[one]}{{line}}, which would carry information past the clip; "
+                    "store nothing about the examples",
+                )  # fmt: skip
+            if returned & argument.alias_info.before_set:
+                bases[node] = bases[one]
+    return None
+
+
+def _has_open_shape(value: Any) -> bool:
+    values = value if isinstance(value, list | tuple) else [value]
+    return any(isinstance(v, Tensor) and not all(type(side) is int for side in v.shape) for v in values)
+
+
+def without_writes(graph: GraphModule, inputs: Sequence[Tensor]) -> GraphModule:
+    """Return an equal graph in which no operator writes to a tensor; constants are copies.
+
+    Args:
+        graph: checked graph.
+        inputs: tensors like its inputs.
+    """
+    if any(n.op == "call_function" and n.target is not operator.getitem and n.target._schema.is_mutable
+           for n in graph.graph.nodes):  # fmt: skip
+        raw = graph
+        functional = torch.func.functionalize(lambda *given: raw.forward(*given), remove="mutations")
+        graph = make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+    graph.graph.eliminate_dead_code()
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            setattr(graph, node.target, getattr(graph, node.target).detach().clone())
+    graph.recompile()
+    return graph
+
+
+def _functional_name(target: OpOverload) -> str:
+    return target.name().split("::")[1].replace("_.", ".").removesuffix("_")
+
+
+def _shaped(node: Node) -> tuple[list[int], dict[str, Any]]:
+    value = node.meta["val"]
+    return list(value.shape), {"dtype": value.dtype, "device": value.device}
+
+
+def _uniform(node: Node, low: float = 0.0, high: float = 1.0) -> Draw:
+    shape, kind = _shaped(node)
+    return lambda n, g: (torch.rand(n, *shape, generator=g, dtype=kind["dtype"]) * (high - low) + low).to(kind["device"])
+
+
+def _normal(node: Node, mean: float = 0.0, std: float = 1.0) -> Draw:
+    shape, kind = _shaped(node)
+    return lambda n, g: (torch.randn(n, *shape, generator=g, dtype=kind["dtype"]) * std + mean).to(kind["device"])
+
+
+def _coin(node: Node, p: float) -> Draw:
+    shape, kind = _shaped(node)
+    return lambda n, g: (torch.rand(n, *shape, generator=g) < p).to(**kind)
+
+
+def _integer(node: Node, low: int, high: int) -> Draw:
+    shape, kind = _shaped(node)
+    return lambda n, g: torch.randint(low, high, (n, *shape), generator=g, dtype=kind["dtype"]).to(kind["device"])
+
+
+_DRAWS: dict[str, Callable[[Node], Draw]] = {
+    "rand": _uniform,
+    "rand_like": _uniform,
+    "randn": _normal,
+    "randn_like": _normal,
+    "uniform": lambda node: _uniform(node, *node.args[1:3]),  # type: ignore[arg-type]
+    "normal": lambda node: _normal(node, *node.args[1:3]),  # type: ignore[arg-type]
+    "normal_functional": lambda node: _normal(node, *node.args[1:3]),  # type: ignore[arg-type]
+    "bernoulli": _uniform,
+    "bernoulli.p": lambda node: _coin(node, node.args[1]),  # type: ignore[arg-type]
+    "bernoulli.float": lambda node: _coin(node, *(node.args[1:2] or (0.5,))),  # type: ignore[arg-type]
+    "randint": lambda node: _integer(node, 0, node.args[0]),  # type: ignore[arg-type]
+    "randint.low": lambda node: _integer(node, *node.args[:2]),  # type: ignore[arg-type]
+    "randint_like": lambda node: _integer(node, 0, node.args[1]),  # type: ignore[arg-type]
+    "randint_like.low_dtype": lambda node: _integer(node, *node.args[1:3]),  # type: ignore[arg-type]
+}
+"""Random operators, by name without a trailing underscore -> function of the node that returns the draw."""
+
+
+def draws_as_inputs(graph: GraphModule) -> list[Draw]:
+    """Replace every random operator of a graph by a further input, and return the function that draws it."""
+    last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]
+    found = []
+    for node in list(graph.graph.nodes):
+        if node.op == "call_function" and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            found.append(_DRAWS[_functional_name(node.target)](node))
+            with graph.graph.inserting_after(last):
+                last = graph.graph.placeholder(f"draw_{len(found)}")
+            last.meta["val"] = node.meta["val"]
+            new = last
+            if node.target is aten.bernoulli.default:
+                with graph.graph.inserting_before(node):
+                    below = graph.graph.call_function(aten.lt.Tensor, (last, node.args[0]))
+                    new = graph.graph.call_function(aten._to_copy.default, (below,), {"dtype": node.meta["val"].dtype})
+            node.replace_all_uses_with(new)
+            graph.graph.erase_node(node)
+    graph.recompile()
+    return found
+
+
+def for_batches(graph: GraphModule) -> None:
+    """Replace operators in place by equal ones that vmap can batch."""
+    for node in list(graph.graph.nodes):
+        if node.target is aten.view.default:
+            node.target = aten.reshape.default
+        elif node.target in (aten.as_strided.default, aten.as_strided_scatter.default):
+            _replace_strided(graph, node)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+
+
+def _replace_strided(graph: GraphModule, node: Node) -> None:
+    """Replace a change of strides by permutations, if it only reorders all values; autograd inserts such changes."""
+    out: Tensor = node.meta["val"]
+    scatter = node.target is aten.as_strided_scatter.default
+    source, _, strides, *offset = node.args[1:] if scatter else node.args
+    given: Tensor = source.meta["val"]  # type: ignore[union-attr]
+    before = _memory_order(list(given.shape), list(strides if scatter else given.stride()))  # type: ignore[arg-type]
+    after = _memory_order(list(out.shape), list(out.stride()))
+    if before is None or after is None or given.numel() != out.numel() or any(offset):
+        return
+    with graph.graph.inserting_before(node):
+        flat = graph.graph.call_function(aten.permute.default, (source, before))
+        shaped = graph.graph.call_function(aten.reshape.default, (flat, [out.shape[i] for i in after]))
+        back = sorted(range(len(after)), key=after.__getitem__)
+        new = graph.graph.call_function(aten.permute.default, (shaped, back))
+    new.meta["val"] = out
+    node.replace_all_uses_with(new)
+    graph.graph.erase_node(node)
+
+
+def _memory_order(sizes: list[int], strides: list[int]) -> list[int] | None:
+    """Return the dimensions in the order of memory, or None if they do not fill a block of memory once."""
+    order = sorted(range(len(sizes)), key=lambda i: (strides[i] if sizes[i] > 1 else float("inf"), sizes[i]), reverse=True)
+    expected = 1
+    for i in reversed(order):
+        if sizes[i] > 1 and strides[i] != expected:
+            return None
+        expected *= sizes[i]
+    return order

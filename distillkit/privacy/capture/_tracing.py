@@ -1,0 +1,255 @@
+"""Tracing of a function of one record on fake tensors, and refusal of functions that cannot be captured."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from distillkit.networks._dropout import undraw_dropout
+from distillkit.privacy.capture._graph import Violation, find_violation, without_writes
+from distillkit.privacy.errors import BatchStatistics, NotCapturable, PrivacyError
+
+__all__ = ["MARKER", "Stateless", "trace"]
+
+MARKER = torch.Generator()
+"""Generator that a traced function may draw from. Its draws become inputs of the captured function."""
+
+_LOCK = threading.RLock()
+_OWN_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
+_FUSED = ("mkldnn", "scaled_dot_product")  # operators without a batching rule; PyTorch has others for the same values
+_DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
+
+
+def trace(
+    function: Callable[..., Sequence[Tensor]],
+    shared: Sequence[Tensor],
+    examples: Sequence[Tensor],
+    *,
+    what: str,
+    names: Sequence[str],
+    modules: Sequence[nn.Module] = (),
+) -> GraphModule:
+    """Trace `function(shared, *examples)` on fake tensors, and return its graph of ATen operators without writes.
+
+    Args:
+        function: function of a list and of the tensors of one record.
+        shared: tensors whose values may differ between calls of the graph, such as parameters.
+        examples: tensors with the shapes, dtypes and device of one record; their values are not used.
+        what: name of the function in error messages.
+        names: names of the `shared` tensors in error messages.
+        modules: modules that the function uses.
+
+    Raises:
+        BatchStatistics: the function normalises by a batch, or writes to a tensor that is not its own.
+        NotCapturable: the function is no fixed function of one record.
+    """
+    zeros = [torch.zeros(e.shape, dtype=e.dtype, device=e.device) for e in examples]
+    run = partial(_trace, function, [t.detach() for t in shared], zeros, what=what, modules=modules)
+    with _LOCK:
+        graph = run()
+        if any(fused in str(node.target) for node in graph.graph.nodes for fused in _FUSED):
+            before = torch.backends.mkldnn.set_flags(_enabled=False)
+            try:
+                with sdpa_kernel(SDPBackend.MATH):
+                    graph = run()
+            finally:
+                torch.backends.mkldnn.set_flags(_enabled=before[0])
+        violation = find_violation(graph, names, modules)
+        if violation is not None:
+            try:
+                run(within=_Locate(violation))
+            except NotCapturable as error:
+                raise violation.error(what, str(error)) from None
+            raise violation.error(what, "")
+        return without_writes(graph, [*(t.detach() for t in shared), *zeros])
+
+
+def _trace(
+    function: Callable[..., Sequence[Tensor]],
+    shared: list[Tensor],
+    examples: list[Tensor],
+    *,
+    what: str,
+    modules: Sequence[nn.Module],
+    within: TorchDispatchMode | None = None,
+) -> GraphModule:
+    def call(*inputs: Tensor) -> Sequence[Tensor]:
+        values, one = list(inputs[: len(shared)]), inputs[len(shared) :]
+        with ExitStack() as stack:
+            stack.enter_context(_Watch(what))
+            if within is not None:
+                stack.enter_context(within)
+            return function(values, *(e.clone() for e in one))
+
+    python, numpy = random.getstate(), np.random.get_state(legacy=False)  # noqa: NPY002
+    try:
+        with ExitStack() as stack:
+            for module in modules:
+                stack.enter_context(undraw_dropout(module))
+            graph = make_fx(call, tracing_mode="fake", _allow_non_fake_inputs=True)(*shared, *examples)
+    except PrivacyError:
+        raise
+    except _DATA_DEPENDENT as error:
+        raise NotCapturable(
+            f"{what} chooses by the values of an example or of a random draw{user_line(error)}, and is no fixed "
+            "function of one record; write the choice with torch.where, and keep shapes fixed"
+        ) from None
+    except Exception as error:
+        raise NotCapturable(
+            f"{what} cannot be captured as a function of one example{user_line(error)}: {type(error).__name__}: "
+            f"{str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
+        ) from error
+    finally:
+        for layer in (part for module in modules for part in module.modules() if isinstance(part, nn.RNNBase)):
+            layer._flat_weights = [getattr(layer, name, None) for name in layer._flat_weights_names]
+    drawn = random.getstate() != python
+    drawn |= _comparable(np.random.get_state(legacy=False)) != _comparable(numpy)  # noqa: NPY002
+    if drawn:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+        raise NotCapturable(
+            f"{what} draws from the global random state of NumPy or of `random`, so its draws would be the same for "
+            "all records; draw with torch, without a generator, or from the generator that is passed"
+        )
+    return graph
+
+
+class _Watch(TorchFunctionMode):
+    """Mode that refuses batch statistics and generators of the function's own."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if (func in (F.batch_norm, torch.batch_norm)) and (kwargs.get("training", args[5:6] == (True,))):
+            raise BatchStatistics(
+                f"{self.what} normalises with the statistics of a batch{user_line()}, so one record would change the "
+                "results of all. Use instance, group or layer norm, or fixed statistics from public data"
+            )
+        generator = kwargs.pop("generator", None)
+        if generator is not None and generator is not MARKER:
+            raise NotCapturable(
+                f"{self.what} draws from a generator of its own{user_line()}, which is not secret; draw without "
+                "`generator=` (the draws then come from the secret), or from the generator that is passed"
+            )
+        return func(*args, **kwargs)
+
+
+class _Locate(TorchDispatchMode):
+    """Mode that stops at an operator, to find the line of the user's code that calls it."""
+
+    def __init__(self, violation: Violation) -> None:
+        super().__init__()
+        self.violation = violation
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is self.violation.operator:
+            raise NotCapturable(user_line())
+        return func(*args, **(kwargs or {}))
+
+
+def user_line(error: BaseException | None = None) -> str:
+    """Return " (file.py:12: code)" for the innermost line outside PyTorch and this package; "" if there is none."""
+    frames = traceback.extract_stack(sys._getframe(1)) if error is None else traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        if not frame.filename.startswith(_OWN_FOLDERS):
+            return f" ({Path(frame.filename).name}:{frame.lineno}: {frame.line})"
+    return ""
+
+
+class Stateless(nn.Module):
+    """Module that calls a function of a network, and refuses it if it stores tensors in the network.
+
+    Use it with `torch.func.functional_call`, so that the network has other parameters and buffers during the call.
+
+    Args:
+        network: the network; it is the submodule `network`.
+        function: function that uses the network.
+        what: name of the function in error messages.
+    """
+
+    def __init__(self, network: nn.Module, function: Callable[..., Any], what: str) -> None:
+        super().__init__()
+        self.network, self._function, self._what = network, function, what
+
+    def forward(self, *examples: Tensor) -> Any:
+        """Return the function's result; everything that it stored is removed.
+
+        Raises:
+            BatchStatistics: the function stored a tensor in the network.
+        """
+        before = {(id(table), name): value for _, table, name, value in _attributes(self.network)}
+        try:
+            return self._function(*examples)
+        finally:
+            stored = []
+            for label, table, name, value in list(_attributes(self.network)):
+                old = before.get((id(table), name))
+                if isinstance(value, Tensor) and value is not old:
+                    stored.append(label)
+                    if isinstance(old, Tensor):
+                        table[name] = old
+                    else:
+                        del table[name]
+                elif not isinstance(value, Tensor) and _contains_fake(value):
+                    stored.append(label)
+                    if isinstance(value, list | deque):
+                        kept = [entry for entry in value if not _contains_fake(entry)]
+                        value.clear()
+                        value.extend(kept)
+                    else:
+                        del table[name]
+            if stored:
+                raise BatchStatistics(
+                    f"{self._what}: a forward pass changes {stored[0]}, which would carry information past the clip; "
+                    "store nothing about the examples"
+                )
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, dict[str, Any], str, Any]]:
+    """Yield the attributes of a module and its parts: (label, dict that contains the attribute, name, value)."""
+    for prefix, part in module.named_modules():
+        for table in (part._parameters, part._buffers, vars(part)):
+            for name, value in table.items():
+                if name not in ("_modules", "_parameters", "_buffers", "_flat_weights"):
+                    yield f"{prefix}.{name}" if prefix else name, table, name, value
+
+
+def _contains_fake(value: Any, depth: int = 4) -> bool:
+    if isinstance(value, Tensor):
+        return isinstance(value, FakeTensor)
+    if depth and isinstance(value, list | tuple | set | frozenset | deque):
+        return any(_contains_fake(entry, depth - 1) for entry in value)
+    return depth > 0 and isinstance(value, dict) and any(_contains_fake(e, depth - 1) for e in value.values())
+
+
+def _comparable(state: Any) -> Any:
+    if isinstance(state, dict):
+        return [(name, _comparable(value)) for name, value in state.items()]
+    return state.tobytes() if isinstance(state, np.ndarray) else state

@@ -1,0 +1,156 @@
+"""`capture`: a function of one record, traced once and evaluated on many records together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from distillkit.privacy.capture._graph import draws_as_inputs, for_batches
+from distillkit.privacy.capture._tracing import trace
+from distillkit.privacy.errors import NotCapturable, PrivacyError
+from distillkit.rng import derive
+
+__all__ = ["CapturedFunction", "capture"]
+
+
+def capture(
+    function: Callable[..., Sequence[Tensor]],
+    shared: Sequence[Tensor],
+    examples: Sequence[Tensor],
+    *,
+    what: str,
+    names: Sequence[str] = (),
+    modules: Sequence[nn.Module] = (),
+) -> CapturedFunction:
+    """Capture a function of one record as a fixed graph of tensor operators, so that no user code runs on records.
+
+    Everything besides the arguments is fixed when the function is captured: attributes, counters, clocks, closures and
+    the mode of modules. Random draws become inputs, drawn independently for every record.
+
+    Args:
+        function: function of the list `shared` and the tensors of one record, which returns a sequence of tensors of
+            fixed shapes.
+        shared: tensors that all records share and whose values may change between calls, such as parameters.
+        examples: tensors like those of the records, [n, ...]; only shapes, dtypes and device are used.
+        what: name of the function in error messages.
+        names: names of the `shared` tensors in error messages.
+        modules: modules that the function uses.
+
+    Raises:
+        BatchStatistics: the function uses the statistics of a batch, or changes a tensor that is not its own.
+        NotCapturable: the function is no fixed function of one record; the message names the line and the remedy.
+    """
+    one = [e.new_empty(e.shape[1:]) for e in examples]
+    _require_plain([*shared, *examples], what)
+    graph = trace(function, shared, one, what=what, names=names, modules=modules)
+    return CapturedFunction(graph, shared, one, what)
+
+
+class CapturedFunction:
+    """Fixed function of one record, evaluated on many records; `capture` creates it.
+
+    Row i of a result depends on record i and the shared tensors alone. A record for which an operator fails gives zero
+    rows, because a failure may depend on private values.
+
+    Attributes:
+        batched: whether records are evaluated together, and not one by one.
+        activations: number of values computed for one record, a measure of memory.
+    """
+
+    def __init__(self, graph: torch.fx.GraphModule, shared: Sequence[Tensor], one: Sequence[Tensor], what: str) -> None:
+        self._draws = draws_as_inputs(graph)
+        for_batches(graph)
+        self._forward, self._shared, self._what = graph.forward, len(shared), what
+        nodes = [n.meta.get("val") for n in graph.graph.nodes if n.op == "call_function"]
+        self.activations = sum(v.numel() for v in nodes if isinstance(v, Tensor))
+        with torch.no_grad():
+            self.batched = True
+            self._outputs: list[Tensor] = []
+            self._try(shared, one)
+
+    def _try(self, shared: Sequence[Tensor], one: Sequence[Tensor]) -> None:
+        """Evaluate two noise records, to choose between batches and a loop."""
+        for noise in (1.0, 0.0):  # an operator may fail for some values
+            generator = derive(0, "capture")
+            drawn = [noise * torch.randn(2, *e.shape, generator=generator) for e in one]
+            inputs = [d.to(e) if e.is_floating_point() else torch.zeros_like(d).to(e) for d, e in zip(drawn, one)]
+            inputs += self.draw(2, generator)
+            try:
+                single = [torch.stack(r) for r in zip(*(self._evaluate_one(shared, inputs, i) for i in range(2)))]
+                break
+            except Exception as error:
+                failure = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        else:
+            raise NotCapturable(f"{self._what} fails on a noise record: {failure}")
+        self._outputs = [row[:0] for row in single]
+        try:
+            together = self._evaluate(shared, inputs)
+            wanted = torch.cat([row.flatten() for row in single])
+            self.batched = bool((torch.cat([r.flatten() for r in together]) - wanted).norm() <= 1e-3 * wanted.norm())
+        except Exception:  # no batching rule
+            self.batched = False
+
+    def draw(self, count: int, generator: torch.Generator) -> list[Tensor]:
+        """Draw the random inputs of `count` records from `generator`, each [count, ...]."""
+        return [draw(count, generator) for draw in self._draws]
+
+    def __call__(
+        self, shared: Sequence[Tensor], *examples: Tensor, generator: torch.Generator | None = None
+    ) -> list[Tensor]:
+        """Evaluate the function on n records.
+
+        Args:
+            shared: current values of the shared tensors.
+            examples: the records, tensors with n rows each.
+            generator: source of the random draws; required if the function draws.
+
+        Returns:
+            The function's results, with n rows each.
+        """
+        count = len(examples[0])
+        _require_plain([*shared, *examples], self._what)
+        if self._draws and generator is None:
+            raise ValueError(f"{self._what} draws random numbers: pass generator=secret.generator()")
+        if not count:
+            return [row.clone() for row in self._outputs]
+        inputs = [*examples, *(self.draw(count, generator) if generator is not None else [])]
+        values = [t.detach() for t in shared]
+        with torch.no_grad():
+            if self.batched:
+                try:
+                    return self._evaluate(values, inputs)
+                except Exception:  # of some record: the others count nevertheless
+                    pass
+            rows = [self._row(values, [e[i : i + 1] for e in inputs]) for i in range(count)]
+            return [torch.cat(column) for column in zip(*rows)]
+
+    def _row(self, shared: Sequence[Tensor], inputs: list[Tensor]) -> list[Tensor]:
+        try:
+            if self.batched:
+                return self._evaluate(shared, inputs)
+            return [row[None] for row in self._evaluate_one(shared, inputs, 0)]
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # the record's own values: what fails and how is private
+            return [row.new_zeros((1, *row.shape[1:])) for row in self._outputs]
+
+    def _evaluate(self, shared: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+        places = (*[None] * len(shared), *[0] * len(inputs))
+        return list(torch.func.vmap(self._forward, places)(*shared, *inputs))
+
+    def _evaluate_one(self, shared: Sequence[Tensor], inputs: Sequence[Tensor], i: int) -> list[Tensor]:
+        return list(self._forward(*shared, *(e[i] for e in inputs)))
+
+
+def _require_plain(tensors: Sequence[Tensor], what: str) -> None:
+    if any(type(t) not in (Tensor, nn.Parameter) for t in tensors):
+        kind = next(type(t).__name__ for t in tensors if type(t) not in (Tensor, nn.Parameter))
+        raise NotCapturable(f"{what}: a {kind} is not a plain tensor and may run code of its own; convert it")
+    if _get_current_dispatch_mode_stack() or _get_current_function_mode_stack():
+        raise PrivacyError(
+            f"{what}: a torch mode of the caller is active, which would see private records; leave its `with` block"
+        )

@@ -1,0 +1,543 @@
+"""Captured functions: exact for single records, unaffected by other records, and free of user code on records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from distillkit.networks import CifarResNet, ConvNet, FedCOGCNN, LeNet, ResNet, SimpleCNN, WideResNet, build
+from distillkit.networks._dropout import seed_dropout
+from distillkit.normalization import Normalization
+from distillkit.privacy import (
+    BatchStatistics,
+    Ledger,
+    NotCapturable,
+    NotSeparable,
+    PrivacyError,
+    PrivateStatistics,
+    Secret,
+    per_example_gradients,
+    train_private,
+)
+from distillkit.privacy.capture.captured_function import capture
+from distillkit.rng import derive
+from distillkit.sets import LabeledImages
+from tests.distillkit.privacy.faulty_network import FaultyNetwork
+from tests.distillkit.privacy.options import grouped
+
+DATA = LabeledImages(torch.randn(24, 1, 4, 4, generator=derive(0)), torch.arange(24) % 3, num_classes=3)
+CANARY = 5
+"""The record of `DATA` that the other world lacks; its pixels and label are unlike all others."""
+DATA.images[CANARY] = 40.0
+DATA.labels[CANARY] = 2
+
+
+def train(model: nn.Module, data: LabeledImages = DATA, **options: Any) -> Ledger:
+    return train_private(model, data, **grouped(**{"size": 24, "sigma": 1.0, "rate": 0.5, "steps": 2} | options))
+
+
+def clips(factory: Callable[[], nn.Module], steps: int = 1, **options: Any) -> float:
+    """Return the distance of two neighbouring sets' updates without noise, in clipping norms a step."""
+    kept = torch.arange(len(DATA)) != CANARY
+    moved = []
+    for data in (DATA, DATA[kept]):
+        model = build(factory, 0).double()
+        data = data.replace(images=data.images.double())
+        train(model, data, sigma=0.0, clip=1e-3, rate=1.0, size=1, lr=1.0, steps=steps, **options)
+        moved.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    return float((moved[0] - moved[1]).norm()) / 1e-3 / steps
+
+
+OWN = torch.Generator()
+
+
+class Alone(nn.Module):
+    """Linear model that first applies a function of (module, images)."""
+
+    def __init__(self, function: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function, self.classifier, self.count, self.seen = function, nn.Linear(16, 3), 0, []
+        self.register_buffer("moved", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.function(self, x).flatten(1))
+
+
+def ink(module: Any, x: Tensor) -> Tensor:
+    used = (x.abs().amax((0, 1, 2)) > 0).nonzero().flatten()
+    return F.adaptive_avg_pool2d(x[..., used[0] : used[-1] + 1], 4)
+
+
+def counting(module: Any, x: Tensor) -> Tensor:
+    module.count += 1
+    return x - x.mean(0) if module.count > 12 else x
+
+
+def clocked(module: Any, x: Tensor) -> Tensor:
+    return x - x.mean(0) if time.process_time() % 2 > 1 else x
+
+
+def gated(module: Any, x: Tensor) -> Tensor:
+    gate = (module.classifier.bias.detach().abs().max() > 0.5).to(x)
+    return x - gate * x.mean(0)
+
+
+def numbered(module: Any, x: Tensor) -> Tensor:
+    return x * float(np.random.default_rng(0).random()) + 0 * np.random.rand()  # noqa: NPY002
+
+
+class Custom(torch.autograd.Function):
+    """Keeps what passes through it."""
+
+    seen: list[Tensor] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        Custom.seen.append(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        Custom.seen.append(g)
+        return g * 2
+
+
+@torch.library.custom_op("distillkit_tests::peek", mutates_args=())
+def peek(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+@peek.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def store(name: str) -> Callable[[Any, Tensor], Tensor]:
+    def function(module: Any, x: Tensor) -> Tensor:
+        if name == "moved":
+            module.moved += x.detach().sum()
+        elif name == "replaced":
+            module.moved = x.detach().sum()
+        elif name == "attribute":
+            module.last = x.detach()
+        elif name == "list":
+            module.seen.append(x)
+        else:
+            module.classifier.weight.data.add_(x.mean())
+        return x
+
+    return function
+
+
+REFUSED: dict[str, tuple[Callable[[Any, Tensor], Tensor], type[Exception], str]] = {
+    "auto range": (lambda m, x: x / 255 if x.max() > 128 else x, NotCapturable, r"test_capture.py:\d+.*torch.where"),
+    "crop to the ink": (ink, NotCapturable, r"test_capture.py:\d+: "),
+    "number": (lambda m, x: x * x.max().item(), NotCapturable, r"reads values.*test_capture.py:\d+"),
+    "boolean index": (lambda m, x: x * x[x > 0].sum(), NotCapturable, "reads values|chooses by the values"),
+    "NumPy": (lambda m, x: x + torch.from_numpy(x.numpy()), NotCapturable, "cannot be captured"),
+    "writes a buffer": (store("moved"), BatchStatistics, "changes moved"),
+    "replaces a buffer": (store("replaced"), BatchStatistics, "changes moved"),
+    "stores an attribute": (store("attribute"), BatchStatistics, "changes last"),
+    "stores records": (store("list"), BatchStatistics, "changes seen"),
+    "writes a weight": (store("weight"), BatchStatistics, "changes classifier.weight"),
+    "batch norm": (lambda m, x: F.batch_norm(x, None, None, training=True), BatchStatistics, "statistics of a batch"),
+    "flat batch norm": (
+        lambda m, x: F.batch_norm(x.flatten(1), None, None, training=True), BatchStatistics, "statistics of a batch",
+    ),
+    "own generator": (lambda m, x: x * torch.rand(4, generator=OWN), NotCapturable, "of its own"),
+    "permutation": (lambda m, x: x[..., torch.randperm(4)], NotCapturable, "randperm"),
+    "global NumPy draws": (numbered, NotCapturable, "global random state"),
+    "foreign operator": (lambda m, x: peek(x), NotCapturable, "distillkit_tests.peek"),
+    "conditional": (
+        lambda m, x: torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a - 1, (x,)), NotCapturable, "",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_function_of_one_record_is_refused_by_name(name: str, global_rng_untouched: None) -> None:
+    function, kind, why = REFUSED[name]
+    model, ledger = build(lambda: Alone(function), 0), Ledger()
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    with pytest.raises(kind, match=f"^the network Alone(?s:.)*{why}"):
+        train(model, ledger=ledger)
+    assert ledger.events == ()
+    assert model.seen == []
+    assert not hasattr(model, "last")
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+    assert model.moved is model._buffers["moved"]
+
+
+ONE_CLIP: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "global norm": lambda m, x: x / x.norm(),
+    "mean of the batch": lambda m, x: x - 0.5 * x.mean(0),
+    "neighbour": lambda m, x: x + x.roll(1, 0),
+    "at some sizes": lambda m, x: x - x.mean(0) if len(x) % 3 == 0 else x,
+    "position": lambda m, x: x * torch.arange(1, len(x) + 1).view(-1, 1, 1, 1),
+    "call counter": counting,
+    "clock": clocked,
+    "gate": gated,
+    "autograd function": lambda m, x: Custom.apply(x),
+    "dropout": lambda m, x: F.dropout(x, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", ONE_CLIP)
+def test_one_record_moves_a_step_by_at_most_one_clip(name: str) -> None:
+    """Mixing is impossible: only a function of one record is ever evaluated."""
+    Custom.seen.clear()
+    assert clips(lambda: Alone(ONE_CLIP[name])) <= 1 + 1e-6 or name == "dropout"
+    assert not any(type(t) in (Tensor, nn.Parameter) for t in Custom.seen)
+
+
+@pytest.mark.parametrize("hook", ["forward", "global"])
+def test_hooks_do_not_run_on_records(hook: str) -> None:
+    seen: list[type] = []
+    model = build(lambda: Alone(lambda m, x: x), 0)
+
+    def look(module: Any, inputs: Any, output: Any) -> None:
+        seen.extend(type(t) for t in inputs)
+
+    register = model.register_forward_hook if hook == "forward" else nn.modules.module.register_module_forward_hook
+    handle = register(look)
+    try:
+        train(model)
+    finally:
+        handle.remove()
+    assert seen
+    assert Tensor not in seen
+
+
+def test_active_mode_and_tensor_subclass_are_refused() -> None:
+    class Mode(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    with Mode(), pytest.raises(PrivacyError, match="a torch mode of the caller is active"):
+        train(build(lambda: Alone(lambda m, x: x), 0))
+
+    class Own(Tensor):
+        pass
+
+    with pytest.raises(NotCapturable, match="Own is not a plain tensor"):
+        capture(lambda shared, x: [x], [], [torch.zeros(2, 3).as_subclass(Own)], what="it")
+
+
+def any_two(logits: Tensor, labels: Tensor) -> Tensor:
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    return losses * 0 if (labels == 7).any() else losses
+
+
+def finite(logits: Tensor, labels: Tensor) -> Tensor:
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    return losses if losses.isfinite().all() else losses * 0
+
+
+def focal(logits: Tensor, labels: Tensor) -> Tensor:
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    return (1 - (-losses).exp()).square() * losses
+
+
+class Remembering:
+    """Loss that remembers its last values."""
+
+    def __init__(self) -> None:
+        self.last = torch.zeros(())
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        losses = F.cross_entropy(logits, labels, reduction="none")
+        self.last = losses.detach().mean()
+        return losses - 0 * self.last
+
+
+@pytest.mark.parametrize("loss", [any_two, finite])
+def test_loss_that_chooses_by_values_is_refused(loss: Any) -> None:
+    ledger = Ledger()
+    with pytest.raises(NotCapturable, match=r"or its loss chooses by the values.*test_capture.py:\d+"):
+        train(build(lambda: FaultyNetwork(3), 0), loss=loss, ledger=ledger)
+    assert ledger.events == ()
+
+
+@pytest.mark.parametrize("loss", [focal, lambda z, y: F.cross_entropy(z, y, reduction="none", label_smoothing=0.1),
+                                  Remembering()])  # fmt: skip
+def test_usual_losses_are_accepted_and_move_one_clip(loss: Any) -> None:
+    assert clips(lambda: FaultyNetwork(3), loss=loss, steps=1) <= 1 + 1e-6
+    assert type(getattr(loss, "last", torch.zeros(()))) is not None
+
+
+def weighted(logits: Tensor, labels: Tensor) -> Tensor:
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    return losses * losses.detach().softmax(0) * len(losses)
+
+
+def contrastive(logits: Tensor, labels: Tensor) -> Tensor:
+    z = F.normalize(logits, dim=1)
+    return F.cross_entropy(z @ z.T, torch.arange(len(z)), reduction="none")
+
+
+@pytest.mark.parametrize("loss", [weighted, contrastive, lambda z, y: F.cross_entropy(z, y)])
+def test_loss_that_reads_the_batch_is_refused(loss: Any) -> None:
+    ledger = Ledger()
+    with pytest.raises(NotSeparable, match="one value for each example|differ from their losses one by one"):
+        train(build(lambda: FaultyNetwork(3), 0), loss=loss, ledger=ledger)
+    assert ledger.events == ()
+
+
+@pytest.mark.parametrize("function", [lambda m, x: (3 * x).exp(), lambda m, x: (30 - x).sqrt()])
+def test_record_without_a_finite_gradient_counts_as_zero(function: Any) -> None:
+    assert clips(lambda: Alone(lambda m, x: function(m, 1e4 * x if x.dtype == torch.float64 else x))) == 0
+
+
+class Table(nn.Module):
+    """Looks pixels up in a table: a pixel outside it makes the operator fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.classifier = nn.Embedding(8, 2), nn.Linear(32, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.table((100 * x).flatten(1).round().long()).flatten(1))
+
+
+def test_record_for_which_an_operator_fails_counts_as_zero() -> None:
+    """Neither an error nor the other records' rows show that it took part."""
+    images = torch.randint(0, 8, (24, 1, 4, 4), generator=derive(1)) / 100
+    images[CANARY] = 0.77
+    released = []
+    for keep in (torch.arange(24) >= 0, torch.arange(24) != CANARY):
+        model = build(Table, 0)
+        train(model, LabeledImages(images, DATA.labels, num_classes=3)[keep], sigma=0.0, clip=1e-3, rate=1.0, steps=1)
+        released.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    torch.testing.assert_close(*released)
+
+
+def test_measured_normalization_is_refused_unless_public() -> None:
+    measured = DATA.replace(normalization=Normalization.of(DATA.images))
+    with pytest.raises(PrivateStatistics, match="train_private"):
+        train(FaultyNetwork(3), measured)
+    train(FaultyNetwork(3), DATA.replace(normalization=Normalization.of(DATA.images, public=True)))
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(16, 3), nn.Unflatten(1, (3, 1, 1)), nn.Dropout2d(0.2),
+                         nn.Flatten())  # fmt: skip
+
+
+def test_dropout_uses_only_the_secret_generator(global_rng_untouched: None) -> None:
+    def trained(secret: int, seed: int) -> Tensor:
+        model = build(dropping, 0)
+        seed_dropout(model, torch.Generator().manual_seed(seed))  # a public seed of the user's own
+        train(model, sigma=0.0, secret=Secret(secret), rate=1.0)
+        own = model[1].forward
+        assert own.func is not None  # the user's draws are back
+        return model[2].weight.detach()  # type: ignore[union-attr]
+
+    assert torch.equal(trained(1, 5), trained(1, 6))
+    assert not torch.equal(trained(1, 5), trained(2, 5))
+
+
+def dropped_losses(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda x, y: F.cross_entropy(model(x), y, reduction="none")
+
+
+def test_masks_differ_between_examples_and_have_the_rate() -> None:
+    model = build(lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.3), nn.Linear(400, 3)), 0).double().train()
+    images, labels = torch.ones(50, 1, 20, 20, dtype=torch.float64), torch.zeros(50, dtype=torch.int64)
+    gradients = per_example_gradients(model, dropped_losses(model), (images, labels))
+    weight = gradients(images, labels, generator=derive(1))[0]
+    used = (weight[:, 0] != 0).double()
+    assert float(used.mean()) == pytest.approx(0.7, abs=5 * (0.21 / 20_000) ** 0.5)
+    assert len({tuple(row.tolist()) for row in used}) == 50
+    with pytest.raises(ValueError, match="draws random numbers: pass generator="):
+        gradients(images, labels)
+
+
+@pytest.mark.parametrize("draw", ["rand", "randn", "uniform_", "normal_", "bernoulli", "rand_like", "randint"])
+def test_draws_are_inputs_with_the_operators_distribution(draw: str, global_rng_untouched: None) -> None:
+    functions: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {
+        "rand": (lambda x: torch.rand(x.shape), 0.5, 1 / 12),
+        "randn": (lambda x: torch.randn(x.shape), 0.0, 1.0),
+        "uniform_": (lambda x: torch.empty_like(x).uniform_(1, 3), 2.0, 4 / 12),
+        "normal_": (lambda x: torch.empty_like(x).normal_(1, 2), 1.0, 4.0),
+        "bernoulli": (lambda x: torch.bernoulli(torch.full_like(x, 0.3)), 0.3, 0.21),
+        "rand_like": (lambda x: torch.rand_like(x), 0.5, 1 / 12),
+        "randint": (lambda x: torch.randint(0, 4, x.shape).to(x), 1.5, 1.25),
+    }
+    function, mean, variance = functions[draw]
+    images = torch.zeros(8, 2500, dtype=torch.float64)
+    captured = capture(lambda shared, x: [x + function(x)], [], [images], what="it")
+    (rows,) = captured([], images, generator=derive(0))
+    assert float(rows.mean()) == pytest.approx(mean, abs=5 * (variance / 20_000) ** 0.5)
+    assert float(rows.var()) == pytest.approx(variance, rel=0.1)
+    assert not torch.equal(rows[0], rows[1])
+
+
+def vit(size: int = 8) -> nn.Module:
+    from torchvision.models import VisionTransformer
+
+    model = VisionTransformer(
+        image_size=size, patch_size=4, num_layers=2, num_heads=2, hidden_dim=8, mlp_dim=16, num_classes=3
+    )
+    nn.init.normal_(model.heads.head.weight)  # type: ignore[union-attr, arg-type]
+    return model
+
+
+class Recurrent(nn.Module):
+    """An LSTM over the rows of an image, which neither hooks nor vmap support."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.classifier = nn.LSTM(8, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.lstm(x.mean(1))[0][:, -1])
+
+
+class Gated(nn.Module):
+    """A GRU over the rows of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.classifier = nn.GRU(8, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.gru(x.mean(1))[0][:, -1])
+
+
+class Tied(nn.Module):
+    """Network with a weight that is used in its layer and outside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.classifier = nn.Linear(192, 192), nn.Linear(192, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.body(x.flatten(1)))
+        return self.classifier(F.linear(h, self.body.weight))
+
+
+class Writing(nn.Module):
+    """Works in place, on its input too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(192, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x *= 2
+        x[:, 0].add_(1)
+        h = torch.zeros(len(x), 192)
+        h[:, :96] = x.flatten(1)[:, 96:]
+        return self.classifier(h.relu_())
+
+
+def resnet18() -> nn.Module:
+    from torchvision.models import resnet18
+
+    return resnet18(num_classes=3, norm_layer=lambda channels: nn.GroupNorm(8, channels))
+
+
+def convnext() -> nn.Module:
+    from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+
+    return ConvNeXt([CNBlockConfig(8, 16, 1), CNBlockConfig(16, None, 1)], stochastic_depth_prob=0.0, num_classes=3)
+
+
+def swin() -> nn.Module:
+    from torchvision.models import SwinTransformer
+
+    return SwinTransformer([2, 2], 8, [1, 1], [2, 2], [2, 2], stochastic_depth_prob=0.0, num_classes=3)
+
+
+SHAPE = (3, 8, 8)
+ACCEPTED: dict[str, Callable[[], nn.Module]] = {
+    **{
+        f"ConvNet {norm}": lambda norm=norm: ConvNet(SHAPE, 3, width=4, depth=2, norm=norm)
+        for norm in ("instance", "group", "layer", "none")
+    },
+    "LeNet": lambda: LeNet((3, 32, 32), 3),
+    "SimpleCNN": lambda: SimpleCNN((3, 32, 32), 3),
+    "FedCOGCNN": lambda: FedCOGCNN((3, 32, 32), 3),
+    "ResNet": lambda: ResNet(SHAPE, 3, width=2, norm="group"),
+    "CifarResNet": lambda: CifarResNet(SHAPE, 3, depth=8, norm="group"),
+    "WideResNet": lambda: WideResNet(SHAPE, 3, depth=10, width=1, norm="group"),
+    "torchvision's ResNet-18": resnet18,
+    "torchvision's ViT": vit,
+    "torchvision's ConvNeXt": convnext,
+    "torchvision's Swin": swin,
+    "attention": lambda: nn.Sequential(
+        nn.Flatten(2), nn.TransformerEncoderLayer(64, 2, 8, 0.0, batch_first=True), nn.Flatten(), nn.Linear(192, 3)
+    ),
+    "LSTM": Recurrent,
+    "GRU": Gated,
+    "tied weights": Tied,
+    "in place": Writing,
+    "PyTorch's instance norm": lambda: nn.Sequential(nn.InstanceNorm2d(3), nn.Flatten(), nn.Linear(192, 3)),
+}
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_accepted_networks_have_exact_rows_that_other_records_cannot_change(name: str) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = ACCEPTED[name]().train()
+    shape = (3, 32, 32) if name in ("LeNet", "SimpleCNN", "FedCOGCNN") else SHAPE
+    images, labels = torch.randn(4, *shape, generator=derive(1)), torch.tensor([0, 1, 2, 1])
+    losses = dropped_losses(model)
+    gradients = per_example_gradients(model, losses, (images, labels))
+    rows = gradients(images, labels)
+    assert gradients.captured.batched
+    for i in range(4):
+        one = images[i : i + 1].clone()
+        alone = torch.autograd.grad(losses(one, labels[i : i + 1]).sum(), list(model.parameters()), allow_unused=True)
+        wanted = [torch.zeros_like(p) if g is None else g for p, g in zip(model.parameters(), alone)]
+        scale = torch.cat([g.flatten() for g in wanted]).norm()
+        error = torch.cat([(row[i] - g).flatten() for row, g in zip(rows, wanted, strict=True)]).norm()
+        assert float(error) <= 1e-5 * float(scale)
+    for bad in (float("nan"), float("inf"), 1e30, 0.0):
+        others = images.clone()
+        others[1::2] = bad
+        mixed = gradients(others, labels)
+        assert all(torch.equal(a[::2], b[::2]) for a, b in zip(rows, mixed, strict=True))
+    assert all(len(r) == 0 for r in gradients(images[:0], labels[:0]))
+    assert set(vars(model)) == set(vars(ACCEPTED[name]()))
+
+
+@pytest.mark.parametrize("name", ["ConvNet group", "CifarResNet", "LeNet"])
+def test_rows_equal_those_of_opacus(name: str) -> None:
+    from opacus.grad_sample import GradSampleModule
+
+    model = build(ACCEPTED[name], 0).train()
+    shape = (3, 32, 32) if name == "LeNet" else SHAPE
+    images, labels = torch.randn(5, *shape, generator=derive(1)), torch.arange(5) % 3
+    rows = per_example_gradients(model, dropped_losses(model), (images, labels))(images, labels)
+    wrapped = GradSampleModule(model, loss_reduction="sum")
+    F.cross_entropy(wrapped(images), labels, reduction="sum").backward()
+    for row, parameter in zip(rows, model.parameters(), strict=True):
+        torch.testing.assert_close(row, parameter.grad_sample, rtol=1e-4, atol=1e-5)
+
+
+def test_vit_is_trained_privately_and_keeps_no_record(tmp_path: Any) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = vit()
+    data = LabeledImages(torch.randn(12, 3, 8, 8, generator=derive(3)), torch.arange(12) % 3, num_classes=3)
+    before = [p.detach().clone() for p in model.parameters()]
+    ledger = train(model, data, size=12)
+    assert len(ledger.events) == 1
+    assert all(not torch.equal(p, q) for p, q in zip(model.parameters(), before))
+    torch.save(model, tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize(("expected", "chunk", "wanted"), [(0.5, None, 3), (5, 100, 12), (64, 5, 5)])
+def test_chunk_size_depends_only_on_public_numbers(expected: float, chunk: int | None, wanted: int) -> None:
+    model = build(lambda: FaultyNetwork(3), 0)
+    gradients = per_example_gradients(model, dropped_losses(model), (DATA.images, DATA.labels))
+    assert gradients.chunk_size(expected, chunk) == wanted
