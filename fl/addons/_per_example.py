@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from distillkit.privacy.validation._independence import require_independent_augmentation, require_mean_objective
-from distillkit.rng import derive
+from distillkit.privacy.validation._independence import require_mean_objective
 from fl._noise_images import empty_set, noise_set
-from fl.averaging import AddOn, AveragingServer, Local
+from fl.averaging import AddOn, AveragingServer
 from fl.averaging.addon import overrides
 
-__all__ = ["public_examples", "refuse_mixing_parts", "unsound"]
+__all__ = ["refuse_mixing_objective", "unsound"]
 
 _DERIVED = {
     "answer": "asks the clients for statistics of their data, which have no noise",
@@ -37,26 +36,16 @@ def unsound(addon: AddOn) -> str:
     return ""
 
 
-def refuse_mixing_parts(server: AveragingServer, generator: torch.Generator) -> None:
-    """Refuse an augmentation or objective that mixes the examples of a batch, by a trial on public noise.
+def refuse_mixing_objective(server: AveragingServer, generator: torch.Generator) -> None:
+    """Refuse an objective that is not the mean over examples, by a trial on public noise.
 
     Args:
         server: server with the task, the options and the space of the images.
         generator: generator of the noise.
 
     Raises:
-        BatchStatistics, NotSeparable: the augmentation or the objective mixes the examples of a batch.
+        NotSeparable: the objective of a batch differs from the mean over its examples.
     """
-    settings, data = server.settings, noise_set(server.task, empty_set(server), generator)
+    data = noise_set(server.task, empty_set(server), generator)
     logits = torch.randn(len(data), server.outputs, generator=generator).to(data.images.device)
-    require_mean_objective(settings.objective_of(server.task), logits, data.labels)
-    if settings.augment is not None:
-        require_independent_augmentation(settings.augment, data.images)
-
-
-def public_examples(local: Local) -> list[torch.Tensor]:
-    """Return six noise images in the space of the client's set, labels, and ones for each further column of the set."""
-    data = noise_set(local.task, local.data, derive(local.client.seed, "trial"))
-    columns = [local.data.columns[name] for name in sorted(local.data.columns)]
-    ones = [c.new_ones((len(data), *c.shape[1:])) for c in columns]
-    return [data.images, data.labels, *ones]
+    require_mean_objective(server.settings.objective_of(server.task), logits, data.labels)

@@ -53,7 +53,12 @@ class Ditto(AddOn):
         Phase(self.epochs, self.steps)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse personal parameters, because v_k is pulled towards a whole global model."""
+        """Refuse personal parameters, because v_k is pulled towards a whole global model, and private training."""
+        if private := next((a.name for a in addons if a.private), ""):
+            raise ValueError(
+                f"Ditto cannot be combined with {private}: it trains a second model on the records, which {private} "
+                "hands to no other add-on; use FineTune, which trains only when a client tests its own model"
+            )
         require_whole_models(self, settings, "it pulls a client's model towards the global one")
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,12 +13,12 @@ import torch
 from distillkit._utils import check
 from distillkit._utils.user_warnings import warn
 from distillkit.privacy import ExampleGradients, PrivateGradient, per_example_gradients, require_per_example
-from distillkit.privacy.gradients._per_example_engines import GradientMode
+from distillkit.privacy.capture.augmentation import captured_augmentation
+from distillkit.privacy.capture.captured_function import CapturedFunction
 from distillkit.privacy.validation._arguments import refuse_half_precision, refuse_large_delta
-from distillkit.privacy.validation._gradient_check import choose_batch_sizes
 from distillkit.sets import LabeledImages
 from fl._options import NonNegative, PositiveInt, Rate
-from fl.addons._per_example import public_examples, refuse_mixing_parts, unsound
+from fl.addons._per_example import refuse_mixing_objective, unsound
 from fl.averaging import AddOn, AveragingServer, Local, Settings, Step
 from fl.batches import Batch, Phase, batch_at
 from fl.message import Tensors
@@ -27,8 +26,8 @@ from fl.networks import Networks
 
 __all__ = ["DPSGD"]
 
-_ENGINES: WeakKeyDictionary[Networks, dict[tuple[object, ...], str]] = WeakKeyDictionary()
-"""Engines of the gradient checks that passed in this process, so that no check is repeated in every round."""
+_CAPTURED: WeakKeyDictionary[Networks, dict[tuple[object, ...], CapturedFunction]] = WeakKeyDictionary()
+"""Gradients that were captured in this process, so that no capture is repeated in every round."""
 _LOCK = threading.Lock()
 
 
@@ -48,8 +47,10 @@ class DPSGD(AddOn):
     of one client is protected, against the server and everyone else. Clients hold different records, so epsilon is the
     largest of any client. The ledger is charged for a phase's steps before the first of them draws.
 
-    Before the first round (and before a client is charged, where its process has not done so) every phase's gradients
-    are tried on public noise with the parameters that it trains; see `privacy.per_example_gradients`.
+    Before the first round (and before a client is charged, where its process has not done so) every phase's gradient
+    of one record is captured as a fixed graph; see `privacy.per_example_gradients`. No code of the network, the
+    objective, the augmentation or another add-on runs on records, and other add-ons are not handed any: their `local`
+    and `step` hold an empty set. A record whose gradient fails or is not finite counts as zero.
 
     For sigma at a given epsilon use `privacy.plan_noise(epsilon, delta, rate=rate, count=steps a round *
     rounds).sigma`.
@@ -65,9 +66,7 @@ class DPSGD(AddOn):
         size: *public* number of records, which is assumed for every client.
         clip: largest l2 norm of one record's gradient; infinity only with sigma 0.
         chunk: largest number of records whose gradients are in memory at the same time; the default depends on device,
-            image size and rate * size.
-        gradients: computation of the records' gradients, "auto", "hooks" or "func"; see
-            `privacy.per_example_gradients`.
+            network and rate * size.
     """
 
     key = "DPSGD"
@@ -76,7 +75,6 @@ class DPSGD(AddOn):
     size: PositiveInt
     clip: float = 1.0
     chunk: PositiveInt | None = None
-    gradients: GradientMode = "auto"
     data_access = "none"
     private = True
 
@@ -101,77 +99,76 @@ class DPSGD(AddOn):
                 raise type(error)(f"DPSGD: {error}") from error
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse an augmentation or objective that mixes the examples of a batch, by a trial on public noise.
+        """Refuse an objective that mixes the examples of a batch, by a trial on public noise.
 
         Raises:
-            BatchStatistics, NotSeparable: the augmentation or the objective mixes examples.
+            NotSeparable: the objective mixes examples.
             NotAccountable: delta is too large for `size` records.
         """
         if server.ledger is not None:
             refuse_large_delta(self.size, server.ledger.delta)
             server.ledger.assume("DPSGD")
-        refuse_mixing_parts(server, server.generator(self.key))
+        refuse_mixing_objective(server, server.generator(self.key))
 
     def dry_run(self, local: Local) -> None:
-        """Try the gradients of an architecture in every phase on public noise.
+        """Capture the gradients of an architecture in every phase, and the augmentation.
 
         Raises:
-            BatchStatistics, NotSeparable, PrivacyError: a gradient row depends on more than one record.
+            BatchStatistics, NotCapturable, NotSeparable, PrivacyError: a part is no fixed function of one record.
         """
         for phase in local.settings.phases:
             local.net.train()
-            with self._collecting(local, phase):
-                pass
+            self._gradients(local, local.data, phase)
+        if local.settings.augment is not None:
+            captured_augmentation(local.settings.augment, local.data.images)
 
-    @contextmanager
-    def _collecting(self, local: Local, phase: Phase) -> Iterator[ExampleGradients]:
-        data, settings, moved = local.data, local.settings, local.trained_parameters(phase)
-        refuse_half_precision(data.images, "a client's set")
-        like = data.images[:0]
-        chunk, sizes = choose_batch_sizes(like, self.rate * self.size, self.chunk)
-        names = sorted(data.columns)
+    def _gradients(self, local: Local, like: LabeledImages, phase: Phase) -> ExampleGradients:
+        refuse_half_precision(like.images, "a client's set")
+        moved, names = local.trained_parameters(phase), sorted(like.columns)
+        tensors = [like.images, like.labels, *(like.columns[n] for n in names)]
 
         def losses(images: torch.Tensor, labels: torch.Tensor, *columns: torch.Tensor) -> torch.Tensor:
             batch = Batch(images, labels, dict(zip(names, columns)))
-            return Step.example_loss(local, batch, moved).expand(len(images))  # n times the mean: only the sum counts
+            return Step.example_loss(local, batch, moved).expand(len(images))
 
+        if any(term.data_access == "example" for term in local.terms):  # they may use values of this round
+            with torch.no_grad():  # what they prepare at the first call must not be traced
+                losses(*(t.new_zeros(1, *t.shape[1:]) for t in tensors))
+            return per_example_gradients(local.net, losses, tensors, trained=moved)
         with _LOCK:
-            checked = _ENGINES.setdefault(settings.networks, {})
-        key = (self, local.architecture, phase, chunk, like.shape, like.type())
-        with per_example_gradients(
-            local.net, losses, public=public_examples(local), chunk=chunk, sizes=sizes, trained=moved,
-            mode=self.gradients, engine=checked.get(key),
-        ) as gradients:  # fmt: skip
-            checked[key] = gradients.engine
-            yield gradients
+            known = _CAPTURED.setdefault(local.settings.networks, {})
+        kinds = tuple((t.shape[1:], t.dtype, t.device) for t in tensors)
+        key = (local.architecture, phase, local.weight, kinds)
+        if key not in known:
+            known[key] = per_example_gradients(local.net, losses, tensors, trained=moved).captured
+        return ExampleGradients(local.net, moved, known[key])
 
     def batches(self, local: Local, data: LabeledImages, phase: Phase) -> Iterator[Batch]:
-        """Yield Poisson batches, each record with probability `rate`, after charging the ledger for the whole phase."""
+        """Yield an empty batch for every step, after charging the ledger for the whole phase.
+
+        Each record takes part with probability `rate`; the noised gradient of a step's records is kept for `gradient`.
+        """
         client, settings, moved = local.client, local.settings, local.trained_parameters(phase)
         steps = max(1, round(phase.epochs / self.rate)) if phase.steps is None else phase.steps
         private = PrivateGradient(
             list(moved.values()), sigma=self.sigma, clip=self.clip, denominator=self.rate * self.size,
             secret=client.secret,
         )  # fmt: skip
-        with self._collecting(local, phase) as gradients:
-            local.scratch(self).update(gradients=gradients, private=private)
-            client.spend("dp_sgd", self.sigma, rate=self.rate, count=steps)
-            local.dropout.set_state(client.secret.generator().get_state())
-            draws = client.secret.generator()
-            for _ in range(steps):
-                batch = batch_at(data, client.secret.poisson(len(data), self.rate))
-                if settings.augment is not None and len(batch.images):
-                    batch = replace(batch, images=settings.augment(batch.images, draws))
-                yield batch
+        gradients = self._gradients(local, data, phase)
+        augment = None if settings.augment is None else captured_augmentation(settings.augment, data.images)
+        client.spend("dp_sgd", self.sigma, rate=self.rate, count=steps)
+        chunk, draws = gradients.chunk_size(self.rate * self.size, self.chunk), client.secret.generator()
+        for _ in range(steps):
+            for rows in client.secret.poisson(len(data), self.rate).split(chunk):
+                batch = batch_at(data, rows)
+                images = batch.images if augment is None else augment(batch.images, draws)
+                columns = [batch.columns[n] for n in sorted(batch.columns)]
+                private.add(gradients(images, batch.labels, *columns, generator=draws))
+            local.scratch(self)["noised"] = private.take()
+            yield batch_at(data[:0], torch.zeros(0, dtype=torch.int64))
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
         """Return the clipped and noised gradient of the examples, plus that of the terms that read no private data."""
-        scratch, batch = step.local.scratch(self), step.batch
-        private: PrivateGradient = scratch["private"]
-        gradients: ExampleGradients = scratch["gradients"]
-        tensors = [batch.images, batch.labels, *(batch.columns[n] for n in sorted(batch.columns))]
-        for parts in zip(*(tensor.split(gradients.chunk) for tensor in tensors)):
-            private.add(gradients(*parts))
+        noised = dict(zip(step.trained, step.local.scratch(self)["noised"], strict=True))
         public = step.public_gradient()
-        noised = dict(zip(step.trained, private.take(), strict=True))
         return {n: g + public[n] if n in public else g for n, g in noised.items()}

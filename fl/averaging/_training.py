@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from distillkit.sets import LabeledImages
 from fl.averaging._entries import Entries
 from fl.averaging.addon import AddOn, overrides, slot_owner
 from fl.averaging.local import Local
@@ -17,12 +18,13 @@ from fl.message import Tensors
 __all__ = ["train", "train_step"]
 
 
-def train(local: Local, addons: Sequence[AddOn]) -> None:
+def train(local: Local, addons: Sequence[AddOn], data: LabeledImages) -> None:
     """Run every phase of a training; `local.net` then holds the trained weights.
 
     Args:
         local: training for which every add-on has run `before_training`.
         addons: the active add-ons, in the order in which they act.
+        data: training set; `local.data`, unless a private add-on hides it from the others.
     """
     offered = {a.key: a.extra_batches(local) for a in addons if overrides(a, "extra_batches")}
     streams: dict[str, Iterator[Batch]] = {key: stream for key, stream in offered.items() if stream is not None}
@@ -33,7 +35,7 @@ def train(local: Local, addons: Sequence[AddOn]) -> None:
         optimizer, names = local.optimizer(list(trained.values())), [f"{number}/{n}" for n in trained]
         if keeps_state:
             load_state(optimizer, names, local.memory.get(Entries.moments) or {})
-        real = slot.batches(local, local.data, phase) if slot else local.batches(local.data, phase, f"batches{number}")
+        real = slot.batches(local, data, phase) if slot else local.batches(data, phase, f"batches{number}")
         local.net.train()
         before = local.steps
         for batch in real:

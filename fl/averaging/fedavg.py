@@ -13,6 +13,7 @@ The algorithm is in three files. Read them in this order:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from distillkit._utils.user_warnings import warn
@@ -154,6 +155,9 @@ class FedAvg(Entries, Method):
 
         `docs/user_methods.md` lists the add-ons' hooks in the order in which they are called from here.
         """
+        records, private = client.data, any(addon.private for addon in self.addons)
+        if private:  # add-ons see an empty set, besides the one that clips and noises
+            client = replace(client, data=records[:0], test=None)
         local = Local(self.settings, client, message, self.addons)
         for addon in self.addons:
             addon.before_training(local)
@@ -163,7 +167,7 @@ class FedAvg(Entries, Method):
         extra = [r for r in (a.extra_records(local) for a in self.addons) if r is not None]
         if extra:
             local.data = type(local.data).concatenate([local.data, *extra])
-        train(local, self.addons)
+        train(local, self.addons, records if private else local.data)
 
         slot = slot_owner(self.addons, "scale_update")
         update = slot.scale_update(local, local.delta) if slot else local.delta

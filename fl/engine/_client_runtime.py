@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +14,14 @@ from distillkit.privacy import BudgetExhausted, Ledger
 from fl.engine._client_memory import MemoryStore
 from fl.engine._clients import ClientData, ClientRegistry
 from fl.engine._devices import placed
-from fl.engine._transport import ClientRequest, ClientResult, RequestHeader, noise_of, reason_of
+from fl.engine._transport import (
+    ClientRequest,
+    ClientResult,
+    RequestError,
+    RequestHeader,
+    noise_of,
+    reason_of,
+)
 from fl.method import Method
 from fl.participants import Client, Interrupted
 from fl.task import LabelTask
@@ -87,7 +95,15 @@ def respond(
     except (Interrupted, BudgetExhausted):
         raise
     except Exception as error:  # a client that fails in any way is counted, named and left out
-        return ClientResult(number, error=reason_of(error), seconds=cost())
+        return ClientResult(number, error=_shown_reason(runtime.method, error), seconds=cost())
+
+
+def _shown_reason(method: Method, error: Exception) -> str:
+    """Return why a client has no reply. For a private method the sentence is constant and the reason is only logged."""
+    if not method.private or isinstance(error, RequestError):
+        return reason_of(error)
+    logging.getLogger(__name__).warning("%s", reason_of(error))
+    return "failed; the reason is in its own log, because it may depend on private records"
 
 
 def _absent(method: Method, header: RequestHeader, data: ClientData) -> bool:

@@ -1,9 +1,9 @@
-"""CPU seconds of a private step by each method for per-example gradients, and of the check before the first step.
+"""CPU seconds of a private step beside an ordinary one, and of the capture before the first step.
 
-    OMP_WAIT_POLICY=PASSIVE python tests/benchmarks/bench_per_example.py [--batch 64] [--rounds 3]
+    OMP_WAIT_POLICY=PASSIVE python tests/benchmarks/bench_per_example.py [--batch 64] [--rounds 5]
 
-A step is 64 records of 3x32x32, clipped, summed and noised. `plain` is an ordinary backward pass of the same batch;
-`trial` is what `train_private` does once, before it charges. One intra-op thread, CPU time of the process, medians.
+A step is 64 records of 3x32x32: gradients, clipping and noise. The ordinary step is a backward pass of the same batch,
+in chunks of 16 or at once, whichever is faster. One intra-op thread, CPU time of the process, interleaved medians.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from distillkit.networks import ConvNet, build
+from distillkit.networks import CifarResNet, ConvNet, build
 from distillkit.privacy import PrivateGradient, Secret, per_example_gradients
-from distillkit.privacy.validation._gradient_check import choose_batch_sizes
 from distillkit.rng import derive
 
 SHAPE, CLASSES = (3, 32, 32), 10
@@ -27,6 +26,10 @@ SHAPE, CLASSES = (3, 32, 32), 10
 
 def convnet() -> nn.Module:
     return build(lambda: ConvNet(SHAPE, CLASSES, width=64), 0)
+
+
+def cifar_resnet() -> nn.Module:
+    return build(lambda: CifarResNet(SHAPE, CLASSES, depth=20, norm="group"), 0)
 
 
 def vit() -> nn.Module:
@@ -43,65 +46,59 @@ def resnet18() -> nn.Module:
     return resnet18(num_classes=CLASSES, norm_layer=lambda channels: nn.GroupNorm(8, channels))
 
 
-def seconds(call: Callable[[], object], rounds: int) -> float:
-    call()
-    taken = []
-    for _ in range(rounds):
-        begun = time.process_time()
-        call()
-        taken.append(time.process_time() - begun)
-    return statistics.median(taken)
-
-
-def measure(name: str, model: nn.Module, ways: tuple[str, ...], batch: int, rounds: int) -> None:
+def measure(name: str, model: nn.Module, batch: int, rounds: int) -> None:
     images, labels = torch.randn(batch, *SHAPE, generator=derive(0)), torch.arange(batch) % CLASSES
-    public = torch.randn(6, *SHAPE, generator=derive(1)), torch.arange(6)
-    chunk, sizes = choose_batch_sizes(images, batch, None)
-    private = PrivateGradient(list(model.parameters()), sigma=1.0, clip=1.0, denominator=batch, secret=Secret())
+    parameters = list(model.train().parameters())
 
     def losses(x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(model(x), y, reduction="none")
 
-    def plain() -> None:
+    begun = time.process_time()
+    gradients = per_example_gradients(model, losses, like=(images, labels))
+    capture, chunk = time.process_time() - begun, gradients.chunk_size(batch)
+    private = PrivateGradient(parameters, sigma=1.0, clip=1.0, denominator=batch, secret=Secret())
+
+    def plain(size: int) -> None:
+        for x, y in zip(images.split(size), labels.split(size)):
+            torch.autograd.grad(losses(x, y).sum(), parameters)
+
+    def step() -> None:
         for x, y in zip(images.split(chunk), labels.split(chunk)):
-            torch.autograd.grad(losses(x, y).sum(), list(model.parameters()))
+            private.add(gradients(x, y))
+        private.take()
 
-    def trial() -> str:
-        with per_example_gradients(model, losses, public=public, chunk=chunk, sizes=sizes) as gradients:
-            return gradients.engine
-
-    model.train()
-    usual = seconds(plain, rounds)
-    print(f"{name:<10} plain {usual:7.3f} s", flush=True)
-    steps = {}
-    for way in ways:
-        with per_example_gradients(model, losses, public=public, chunk=chunk, engine=way) as gradients:
-
-            def step(gradients: Callable[..., list[Tensor]] = gradients) -> None:
-                for x, y in zip(images.split(chunk), labels.split(chunk)):
-                    private.add(gradients(x, y))
-                private.take()
-
-            steps[way] = seconds(step, rounds)
-        print(f"{'':<10} {way:<5} {steps[way]:7.3f} s, {steps[way] / usual:5.2f} plain steps", flush=True)
-    engine, taken = trial(), seconds(trial, 1)
-    print(f"{'':<10} trial {taken:7.3f} s, {taken / steps[engine]:5.2f} steps by {engine}", flush=True)
+    steps: dict[str, Callable[[], None]] = {"16": lambda: plain(16), "all": lambda: plain(batch), "private": step}
+    taken: dict[str, list[float]] = {way: [] for way in steps}
+    for number in range(rounds + 1):
+        for way, call in steps.items():
+            begun = time.process_time()
+            call()
+            if number:
+                taken[way].append(time.process_time() - begun)
+    medians = {way: statistics.median(times) for way, times in taken.items()}
+    usual = min(medians["16"], medians["all"])
+    print(
+        f"| {name} | {usual:.3f} | {medians['private']:.3f} | {medians['private'] / usual:.2f} | {capture:.2f} |",
+        flush=True,
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, batch {options.batch}, one thread")
+    print("| network | ordinary step | private step | ratio | capture |\n|---|---|---|---|---|")
     torch.manual_seed(0)
-    for name, factory, ways in (
-        ("ConvNet-3", convnet, ("hooks", "vmap", "loop")),
-        ("ViT", vit, ("vmap", "loop")),
-        ("ResNet-18", resnet18, ("vmap", "loop")),
+    for name, factory in (
+        ("ConvNet-3, width 64", convnet),
+        ("CifarResNet-20, group norm", cifar_resnet),
+        ("ViT, 4 layers of width 64", vit),
+        ("torchvision's ResNet-18, group norm", resnet18),
     ):
-        measure(name, factory(), ways, options.batch, options.rounds)
+        measure(name, factory(), options.batch, options.rounds)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ from distillkit.privacy import (
     image_gradients,
     per_example_gradients,
 )
-from distillkit.privacy.validation._gradient_check import choose_batch_sizes
 from distillkit.rng import derive
 from distillkit.training import accuracy
 from tests.benchmarks import plain
@@ -186,23 +185,21 @@ def private_training(s: Sizes) -> Race:
     """Race of the gradient of a step of `train_private`."""
     network = convnet(s, s.private_width).train()
     data = torch.randn(s.records, *s.shape, generator=derive(3)), torch.arange(s.records) % s.classes
-    public = torch.randn(6, *s.shape, generator=derive(1)), torch.arange(6) % s.classes
-    chunk, sizes = choose_batch_sizes(data[0], s.records, None)
     parameters = list(network.parameters())
 
     def losses(x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(network(x), y, reduction="none")
 
+    rows_for = per_example_gradients(network, losses, like=data)
+    chunk = rows_for.chunk_size(s.records)
+
     def ours(laps: int, lap: Lap) -> Tensor:
-        with per_example_gradients(network, losses, public=public, chunk=chunk, sizes=sizes) as rows_for:
-            for n in range(laps):
-                private = PrivateGradient(
-                    parameters, sigma=float(n > 0), clip=1.0, denominator=s.records, secret=Secret()
-                )
-                for x, y in zip(data[0].split(chunk), data[1].split(chunk)):
-                    private.add(rows_for(x, y))
-                found = plain.flat(private.take())
-                lap()
+        for n in range(laps):
+            private = PrivateGradient(parameters, sigma=float(n > 0), clip=1.0, denominator=s.records, secret=Secret())
+            for x, y in zip(data[0].split(chunk), data[1].split(chunk)):
+                private.add(rows_for(x, y))
+            found = plain.flat(private.take())
+            lap()
         return found
 
     def begun() -> Step:
@@ -210,7 +207,7 @@ def private_training(s: Sizes) -> Race:
         return lambda: step(next(sigmas))
 
     def noted(convolutions: Convolutions) -> None:
-        with per_example_gradients(network, losses, public=public, chunk=chunk, sizes=sizes) as rows_for, convolutions:
+        with convolutions:
             for x, y in zip(data[0].split(chunk), data[1].split(chunk)):
                 rows_for(x, y)
 

@@ -57,17 +57,18 @@ def find_violation(graph: GraphModule, names: Sequence[str], modules: Sequence[n
             bases[node] = names[place] if place < len(names) else "an argument"
         elif node.op == "get_attr":
             value = getattr(graph, node.target)
-            if not isinstance(value, Tensor):
+            if type(value) not in (Tensor, nn.Parameter):
                 return Violation(
-                    None, NotCapturable, f" uses a {type(value).__name__}, which cannot be captured; use tensors only"
+                    None,
+                    NotCapturable,
+                    f" uses a {type(value).__name__}, which cannot be captured; use plain tensors only",
                 )
             bases[node] = held.get(id(value), "a tensor outside it")
         elif node.op == "call_function" and node.target is operator.getitem:
             if node.args[0] in bases:
                 bases[node] = bases[node.args[0]]
-        elif node.op == "call_function":
-            if (found := _violation(node, bases)) is not None:
-                return found
+        elif node.op == "call_function" and (found := _violation(node, bases)) is not None:
+            return found
     return None
 
 
@@ -131,9 +132,10 @@ def without_writes(graph: GraphModule, inputs: Sequence[Tensor]) -> GraphModule:
         functional = torch.func.functionalize(lambda *given: raw.forward(*given), remove="mutations")
         graph = make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
     graph.graph.eliminate_dead_code()
-    for node in graph.graph.nodes:
-        if node.op == "get_attr":
-            setattr(graph, node.target, getattr(graph, node.target).detach().clone())
+    for target in {node.target for node in graph.graph.nodes if node.op == "get_attr"}:
+        constant = getattr(graph, target).detach().clone()
+        delattr(graph, target)
+        setattr(graph, target, constant)
     graph.recompile()
     return graph
 
@@ -149,12 +151,14 @@ def _shaped(node: Node) -> tuple[list[int], dict[str, Any]]:
 
 def _uniform(node: Node, low: float = 0.0, high: float = 1.0) -> Draw:
     shape, kind = _shaped(node)
-    return lambda n, g: (torch.rand(n, *shape, generator=g, dtype=kind["dtype"]) * (high - low) + low).to(kind["device"])
+    return lambda n, g: (torch.rand(n, *shape, generator=g, dtype=kind["dtype"]) * (high - low) + low).to(
+        kind["device"]
+    )
 
 
 def _normal(node: Node, mean: float = 0.0, std: float = 1.0) -> Draw:
     shape, kind = _shaped(node)
-    return lambda n, g: (torch.randn(n, *shape, generator=g, dtype=kind["dtype"]) * std + mean).to(kind["device"])
+    return lambda n, g: (torch.randn(n, *shape, generator=g, dtype=kind["dtype"]) * std + mean).to(**kind)
 
 
 def _coin(node: Node, p: float) -> Draw:
@@ -164,7 +168,7 @@ def _coin(node: Node, p: float) -> Draw:
 
 def _integer(node: Node, low: int, high: int) -> Draw:
     shape, kind = _shaped(node)
-    return lambda n, g: torch.randint(low, high, (n, *shape), generator=g, dtype=kind["dtype"]).to(kind["device"])
+    return lambda n, g: torch.randint(low, high, (n, *shape), generator=g, dtype=kind["dtype"]).to(**kind)
 
 
 _DRAWS: dict[str, Callable[[Node], Draw]] = {
@@ -240,7 +244,9 @@ def _replace_strided(graph: GraphModule, node: Node) -> None:
 
 def _memory_order(sizes: list[int], strides: list[int]) -> list[int] | None:
     """Return the dimensions in the order of memory, or None if they do not fill a block of memory once."""
-    order = sorted(range(len(sizes)), key=lambda i: (strides[i] if sizes[i] > 1 else float("inf"), sizes[i]), reverse=True)
+    order = sorted(
+        range(len(sizes)), key=lambda i: (strides[i] if sizes[i] > 1 else float("inf"), sizes[i]), reverse=True
+    )
     expected = 1
     for i in reversed(order):
         if sizes[i] > 1 and strides[i] != expected:

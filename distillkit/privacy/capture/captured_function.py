@@ -58,7 +58,8 @@ class CapturedFunction:
 
     Attributes:
         batched: whether records are evaluated together, and not one by one.
-        activations: number of values computed for one record, a measure of memory.
+        activations, largest: number of values computed for one record, in total and in the largest tensor; measures of
+            memory.
     """
 
     def __init__(self, graph: torch.fx.GraphModule, shared: Sequence[Tensor], one: Sequence[Tensor], what: str) -> None:
@@ -66,7 +67,8 @@ class CapturedFunction:
         for_batches(graph)
         self._forward, self._shared, self._what = graph.forward, len(shared), what
         nodes = [n.meta.get("val") for n in graph.graph.nodes if n.op == "call_function"]
-        self.activations = sum(v.numel() for v in nodes if isinstance(v, Tensor))
+        sizes = [v.numel() for v in nodes if isinstance(v, Tensor)]
+        self.activations, self.largest = sum(sizes), max(sizes, default=0)
         with torch.no_grad():
             self.batched = True
             self._outputs: list[Tensor] = []
@@ -99,7 +101,11 @@ class CapturedFunction:
         return [draw(count, generator) for draw in self._draws]
 
     def __call__(
-        self, shared: Sequence[Tensor], *examples: Tensor, generator: torch.Generator | None = None
+        self,
+        shared: Sequence[Tensor],
+        *examples: Tensor,
+        generator: torch.Generator | None = None,
+        common: bool = False,
     ) -> list[Tensor]:
         """Evaluate the function on n records.
 
@@ -107,6 +113,7 @@ class CapturedFunction:
             shared: current values of the shared tensors.
             examples: the records, tensors with n rows each.
             generator: source of the random draws; required if the function draws.
+            common: whether all records share one draw, which then does not depend on n.
 
         Returns:
             The function's results, with n rows each.
@@ -117,7 +124,8 @@ class CapturedFunction:
             raise ValueError(f"{self._what} draws random numbers: pass generator=secret.generator()")
         if not count:
             return [row.clone() for row in self._outputs]
-        inputs = [*examples, *(self.draw(count, generator) if generator is not None else [])]
+        draws = self.draw(1 if common else count, generator) if generator is not None else []
+        inputs = [*examples, *(draw.expand(count, *draw.shape[1:]) for draw in draws)]
         values = [t.detach() for t in shared]
         with torch.no_grad():
             if self.batched:

@@ -19,8 +19,8 @@ __all__ = ["ExampleGradients", "Losses", "per_example_gradients", "require_per_e
 Losses = Callable[..., Tensor]
 """`losses(images, labels, ...)` returns the loss of each of n examples, float [n]."""
 
-_VALUES_CPU, _VALUES_ACCELERATOR = 1 << 25, 1 << 30
-"""Numbers of values that one pass may compute, which bounds its memory."""
+_MEMORY_CPU, _MEMORY_ACCELERATOR, _CACHE = 1 << 28, 1 << 31, 1 << 21
+"""Largest numbers of values in one pass, and in one tensor of a pass on a CPU, which should stay in the cache."""
 
 
 def require_per_example(network: nn.Module) -> None:
@@ -95,9 +95,12 @@ class ExampleGradients:
         """
         likely = max(1, math.ceil(expected + 3 * math.sqrt(expected)))
         if chunk is None:
-            cpu = next(iter(self.trained.values())).device.type == "cpu"
-            fitting = max(1, (_VALUES_CPU if cpu else _VALUES_ACCELERATOR) // max(1, self.captured.activations))
-            chunk = 1 << (fitting.bit_length() - 1)
+            whole, largest = max(1, self.captured.activations), max(1, self.captured.largest)
+            if next(iter(self.trained.values())).device.type == "cpu":
+                fitting = min(32, max(8, _CACHE // largest), _MEMORY_CPU // whole)
+            else:
+                fitting = _MEMORY_ACCELERATOR // whole
+            chunk = 1 << (max(1, fitting).bit_length() - 1)
         return min(check.positive_int(chunk, "chunk"), likely)
 
 
@@ -154,7 +157,9 @@ def per_example_gradients(
             got = f"shape {list(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
             raise NotSeparable(f"the loss must give one value for each example [n], got {got} for one example")
         leaves = [state[n] for n in chosen]
-        grads = torch.autograd.grad(rows.sum(), leaves, allow_unused=True) if rows.requires_grad else [None] * len(leaves)
+        grads = (
+            torch.autograd.grad(rows.sum(), leaves, allow_unused=True) if rows.requires_grad else [None] * len(leaves)
+        )
         return [torch.zeros_like(p) if g is None else g for p, g in zip(leaves, grads)]
 
     captured = capture(gradient, list(_state(network).values()), like, what=what, names=names, modules=[network])
@@ -163,4 +168,3 @@ def per_example_gradients(
 
 def _state(network: nn.Module) -> dict[str, Tensor]:
     return {**dict(network.named_parameters()), **dict(network.named_buffers())}
-

@@ -45,9 +45,7 @@ def released(data: LabeledImages, ledger: Ledger | None = None) -> Tensor:
     """Return the change of the public weights by one private step, in clips."""
     model = build(Patches, 0)
     before = torch.cat([p.detach().flatten() for p in model.parameters()])
-    train_private(
-        model, data, size=RECORDS, sigma=SIGMA, clip=CLIP, rate=1.0, steps=1, lr=1.0, ledger=ledger
-    )
+    train_private(model, data, size=RECORDS, sigma=SIGMA, clip=CLIP, rate=1.0, steps=1, lr=1.0, ledger=ledger)
     return (before - torch.cat([p.detach().flatten() for p in model.parameters()])) * (RECORDS / CLIP)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -96,7 +96,7 @@ def numbered(module: Any, x: Tensor) -> Tensor:
 class Custom(torch.autograd.Function):
     """Keeps what passes through it."""
 
-    seen: list[Tensor] = []
+    seen: ClassVar[list[Tensor]] = []
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
