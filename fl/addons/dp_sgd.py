@@ -13,8 +13,8 @@ import torch
 from distillkit._utils import check
 from distillkit._utils.user_warnings import warn
 from distillkit.privacy import ExampleGradients, PrivateGradient, per_example_gradients, require_per_example
-from distillkit.privacy.capture.augmentation import captured_augmentation
-from distillkit.privacy.capture.captured_function import CapturedFunction
+from distillkit.privacy.capture._augmentation import captured_augmentation
+from distillkit.privacy.capture._captured_function import CapturedFunction
 from distillkit.privacy.validation._arguments import refuse_half_precision, refuse_large_delta
 from distillkit.sets import LabeledImages
 from fl._options import NonNegative, PositiveInt, Rate

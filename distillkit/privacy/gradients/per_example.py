@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from distillkit._utils import check
+from distillkit.privacy.capture._captured_function import CapturedFunction, capture
 from distillkit.privacy.capture._tracing import Stateless
-from distillkit.privacy.capture.captured_function import CapturedFunction, capture
 from distillkit.privacy.errors import BatchStatistics, NotSeparable, PrivacyError
 from distillkit.privacy.validation._arguments import refuse_half_precision
 
-__all__ = ["ExampleGradients", "Losses", "per_example_gradients", "require_per_example"]
+__all__ = ["ExampleGradients", "per_example_gradients", "require_per_example"]
 
 Losses = Callable[..., Tensor]
 """`losses(images, labels, ...)` returns the loss of each of n examples, float [n]."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from distillkit.augment import DSA, CropFlip
+from distillkit.privacy.capture._captured_function import capture
 from distillkit.privacy.capture._tracing import MARKER
-from distillkit.privacy.capture.captured_function import capture
 from distillkit.privacy.errors import BatchStatistics
 
 __all__ = ["captured_augmentation"]
