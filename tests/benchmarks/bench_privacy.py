@@ -27,7 +27,14 @@ from torch import Tensor, nn
 
 from distillkit.condense import distance_to_means, embedding_means
 from distillkit.networks import ConvNet, RandomNetworks, build
-from distillkit.privacy import PrivateGradient, PublicEmbedders, Secret, class_means_gradient, image_gradients
+from distillkit.privacy import (
+    PrivateGradient,
+    PublicEmbedder,
+    PublicEmbedders,
+    Secret,
+    class_means_gradient,
+    image_gradients,
+)
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
@@ -72,7 +79,7 @@ def image_sgd(width: int, batch: int) -> Step:
     def step() -> None:
         with torch.no_grad():
             embedding = network.features(real)
-        for grads in image_gradients(synthetic, network.features, embedding, labels):
+        for grads in image_gradients(synthetic, PublicEmbedder(network, None), embedding, labels):
             private.add([grads])
         private.take()
 

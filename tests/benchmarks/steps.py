@@ -17,6 +17,7 @@ from distillkit.networks import FixedNetwork
 from distillkit.normalization import IDENTITY
 from distillkit.privacy import (
     PrivateGradient,
+    PublicEmbedder,
     PublicEmbedders,
     Secret,
     class_means_gradient,
@@ -143,7 +144,7 @@ def image_steps(s: Sizes) -> Race:
         for way in (private(float(n > 0)) for n in range(laps)):
             with torch.no_grad():
                 embedding = network.features(data[0])
-            for rows in image_gradients(synthetic, network.features, embedding, data[1]):
+            for rows in image_gradients(synthetic, PublicEmbedder(network, None), embedding, data[1]):
                 way.add([rows])
             found = way.take()[0]
             lap()

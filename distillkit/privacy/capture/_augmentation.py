@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from distillkit.augment import DSA, CropFlip
 from distillkit.privacy.capture._captured_function import capture
 from distillkit.privacy.capture._tracing import MARKER
+from distillkit.privacy.capture._trusted import is_own_augmentation
 from distillkit.privacy.errors import BatchStatistics
 
 __all__ = ["captured_augmentation"]
@@ -32,7 +32,7 @@ def captured_augmentation(
         BatchStatistics, NotCapturable: the augmentation is refused; the message gives the remedy.
     """
     options = {"siamese": True} if siamese else {}
-    if type(augment) in (DSA, CropFlip):
+    if is_own_augmentation(augment):
         return lambda images, generator: augment(images, generator, **options)
     what = f"the augmentation {getattr(augment, '__name__', type(augment).__name__)}"
 

@@ -96,6 +96,11 @@ class CapturedFunction:
         except Exception:  # no batching rule
             self.batched = False
 
+    @property
+    def draws(self) -> bool:
+        """Whether the function draws random numbers."""
+        return bool(self._draws)
+
     def draw(self, count: int, generator: torch.Generator) -> list[Tensor]:
         """Draw the random inputs of `count` records from `generator`, each [count, ...]."""
         return [draw(count, generator) for draw in self._draws]

@@ -198,6 +198,19 @@ class Stateless(nn.Module):
         super().__init__()
         self.network, self._function, self._what = network, function, what
 
+    def names(self) -> list[str]:
+        """Return the names of the network's parameters and buffers, in the order of `state`."""
+        return [n for n, _ in (*self.network.named_parameters(), *self.network.named_buffers())]
+
+    def state(self) -> list[Tensor]:
+        """Return the network's current parameters and buffers."""
+        return [*self.network.parameters(), *self.network.buffers()]
+
+    def at(self, state: Sequence[Tensor], *examples: Tensor) -> Any:
+        """Return the function's result with other parameters and buffers, in the order of `state`."""
+        values = {f"network.{n}": t for n, t in zip(self.names(), state)}
+        return torch.func.functional_call(self, values, examples)
+
     def forward(self, *examples: Tensor) -> Any:
         """Return the function's result; everything that it stored is removed.
 

@@ -37,8 +37,11 @@ def class_sums(
         chunk: number of images per forward pass; the default depends on device and image size.
 
     Returns:
-        Sums, float64 [embedders, classes, F]. A record whose embedding overflows adds zero without a warning, because
-        the overflow itself is private.
+        Sums, float64 [embedders, classes, F]. A record whose embedding overflows or fails adds zero without a warning,
+        because that is itself private.
+
+    Raises:
+        BatchStatistics, NotCapturable: an embedder is no fixed function of one image.
     """
     sums = []
     size = chunk_size(images, chunk)
@@ -47,7 +50,7 @@ def class_sums(
         total = torch.zeros(num_classes, embedders.dim, dtype=torch.float64, device=images.device)
         for part, own in zip(images.split(size), labels.split(size)):
             if len(part):
-                vectors = embed(part.contiguous(memory_format=torch.channels_last)).double()
+                vectors = embed.of_private(part).double()
                 finite = torch.isfinite(vectors).all(1, keepdim=True)
                 total.index_add_(0, own, torch.where(finite, vectors, 0.0))
         sums.append(total)

@@ -61,6 +61,9 @@ def condense_private(
     centre is the mean embedding of smooth noise. The second starts from that set, whose mean embedding is its centre.
     The part that all images share then no longer dominates the unit vectors, so the same noise leaves more signal.
 
+    No code of your networks or augmentation runs on private images: every drawn network is captured as a function of
+    one image (see `per_example_gradients`), unless it consists of unchanged layers of this package and PyTorch.
+
     Papers: distribution matching is from Zhao and Bilen (WACV 2023), Eq. 6. Adding noise to feature sums once is the
     Gaussian mechanism (Balle and Wang, ICML 2018). Its composition is exact even if a release depends on earlier ones
     (Dong, Roth and Su, "Gaussian differential privacy", JRSS B 2022, corollary 2). The passes are ours. The idea to
@@ -104,7 +107,7 @@ def condense_private(
 
     Raises:
         PrivacyError: one of its subclasses, with a remedy in the message: BudgetExhausted, BatchStatistics,
-            PrivateStatistics, PrivateInitialization, NotAccountable.
+            NotCapturable, PrivateStatistics, PrivateInitialization, NotAccountable.
         TypeError, ValueError: invalid images, labels or options.
     """
     sizes = size if isinstance(size, Tensor) else None

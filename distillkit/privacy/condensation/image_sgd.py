@@ -14,9 +14,11 @@ from distillkit.chunking import chunk_size
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.privacy._public_noise import public_noise
 from distillkit.privacy.accounting.planning import resolve_sigma
+from distillkit.privacy.capture._captured_function import capture
 from distillkit.privacy.condensation.condensation_options import EmbeddingNetworks
 from distillkit.privacy.condensation.public_embedders import PublicEmbedder, PublicEmbedders
 from distillkit.privacy.condensation.separable import SeparableLoss, require_separable, squared_distance
+from distillkit.privacy.errors import NotCapturable
 from distillkit.privacy.gradients.private_gradient import PrivateGradient
 from distillkit.privacy.ledger import Account, Ledger
 from distillkit.privacy.validation._arguments import as_private_set, initial_images, open_account
@@ -45,7 +47,7 @@ def image_gradients(
 
     Args:
         images: synthetic images s, float [K, ipc, C, H, W].
-        embed: function phi that maps N images to embeddings [N, F].
+        embed: function phi that maps N images to embeddings [N, F], which is captured; or a `PublicEmbedder`.
         embedding: embeddings phi(x_i) of n real examples, float [n, F], without an autograd graph.
         labels: class indices of the real examples, int [n].
         loss: separable loss l; see `separable`.
@@ -57,21 +59,42 @@ def image_gradients(
         Gradients [m, K, ipc, C, H, W] of m <= chunk examples, ordered by class and not as in `labels`.
     """
     batched = images.device.type != "cpu" if batched is None else batched
+    embedder = embed if isinstance(embed, PublicEmbedder) else PublicEmbedder(_Function(embed), None)
+    pull = _row_gradients(loss, embedding) if len(embedding) else None
     for c in labels.unique().tolist():
         own = embedding[labels == c]
-        leaf = images[c].detach().requires_grad_()
-        with torch.enable_grad():
-            mean = embed(leaf).mean(0)
-            rows = mean.detach().expand_as(own).clone().requires_grad_()
-            cotangents = torch.autograd.grad(loss(own, rows).sum(), rows)[0]
+        with torch.no_grad():
+            mean = embedder.embedding(images[c]).mean(0)
+        assert pull is not None
+        cotangents, back = pull(own, mean.expand_as(own)), embedder.pull_back(images[c], batched=batched)
         for some in cotangents.split(chunk):
             grads = images.new_zeros((len(some), *images.shape))
-            if batched:
-                grads[:, c] = torch.autograd.grad(mean, leaf, some, retain_graph=True, is_grads_batched=True)[0]
-            else:
-                for i, one in enumerate(some):
-                    grads[i, c] = torch.autograd.grad(mean, leaf, one, retain_graph=True)[0]
+            grads[:, c] = back(some)
             yield grads
+
+
+class _Function:
+    """Network whose features are a function of images."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        self.features = function
+
+
+def _row_gradients(loss: SeparableLoss, like: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the function that maps embeddings and means [n, F] to the gradient of each loss in its mean, [n, F]."""
+    if loss is squared_distance:
+        return lambda embedding, means: 2 * (means - embedding)
+
+    def one(shared: list[Tensor], embedding: Tensor, mean: Tensor) -> list[Tensor]:
+        leaf = mean.detach().requires_grad_()
+        with torch.enable_grad():
+            rows = loss(embedding[None], leaf[None])
+        return [torch.autograd.grad(rows.sum(), leaf)[0] if rows.requires_grad else torch.zeros_like(leaf)]
+
+    captured = capture(one, [], [like, like], what=f"the loss {getattr(loss, '__name__', type(loss).__name__)}")
+    if captured.draws:
+        raise NotCapturable("the loss draws random numbers; use a fixed function of embedding and mean")
+    return lambda embedding, means: captured([], embedding, means)[0]
 
 
 def image_sgd(
@@ -167,12 +190,11 @@ def image_sgd(
     velocity = torch.zeros_like(start).view_as(synthetic)
     with bar(steps, "private image steps", progress=progress) as shown:
         for step in range(steps):
-            phi = embedders[step].embedding
+            phi = embedders[step]
             rows = secret.poisson(len(real), rate).to(real.images.device)
             drawn = real.images.index_select(0, rows)
-            with torch.no_grad():
-                embedding = torch.cat([phi(x) for x in drawn.split(chunk)]) if len(rows) else None
-            if embedding is not None:
+            if len(rows):
+                embedding = torch.cat([phi.embed_private(x) for x in drawn.split(chunk)])
                 for grads in image_gradients(synthetic, phi, embedding, real.labels[rows], loss=loss):
                     private.add([grads])
             (gradient,) = private.take()
@@ -198,5 +220,5 @@ def _public_clip(images: Tensor, phi: PublicEmbedder, loss: SeparableLoss, like:
     with torch.no_grad():
         embedding = phi.embedding(noise)
     labels = torch.arange(len(noise), device=noise.device) % images.shape[0]
-    parts = image_gradients(images, phi.embedding, embedding, labels, loss=loss)
+    parts = image_gradients(images, phi, embedding, labels, loss=loss)
     return float(torch.cat([g.flatten(1).norm(dim=1) for g in parts]).median())

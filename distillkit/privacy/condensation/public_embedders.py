@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from distillkit._utils import check
 from distillkit.augment import Augmentation, require_normalization
-from distillkit.chunking import chunk_size
 from distillkit.condense._mean_matching import MATCHES
 from distillkit.networks._base import Network
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.privacy._public_noise import public_noise, public_test_images
-from distillkit.privacy.validation._independence import refuse_batch_norm, require_independent_rows
+from distillkit.privacy.capture._augmentation import captured_augmentation
+from distillkit.privacy.capture._captured_function import CapturedFunction, capture
+from distillkit.privacy.capture._tracing import MARKER, Stateless
+from distillkit.privacy.capture._trusted import is_own_augmentation, is_own_network
+from distillkit.privacy.errors import BatchStatistics, NotCapturable
+from distillkit.privacy.validation._independence import refuse_batch_norm
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
@@ -27,6 +32,9 @@ class PublicEmbedder:
     Because of the bound, adding noise to a sum of vectors makes the sum private. With phi the embedding and a the
     centre, v(x) = (phi(x) - a) / ||phi(x) - a||, or with a clip C, v(x) = (phi(x) - a) min(1, C / ||phi(x) - a||). Call
     an embedder with images [N, C, H, W]. `PublicEmbedders` creates the embedders of a release.
+
+    Private images only meet networks and augmentations of this package, or captured functions of one image (see
+    `per_example_gradients`): pass them to `of_private`. All other methods are for public or synthetic images.
 
     Args:
         network: network that computes phi.
@@ -49,6 +57,12 @@ class PublicEmbedder:
     ) -> None:
         self.network, self.center, self.clip, self.match = network, center, clip, match
         self.augment, self.state = augment, state
+        refuse_batch_norm(network)
+        self.own = is_own_network(network) and is_own_augmentation(augment)
+        what = f"the network {type(network).__name__}"
+        self._call = Stateless(network if isinstance(network, nn.Module) else nn.Module(), self.plain, what)
+        self._captured: dict[str, CapturedFunction] = {}
+        self._augment_private: Callable[[Tensor, torch.Generator], Tensor] | None = None
 
     @property
     def sensitivity(self) -> float:
@@ -65,8 +79,11 @@ class PublicEmbedder:
             Float [N, F].
         """
         if self.augment is not None:
-            images = self.augment(images, derive(self.state[0], "augment", self.state[1]), siamese=True)
+            images = self.augment(images, self._generator(), siamese=True)
         return self.plain(images)
+
+    def _generator(self) -> torch.Generator:
+        return derive(self.state[0], "augment", self.state[1])
 
     def plain(self, images: Tensor) -> Tensor:
         """Compute phi(x) without the augmentation.
@@ -82,9 +99,102 @@ class PublicEmbedder:
             return embedding
         return torch.cat([embedding, self.network.classifier(embedding)], 1)
 
+    @torch.no_grad()
+    def embed_private(self, images: Tensor) -> Tensor:
+        """Compute phi(x) of private images, so that no user code runs on them.
+
+        Args:
+            images: float [N, C, H, W] in the space of the release.
+
+        Returns:
+            Float [N, F]; an image for which an operator fails has zeros.
+
+        Raises:
+            BatchStatistics, NotCapturable: the network or the augmentation is no fixed function of one image.
+        """
+        if self.own:
+            return self.embedding(images.contiguous(memory_format=torch.channels_last))
+        if self.augment is not None:
+            if self._augment_private is None:
+                self._augment_private = captured_augmentation(self.augment, images, siamese=True)
+            images = self._augment_private(images, self._generator())
+        if is_own_network(self.network):
+            return self.plain(images)
+
+        def one(state: list[Tensor], image: Tensor) -> list[Tensor]:
+            with torch.no_grad():
+                row = self._call.at(state, image[None])
+            if row.ndim != 2 or len(row) != 1:
+                name = type(self.network).__name__
+                raise BatchStatistics(f"the network {name} turns 1 image into shape {list(row.shape)}; return one row")
+            return [row[0]]
+
+        return self._capture("embedding", one, self._call.state(), images)(self._call.state(), images)[0]
+
+    def _capture(
+        self, key: str, function: Callable[..., list[Tensor]], shared: list[Tensor], example: Tensor
+    ) -> CapturedFunction:
+        if key not in self._captured:
+            what, modules = f"the network {type(self.network).__name__}", [self._call.network]
+            captured = capture(function, shared, [example], what=what, names=self._call.names(), modules=modules)
+            if captured.draws and is_own_augmentation(self.augment):
+                raise NotCapturable(f"{what} draws random numbers, but must embed all images alike; use eval mode")
+            self._captured[key] = captured
+        return self._captured[key]
+
+    def pull_back(self, images: Tensor, *, batched: bool) -> Callable[[Tensor], Tensor]:
+        """Return a function that maps n private gradients of the mean embedding to gradients of the images.
+
+        Args:
+            images: synthetic images, float [ipc, C, H, W].
+            batched: whether to compute the vector-Jacobian products together, where no code is captured.
+
+        Returns:
+            Function of cotangents [n, F] that returns [n, ipc, C, H, W].
+        """
+        leaf = images.detach().requires_grad_()
+        outer = leaf
+        with torch.enable_grad():
+            if self.own:
+                outer = self.embedding(leaf).mean(0)
+            elif self.augment is not None and is_own_augmentation(self.augment):
+                outer = self.augment(leaf, self._generator(), siamese=True)
+
+        def through(rows: Tensor) -> Tensor:
+            if outer is leaf:
+                return rows
+            if batched:
+                return torch.autograd.grad(outer, leaf, rows, retain_graph=True, is_grads_batched=True)[0]
+            return torch.stack([torch.autograd.grad(outer, leaf, row, retain_graph=True)[0] for row in rows])
+
+        def inner(shared: list[Tensor], cotangent: Tensor) -> list[Tensor]:
+            start = shared[-1].detach().requires_grad_()
+            with torch.enable_grad():
+                seen = start
+                if self.augment is not None and not is_own_augmentation(self.augment):
+                    seen = self.augment(start, MARKER, siamese=True)
+                mean = self._call.at(shared[:-1], seen).mean(0)
+            return [torch.autograd.grad(mean, start, cotangent)[0]]
+
+        def pull(cotangents: Tensor) -> Tensor:
+            if not self.own:
+                shared = [*self._call.state(), outer.detach()]
+                captured = self._capture("gradient", inner, shared, cotangents)
+                cotangents = captured(shared, cotangents, generator=self._generator(), common=True)[0]
+            return through(cotangents)
+
+        return pull
+
     def __call__(self, images: Tensor) -> Tensor:
         """Compute v(x) of `images` [N, C, H, W]: the embedding, centred and bounded in length, float [N, F]."""
-        vectors = self.embedding(images)
+        return self.bounded(self.embedding(images))
+
+    def of_private(self, images: Tensor) -> Tensor:
+        """Compute v(x) of private `images` [N, C, H, W] by `embed_private`, float [N, F]."""
+        return self.bounded(self.embed_private(images))
+
+    def bounded(self, vectors: Tensor) -> Tensor:
+        """Return embeddings `vectors`, float [N, F], centred and bounded in length."""
         if self.center is not None:
             vectors = vectors - self.center
         if self.clip == math.inf:
@@ -149,26 +259,24 @@ class PublicEmbedders:
             self._centered = count > 0
         if augment is not None:
             require_normalization(augment, like.normalization)
-        first = self[0]
         noise = public_test_images(6, like, derive(seed, "try"))
-        self._check_independence(first, noise, chunk_size(like.images))
+        first = self[0]
+        alone = first.embed_private(noise)
+        self.dim = alone.shape[1]
+        if not first.own:
+            self._require_same_map(first, noise, alone)
+
+    def _require_same_map(self, embedder: PublicEmbedder, noise: Tensor, alone: Tensor) -> None:
+        """Refuse a network that embeds a batch, as in the fit, otherwise than single images, as private ones are."""
         with torch.no_grad():
-            self.dim = first.embedding(noise[:1]).shape[1]
-
-    def _check_independence(self, first: PublicEmbedder, noise: Tensor, chunk: int) -> None:
-        network, augment = first.network, self._augment
-        refuse_batch_norm(network)
-        modules = [network] if isinstance(network, nn.Module) else []
-        sizes = sorted({5, 8, 16, chunk // 2, min(chunk, 256)} & set(range(2, chunk + 1)))
-        require_independent_rows(first.plain, noise, f"the network {type(network).__name__}", *modules, sizes=sizes)
-        if augment is None:
-            return
-        for k in range(8):  # an augmentation may mix images in some draws only
-
-            def augmented(images: Tensor, k: int = k) -> Tensor:
-                return augment(images, derive(self._seed, "augment", k), siamese=True)
-
-            require_independent_rows(augmented, noise[:4], "augment with siamese=True (one draw for all images)")
+            together = embedder.embedding(noise)
+        same = together.shape == alone.shape and bool((together - alone).norm() <= 1e-3 * alone.norm())
+        if not same:
+            raise BatchStatistics(
+                f"the network {type(embedder.network).__name__} or its augmentation gives an image another result "
+                "among other images than alone, so private images would be embedded otherwise than synthetic ones; "
+                "treat every image independently, with one draw of the augmentation for all"
+            )
 
     @property
     def sensitivity(self) -> float:

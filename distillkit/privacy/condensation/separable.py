@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from distillkit.privacy.errors import NotSeparable
-from distillkit.privacy.validation._side_effects import forbid_side_effects
 from distillkit.rng import derive
 
 __all__ = ["SeparableLoss", "require_separable", "separable", "squared_distance"]
@@ -73,7 +72,6 @@ def require_separable(loss: object) -> SeparableLoss:
     Raises:
         NotSeparable: the loss is not declared separable (the message quotes `loss.why`, if there is one), or its rows
             depended on each other in a test with up to 64 rows of random numbers.
-        PrivacyError: the loss draws from a global random state.
     """
     if not callable(loss) or getattr(loss, "separable", None) is not True:
         name = getattr(loss, "__name__", type(loss).__name__)
@@ -88,7 +86,7 @@ def require_separable(loss: object) -> SeparableLoss:
     name = getattr(loss, "__name__", type(loss).__name__)
     generator = derive(0, "separable")
     embedding, means = (torch.randn(64, 3, generator=generator, dtype=torch.float64) for _ in range(2))
-    with forbid_side_effects(f"the loss {name}", device=embedding.device):
+    with torch.random.fork_rng(devices=[]):
         alone = torch.cat([loss(embedding[i : i + 1], means[i : i + 1]).reshape(-1) for i in range(64)])
         for size in (*range(1, 17), 32, 64):
             together = loss(embedding[:size], means[:size])

@@ -75,7 +75,7 @@ class ExampleGradients:
 
     def __init__(self, network: nn.Module, trained: Mapping[str, nn.Parameter], captured: CapturedFunction) -> None:
         self.trained, self.captured = dict(trained), captured
-        self._state = list(_state(network).values())
+        self._state = [*network.parameters(), *network.buffers()]
 
     def __call__(self, *examples: Tensor, generator: torch.Generator | None = None) -> list[Tensor]:
         """Compute the gradients of n examples: for each parameter of `trained`, a tensor [n, *parameter.shape].
@@ -143,16 +143,14 @@ def per_example_gradients(
     chosen = {n: p for n, p in network.named_parameters() if p.requires_grad} if trained is None else dict(trained)
     if not chosen:
         raise PrivacyError("trained names no parameter, so there are no gradients to compute; leave it out for all")
-    names = list(_state(network))
     what = f"the network {type(network).__name__} or its loss"
     call = Stateless(network, losses, what)
+    names = call.names()
 
     def gradient(values: list[Tensor], *one: Tensor) -> list[Tensor]:
         state = {n: v.detach().requires_grad_(n in chosen) for n, v in zip(names, values)}
         with torch.enable_grad():
-            rows = torch.func.functional_call(
-                call, {f"network.{n}": v for n, v in state.items()}, tuple(e[None] for e in one)
-            )
+            rows = call.at(list(state.values()), *(e[None] for e in one))
         if not isinstance(rows, Tensor) or rows.shape != (1,):
             got = f"shape {list(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
             raise NotSeparable(f"the loss must give one value for each example [n], got {got} for one example")
@@ -162,9 +160,5 @@ def per_example_gradients(
         )
         return [torch.zeros_like(p) if g is None else g for p, g in zip(leaves, grads)]
 
-    captured = capture(gradient, list(_state(network).values()), like, what=what, names=names, modules=[network])
+    captured = capture(gradient, call.state(), like, what=what, names=names, modules=[network])
     return ExampleGradients(network, chosen, captured)
-
-
-def _state(network: nn.Module) -> dict[str, Tensor]:
-    return {**dict(network.named_parameters()), **dict(network.named_buffers())}

@@ -1,4 +1,4 @@
-"""Functions, augmentations and losses must treat every example independently."""
+"""Embedding maps, augmentations and losses are functions of one private image, whatever code they come from."""
 
 from __future__ import annotations
 
@@ -7,129 +7,238 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distillkit.augment import DSA
-from distillkit.networks import RandomNetworks
+from distillkit.networks import ConvNet, FixedNetwork, RandomNetworks, build
 from distillkit.privacy import (
     BatchStatistics,
     EmbeddingNetworks,
     Ledger,
+    NotCapturable,
     NotSeparable,
     PrivacyError,
+    PublicEmbedder,
+    PublicEmbedders,
+    class_sums,
     condense_private,
+    image_gradients,
+    image_sgd,
     require_separable,
     separable,
 )
-from distillkit.privacy.validation._independence import require_independent_augmentation, require_independent_rows
+from distillkit.privacy.capture._trusted import is_own_network
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
-IMAGES = torch.randn(6, 1, 4, 4, generator=derive(0))
-
 
 def by_place(x: Tensor, generator: torch.Generator, *, siamese: bool = False) -> Tensor:
-    return x * (torch.rand(len(x), 1, 1, 1, generator=generator) < 0.5)
+    return x * (torch.rand(len(x), 1, 1, 1, generator=generator) + 0.5)
 
 
-def only_the_last_mixes(x: Tensor, generator: torch.Generator, *, siamese: bool = False) -> Tensor:
-    return torch.cat([x[:-1], x[-1:] + x.mean(0, keepdim=True)])
+def shared_scale(x: Tensor, generator: torch.Generator, *, siamese: bool = False) -> Tensor:
+    return x * (torch.rand(1 if siamese else len(x), 1, 1, 1, generator=generator) + 0.5)
 
 
-def global_jitter(x: Tensor, generator: torch.Generator, *, siamese: bool = False) -> Tensor:
-    return x + torch.rand(1)
+def mixing(x: Tensor, generator: torch.Generator, *, siamese: bool = False) -> Tensor:
+    return x + x.mean(0, keepdim=True)
 
 
-def test_augmentation_is_checked_at_every_position() -> None:
-    require_independent_augmentation(by_place, IMAGES)
-    with pytest.raises(BatchStatistics, match="depends on the other images of the batch"):
-        require_independent_augmentation(only_the_last_mixes, IMAGES)
-    with pytest.raises(BatchStatistics, match="turns 6 images into 12"):
-        require_independent_augmentation(lambda x, g: torch.cat([x, x]), IMAGES)
+def now_and_then(x: Tensor, generator: torch.Generator, *, siamese: bool = False) -> Tensor:
+    """Mixes with a small probability, as no trial would notice."""
+    mixed = torch.rand(1, generator=generator) < 0.05
+    return torch.where(mixed, x - x.mean(0), x)
+
+
+def doubling(x: Tensor, generator: torch.Generator, *, siamese: bool = False) -> Tensor:
+    return torch.cat([x, x])
+
+
+def own_draws(x: Tensor, generator: torch.Generator, *, siamese: bool = False) -> Tensor:
+    return x + torch.rand(1, generator=torch.Generator())
+
+
+def by_values(x: Tensor, generator: torch.Generator, *, siamese: bool = False) -> Tensor:
+    return x / 255 if x.max() > 1 else x
+
+
+class Function(nn.Module):
+    """Network with the split whose embedding is a function of (network, images)."""
+
+    def __init__(self, function: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function, self.classifier, self.seen, self.count = function, nn.Linear(16, 3), [], 0
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.function(self, x).flatten(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.features(x))
+
+
+def ink(network: Any, x: Tensor) -> Tensor:
+    used = (x.abs().amax((0, 1, 2)) > 0).nonzero().flatten()
+    return F.adaptive_avg_pool2d(x[..., used[0] : used[-1] + 1], 4)
+
+
+def remembers(network: Any, x: Tensor) -> Tensor:
+    network.seen.append(x)
+    return x
+
+
+def counts(network: Any, x: Tensor) -> Tensor:
+    network.count += 1
+    return x - x.mean(0) if network.count > 3 else x
+
+
+BAD_MAPS: dict[str, tuple[Callable[[Any, Tensor], Tensor], type[Exception], str]] = {
+    "crop to the ink": (ink, NotCapturable, r"test_independence.py:\d+"),
+    "auto range": (lambda n, x: x / 255 if x.max() > 1 else x, NotCapturable, "chooses by the values"),
+    "remembers": (remembers, BatchStatistics, "changes seen"),
+    "flat batch norm": (lambda n, x: F.batch_norm(x.flatten(1), None, None, training=True), BatchStatistics, "batch"),
+    "folds": (lambda n, x: torch.cat([x, x]), BatchStatistics, r"turns 1 image into shape \[2, "),
+    "dropout": (lambda n, x: F.dropout(x, 0.5), NotCapturable, "draws random numbers"),
+}
+
+
+def calls(data: LabeledImages, ledger: Ledger, networks: Any) -> list[Callable[[], Any]]:
+    options: dict[str, Any] = {"networks": networks, "ipc": 1, "steps": 1, "ledger": ledger}
+    return [
+        lambda: condense_private(data, epsilon=1.0, num_networks=1, **options),
+        lambda: image_sgd(data, size=12, sigma=1.0, **options),
+    ]
+
+
+@pytest.mark.parametrize("name", BAD_MAPS)
+def test_maps_that_are_no_function_of_one_image_are_refused(name: str, toy_set: LabeledImages) -> None:
+    function, kind, why = BAD_MAPS[name]
+    network, ledger = build(lambda: Function(function), 0).double(), Ledger()
+    for call in calls(toy_set, ledger, FixedNetwork(network)):
+        with pytest.raises(kind, match=f"the network Function(?s:.)*{why}"):
+            call()
+    assert ledger.events == ()
+
+
+class Sometimes:
+    """Sampler whose third draw has batch norm, or mixes by a new attribute."""
+
+    fixed = False
+
+    def __init__(self, network: Callable[[int], nn.Module]) -> None:
+        self.network, self.draws = network, 0
+
+    def draw(self, generator: torch.Generator) -> Any:
+        self.draws += 1
+        return self.network(self.draws)
+
+
+def test_every_draw_is_captured(toy_set: LabeledImages) -> None:
+    honest, bad = (build(lambda f=f: Function(f), 0).double().eval() for f in (lambda n, x: x, ink))
+    embedders = PublicEmbedders(Sometimes(lambda k: bad if k > 3 else honest), 5, like=toy_set, centers=0)
+    with pytest.raises(NotCapturable, match="chooses by the values"):
+        class_sums(*toy_set, embedders, num_classes=3)
+    normed = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3)).double()
+    sampler = RandomNetworks(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.Linear(16, 3)).double())
+    embedders = PublicEmbedders(sampler, 2, like=toy_set, centers=0)
+    with pytest.raises(BatchStatistics, match="batch norm"):
+        PublicEmbedder(FixedNetwork(normed.eval()).draw(derive(0)), None) and PublicEmbedder(normed.train(), None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("function", [lambda n, x: x - 0.5 * x.mean(0), counts, lambda n, x: x / x.norm(),
+                                      lambda n, x: x.roll(1, 0) + x])  # fmt: skip
+@pytest.mark.parametrize("augment", [None, mixing, now_and_then, by_place, DSA()])
+def test_one_record_changes_class_sums_by_its_own_vector_alone(
+    function: Any, augment: Any, toy_set: LabeledImages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PublicEmbedders, "_require_same_map", lambda *_: None)
+    network = build(lambda: Function(function), 0).double()
+
+    def sums(data: LabeledImages) -> Tensor:
+        embedders = PublicEmbedders(FixedNetwork(network), 3, like=data, centers=0, augment=augment)
+        return class_sums(data.images, data.labels, embedders, num_classes=3, chunk=5)
+
+    toy_set.images[0] *= 100
+    change = sums(toy_set) - sums(toy_set[1:])
+    assert bool((change.flatten(1).norm(dim=1) <= 1 + 1e-9).all())
+
+
+@pytest.mark.parametrize("augment", [None, shared_scale, DSA()])
+def test_captured_map_equals_the_live_one_and_its_gradients(augment: Any, toy_set: LabeledImages) -> None:
+    network = build(lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)), 0).double()
+    own = next(iter(PublicEmbedders(FixedNetwork(network), 1, like=toy_set, augment=augment)))
+    hooked = PublicEmbedder(own.network, own.center, augment=augment, state=own.state)
+    hooked.own = False
+    handle = own.network.register_forward_hook(lambda *_: None)  # type: ignore[attr-defined]
+    assert not is_own_network(own.network)
+    handle.remove()
+    torch.testing.assert_close(hooked.of_private(toy_set.images), own(toy_set.images))
+    synthetic = torch.randn(2, 1, 4, 4, generator=derive(5), dtype=torch.float64)
+    cotangents = torch.randn(3, 16, generator=derive(6), dtype=torch.float64)
+    leaf = synthetic.clone().requires_grad_()
+    mean = own.embedding(leaf).mean(0)
+    wanted = torch.stack([torch.autograd.grad(mean, leaf, row, retain_graph=True)[0] for row in cotangents])
+    torch.testing.assert_close(hooked.pull_back(synthetic, batched=False)(cotangents), wanted)
+
+
+def test_networks_of_this_package_are_recognised_by_exact_type() -> None:
+    network = ConvNet((1, 8, 8), 3, width=2, depth=1).eval()
+    assert is_own_network(network)
+    network.features = lambda x: x  # type: ignore[method-assign]
+    assert not is_own_network(network)
+    assert not is_own_network(Function(lambda n, x: x))
+    assert not is_own_network(nn.Sequential(nn.BatchNorm2d(2)))
+
+    class ConvNetLike(ConvNet):
+        pass
+
+    ConvNetLike.__module__, ConvNetLike.__qualname__ = ConvNet.__module__, "ConvNet"
+    assert not is_own_network(ConvNetLike((1, 8, 8), 3, width=2, depth=1).eval())
 
 
 @pytest.mark.parametrize(
     ("augment", "error", "why"),
     [
-        (
-            by_place,
-            BatchStatistics,
-            "siamese=True .one draw for all images. gives an image another result at another position",
-        ),
-        (only_the_last_mixes, BatchStatistics, "at another position or among other images"),
-        (global_jitter, PrivacyError, "draws from the global random state"),
+        (doubling, BatchStatistics, r"turns 1 image into \[2, 1, 4, 4\]"),
+        (own_draws, NotCapturable, "from a generator of its own"),
+        (by_values, NotCapturable, r"augmentation by_values chooses by the values.*test_independence.py:\d+"),
     ],
 )
-def test_embedders_refuse_an_augmentation_that_draws_per_position(
+def test_augmentation_that_is_no_function_of_one_image_is_refused(
     augment: Any, error: type[Exception], why: str, toy_set: LabeledImages, toy_network: Callable[[], nn.Module]
 ) -> None:
     ledger = Ledger()
-    with pytest.raises(error, match=why):
-        condense_private(
-            toy_set,
-            epsilon=1.0,
-            networks=EmbeddingNetworks(RandomNetworks(toy_network), augment=augment),
-            num_networks=1,
-            ipc=1,
-            ledger=ledger,
-        )
+    for call in calls(toy_set, ledger, EmbeddingNetworks(RandomNetworks(toy_network), augment=augment)):
+        with pytest.raises(error, match=why):
+            call()
     assert ledger.events == ()
-    condense_private(
-        toy_set,
-        epsilon=1.0,
-        networks=EmbeddingNetworks(RandomNetworks(toy_network), augment=DSA()),
-        num_networks=1,
-        ipc=1,
-        steps=1,
-        ledger=ledger,
-    )
+    for call in calls(toy_set, ledger, EmbeddingNetworks(RandomNetworks(toy_network), augment=DSA())):
+        call()
     assert ledger.events
 
 
-class Remembers(nn.Module):
-    """Counts in a plain attribute, or in a buffer that it replaces."""
+def test_matching_loss_meets_captured_rows_only(toy_set: LabeledImages) -> None:
+    @separable
+    def chooses(embedding: Tensor, means: Tensor) -> Tensor:
+        rows = (embedding - means).square().sum(1)
+        return rows - rows.mean() if bool((embedding.abs() > 50).any()) else rows
 
-    def __init__(self, where: str) -> None:
-        super().__init__()
-        self.where, self.plain = where, torch.zeros(1)
-        self.register_buffer("buffer", torch.zeros(1))
+    @separable
+    def huber(embedding: Tensor, means: Tensor) -> Tensor:
+        return F.huber_loss(embedding, means, reduction="none").sum(1)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.where == "attribute":
-            self.plain += len(x)
-        else:
-            self.buffer = self.buffer + len(x)
-        return x.flatten(1)
-
-
-BAD: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
-    "mixes": (lambda x: x - x.mean(0), "among other images"),
-    "mixes a little": (lambda x: x + 1e-3 * x.mean(0), "among other images"),
-    "counts": (lambda x: x / len(x), "among other images"),
-    "mixes six only": (lambda x: x - x.mean(0) if len(x) == 6 else x, "among other images"),
-    "knows its place": (lambda x: x * torch.arange(1, len(x) + 1).view(-1, 1, 1, 1), "another position"),
-    "folds": (lambda x: torch.cat([x, x]), r"turns 1 images into shape \[2, 1, 4, 4\]"),
-    "one number": (lambda x: x.mean(), r"turns 1 images into shape \[\]"),
-    "draws": (lambda x: nn.functional.dropout(x, 0.5), "."),
-    "draws by NumPy": (lambda x: x + 0 * __import__("numpy").random.rand(), "global random state"),
-    "draws by random": (lambda x: x + 0 * __import__("random").random(), "global random state"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_functions_that_mix_rows_are_refused(name: str, global_rng_untouched: None) -> None:
-    function, why = BAD[name]
-    with pytest.raises(PrivacyError, match=f"^it .*{why}"):
-        require_independent_rows(function, IMAGES, "it")
-
-
-@pytest.mark.parametrize("where", ["attribute", "buffer"])
-def test_side_effects_of_a_forward_pass_are_named_and_undone(where: str) -> None:
-    module = Remembers(where)
-    with pytest.raises(BatchStatistics, match="changes (plain|buffer)"):
-        require_independent_rows(module, IMAGES, "it", module)
-    assert float(module.plain) == 0
-    require_independent_rows(nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(2, 2), nn.ReLU()), IMAGES, "it")
+    ledger, sampler = Ledger(), RandomNetworks(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double())
+    options: dict[str, Any] = {"size": 12, "sigma": 1.0, "networks": sampler, "ipc": 1, "steps": 1, "ledger": ledger}
+    with pytest.raises(NotCapturable, match="the loss chooses chooses by the values"):
+        image_sgd(toy_set, loss=chooses, **options)
+    assert ledger.events == ()
+    image_sgd(toy_set, loss=huber, **options)
+    synthetic = torch.randn(3, 2, 1, 4, 4, generator=derive(1), dtype=torch.float64)
+    real, labels = toy_set.images.flatten(1), toy_set.labels
+    total = torch.cat(list(image_gradients(synthetic, lambda x: x.flatten(1), real, labels, loss=huber))).sum(0)
+    leaf = synthetic.clone().requires_grad_()
+    means = leaf.flatten(2).mean(1)
+    torch.testing.assert_close(total, torch.autograd.grad(huber(real, means[labels]).sum(), leaf)[0])
 
 
 def test_separable_loss_is_checked_at_many_sizes() -> None:
@@ -144,5 +253,5 @@ def test_separable_loss_is_checked_at_many_sizes() -> None:
 
     with pytest.raises(NotSeparable, match="depends on that row alone"):
         require_separable(eight)
-    with pytest.raises(PrivacyError, match="the loss noisy draws from the global random state"):
+    with pytest.raises(PrivacyError, match="depends on that row alone"):
         require_separable(noisy)
