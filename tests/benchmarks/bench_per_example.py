@@ -2,8 +2,9 @@
 
     OMP_WAIT_POLICY=PASSIVE python tests/benchmarks/bench_per_example.py [--batch 64] [--rounds 5]
 
-A step is 64 records of 3x32x32: gradients, clipping and noise. The ordinary step is a backward pass of the same batch,
-in chunks of 16 or at once, whichever is faster. One intra-op thread, CPU time of the process, interleaved medians.
+A step is 64 records of 3x32x32: gradients, clipping and sum, without and with noise. The ordinary step is a backward
+pass of the same batch, in chunks of 16 or at once, whichever is faster. One intra-op thread, CPU time of the process,
+medians of interleaved rounds.
 """
 
 from __future__ import annotations
@@ -56,18 +57,20 @@ def measure(name: str, model: nn.Module, batch: int, rounds: int) -> None:
     begun = time.process_time()
     gradients = per_example_gradients(model, losses, like=(images, labels))
     capture, chunk = time.process_time() - begun, gradients.chunk_size(batch)
-    private = PrivateGradient(parameters, sigma=1.0, clip=1.0, denominator=batch, secret=Secret())
+    sums = [PrivateGradient(parameters, sigma=s, clip=1.0, denominator=batch, secret=Secret()) for s in (0.0, 1.0)]
 
     def plain(size: int) -> None:
         for x, y in zip(images.split(size), labels.split(size)):
             torch.autograd.grad(losses(x, y).sum(), parameters)
 
-    def step() -> None:
+    def step(noise: int) -> None:
+        private = sums[noise]
         for x, y in zip(images.split(chunk), labels.split(chunk)):
             private.add(gradients(x, y))
         private.take()
 
-    steps: dict[str, Callable[[], None]] = {"16": lambda: plain(16), "all": lambda: plain(batch), "private": step}
+    steps: dict[str, Callable[[], None]] = {"16": lambda: plain(16), "all": lambda: plain(batch)}
+    steps |= {"clipped": lambda: step(0), "noised": lambda: step(1)}
     taken: dict[str, list[float]] = {way: [] for way in steps}
     for number in range(rounds + 1):
         for way, call in steps.items():
@@ -77,10 +80,9 @@ def measure(name: str, model: nn.Module, batch: int, rounds: int) -> None:
                 taken[way].append(time.process_time() - begun)
     medians = {way: statistics.median(times) for way, times in taken.items()}
     usual = min(medians["16"], medians["all"])
-    print(
-        f"| {name} | {usual:.3f} | {medians['private']:.3f} | {medians['private'] / usual:.2f} | {capture:.2f} |",
-        flush=True,
-    )
+    clipped, noised = medians["clipped"], medians["noised"]
+    ratios = f"{clipped:.3f} | {clipped / usual:.2f} | {noised:.3f} | {noised / usual:.2f}"
+    print(f"| {name} | {usual:.3f} | {ratios} | {capture:.2f} |", flush=True)
 
 
 def main() -> None:
@@ -90,7 +92,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, batch {options.batch}, one thread")
-    print("| network | ordinary step | private step | ratio | capture |\n|---|---|---|---|---|")
+    print(
+        "| network | ordinary step | clipped and summed | ratio | with noise | ratio | capture |\n" + "|---" * 7 + "|"
+    )
     torch.manual_seed(0)
     for name, factory in (
         ("ConvNet-3, width 64", convnet),

@@ -223,6 +223,8 @@ def for_batches(graph: GraphModule) -> None:
             _replace_strided(graph, node)
         elif node.target is aten.convolution_backward.default:
             _replace_weight_gradient(graph, node)
+        elif node.target is aten.native_group_norm_backward.default:
+            _replace_scale_gradient(graph, node)
     graph.graph.eliminate_dead_code()
     graph.recompile()
 
@@ -248,9 +250,8 @@ def _replace_strided(graph: GraphModule, node: Node) -> None:
 
 
 def _replace_weight_gradient(graph: GraphModule, node: Node) -> None:
-    """Compute a convolution's weight gradient as a product of matrices, which is faster in batches if maps are small."""
-    upstream, images, weight, *options = node.args
-    sizes, stride, padding, dilation, transposed, output_padding, groups, mask = options
+    """Compute a convolution's weight gradient as a matrix product, which is faster in batches if maps are small."""
+    upstream, images, weight, _, stride, padding, dilation, transposed, _, groups, mask = node.args
     maps, shape = upstream.meta["val"].shape, weight.meta["val"].shape  # type: ignore[union-attr]
     if len(maps) != 4 or transposed or groups != 1 or not mask[1] or maps[2] * maps[3] > _SMALL_MAP:  # type: ignore[index]
         return
@@ -265,6 +266,32 @@ def _replace_weight_gradient(graph: GraphModule, node: Node) -> None:
         if user.args[1] == 1:
             user.replace_all_uses_with(new)
     node.args = (*node.args[:-1], [mask[0], False, mask[2]])  # type: ignore[index]
+
+
+def _replace_scale_gradient(graph: GraphModule, node: Node) -> None:
+    """Compute the gradients of a group norm's scale and shift from two sums per channel, as PyTorch's kernel does."""
+    upstream, maps, mean, rstd, _, n, channels, pixels, groups, mask = node.args
+    call = graph.graph.call_function
+    with graph.graph.inserting_before(node):
+        up, seen = (call(aten.reshape.default, (t, [n, channels, pixels])) for t in (upstream, maps))
+        shift = call(aten.sum.dim_IntList, (up, [2]))
+        product = call(aten.sum.dim_IntList, (call(aten.mul.Tensor, (up, seen)), [2]))
+        shape = [n, groups, channels // groups]  # type: ignore[operator]
+        grouped = call(aten.reshape.default, (shift, shape))
+        centred = call(
+            aten.sub.Tensor,
+            (
+                call(aten.reshape.default, (product, shape)),
+                call(aten.mul.Tensor, (grouped, call(aten.reshape.default, (mean, [n, groups, 1])))),
+            ),
+        )
+        scaled = call(aten.mul.Tensor, (centred, call(aten.reshape.default, (rstd, [n, groups, 1]))))
+        scale = call(aten.sum.dim_IntList, (call(aten.reshape.default, (scaled, [n, channels])), [0]))
+        new = {1: scale, 2: call(aten.sum.dim_IntList, (shift, [0]))}
+    for user in list(node.users):
+        if user.args[1] in new:
+            user.replace_all_uses_with(new[user.args[1]])  # type: ignore[index]
+    node.args = (*node.args[:-1], [mask[0], False, False])  # type: ignore[index]
 
 
 def _memory_order(sizes: list[int], strides: list[int]) -> list[int] | None:
