@@ -168,6 +168,20 @@ def test_every_process_captures_before_it_is_charged(monkeypatch: pytest.MonkeyP
     assert ledger.events == ()
 
 
+def test_failure_of_a_private_client_has_constant_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The history must not tell what its records are; the reason is logged on the client."""
+    batches = DPSGD.batches
+
+    def failing(self: DPSGD, local: Any, data: Any, phase: Phase) -> Any:
+        if local.client.id == 0:
+            raise ValueError("pixel out of range: 311.25")
+        return batches(self, local, data, phase)
+
+    monkeypatch.setattr(DPSGD, "batches", failing)
+    failed = play(FaultyNetwork).rows[0]["failed"]
+    assert failed == {"0": "failed; the reason is in its own log, because it may depend on private records"}
+
+
 def test_frozen_parameters_require_gradients_again_afterwards() -> None:
     seen: list[bool] = []
 

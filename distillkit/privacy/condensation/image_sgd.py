@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from distillkit._utils import check
 from distillkit._utils.progress import bar
 from distillkit._utils.user_warnings import without_warnings
 from distillkit.chunking import chunk_size
+from distillkit.networks._base import Network
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.privacy._public_noise import public_noise
 from distillkit.privacy.accounting.planning import resolve_sigma
@@ -59,7 +61,7 @@ def image_gradients(
         Gradients [m, K, ipc, C, H, W] of m <= chunk examples, ordered by class and not as in `labels`.
     """
     batched = images.device.type != "cpu" if batched is None else batched
-    embedder = embed if isinstance(embed, PublicEmbedder) else PublicEmbedder(_Function(embed), None)
+    embedder = embed if isinstance(embed, PublicEmbedder) else PublicEmbedder(cast(Network, _Function(embed)), None)
     pull = _row_gradients(loss, embedding) if len(embedding) else None
     for c in labels.unique().tolist():
         own = embedding[labels == c]
