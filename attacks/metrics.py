@@ -118,7 +118,7 @@ def lpips(
     are loaded from there, and downloaded only with `download`. No gradient; computed in float32.
 
     Args:
-        images: float [N, C, H, W] in [0, 1], C in {1, 3}; grey is repeated. They are scaled to [-1, 1] internally.
+        images: float [N, C, H, W] in [0, 1], C in {1, 3}; gray is repeated. They are scaled to [-1, 1] internally.
         references: the same shape, dtype and device.
         net: `alex` (the authors' choice for scoring, 233 MB), `vgg` (528 MB) or `squeeze` (5 MB).
         resize: width in pixels of the square to which both images are first resized (bilinear with antialiasing).

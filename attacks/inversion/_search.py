@@ -1,4 +1,4 @@
-"""Optimisers for the image search: Adam on gradient signs within the range of pixels, and L-BFGS."""
+"""Optimizers for the image search: Adam on gradient signs within the range of pixels, and L-BFGS."""
 
 from __future__ import annotations
 

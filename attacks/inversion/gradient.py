@@ -1,4 +1,4 @@
-"""Reconstruction of images from a gradient, by optimisation."""
+"""Reconstruction of images from a gradient, by optimization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reconstruction of images by optimisation, from messages that the attacker can recompute from candidate images."""
+"""Reconstruction of images by optimization, from messages that the attacker can recompute from candidate images."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def invert_message(
             each).
         lr: "geiping" only: step size, which is how far a pixel moves in each of the first steps, in normalized units;
             None for the paper's 0.1, which suits thousands of steps. With a few hundred steps also try 0.3.
-        total_variation: weight of the mean absolute difference between neighbouring pixels; None for 0.1 ("geiping")
+        total_variation: weight of the mean absolute difference between neighboring pixels; None for 0.1 ("geiping")
             and 0 ("dlg"). With instance norm, the message does not determine the contrast: 0.1 removes the contrast,
             and 0.03 keeps more of it.
         priors: pairs of a weight and a function of images (in the network's space) that returns a scalar, added to the
@@ -103,10 +103,10 @@ def invert_message(
 
     Papers: Zhu, Liu and Han, "Deep Leakage from Gradients" (NeurIPS 2019); Geiping et al., "Inverting Gradients"
     (NeurIPS 2020), the cosine objective with total variation, and the schedule of the authors' code; Yin et al., "See
-    through Gradients" (CVPR 2021), group consistency. Deviations: DLG optimises labels together with the images; we
+    through Gradients" (CVPR 2021), group consistency. Deviations: DLG optimizes labels together with the images; we
     infer them first, as iDLG does. DLG does not restrict images to the range of pixels. The mean of the group is taken
     over pixels, with images of one class paired by the smallest squared distance; the paper also registers the images
-    to each other and uses another optimiser. The choice among restarts ignores the group term.
+    to each other and uses another optimizer. The choice among restarts ignores the group term.
     """
     dims = tuple(check.positive_int(d, "shape") for d in check.sequence(shape, "shape", "sizes (C, H, W)", 3))
     count, restarts = check.positive_int(count, "count"), check.positive_int(restarts, "restarts")
@@ -216,7 +216,7 @@ def _check_replay(message: ObservedMessage, images: Tensor, labels: Tensor) -> N
 
 
 def _variation(x: Tensor) -> Tensor:
-    """Return the mean absolute difference of neighbours, weighted as by Geiping et al. (`losses` has the sum)."""
+    """Return the mean absolute difference of neighbors, weighted as by Geiping et al. (`losses` has the sum)."""
     pairs = [x.diff(dim=d).abs() for d in (-1, -2) if x.shape[d] > 1]
     return torch.stack([p.mean() for p in pairs]).sum() if pairs else x.new_zeros(())
 

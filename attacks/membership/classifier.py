@@ -20,7 +20,7 @@ def shadow_classifier(target: Tensor, inside: Tensor, shadows: Tensor, labels: T
     shadows, as `leave_one_out` does; the training data of the attack is then independent of the target.
 
     Paper: Shokri et al., "Membership inference attacks against machine learning models" (S&P 2017). Deviations:
-    logistic regression (scikit-learn, on standardised outputs, with its default penalty) in place of a network; logits
+    logistic regression (scikit-learn, on standardized outputs, with its default penalty) in place of a network; logits
     or any scores in place of probabilities, which confident models round to 1; shadows on halves of the same records.
 
     Args:

@@ -31,7 +31,7 @@ class Pipeline:
     """Process from records to a published result, as a function that shadow models repeat.
 
     Attacks with shadow models only work well if the shadows are made like the target. `fit` must therefore include more
-    than the final training: distillation, selection, noise, federated training, normalization, and initialisation from
+    than the final training: distillation, selection, noise, federated training, normalization, and initialization from
     real images. It is called many times on random halves of the records, possibly by several threads at once. It must
     draw from `seed` only, and must not change anything outside itself.
 

@@ -164,7 +164,7 @@ def run_shadows(
 
 
 class _Design:
-    """Records and seed of each shadow, and the settings that a folder stores to recognise the design."""
+    """Records and seed of each shadow, and the settings that a folder stores to recognize the design."""
 
     def __init__(self, pipeline: Pipeline, count: int, seed: int) -> None:
         check.instance(pipeline, Pipeline, "pipeline", "a Pipeline")

@@ -30,7 +30,7 @@ class Findings:
 
     Attributes:
         missing: questions that could not be answered, each with the argument that would allow an answer.
-        sends_records: whether sent or published images were initialised from private records.
+        sends_records: whether sent or published images were initialized from private records.
         recovered: phrase on the share of records that the sent images show; "" if it was not counted.
     """
 

@@ -90,7 +90,7 @@ class RecordedRun:
 
     @property
     def starts_from_real(self) -> bool:
-        """True if sent or published sets were initialised from real images, according to the config."""
+        """True if sent or published sets were initialized from real images, according to the config."""
         real = re.search(r"\binit='real'|\bReal\(", str(self.config.get("method", "")))
         info = self.published_set.info if self.published_set is not None else {}
         return real is not None or info.get("init") == "real"

@@ -118,7 +118,7 @@ def membership_section(
     Args:
         observed: the sent images.
         inside, outside: members and non-members.
-        started_from: indices of members that images were initialised from; None if unknown.
+        started_from: indices of members that images were initialized from; None if unknown.
         findings: receives the result.
     """
     scores = [record_scores(observed.rounds, records.selected) for records in (inside, outside)]

@@ -119,7 +119,7 @@ def _claimed(claim: dict[str, Any]) -> list[str | Table]:
 
 
 def _ledger(lines: list[dict[str, Any]], observed: ObservedData, findings: Findings) -> list[str | Table]:
-    """Summarise the charges, and check that each client was charged for every reply."""
+    """Summarize the charges, and check that each client was charged for every reply."""
     parts: list[str | Table] = [f"Void: {line['void']}" for line in lines if "void" in line]
     totals: dict[tuple[str, ...], tuple[int, set[str]]] = {}
     paid: Counter[str] = Counter()

@@ -30,7 +30,7 @@ class BudgetExhausted(PrivacyError):
 
     Args:
         message: error message that names the refused charge and its client.
-        remaining: value of the attribute `remaining`.
+        remaining: number of the event's releases that the budget still allows.
 
     Attributes:
         remaining: number of the event's releases that the budget still allows.
@@ -49,11 +49,11 @@ class NotAccountable(PrivacyError):
 
 
 class NotCapturable(PrivacyError):
-    """The network, loss or augmentation is no fixed function of one record, so it would run user code on records."""
+    """The network, loss or augmentation is not a fixed function of one record, so it would run user code on records."""
 
 
 class NotSeparable(PrivacyError):
-    """The loss is not a sum over real examples, so no clip bounds the contribution of one example."""
+    """The loss is not a sum over real examples, so clipping cannot bound the contribution of one example."""
 
 
 class BatchStatistics(PrivacyError):

@@ -21,17 +21,17 @@ _BITS = 53
 class Secret:
     """Source of noise: the operating system's entropy, or a seed.
 
-    Every random draw on which a privacy claim relies comes from a `Secret`: noise, the records of a step, dropout.
-    Without a seed, all noise and Poisson draws come from the operating system's cryptographic generator
+    Every random draw on which a privacy claim relies comes from a `Secret`: noise, the choice of records for a step,
+    and dropout. Without a seed, all noise and Poisson draws come from the operating system's cryptographic generator
     (`secrets.token_bytes`), never from `torch.Generator`. The latter is a Mersenne Twister: an adversary who knows all
     records but one could compute its state from the noise. With a seed the draws are repeatable, and anyone who knows
     the seed knows the noise. The ledger then records that no guarantee holds: use seeds for tests, not for releases.
 
-    Uniforms have 53 bits, so the sample rate equals the accounted one to within 2^-53. A Gaussian is the sum of four
-    Box-Muller draws in float64, divided by two (Holohan and Braghin, "Secure random sampling in differential privacy",
-    2021, section 5.1; also Opacus' secure mode). A single draw has gaps in its last bits that can reveal the value to
-    which the noise was added (Mironov, CCS 2012). Four draws make that attack impractical; only a discrete mechanism
-    rules it out.
+    Uniform draws have 53 random bits, so the sample rate equals the accounted one to within 2^-53. A Gaussian is the
+    sum of four Box-Muller draws in float64, divided by two (Holohan and Braghin, "Secure random sampling in
+    differential privacy", 2021, section 5.1). Opacus' secure mode does the same. A single draw has gaps in its last
+    bits that can reveal the value to which the noise was added (Mironov, CCS 2012). Four draws make that attack
+    impractical; only a discrete mechanism rules it out.
 
     Args:
         seed: integer seed, or None for the operating system's entropy.
@@ -67,7 +67,7 @@ class Secret:
         return (whole.double() + 0.5) * 2.0**-_BITS
 
     def generator(self) -> torch.Generator:
-        """Return a new generator with a secret state, for draws that must be hidden but are not noise.
+        """Return a new generator with a secret state, for draws that must stay secret but are not noise.
 
         Use the generator for augmentation and dropout: if their draws were public, they would reveal a record's
         position in a batch.

@@ -57,7 +57,7 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """Total seconds, as if `processes` concurrent runs did not slow each other down."""
+        """Total estimated seconds, if `processes` concurrent runs do not slow each other down."""
         return sum(row.runs * row.cost.seconds for row in self.rows) / self.processes
 
     def __str__(self) -> str:

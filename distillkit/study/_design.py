@@ -110,7 +110,7 @@ def make_design(
     """Check the arguments of a study and return its design.
 
     Args:
-        tasks, candidates, seeds, tune_seeds, tune_on: see `Study`.
+        tasks, candidates, seeds, tune_seeds, tune_on: arguments of `Study`.
 
     Raises:
         TypeError, ValueError: see `Study`.
@@ -172,7 +172,10 @@ def _candidates(given: Mapping[str, Candidate]) -> dict[str, Candidate]:
 
 
 def _check_parts(design: StudyDesign) -> None:
-    """Check that each candidate's tasks and seeds belong to the study, and that its `like` is tuned on these tasks."""
+    """Check that each candidate's tasks and seeds belong to the study, and that `like` names a suitable candidate.
+
+    The candidate named by `like` must be tuned on all tasks of the candidate that uses its settings.
+    """
     for name, candidate in design.candidates.items():
         for part, have in (("tasks", tuple(design.tasks)), ("seeds", design.seeds)):
             given = getattr(candidate, part) or ()

@@ -50,7 +50,7 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run with everything it needs.
+    """Run of a study with all objects that are needed to execute it.
 
     Attributes:
         spec: specification of the run.
@@ -150,7 +150,7 @@ _SPLITS: dict[str, Split] = {}
 
 @dataclass(frozen=True)
 class SerializedRun:
-    """A run in serialized form, for a worker process.
+    """Run of a study in serialized form, for a worker process.
 
     Attributes:
         out: the study's folder.
@@ -167,11 +167,11 @@ class SerializedRun:
     names: Mapping[str, Any]
 
     def execute(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Execute the run in this worker process, with `options` of `PreparedRun.execute`; return the summary."""
+        """Execute the run in this worker process, with `options` as in `PreparedRun.execute`; return the summary."""
         return self._prepare().execute(self.out, **options)
 
     def trial(self, options: Mapping[str, Any]) -> tuple[Cost, int | None]:
-        """Execute a short part of the run in this worker process, see `PreparedRun.trial`."""
+        """Execute a short part of the run in this worker process, as in `PreparedRun.trial`."""
         return self._prepare().trial(**options)
 
     def _prepare(self) -> PreparedRun:
@@ -216,9 +216,10 @@ def privacy_columns(ledger: Ledger | None) -> dict[str, Any]:
         ledger: the ledger that the run charged; None for a run without a guarantee.
 
     Returns:
-        The column `epsilon`, which is None if there is no guarantee. With a ledger, also `delta`; `relation`, the
-        neighbour relation of data sets; `noise`, the source of the noise: "operating system", or "seeded" (no
-        guarantee); `epsilon_reason` if there is no guarantee, and `epsilon_remarks` if there are remarks.
+        The column `epsilon`, which is None if there is no guarantee. With a ledger, there are also the columns `delta`,
+        `relation` (the neighboring relation of data sets) and `noise`. `noise` is "operating system", or "seeded" if
+        the noise was seeded and no guarantee holds. `epsilon_reason` says why there is no guarantee, and
+        `epsilon_remarks` lists remarks; these two columns occur only where needed.
     """
     if ledger is None:
         return {"epsilon": None}

@@ -17,7 +17,7 @@ NONE = "–"
 
 
 def mean_std(values: Sequence[float], scale: float = 1.0, digits: int = 1) -> str:
-    """Return mean and standard deviation (n - 1) as text, "91.2 ± 0.4". For one value, the deviation is left out.
+    """Return mean and standard deviation (n - 1) as text: "91.2 ± 0.4". A single value has no deviation.
 
     Args:
         values: values, one per seed.
@@ -25,7 +25,7 @@ def mean_std(values: Sequence[float], scale: float = 1.0, digits: int = 1) -> st
         digits: number of decimals.
 
     Raises:
-        TypeError, ValueError: there are no values, or one is not a number.
+        TypeError, ValueError: `values` is empty, or a value is not a number.
     """
     check.real_number(scale, "scale")
     check.positive_int(digits, "digits", least=0)

@@ -19,7 +19,7 @@ class Group:
         task: name of the task.
         method: name of the candidate.
         records: records of the candidate's finished runs, by seed; may be empty.
-        wanted: seeds of the candidate in the study, and of the other candidates on this task.
+        wanted: seeds of all finished and missing runs on this task, of this and of all other candidates.
     """
 
     task: str

@@ -97,7 +97,7 @@ def write_records(records: RecordsLike, path: str | os.PathLike[str]) -> Path:
         The path.
 
     Raises:
-        TypeError: `records` are not records.
+        TypeError: `records` are neither records nor a path.
         RecordError: two runs have the same task, method and seed.
         OSError: the file cannot be written.
     """

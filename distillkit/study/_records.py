@@ -149,10 +149,10 @@ class Records(list[Record]):
 
 
 def decode_settings(config: Any) -> Any:
-    """Convert the mappings and tuples of `distillkit.serialization` in settings to plain mappings and lists.
+    """Convert mappings and tuples serialized by `distillkit.serialization` to plain mappings and lists.
 
     Args:
-        config: settings as a JSON value. All other values in it are returned unchanged.
+        config: settings as a JSON value. All other values in the settings are returned unchanged.
     """
     if isinstance(config, list):
         return [decode_settings(item) for item in config]

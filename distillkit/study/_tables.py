@@ -28,15 +28,15 @@ def summary_table(records: RecordsLike, *, columns: Sequence[str] = ()) -> Table
             ("accuracy_clients.worst10"). Numbers are shown as mean ± standard deviation over seeds.
 
     Returns:
-        A table with one row per task and candidate. Its columns are the number of seeds ("2 of 3" if one is not
-        finished); the accuracy after the last round, and the best accuracy of each run, both as mean ± standard
-        deviation (n - 1) over seeds; the maximum over rounds of the mean over seeds; and the largest epsilon over seeds
-        if some candidate has an epsilon. A candidate without a test accuracy has "–". The columns on best rounds are
-        left out if no candidate has rounds.
+        A table with one row per task and candidate. The first columns are the number of seeds ("2 of 3" if one is not
+        finished), the accuracy after the last round, and the best accuracy of each run. Both accuracies are mean ±
+        standard deviation (n - 1) over seeds; "–" means that there is no test accuracy. The next column is the maximum
+        over rounds of the mean over seeds. The columns on best rounds are left out if no candidate has rounds. The
+        largest epsilon over seeds is shown if some candidate has an epsilon.
 
     Raises:
         ValueError: there are no records, or no run has one of the `columns`.
-        TypeError: `records` are not records, or `columns` are not names.
+        TypeError: `records` are neither records nor a path, or `columns` are not names.
     """
     found = group_records(records)
     require_columns(found, columns)
@@ -157,7 +157,7 @@ def _cautions(group: Group, epsilons: Sequence[Any]) -> list[str]:
 
 
 def _privacy_notes(found: Sequence[Group]) -> list[str]:
-    """Return a note on the delta and neighbour relation of the epsilons."""
+    """Return a note on the delta and neighbor relation of the epsilons."""
     runs = [r for g in found for r in g.records if r.last("epsilon") is not None]
     kinds = {(r.last("delta"), r.last("relation")) for r in runs}
     facts = [

@@ -109,7 +109,7 @@ class Candidate(ABC):
 
     Attributes:
         failures: exceptions that bad settings may raise. A configuration that raises one is never chosen.
-        old_options: former names of renamed options, as older records use them, by their present names.
+        old_options: former names of renamed options, by current name; older records use the former names.
     """
 
     make: Callable[..., Any] | None
@@ -166,7 +166,7 @@ class Candidate(ABC):
         return self.make(**{name: value for name, value in given.items() if self.passes_to_make(name)}, **extra)
 
     def factory(self, task: Task, split: Split) -> Callable[..., Any]:
-        """Return the `factory` for `make`, a function that returns a network of the task for a number of outputs.
+        """Return the `factory` argument of `make`: a function that maps a number of outputs to a network for the task.
 
         Args:
             task: the task.
@@ -179,7 +179,7 @@ class Candidate(ABC):
         return True
 
     def for_record(self: Self) -> Self:
-        """Return a copy for the records, which only describes how to run, without `make`, settings and search."""
+        """Return a copy for the records, without `make`, settings and search; it describes how runs are executed."""
         return replace(self, make=None, search=({},), settings={}, like=None, rule=None, tasks=None, seeds=None)
 
     @abstractmethod

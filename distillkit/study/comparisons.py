@@ -113,7 +113,7 @@ def compare_studies(before: RecordsLike, after: RecordsLike, *, column: str = "a
 
 
 def interval(differences: Sequence[float], confidence: float) -> tuple[float, float] | tuple[None, None]:
-    """Return Student's confidence interval of the mean of differences; (None, None) for fewer than two.
+    """Return Student's confidence interval of the mean of differences; (None, None) for fewer than two differences.
 
     Args:
         differences: differences, one per seed.

@@ -38,7 +38,7 @@ _TRIAL_STEPS, _TRIAL_TEST_IMAGES = 3, 500
 
 
 class _EndOfTrial(Exception):
-    """A trial has executed enough steps."""
+    """Signal that a trial has executed enough steps."""
 
 
 _DEVICE: ContextVar[str] = ContextVar("device", default="cpu")
@@ -47,7 +47,7 @@ _DEVICE: ContextVar[str] = ContextVar("device", default="cpu")
 
 @dataclass(frozen=True)
 class DeviceFactory:
-    """Network factory that places networks on the device of the run. Its record names no device.
+    """Network factory that places networks on the device of the run. The device is not written to records.
 
     Args:
         factory: function that returns a new network on the CPU.

@@ -21,12 +21,12 @@ __all__ = [
 
 
 def accuracy_last(rows: Sequence[Row]) -> float | None:
-    """Return the accuracy in the last of the `rows` of a history, as a fraction; None if there is none."""
+    """Return the accuracy in the last of the `rows` of a history, as a fraction; None if the last round has none."""
     return rows[-1]["accuracy"] if rows else None
 
 
 def accuracy_best(rows: Sequence[Row]) -> float | None:
-    """Return the best accuracy in the `rows` of a history, as a fraction; None if there is none.
+    """Return the best accuracy in the `rows` of a history, as a fraction; None if no round was tested.
 
     The best round is chosen on the test set, so report it as such.
     """
@@ -38,7 +38,8 @@ def rounds_to(rows: Sequence[Row], target: float) -> int | None:
     """Return the first round whose accuracy is at least a target; None if there is none.
 
     This is "ROUND" in VHL's Tables 1, 2, 4 and 5 (Tang et al., ICML 2022), where the target is the best accuracy of
-    FedAvg, and "Nan" means never. The speedup there is FedAvg's rounds divided by a method's.
+    FedAvg, and "Nan" means never. The speedup in these tables is the number of rounds of FedAvg divided by that of the
+    method.
 
     Args:
         rows: rows of one history. A round without an accuracy is skipped.

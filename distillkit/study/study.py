@@ -49,7 +49,8 @@ class Study:
         study.run()
         print(study.table())
 
-    You may add tasks, candidates and seeds to an existing study. Changed ones are refused.
+    You may add tasks, candidates and seeds to an existing study. A changed task or candidate with an existing name is
+    refused.
 
     Args:
         out: path of the study's folder.
@@ -69,7 +70,7 @@ class Study:
         rule: the rule passed to the constructor.
 
     Raises:
-        TypeError, ValueError: an argument is invalid, a name is used twice, or search sizes differ.
+        TypeError, ValueError: an argument is invalid, a name is used twice, or the candidates' searches differ in size.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Study:
                 `if __name__ == "__main__":`. Results do not depend on this number.
             workers: number of threads per run that run clients. Results do not depend on this number.
             device: device to compute on, "cpu" or "cuda".
-            trial: first estimate the total cost from a short trial of each candidate, see `estimate`.
+            trial: whether to first estimate the total cost from a short trial of each candidate, see `estimate`.
             progress: whether to show the estimate, and a bar with the remaining time.
             on_run: function that is called with the summary of each final run when the run ends. It is not called for
                 tuning runs, nor for runs that were already finished.
@@ -256,7 +257,7 @@ class Study:
         seconds: Mapping[tuple[str, str], float], progress: bool,
         on_run: Callable[[Mapping[str, Any]], object] | None = None,
     ) -> None:  # fmt: skip
-        """Execute the missing runs among `specs`, with a bar that counts expected seconds where known."""
+        """Execute the missing runs among `specs`, with a bar that counts expected seconds if they are known."""
         missing = [spec for spec in specs if not (self.out / spec.folder / "summary.json").exists()]
         weights = {spec.run: max(1, round(seconds.get((spec.task, spec.method), 1.0))) for spec in missing}
         with bar(sum(weights.values()), f"{len(missing)} {unit}", unit="s", progress=progress) as shown:

@@ -63,8 +63,8 @@ class Task:
             `distillkit.networks.NETWORK_NAMES`, for a network that fits the images' shape.
         factory_options: further arguments of a named network, for example `{"width": 32}`.
         rounds: number of rounds of a federated run. A candidate may set another number.
-        participation: clients per round, as a share in (0, 1] or a number; see `fl.simulate`.
-        evaluate: the clients whose own tests run after a round, see `fl.simulate`.
+        participation: share in (0, 1], or number, of the clients that take part in a round; see `fl.simulate`.
+        evaluate: clients that are tested on their own test sets after a round, see `fl.simulate`.
         own_tests: share of each class of the training images that is held out for the clients' own tests, in [0, 1).
             The held-out images are the same for all seeds; the seed determines the client that owns each image. Tuning
             runs do not use them.
@@ -161,7 +161,7 @@ class Task:
         The images of the clients' own tests are left out.
 
         Args:
-            split, validation, keep: see `assign`.
+            split, validation, keep: arguments of `assign`.
         """
         pool, test, _ = self._pool(split, validation)
         if self.own_tests:
@@ -169,7 +169,7 @@ class Task:
         return _in_memory(split.train[_kept_rows(pool, keep, len(split.train))]), _in_memory(test)
 
     def _pool(self, split: Split, validation: bool) -> tuple[Tensor, LabeledImages, dict[str, LabeledImages]]:
-        """Return the rows for clients, the test set, and the server's sets."""
+        """Return the indices of the rows for clients, the test set, and the server's sets by name."""
         train, test, server = split.train, split.test, {}
         pool = torch.arange(len(train))
         if self.server_share:
@@ -246,7 +246,10 @@ def _in_memory(data: Any) -> LabeledImages:
 
 
 def _inseparable(train: LabeledImages) -> Tensor | None:
-    """Return the column of an earlier `split_by`, if any. No value of it may occur on both sides of a split."""
+    """Return the column by which the data was split earlier (`split_by`), or None.
+
+    No value of this column may occur on both sides of a split.
+    """
     return train.columns.get(str(train.info.get("apart")))
 
 

@@ -1,1 +1,1 @@
-"""Capture of fixed functions of one record, so that no user code ever runs on private records."""
+"""Capture of user functions as fixed graphs for one record, so that no user code runs on private records."""

@@ -1,4 +1,4 @@
-"""Augmentation of private images, without user code on them."""
+"""Augmentation of private images without running user code on the images."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["captured_augmentation"]
 def captured_augmentation(
     augment: Callable[..., Tensor], like: Tensor, *, siamese: bool = False
 ) -> Callable[[Tensor, torch.Generator], Tensor]:
-    """Return an augmentation of n private images in which no user code runs on them.
+    """Return an augmentation that can be applied to private images without running user code on them.
 
-    The augmentations of this package treat every image alone and are returned as they are. Any other is captured with
-    one image, and its draws become inputs.
+    The augmentations of this package treat every image separately and are used directly. Any other augmentation is
+    captured on one image, and its random draws become inputs of the captured graph.
 
     Args:
-        augment: function of (images [N, C, H, W], generator), and of `siamese` if that is requested.
-        like: images of the shape, dtype and device; their values are not used.
-        siamese: whether all images share one draw.
+        augment: function of images [N, C, H, W] and a generator. It is called with `siamese=True` if `siamese` is True.
+        like: image with the shape, dtype and device of a private image; its values are not used.
+        siamese: whether all images share the same random draws.
 
     Raises:
         BatchStatistics, NotCapturable: the augmentation is refused; the message gives the remedy.

@@ -1,4 +1,4 @@
-"""`capture`: a function of one record, traced once and evaluated on many records together."""
+"""Capture of a function of one record, which is traced once and then evaluated on many records together."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def capture(
     """Capture a function of one record as a fixed graph of tensor operators, so that no user code runs on records.
 
     Everything besides the arguments is fixed when the function is captured: attributes, counters, clocks, closures and
-    the mode of modules. Random draws become inputs, drawn independently for every record.
+    the mode of modules. Random draws become inputs of the graph and are drawn independently for every record.
 
     Args:
         function: function of the list `shared` and the tensors of one record, which returns a sequence of tensors of
             fixed shapes.
         shared: tensors that all records share and whose values may change between calls, such as parameters.
-        examples: tensors like those of the records, [n, ...]; only shapes, dtypes and device are used.
+        examples: tensors of n records, [n, ...]; only their shapes, dtypes and device are used.
         what: name of the function in error messages.
         names: names of the `shared` tensors in error messages.
         modules: modules that the function uses.
 
     Raises:
-        BatchStatistics: the function uses the statistics of a batch, or changes a tensor that is not its own.
-        NotCapturable: the function is no fixed function of one record; the message names the line and the remedy.
+        BatchStatistics: the function uses the statistics of a batch, or writes to a tensor that it did not create.
+        NotCapturable: the function is not a fixed function of one record; the message names the line and the remedy.
     """
     one = [e.new_empty(e.shape[1:]) for e in examples]
     _require_plain([*shared, *examples], what)
@@ -53,13 +53,13 @@ def capture(
 class CapturedFunction:
     """Fixed function of one record, evaluated on many records; `capture` creates it.
 
-    Row i of a result depends on record i and the shared tensors alone. A record for which an operator fails gives zero
-    rows, because a failure may depend on private values.
+    Row i of a result depends on record i and the shared tensors alone. If an operator fails for a record, the record's
+    rows are zero; an error could reveal private values.
 
     Attributes:
-        batched: whether records are evaluated together, and not one by one.
-        activations, largest: number of values computed for one record, in total and in the largest tensor; measures of
-            memory.
+        batched: whether records are evaluated together instead of one by one.
+        activations, largest: number of values computed for one record, in total and in the largest tensor; used to
+            estimate memory.
     """
 
     def __init__(self, graph: torch.fx.GraphModule, shared: Sequence[Tensor], one: Sequence[Tensor], what: str) -> None:
@@ -75,7 +75,7 @@ class CapturedFunction:
             self._try(shared, one)
 
     def _try(self, shared: Sequence[Tensor], one: Sequence[Tensor]) -> None:
-        """Evaluate two noise records, to choose between batches and a loop."""
+        """Evaluate the function on two records of noise, to choose between batched evaluation and a loop."""
         for noise in (1.0, 0.0):  # an operator may fail for some values
             generator = derive(0, "capture")
             drawn = [noise * torch.randn(2, *e.shape, generator=generator) for e in one]
@@ -116,9 +116,9 @@ class CapturedFunction:
 
         Args:
             shared: current values of the shared tensors.
-            examples: the records, tensors with n rows each.
+            examples: tensors of the n records, with n rows each.
             generator: source of the random draws; required if the function draws.
-            common: whether all records share one draw, which then does not depend on n.
+            common: whether all records share the same random draws, which then do not depend on n.
 
         Returns:
             The function's results, with n rows each.

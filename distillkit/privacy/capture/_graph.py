@@ -33,7 +33,7 @@ class Violation:
     Args:
         operator: the operator.
         kind: type of the error.
-        why: predicate of the error message; "{line}" stands for the user's line.
+        why: error message after the function's name; "{line}" is replaced by the line of the user's code.
     """
 
     operator: Any
@@ -123,11 +123,11 @@ def _has_open_shape(value: Any) -> bool:
 
 
 def without_writes(graph: GraphModule, inputs: Sequence[Tensor]) -> GraphModule:
-    """Return an equal graph in which no operator writes to a tensor; constants are copies.
+    """Return an equivalent graph in which no operator writes to a tensor and all constants are copies.
 
     Args:
         graph: checked graph.
-        inputs: tensors like its inputs.
+        inputs: tensors with the shapes and dtypes of the graph's inputs.
     """
     if any(n.op == "call_function" and n.target is not operator.getitem and n.target._schema.is_mutable
            for n in graph.graph.nodes):  # fmt: skip
@@ -194,7 +194,7 @@ _DRAWS: dict[str, Callable[[Node], Draw]] = {
 
 
 def draws_as_inputs(graph: GraphModule) -> list[Draw]:
-    """Replace every random operator of a graph by a further input, and return the function that draws it."""
+    """Replace every random operator of a graph by an additional input, and return a function that draws each input."""
     last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]
     found = []
     for node in list(graph.graph.nodes):
@@ -215,7 +215,7 @@ def draws_as_inputs(graph: GraphModule) -> list[Draw]:
 
 
 def for_batches(graph: GraphModule) -> None:
-    """Replace operators in place by equal ones that vmap can batch, or batches faster."""
+    """Replace operators, in place, by equivalent operators that vmap can batch or can batch faster."""
     for node in list(graph.graph.nodes):
         if node.target is aten.view.default:
             node.target = aten.reshape.default
@@ -230,7 +230,7 @@ def for_batches(graph: GraphModule) -> None:
 
 
 def _replace_strided(graph: GraphModule, node: Node) -> None:
-    """Replace a change of strides by permutations, if it only reorders all values; autograd inserts such changes."""
+    """Replace a change of strides (from autograd) by permutations, if it only reorders the values."""
     out: Tensor = node.meta["val"]
     scatter = node.target is aten.as_strided_scatter.default
     source, _, strides, *offset = node.args[1:] if scatter else node.args
@@ -250,7 +250,7 @@ def _replace_strided(graph: GraphModule, node: Node) -> None:
 
 
 def _replace_weight_gradient(graph: GraphModule, node: Node) -> None:
-    """Compute a convolution's weight gradient as a matrix product, which is faster in batches if maps are small."""
+    """Compute a convolution's weight gradient as a matrix product, which is faster in batches of small maps."""
     upstream, images, weight, _, stride, padding, dilation, transposed, _, groups, mask = node.args
     maps, shape = upstream.meta["val"].shape, weight.meta["val"].shape  # type: ignore[union-attr]
     if len(maps) != 4 or transposed or groups != 1 or not mask[1] or maps[2] * maps[3] > _SMALL_MAP:  # type: ignore[index]
@@ -295,7 +295,7 @@ def _replace_scale_gradient(graph: GraphModule, node: Node) -> None:
 
 
 def _memory_order(sizes: list[int], strides: list[int]) -> list[int] | None:
-    """Return the dimensions in the order of memory, or None if they do not fill a block of memory once."""
+    """Return the dimensions by decreasing stride; None if the tensor does not fill one block of memory exactly."""
     order = sorted(
         range(len(sizes)), key=lambda i: (strides[i] if sizes[i] > 1 else float("inf"), sizes[i]), reverse=True
     )

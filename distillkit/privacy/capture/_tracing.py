@@ -60,8 +60,9 @@ def trace(
         modules: modules that the function uses.
 
     Raises:
-        BatchStatistics: the function normalises by a batch, or writes to a tensor that is not its own.
-        NotCapturable: the function is no fixed function of one record.
+        BatchStatistics: the function normalizes with the statistics of a batch, or writes to a tensor that it did not
+            create.
+        NotCapturable: the function is not a fixed function of one record.
     """
     zeros = [torch.zeros(e.shape, dtype=e.dtype, device=e.device) for e in examples]
     run = partial(_trace, function, [t.detach() for t in shared], zeros, what=what, modules=modules)
@@ -135,7 +136,7 @@ def _trace(
 
 
 class _Watch(TorchFunctionMode):
-    """Mode that refuses batch statistics and generators of the function's own."""
+    """Torch function mode that refuses batch statistics and any generator that the traced function created itself."""
 
     def __init__(self, what: str) -> None:
         super().__init__()
@@ -160,7 +161,7 @@ class _Watch(TorchFunctionMode):
 
 
 class _Locate(TorchDispatchMode):
-    """Mode that stops at an operator, to find the line of the user's code that calls it."""
+    """Dispatch mode that stops at an operator, to find the line of the user's code that calls the operator."""
 
     def __init__(self, violation: Violation) -> None:
         super().__init__()
@@ -184,12 +185,12 @@ def user_line(error: BaseException | None = None) -> str:
 
 
 class Stateless(nn.Module):
-    """Module that calls a function of a network, and refuses it if it stores tensors in the network.
+    """Module that calls a function of a network, and raises an error if the call stores tensors in the network.
 
     Use it with `torch.func.functional_call`, so that the network has other parameters and buffers during the call.
 
     Args:
-        network: the network; it is the submodule `network`.
+        network: network that the function uses; it becomes the submodule `network`.
         function: function that uses the network.
         what: name of the function in error messages.
     """
@@ -207,12 +208,12 @@ class Stateless(nn.Module):
         return [*self.network.parameters(), *self.network.buffers()]
 
     def at(self, state: Sequence[Tensor], *examples: Tensor) -> Any:
-        """Return the function's result with other parameters and buffers, in the order of `state`."""
+        """Return the function's result with other parameters and buffers, given in the order of `state`."""
         values = {f"network.{n}": t for n, t in zip(self.names(), state)}
         return torch.func.functional_call(self, values, examples)
 
     def forward(self, *examples: Tensor) -> Any:
-        """Return the function's result; everything that it stored is removed.
+        """Return the function's result, and remove everything that the call stored in the network.
 
         Raises:
             BatchStatistics: the function stored a tensor in the network.

@@ -32,16 +32,16 @@ def class_sums(
     Args:
         images: the private images, float [N, C, H, W]; N may be 0.
         labels: class indices int [N] in [0, num_classes).
-        embedders: the public embedders, whose functions are v; they are used one after the other.
+        embedders: public embedders that compute v(x), used one after the other.
         num_classes: public number of classes; the sums of a class without records are zero.
         chunk: number of images per forward pass; the default depends on device and image size.
 
     Returns:
-        Sums, float64 [embedders, classes, F]. A record whose embedding overflows or fails adds zero without a warning,
-        because that is itself private.
+        Sums, float64 [embedders, classes, F]. A record whose embedding overflows or fails adds zero. No warning is
+        given, because the failure is itself private information.
 
     Raises:
-        BatchStatistics, NotCapturable: an embedder is no fixed function of one image.
+        BatchStatistics, NotCapturable: an embedder is not a fixed function of one image.
     """
     sums = []
     size = chunk_size(images, chunk)
@@ -70,7 +70,7 @@ def release(sums: Tensor, *, sigma: float, sensitivity: float, ledger: Ledger | 
     Args:
         sums: float64 [G, K, F] from `class_sums`: G embedders, all K classes, vectors of length F.
         sigma: noise standard deviation / sensitivity of each of the G releases; see `plan_noise(count=G)`. 0 adds no
-            noise, which the ledger records as no guarantee.
+            noise, and the ledger then records that no guarantee holds.
         sensitivity: largest l2 norm that one record adds to the sums of one embedder, `embedders.sensitivity`.
         ledger: ledger that is charged before the noise is drawn, or an `Account`, which also sets the client, the round
             and the source of the noise.
@@ -100,7 +100,7 @@ def class_means_gradient(
     """Compute the gradient of the distribution-matching loss with respect to the synthetic images, for one embedder.
 
     The loss of images s is sum_c ||target_c - mean_j v(s_cj)||^2, with v = `embedders[k]`. `fit_to_means` calls this
-    function; call it yourself to use another optimiser. Only a few classes are in memory at once.
+    function; call it yourself to use another optimizer. Only a few classes are in memory at once.
 
     Args:
         images: the synthetic images, float [classes, ipc, C, H, W].

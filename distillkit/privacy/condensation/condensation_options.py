@@ -23,9 +23,9 @@ class EmbeddingNetworks:
 
     Args:
         networks: sampler of the networks. It must not depend on the private data, except through earlier releases.
-            Default: `RandomNetworks` of a ConvNet of width 128 and depth 3, or less if the images are too small.
-        match: network output that is matched: `"embedding"`, or `"embedding+logits"` (both, concatenated). Default:
-            that of the function called.
+            Default: `RandomNetworks` of a ConvNet of width 128 and depth 3; the depth is smaller for small images.
+        match: network output that is matched: `"embedding"`, or `"embedding+logits"` (both, concatenated). Default: the
+            default of the function that receives these options.
         augment: augmentation such as `DSA()`, drawn once per network and applied to private and synthetic images alike.
         chunk: number of images per forward or backward pass; the default depends on device and image size.
     """
@@ -37,17 +37,18 @@ class EmbeddingNetworks:
 
     @classmethod
     def of(cls, networks: NetworkSampler | EmbeddingNetworks | None) -> EmbeddingNetworks:
-        """Return given options unchanged, or default options with the given sampler (or None).
+        """Return `networks` unchanged if it is an options object; otherwise return default options with this sampler.
 
         Raises:
-            TypeError: `networks` is neither options nor a sampler, but for instance a network or a factory of networks.
+            TypeError: `networks` is neither an options object, a sampler nor None. It is, for instance, a network or a
+                factory of networks.
         """
         if networks is None or isinstance(networks, EmbeddingNetworks):
             return networks or cls()
         return cls(require_sampler(networks))
 
     def sampler_for(self, like: LabeledImages) -> NetworkSampler:
-        """Return the sampler, or the default for the shape, class count, device and dtype of `like`."""
+        """Return the sampler, or a default for the shape, class count, device and dtype of `like`."""
         if self.networks is not None:
             return require_sampler(self.networks)
         depth = min(3, min(like.shape[1:]).bit_length() - 1)
@@ -60,7 +61,7 @@ class Passes:
     """Number of passes of `condense_private`, and how they split the Gaussian budget (sum of 1 / sigma^2).
 
     Each pass releases class sums and fits images to them. Each later pass starts from the images of the previous pass
-    and uses their mean embedding as the centre of its unit vectors. The passes after the first share the rest of the
+    and uses their mean embedding as the center of its unit vectors. The passes after the first share the rest of the
     budget equally.
 
     Args:
@@ -68,7 +69,7 @@ class Passes:
         histogram_share: share of the budget for the class histogram, in (0, 0.5]. Not used if the class sizes are
             public.
         first_share: share of the budget for the first pass, in [0, 0.5]. 0 skips the first pass, and the second is
-            centred on smooth noise.
+            centered on smooth noise.
         first_num_networks, first_steps: number of networks and number of fitting steps of the first pass.
         train: protocol with which the networks of every later pass are trained on the set of the previous pass
             (`TrainedNetworks`); the sampler must then be a `RandomNetworks`. None: all networks are untrained. Trained

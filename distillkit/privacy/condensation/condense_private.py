@@ -52,13 +52,13 @@ def condense_private(
     """Condense a private set to `ipc` images per class that are (epsilon, delta) differentially private.
 
     The result may be published and trained on like any other set. Each image is embedded by `num_networks` public
-    random networks. The embedding minus a public centre is divided by its norm, so one record changes one class sum by
+    random networks. The embedding minus a public center is divided by its norm, so one record changes one class sum by
     at most 1 and there is no clip to tune. Gaussian noise is added once to the sums of all classes. Images are then
-    fitted to the noised means by distribution matching, which costs no further privacy. Neighbours differ by one added
+    fitted to the noised means by distribution matching, which costs no further privacy. Neighbors differ by one added
     or removed record.
 
     The condensation has two or more `passes`. The first produces a rough set with a small share of the budget; its
-    centre is the mean embedding of smooth noise. The second starts from that set, whose mean embedding is its centre.
+    center is the mean embedding of smooth noise. The second starts from that set, whose mean embedding is its center.
     The part that all images share then no longer dominates the unit vectors, so the same noise leaves more signal.
 
     No code of your networks or augmentation runs on private images: every drawn network is captured as a function of
@@ -66,19 +66,19 @@ def condense_private(
 
     Papers: distribution matching is from Zhao and Bilen (WACV 2023), Eq. 6. Adding noise to feature sums once is the
     Gaussian mechanism (Balle and Wang, ICML 2018). Its composition is exact even if a release depends on earlier ones
-    (Dong, Roth and Su, "Gaussian differential privacy", JRSS B 2022, corollary 2). The passes are ours. The idea to
-    train the networks on the synthetic set is from IDM (Zhao et al., CVPR 2023).
+    (Dong, Roth and Su, "Gaussian differential privacy", JRSS B 2022, corollary 2). The use of several passes is our
+    own. The idea to train the networks on the synthetic set is from IDM (Zhao et al., CVPR 2023).
 
     Args:
-        images: private images: a set, or float [N, C, H, W] in the normalised space. The normalisation of a set must
-            consist of public constants; a measured normalisation (`Normalization.of`, the default of `load_folder`) is
+        images: private images: a set, or float [N, C, H, W] in the normalized space. The normalization of a set must
+            consist of public constants; a measured normalization (`Normalization.of`, the default of `load_folder`) is
             refused unless it was declared public (`Normalization.of(images, public=True)`).
         labels: private class indices, int [N]; leave them out if `images` is a set.
         epsilon: target for the whole call, > 0. Infinity adds no noise, to measure how much accuracy the noise costs;
             the ledger then records that no guarantee holds.
         delta: target delta, well below 1 / N, and equal to the delta of a given ledger. It is compared with `size`,
             never with the private N. Without `size`, you get a warning if delta is not below one over the noised N.
-        num_classes: public number of classes K, required here or when the set was created. The images of a class
+        num_classes: public number of classes K; required unless the set was created with it. The images of a class
             without records are noise.
         size: public number of records, or an upper bound of it, with which delta is compared. Or public class sizes
             [K], which also replace the noised histogram as denominators.
@@ -87,10 +87,10 @@ def condense_private(
             output that is matched, the augmentation and the batch size.
         num_networks: number of networks in each pass after the first, with one release per network; sigma grows with
             the square root of this number.
-        clip: length to which centred embeddings are clipped; None scales them to unit length instead. Epsilon does not
+        clip: length to which centered embeddings are clipped; None scales them to unit length instead. Epsilon does not
             cover a clip that was tuned on the private data: record the tuning with `Ledger.add_remark`.
         passes: number of passes and split of the budget; see `Passes`.
-        init: `"noise"`, or a public set with `ipc` images per class.
+        init: initial images: `"noise"`, or a public set with `ipc` images per class.
         steps: number of fitting steps in each pass after the first.
         lr, momentum: learning rate and momentum of all fits (SGD, cosine schedule); the default learning rate suits
             unit vectors.
@@ -106,9 +106,10 @@ def condense_private(
         reason.
 
     Raises:
-        PrivacyError: one of its subclasses, with a remedy in the message: BudgetExhausted, BatchStatistics,
-            NotCapturable, PrivateStatistics, PrivateInitialization, NotAccountable.
-        TypeError, ValueError: invalid images, labels or options.
+        PrivacyError: the guarantee cannot be given. The error is one of the subclasses BudgetExhausted,
+            BatchStatistics, NotCapturable, PrivateStatistics, PrivateInitialization and NotAccountable; its message
+            gives the remedy.
+        TypeError, ValueError: the images, the labels or an option are invalid.
     """
     sizes = size if isinstance(size, Tensor) else None
     if size is not None and not isinstance(size, Tensor):

@@ -42,14 +42,15 @@ def image_gradients(
 ) -> Iterator[Tensor]:
     """Compute per-example gradients of the matching loss with respect to the synthetic images, in chunks.
 
-    `image_sgd` clips these gradients; you can also use them in your own private optimiser. Example i contributes g_i,
-    the gradient of l(phi(x_i), mu_y) with mu_c = mean_j phi(s_cj). All g_i of a class are vector-Jacobian products of
-    the map S_c -> mu_c. The synthetic images are therefore embedded once per class, and the real images enter only
-    through their embeddings. g_i is zero outside the class of example i.
+    `image_sgd` clips these gradients; you can also use them in your own private optimizer. Example i contributes g_i,
+    the gradient of l(phi(x_i), mu_y) with mu_c = mean_j phi(s_cj). All g_i of class c are vector-Jacobian products of
+    the map from the synthetic images of class c to mu_c. The synthetic images are therefore embedded once per class,
+    and the real images enter only through their embeddings. g_i is zero outside the class of example i.
 
     Args:
         images: synthetic images s, float [K, ipc, C, H, W].
-        embed: function phi that maps N images to embeddings [N, F], which is captured; or a `PublicEmbedder`.
+        embed: function phi that maps N images to embeddings [N, F] and is captured (see `per_example_gradients`); or a
+            `PublicEmbedder`.
         embedding: embeddings phi(x_i) of n real examples, float [n, F], without an autograd graph.
         labels: class indices of the real examples, int [n].
         loss: separable loss l; see `separable`.
@@ -76,14 +77,14 @@ def image_gradients(
 
 
 class _Function:
-    """Network whose features are a function of images."""
+    """Stand-in for a network, whose `features` is a given function of images."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         self.features = function
 
 
 def _row_gradients(loss: SeparableLoss, like: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the function that maps embeddings and means [n, F] to the gradient of each loss in its mean, [n, F]."""
+    """Return the function that maps embeddings and means [n, F] to gradients with respect to the means, [n, F]."""
     if loss is squared_distance:
         return lambda embedding, means: 2 * (means - embedding)
 
@@ -131,12 +132,12 @@ def image_sgd(
 
     Paper: Xiong et al., "FedDM" (CVPR 2023), section 3.3, Eq. 8 and Eq. 16. We deviate from the paper where the
     guarantee needs it. The paper samples 256 records *per class*, at a rate (one half or more for 500 records per
-    class) that is ten times the accounted rate. It also divides by the number of records drawn, and sends only classes
-    that exist. Its noise scale (Theorem 3.2) is not sound outside q < 1 / (16 sigma) and covers one round; we compute
-    epsilon with an accountant.
+    class) that is ten times the accounted rate. It also divides by the number of records drawn, and sends only the
+    classes that have records. Its noise scale (Theorem 3.2) is not sound outside q < 1 / (16 sigma) and covers one
+    round; we compute epsilon with an accountant.
 
     Args:
-        images, labels, num_classes, ipc, init, ledger, generator, progress: see `condense_private`.
+        images, labels, num_classes, ipc, init, ledger, generator, progress: arguments as in `condense_private`.
         size: public number of records, not the private `len(images)`. It scales the mean gradient, and delta is
             compared with it.
         epsilon: target for all steps of this call, from which sigma is computed. Give either `epsilon` or `sigma`.
@@ -158,7 +159,7 @@ def image_sgd(
 
     Raises:
         PrivacyError: see `condense_private`; also NotSeparable if the loss is not a sum over examples.
-        TypeError, ValueError: invalid images, labels or options.
+        TypeError, ValueError: the images, the labels or an option are invalid.
     """
     loss = require_separable(loss)
     check.positive_int(size, "size")

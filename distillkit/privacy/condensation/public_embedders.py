@@ -30,15 +30,16 @@ class PublicEmbedder:
     """Embedder v(x), which maps private and synthetic images alike to vectors of bounded length.
 
     Because of the bound, adding noise to a sum of vectors makes the sum private. With phi the embedding and a the
-    centre, v(x) = (phi(x) - a) / ||phi(x) - a||, or with a clip C, v(x) = (phi(x) - a) min(1, C / ||phi(x) - a||). Call
+    center, v(x) = (phi(x) - a) / ||phi(x) - a||, or with a clip C, v(x) = (phi(x) - a) min(1, C / ||phi(x) - a||). Call
     an embedder with images [N, C, H, W]. `PublicEmbedders` creates the embedders of a release.
 
-    Private images only meet networks and augmentations of this package, or captured functions of one image (see
-    `per_example_gradients`): pass them to `of_private`. All other methods are for public or synthetic images.
+    Pass private images only to `of_private` and `embed_private`, which run no user code on them: they use networks and
+    augmentations of this package, or captured functions of one image (see `per_example_gradients`). All other methods
+    are for public or synthetic images.
 
     Args:
         network: network that computes phi.
-        center: public centre a, float [F]; None for no centre.
+        center: public center a, float [F]; None for no center.
         clip: largest length C of a vector; None scales every vector to unit length.
         match: network output used as phi: `"embedding"`, or `"embedding+logits"` (both, concatenated).
         augment, state: augmentation that is drawn once for all images, and the seed and index from which that draw is
@@ -70,7 +71,7 @@ class PublicEmbedder:
         return 1.0 if self.clip is None else self.clip
 
     def embedding(self, images: Tensor) -> Tensor:
-        """Compute phi(x), before centring and clipping; every call applies the same draw of the augmentation.
+        """Compute phi(x), before centering and clipping; every call applies the same draw of the augmentation.
 
         Args:
             images: float [N, C, H, W] in the space of the release.
@@ -101,16 +102,16 @@ class PublicEmbedder:
 
     @torch.no_grad()
     def embed_private(self, images: Tensor) -> Tensor:
-        """Compute phi(x) of private images, so that no user code runs on them.
+        """Compute phi(x) of private images without running user code on them.
 
         Args:
             images: float [N, C, H, W] in the space of the release.
 
         Returns:
-            Float [N, F]; an image for which an operator fails has zeros.
+            Embeddings, float [N, F]; zeros for an image on which an operator fails.
 
         Raises:
-            BatchStatistics, NotCapturable: the network or the augmentation is no fixed function of one image.
+            BatchStatistics, NotCapturable: the network or the augmentation is not a fixed function of one image.
         """
         if self.own:
             return self.embedding(images.contiguous(memory_format=torch.channels_last))
@@ -147,7 +148,7 @@ class PublicEmbedder:
 
         Args:
             images: synthetic images, float [ipc, C, H, W].
-            batched: whether to compute the vector-Jacobian products together, where no code is captured.
+            batched: whether to compute vector-Jacobian products together; ignored for captured code.
 
         Returns:
             Function of cotangents [n, F] that returns [n, ipc, C, H, W].
@@ -186,7 +187,7 @@ class PublicEmbedder:
         return pull
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Compute v(x) of `images` [N, C, H, W]: the embedding, centred and bounded in length, float [N, F]."""
+        """Compute v(x) of `images` [N, C, H, W]: the embedding, centered and bounded in length, float [N, F]."""
         return self.bounded(self.embedding(images))
 
     def of_private(self, images: Tensor) -> Tensor:
@@ -194,7 +195,7 @@ class PublicEmbedder:
         return self.bounded(self.embed_private(images))
 
     def bounded(self, vectors: Tensor) -> Tensor:
-        """Return embeddings `vectors`, float [N, F], centred and bounded in length."""
+        """Return the embeddings `vectors`, float [N, F], after centering them and bounding their length."""
         if self.center is not None:
             vectors = vectors - self.center
         if self.clip == math.inf:
@@ -206,7 +207,7 @@ class PublicEmbedder:
 
 
 class PublicEmbedders:
-    """Sequence of the public embedders of one release, each with a network, a centre and a draw of the augmentation.
+    """Sequence of the public embedders of one release, each with a network, a center and a draw of the augmentation.
 
     Pass the same object to `class_sums` and `fit_to_means`, and its `sensitivity` to `release`. `embedders[k]` depends
     only on k and the seed. Use an embedder only until you request the next, because networks may be drawn in place.
@@ -215,13 +216,13 @@ class PublicEmbedders:
         networks: sampler of the networks, as in `distribution_matching`; it must not depend on the private data, except
             through earlier releases.
         num_networks: number of networks, with one embedder each.
-        like: set with the shape, normalisation, dtype and device of the images; the images of this set are not used.
+        like: set with the shape, normalization, dtype and device of the images; the images of this set are not used.
         clip: largest length of a vector; None scales every vector to unit length, so that there is no clip to tune.
         match: network output that is matched: `"embedding"`, or `"embedding+logits"` (both, concatenated; FedDM's Eq.
             8).
         augment: augmentation that can be drawn once for all images, such as `DSA()`.
-        centers: number of smooth noise images whose mean embedding is the centre, 0 for no centre; or public images [n,
-            C, H, W], such as a set that was released before. The closer the centre is to the mean embedding of the
+        centers: number of smooth noise images whose mean embedding is the center, 0 for no center; or public images [n,
+            C, H, W], such as a set that was released before. The closer the center is to the mean embedding of the
             private images, the better unit vectors separate the classes.
         seed: public seed of networks, noise images and augmentations.
 
@@ -267,7 +268,7 @@ class PublicEmbedders:
             self._require_same_map(first, noise, alone)
 
     def _require_same_map(self, embedder: PublicEmbedder, noise: Tensor, alone: Tensor) -> None:
-        """Refuse a network that embeds a batch, as in the fit, otherwise than single images, as private ones are."""
+        """Refuse a network that embeds a batch (as in the fit) differently from single images (as private images)."""
         with torch.no_grad():
             together = embedder.embedding(noise)
         same = together.shape == alone.shape and bool((together - alone).norm() <= 1e-3 * alone.norm())

@@ -40,7 +40,7 @@ def separable(loss: F) -> F:
     """Decorate a matching loss to declare that it is a sum over real examples, so that `image_sgd` accepts it.
 
     Args:
-        loss: a `SeparableLoss`. The function sets its attribute `separable` to True and returns it.
+        loss: `SeparableLoss` to declare. Its attribute `separable` is set to True, and the loss is returned.
     """
     loss.separable = True  # type: ignore[attr-defined]
     return loss
@@ -58,7 +58,7 @@ def squared_distance(embedding: Tensor, means: Tensor) -> Tensor:
         means: synthetic mean embedding mu of each example's class, float [n, F].
 
     Returns:
-        Float [n].
+        Losses, float [n].
     """
     return (embedding - means).square().sum(1)
 

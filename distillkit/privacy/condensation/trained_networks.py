@@ -32,8 +32,9 @@ class TrainedNetworks(Configurable):
         factory: function without arguments that returns a network with the device and dtype of the set; the network's
             parameters are redrawn.
         data: public set on which the networks are trained.
-        protocol: training protocol of the networks (epochs, optimiser, augmentation).
-        redraw: function that initialises parameters without a known rule; see `networks.initialize`.
+        protocol: training protocol of the networks (epochs, optimizer, augmentation).
+        redraw: function that initializes parameters for which no initialization rule is known; see
+            `networks.initialize`.
         progress: whether to show a progress bar on a terminal.
 
     Networks are cached by the state of the generator, so drawing a network again costs nothing and gives the same
