@@ -26,7 +26,7 @@ def align(images: Tensor, references: Tensor) -> Tensor:
         Aligned images, float [N, C, H, W], clamped to [0, 1]. Each image has one a and one b for all channels.
 
     Raises:
-        TypeError, ValueError: not batches of images, or shapes that differ.
+        TypeError, ValueError: an argument is not a batch of images, or the shapes differ.
     """
     x, target = (one.double().flatten(1) for one in _pair(images, references))
     centred = x - x.mean(1, keepdim=True)
@@ -37,7 +37,7 @@ def align(images: Tensor, references: Tensor) -> Tensor:
 
 
 def match(images: Tensor, references: Tensor) -> Tensor:
-    """Pair each true image with one of the attack's images; the total squared distance is minimal.
+    """Pair each true image with one of the attack's images so that the total squared distance is minimal.
 
     A batch's gradient does not contain the order of its images, so an attack returns them in arbitrary order. Every
     image is used once; taking the nearest image for each reference would count one good reconstruction several times.
@@ -47,10 +47,10 @@ def match(images: Tensor, references: Tensor) -> Tensor:
         references: true images, of the same shape and in the same space.
 
     Returns:
-        int64 [N]: `images[match(images, references)]` is in the order of `references`.
+        Indices into `images`, int64 [N]: `images[match(images, references)]` is in the order of `references`.
 
     Raises:
-        TypeError, ValueError: not batches of images, or shapes that differ.
+        TypeError, ValueError: an argument is not a batch of images, or the shapes differ.
     """
     x, target = (one.detach().double().flatten(1) for one in _pair(images, references))
     from scipy.optimize import linear_sum_assignment

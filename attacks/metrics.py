@@ -27,11 +27,11 @@ _TRUNKS = {"alex": ("alexnet", 31), "vgg": ("vgg16", 16), "squeeze": ("squeezene
 class MissingWeights(FileNotFoundError):
     """Pretrained weights of a metric are not on this machine, and downloading them was not allowed.
 
-    Raised by `lpips`; the message explains how to get them.
+    `lpips` raises this error; the message explains how to get the weights.
 
     Args:
         net: network whose weights are missing, as in `lpips`.
-        file, url: see the attributes.
+        file, url: values of the attributes `file` and `url`.
 
     Attributes:
         net: network whose weights are missing.
@@ -54,18 +54,19 @@ class MissingWeights(FileNotFoundError):
 def psnr(images: Tensor, references: Tensor) -> Tensor:
     """Return the peak signal-to-noise ratio of each pair in decibels, 10 log10(1 / MSE); infinite for equal images.
 
-    The simplest measure of a reconstruction: it compares pixel by pixel, so a shift by one pixel lowers it. The mean of
-    these per-image values over a batch differs from the PSNR of the pooled error, which some libraries report.
+    PSNR is the simplest measure of a reconstruction. It compares images pixel by pixel, so a shift by one pixel lowers
+    it. The mean of these per-image values over a batch differs from the PSNR of the pooled error, which some libraries
+    report.
 
     Args:
         images: float [N, C, H, W] in [0, 1].
-        references: the same shape, dtype and device.
+        references: reference images, of the same shape, dtype and device.
 
     Returns:
         Float [N]; higher is closer.
 
     Raises:
-        TypeError, ValueError: shapes that differ, or values outside [0, 1].
+        TypeError, ValueError: the shapes differ, or a value is outside [0, 1].
     """
     _check(images, references)
     return -10 * (images - references).square().flatten(1).mean(1).log10()
@@ -74,14 +75,14 @@ def psnr(images: Tensor, references: Tensor) -> Tensor:
 def ssim(images: Tensor, references: Tensor, *, window: int = 11) -> Tensor:
     """Return the structural similarity of each pair (Wang et al., 2004), averaged over positions and channels.
 
-    Computed by kornia. SSIM compares means, contrasts and patterns in small windows, so an image with wrong brightness
-    may still count as reconstructed when `psnr` is low. The constants are the paper's: Gaussian window with sigma 1.5,
-    K1 = 0.01, K2 = 0.03, data range 1, only positions where the window lies inside the image. Equal images give exactly
-    1. Channels are scored separately.
+    The values are computed by kornia. SSIM compares means, contrasts and patterns in small windows, so an image with
+    wrong brightness may still count as reconstructed when `psnr` is low. The constants are the paper's: Gaussian window
+    with sigma 1.5, K1 = 0.01, K2 = 0.03, data range 1, and only positions where the window lies inside the image. Equal
+    images give exactly 1. Channels are scored separately.
 
     Args:
         images: float [N, C, H, W] in [0, 1].
-        references: the same shape, dtype and device.
+        references: reference images, of the same shape, dtype and device.
         window: width of the window in pixels, odd. The paper's 11 does not fit into images smaller than 11 pixels.
             Values for different windows are not comparable.
 
@@ -89,7 +90,7 @@ def ssim(images: Tensor, references: Tensor, *, window: int = 11) -> Tensor:
         Float [N] in [-1, 1]; higher is closer.
 
     Raises:
-        TypeError, ValueError: as for `psnr`; an even window, or one larger than the images.
+        TypeError, ValueError: as for `psnr`; or the window is even or larger than the images.
     """
     _check(images, references)
     check.positive_int(window, "window")
@@ -115,15 +116,15 @@ def lpips(
 
     It approximates how different two images look to people, by a network trained on human judgements. The authors'
     package contains only the linear heads; the trunk's ImageNet weights are torchvision's, in torch.hub's folder. They
-    are loaded from there, and downloaded only with `download`. No gradient; computed in float32.
+    are loaded from there, and downloaded only with `download`. The distance is computed in float32 and has no gradient.
 
     Args:
         images: float [N, C, H, W] in [0, 1], C in {1, 3}; gray is repeated. They are scaled to [-1, 1] internally.
-        references: the same shape, dtype and device.
+        references: reference images, of the same shape, dtype and device.
         net: `alex` (the authors' choice for scoring, 233 MB), `vgg` (528 MB) or `squeeze` (5 MB).
         resize: width in pixels of the square to which both images are first resized (bilinear with antialiasing).
-            Needed if they are smaller than the trunk accepts: 31 (`alex`), 16 (`vgg`) and 17 (`squeeze`) pixels. Report
-            it, because it changes the values.
+            Resizing is needed if the images are smaller than the trunk accepts: 31 (`alex`), 16 (`vgg`) and 17
+            (`squeeze`) pixels. Report the width, because it changes the values.
         chunk: number of pairs per forward pass; affects memory, not values.
         download: whether to download missing weights.
 
@@ -132,8 +133,8 @@ def lpips(
 
     Raises:
         MissingWeights: the weights are absent. The message names the file, the URL, the folder and a download command.
-        TypeError, ValueError: as for `psnr`; images that are too small or have other channel counts, or a damaged
-            weights file.
+        TypeError, ValueError: as for `psnr`; or the images are too small or have another number of channels, or the
+            weights file is damaged.
     """
     _check(images, references)
     check.positive_int(chunk, "chunk")

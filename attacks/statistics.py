@@ -45,7 +45,7 @@ def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[f
         The ends of the interval (low, high), shares in [0, 1].
 
     Raises:
-        TypeError, ValueError: values out of range.
+        TypeError, ValueError: an argument has the wrong type or is out of range.
     """
     trials = check.positive_int(trials, "trials")
     hits = check.positive_int(hits, "hits", least=0, most=trials)
@@ -64,7 +64,7 @@ def bonferroni(confidence: float, tried: int) -> float:
         tried: number of attacks that were tried, at least 1, including unreported ones.
 
     Raises:
-        TypeError, ValueError: values out of range.
+        TypeError, ValueError: an argument has the wrong type or is out of range.
     """
     check.real_number(confidence, "confidence", above=0.0, below=1.0)
     return 1 - (1 - confidence) / check.positive_int(tried, "tried")
@@ -94,7 +94,7 @@ class Rate:
             hits, trials, confidence: as in `clopper_pearson`.
 
         Raises:
-            TypeError, ValueError: values out of range.
+            TypeError, ValueError: an argument has the wrong type or is out of range.
         """
         return Rate(hits, trials, *clopper_pearson(hits, trials, confidence), confidence)
 
@@ -131,7 +131,7 @@ class OperatingPoint:
     """Rates of an attack at one threshold: a row of a report's table. Made by `Roc.at` and `at_threshold`.
 
     Attributes:
-        threshold: records with a score of at least this are called members.
+        threshold: lowest score at which a record is called a member.
         tpr, fpr: shares of members and of non-members that are called members, with intervals.
         few: whether the false-positive rate is based on fewer than `FEW` false positives.
     """
@@ -150,7 +150,7 @@ class OperatingPoint:
             prior: share of the candidates that are members, in (0, 1).
 
         Raises:
-            TypeError, ValueError: a prior out of range, or a threshold at which no record is called a member.
+            TypeError, ValueError: the prior is out of range, or no record is called a member at this threshold.
         """
         return ppv_interval(self.tpr, self.fpr, prior)
 
@@ -169,16 +169,16 @@ def at_threshold(
     `roc(...).at(...)`, whose intervals account for the choice.
 
     Args:
-        scores: one per record, floats [n], higher for members; infinities are allowed, NaN is not.
-        member: bool [n], the truth; at least one of each.
-        threshold: records that score at least this are called members.
+        scores: scores of the records, floats [n], higher for members; infinities are allowed, NaN is not.
+        member: whether each record is a member, bool [n]; at least one member and one non-member.
+        threshold: lowest score at which a record is called a member.
         confidence: confidence of each of the two intervals, in (0, 1).
         chosen_elsewhere: whether to accept a threshold that equals a score. Set it only if the threshold was chosen on
             other data and is equal by coincidence, as with scores that take few values (`rmia`'s are shares of a
             population).
 
     Raises:
-        TypeError, ValueError: invalid scores or truth, a threshold that is NaN, or one that is among the scores.
+        TypeError, ValueError: `scores` or `member` is invalid, or the threshold is NaN or among the scores.
     """
     inside, outside = _split_by_membership(scores, member)
     check.boolean(chosen_elsewhere, "chosen_elsewhere")
@@ -200,9 +200,9 @@ def at_threshold(
 
 @dataclass(frozen=True)
 class Roc:
-    """ROC curve of an attack as counts, with every threshold that changes them, from the strictest on.
+    """ROC curve of an attack, as counts at every threshold that changes them, from the strictest to the loosest.
 
-    Made by `roc`. Use `at` for one row of a table, `auc` for a single value, and `fpr` and `tpr` for a plot.
+    `roc` returns it. Use `at` for one row of a table, `auc` for a single value, and `fpr` and `tpr` for a plot.
 
     Attributes:
         thresholds: float64 [t], decreasing; the first is infinite and calls no record a member.
@@ -231,8 +231,8 @@ class Roc:
     def auc(self) -> float:
         """Area under the curve: the probability that a member scores above a non-member, with ties counting half.
 
-        Guessing gives 0.5. Attacks that are certain about a few records only hardly change the AUC, so also report `at`
-        a small false-positive rate.
+        Guessing gives 0.5. An attack that is certain about only a few records hardly changes the AUC, so also report
+        `at` a small false-positive rate.
         """
         return float(torch.trapezoid(self.tpr, self.fpr))
 
@@ -256,8 +256,8 @@ class Roc:
             confidence: confidence of the interval of `tpr`, and separately of the interval of `fpr`, in (0, 1).
 
         Raises:
-            TypeError, ValueError: values out of range, or `fpr` below 1 / the number of non-members, which cannot be
-                measured.
+            TypeError, ValueError: an argument has the wrong type or is out of range, or `fpr` is too small to be
+                measured: below 1 / the number of non-members.
         """
         check.real_number(fpr, "fpr", above=0.0, most=1.0)
         if fpr * self.others < 1:
@@ -288,9 +288,9 @@ class Roc:
 def _sure_counts(fpr: float, trials: int, error: float) -> tuple[int | None, int | None]:
     """Return the most false positives that show a true rate of at most `fpr`, and the fewest that show at least `fpr`.
 
-    Each statement holds with probability 1 - `error`; None if no count satisfies it. A threshold just above the (k +
-    1)-th largest of n scores has a true rate of at most Beta(k + 1, n - k), one at the k-th largest of at least Beta(k,
-    n - k + 1).
+    A count shows a rate if the statement on the rate holds with probability 1 - `error`; None if there is no such
+    count. A threshold just above the (k + 1)-th largest of n scores has a true rate of at most Beta(k + 1, n - k). A
+    threshold at the k-th largest score has a true rate of at least Beta(k, n - k + 1).
     """
     from scipy.special import betainc
 
@@ -307,11 +307,11 @@ def roc(scores: Tensor, member: Tensor) -> Roc:
     depend on the order of the records.
 
     Args:
-        scores: one per record, floats [n], higher for members; infinities are allowed, NaN is not.
-        member: bool [n], the truth; at least one of each.
+        scores: scores of the records, floats [n], higher for members; infinities are allowed, NaN is not.
+        member: whether each record is a member, bool [n]; at least one member and one non-member.
 
     Raises:
-        TypeError, ValueError: invalid scores or truth.
+        TypeError, ValueError: `scores` or `member` is invalid.
     """
     inside, outside = _split_by_membership(scores, member)
     values = torch.cat([inside, outside]).unique().flip(0)
@@ -336,7 +336,8 @@ def ppv(tpr: float, fpr: float, prior: float) -> float:
         prior: share of the candidates that are members, in (0, 1).
 
     Raises:
-        TypeError, ValueError: values out of range, or both rates zero (no record is called a member).
+        TypeError, ValueError: an argument has the wrong type or is out of range, or both rates are 0 (no record is
+            called a member).
     """
     for value, name in ((tpr, "tpr"), (fpr, "fpr")):
         check.real_number(value, name, least=0.0, most=1.0)
@@ -348,7 +349,7 @@ def ppv(tpr: float, fpr: float, prior: float) -> float:
 
 
 def ppv_interval(tpr: Rate | Estimate, fpr: Rate | Estimate, prior: float) -> Estimate:
-    """Return `ppv` of two rates with intervals, with the interval that follows from theirs.
+    """Return `ppv` of two rates that have intervals, with the resulting interval of the predictive value.
 
     The value depends only on the ratio of the rates. The errors of their logarithms are independent, so their squares
     are added at either end. If the interval of a rate begins at 0, which has no logarithm, the wider interval with both
@@ -362,7 +363,7 @@ def ppv_interval(tpr: Rate | Estimate, fpr: Rate | Estimate, prior: float) -> Es
         prior: share of the candidates that are members, in (0, 1).
 
     Raises:
-        TypeError, ValueError: a prior out of range, or both rates 0.
+        TypeError, ValueError: the prior is out of range, or both rates are 0.
     """
     value, low, high = ppv(tpr.value, fpr.value, prior), ppv(tpr.low, fpr.high, prior), ppv(tpr.high, fpr.low, prior)
     if tpr.low > 0 and fpr.low > 0:

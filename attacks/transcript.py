@@ -13,8 +13,8 @@ method has additional exchanges in a round. Its metadata hold `format`, the `rou
   `LabeledImages`, stored like a group's;
 - `{"kind": "plain", "value": ...}`: a number or a string.
 
-The checksum is BLAKE2b, 16 bytes, over the other metadata as sorted JSON, then for each tensor in the order of their
-names its name, type, shape and bytes.
+The checksum is a 16-byte BLAKE2b hash. It covers the other metadata as sorted JSON, followed by each tensor's name,
+type, shape and bytes, in the order of the tensors' names.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class DamagedTranscript(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class TranscriptMessage:
-    """Message that the server sent or received. Made by `read_transcript`.
+    """Message that the server sent or received, as `read_transcript` yields it.
 
     Attributes:
         round: index of the round, from 1; 0 for the exchange "answer" before round 1.
         client: index of the client.
         direction: "down" from the server to the client, or "up".
         values: values of the entries by key, such as "FedAvg.update".
-        exchange: name of the exchange in the round; "local" is the training.
+        exchange: name of the exchange within the round; "local" is the training exchange.
     """
 
     round: int

@@ -27,9 +27,11 @@ SplitRuns = dict[str, Tensor]
 class Event:
     """Event of a run: one of its statistics lies on one side of a threshold.
 
+    A run belongs to one of two worlds: "inside" (with the record) or "outside" (without it).
+
     Attributes:
-        world: "inside" or "outside", where the event seems more likely.
-        side: "at least" or "below".
+        world: world in which the event seems more likely, "inside" or "outside".
+        side: side of the threshold, "at least" or "below".
         threshold: threshold of the statistic.
         column: index of the statistic.
         columns: number of statistics.
@@ -76,8 +78,8 @@ def candidate_events(runs: SplitRuns) -> Iterator[tuple[list[Event], Tensor, int
         runs: half of the runs that chooses the event.
 
     Yields:
-        The events; for each event's own world, the number of runs with the event and the number of all runs; and the
-        same for the other world.
+        A tuple of five values for one column and side: the events; the number of runs with each event in its own world,
+        and the number of all runs in that world; and these two counts for the other world.
     """
     columns = runs["inside"].shape[1]
     for column in range(columns):
@@ -93,7 +95,7 @@ def candidate_events(runs: SplitRuns) -> Iterator[tuple[list[Event], Tensor, int
 
 
 def event_bounds(runs: SplitRuns, event: Event, confidence: float) -> tuple[float, float]:
-    """Return a lower bound of the event's probability in its world and an upper bound in the other world.
+    """Return a lower bound on the event's probability in its world and an upper bound in the other world.
 
     Args:
         runs: half of the runs that is counted.

@@ -24,8 +24,8 @@ class ClaimTest:
         epsilon, delta: the tested point of the claimed profile.
         event: description of the event, such as `"inside scores at least 1.3"`. With several scores it names the
             column.
-        likely, unlikely: lower bound of the event's probability in the world where it is more likely, and upper bound
-            in the other world. The claim implies likely <= e^epsilon * unlikely + delta.
+        likely, unlikely: lower bound on the event's probability in the world where the event is more likely, and upper
+            bound in the other world. The claim implies likely <= e^epsilon * unlikely + delta.
         confidence: probability that both bounds hold together.
     """
 
@@ -77,14 +77,14 @@ def audit_claim(
             and [m, d]; at least two runs each. Each run must draw new randomness: resampling a pool of runs makes any
             claim look false.
         claim: pairs of epsilon >= 0 and delta in [0, 1), all of which the mechanism claims to satisfy.
-        confidence: in (0, 1); a true claim is refuted with probability at most 1 - confidence.
+        confidence: confidence of the test, in (0, 1). A true claim is refuted with probability at most 1 - confidence.
         generator: seed or generator that splits the runs.
 
     Returns:
         The verdict, with the event and the bounds it is based on.
 
     Raises:
-        TypeError, ValueError: scores that are NaN or too few, an empty claim, or values out of range.
+        TypeError, ValueError: scores are NaN or too few, the claim is empty, or a value is out of range.
     """
     confidence = check.real_number(confidence, "confidence", above=0.0, below=1.0)
     if not isinstance(claim, Sequence) or any(not isinstance(p, Sequence) or len(p) != 2 for p in claim):

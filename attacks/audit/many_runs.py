@@ -21,10 +21,11 @@ def epsilon_lower_bound(
 ) -> float:
     """Return a lower bound on epsilon at `delta`, from fresh runs with a record (`inside`) and without it (`outside`).
 
-    Report it next to a claimed epsilon, which is an upper bound: the true value lies between them. One half of the runs
-    chooses the event with the largest bound, and the bound is computed on the other half. It therefore exceeds the true
-    value with probability at most 1 - confidence. Report `max_lower_bound` too: it is the largest result that this
-    number of runs allows for any mechanism. To test a claim use `audit_claim`, which is far more sensitive.
+    Report the lower bound next to a claimed epsilon, which is an upper bound: the true value lies between them. One
+    half of the runs chooses the event with the largest bound, and the bound is computed on the other half. The bound
+    therefore exceeds the true value with probability at most 1 - confidence. Report `max_lower_bound` too: it is the
+    largest result that this number of runs allows for any mechanism. To test a claim use `audit_claim`, which is far
+    more sensitive.
 
     Args:
         inside, outside: as in `audit_claim`: one or several scores per run, at least two runs each.
@@ -33,10 +34,10 @@ def epsilon_lower_bound(
         generator: seed or generator that splits the runs.
 
     Returns:
-        Epsilon, at least 0; 0 if no difference was found.
+        Lower bound on epsilon, at least 0; 0 if no difference was found.
 
     Raises:
-        TypeError, ValueError: scores that are NaN or too few, or values out of range.
+        TypeError, ValueError: scores are NaN or too few, or a value is out of range.
     """
     delta = check.real_number(delta, "delta", least=0.0, below=1.0)
     confidence = check.real_number(confidence, "confidence", above=0.0, below=1.0)
@@ -62,15 +63,16 @@ def _epsilon(likely: Any, unlikely: Any, delta: float) -> Any:
 def max_lower_bound(runs: int, *, confidence: float = 0.95) -> float:
     """Return the largest epsilon that `epsilon_lower_bound` can show with `runs` runs in each world.
 
-    It is reached if the scores of the two worlds never overlap. A result of 2 with a maximum of 2.1 means that there
-    were too few runs; a result of 2 with a maximum of 6 says something about the mechanism.
+    This maximum is reached if the scores of the two worlds (runs with the record and runs without it) never overlap. A
+    result of 2 with a maximum of 2.1 means that there were too few runs; a result of 2 with a maximum of 6 says
+    something about the mechanism.
 
     Args:
         runs: number of runs in each of the two worlds, at least 2; half of them are counted.
         confidence: as in `epsilon_lower_bound`, in (0, 1).
 
     Raises:
-        TypeError, ValueError: values out of range.
+        TypeError, ValueError: an argument has the wrong type or is out of range.
     """
     confidence = check.real_number(confidence, "confidence", above=0.0, below=1.0)
     half = check.positive_int(runs, "runs", least=2) // 2

@@ -68,7 +68,7 @@ def audit_noise(drawn: Mapping[float, int], charged: Sequence[tuple[float, int]]
         count as equal.
 
     Raises:
-        TypeError, ValueError: standard deviations that are not positive, or counts that are not whole numbers.
+        TypeError, ValueError: a standard deviation is not positive, or a count is not a whole number.
     """
     if not isinstance(drawn, Mapping):
         raise TypeError(f"drawn must map standard deviations to counts, got {type(drawn).__name__}")
@@ -141,8 +141,8 @@ def replay_release(
             value of the release. It must be well below the noise.
 
     Raises:
-        TypeError, ValueError: no world; a release or outcome that is not a finite floating-point tensor, or of another
-            shape.
+        TypeError, ValueError: `worlds` is empty; or the release or an outcome is not a finite floating-point tensor; or
+            an outcome differs from the release in shape.
     """
     tolerance = check.real_number(tolerance, "tolerance", above=0.0)
     wanted = _outcome(released, "released")

@@ -20,24 +20,24 @@ def one_run_lower_bound(
 
     Use it for mechanisms that are too expensive to run twice. A canary is a record made for the audit. Before the run,
     a fair coin flip decides for each canary whether it is among the training records. The attacker guesses "included"
-    for the highest scores and "left out" for the lowest, making `guesses` guesses in all, and abstains on the rest.
-    More correct guesses than epsilon allows give a lower bound on epsilon.
+    for the highest scores and "left out" for the lowest scores, `guesses` guesses in all, and makes no guess for the
+    remaining canaries. More correct guesses than epsilon allows give a lower bound on epsilon.
 
-    The bound is far weaker than one from many runs.
+    This bound is far weaker than a bound from many runs.
 
     Args:
         scores: one score per canary, floats [m], higher if the canary seems included.
         included: whether each canary was included, bool [m]: the coin flips.
-        guesses: number of guesses, 1 to m; half of them (rounded up) are "included". Fix it before looking at the
-            scores.
+        guesses: number of guesses, 1 to m; half of them (rounded up) are "included". Fix this number before looking at
+            the scores.
         delta: delta at which epsilon is bounded, in [0, 1).
         confidence: confidence of the bound, in (0, 1).
 
     Returns:
-        Epsilon, at least 0; 0 if chance explains the number of correct guesses.
+        Lower bound on epsilon, at least 0; 0 if chance explains the number of correct guesses.
 
     Raises:
-        TypeError, ValueError: scores that are NaN, coin flips that are not bool, or values out of range.
+        TypeError, ValueError: scores are NaN, `included` is not bool, or a value is out of range.
 
     Paper: Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run" (NeurIPS 2023), theorem 5.2 with
     the delta term as in their appendix D.
@@ -64,7 +64,7 @@ def one_run_lower_bound(
 
 
 def _chance(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Return the largest probability of so many correct guesses under (epsilon, delta)."""
+    """Return the largest probability of `right` or more correct guesses under (epsilon, delta) privacy."""
     from scipy.stats import binom
 
     each = 1 / (1 + math.exp(-epsilon))

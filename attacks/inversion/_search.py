@@ -24,7 +24,7 @@ def signed_adam(
     normalization: Normalization,
     pull: Callable[[dict[int, Tensor]], dict[int, Tensor]] | None = None,
 ) -> list[Minimum]:
-    """Return the best images of each start and their loss, with all starts advanced together.
+    """Return the best images of each start and their losses; all starts are advanced together.
 
     `pull` maps the images of the active starts, keyed by the start's index, to terms that are added to each start's
     gradient. The returned loss, which also selects the images, excludes these terms.

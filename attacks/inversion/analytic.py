@@ -46,12 +46,12 @@ def invert_linear(weight_gradient: Tensor, bias_gradient: Tensor) -> RecoveredIn
         The input, in the dtype and on the device of `weight_gradient`, and the residual.
 
     Raises:
-        TypeError, ValueError: tensors that do not belong to one layer, values that are not finite, or a bias gradient
-            of zeros, which reveals nothing.
+        TypeError, ValueError: the tensors do not belong to one layer or are not finite, or the bias gradient is all 0
+            and therefore reveals nothing.
 
     Paper: Phong et al., "Privacy-Preserving Deep Learning via Additively Homomorphic Encryption" (IEEE TIFS 2018), on
     gradient leakage; Geiping et al., "Inverting Gradients" (NeurIPS 2020), the proposition on fully connected layers.
-    Both divide the row of one unit.
+    Both papers divide the row of one unit.
     """
     weight, bias = check_layer(weight_gradient, bias_gradient)
     unit = _direction(bias)
@@ -74,7 +74,7 @@ def invert_linear_batch(weight_gradient: Tensor, bias_gradient: Tensor) -> Tenso
         bias_gradient: gradient of the layer's bias, float [O].
 
     Returns:
-        Float [R, D], R <= O: one row for each unit with a bias gradient, in order.
+        Candidates, float [R, D], R <= O: one row for each unit with a nonzero bias gradient, in order.
 
     Raises:
         TypeError, ValueError: as for `invert_linear`.

@@ -13,7 +13,7 @@ __all__ = ["ClassMeans"]
 
 
 class ClassMeans:
-    """Mean embedding of each class, as sent by distribution matching methods. An `ObservedMessage`.
+    """Mean embedding of each class, as sent by distribution matching methods. Implements `ObservedMessage`.
 
     The mean of a class with one record is the embedding of that record, which is easiest to invert. Classes with more
     records reveal less. Several embeddings of the same records reveal more, as in methods like FedDM that draw many
@@ -25,15 +25,15 @@ class ClassMeans:
             clipping.
         means: mean embeddings, float [K, F] for each embedding function, one row per class; rows of zeros or NaN mean
             that the class has no records. If the client sent sums, divide them by the number of records per class.
-        counts: number of records per class, int [K], if the attacker knows it; it determines the labels. By default one
-            record for each class with a row, if that many images are searched for.
+        counts: number of records per class, int [K], if the attacker knows these numbers; they determine the labels. By
+            default, one record is assumed for each class with a row, and only that many images can be searched for.
 
     Raises:
-        TypeError, ValueError: embeddings or means of the wrong type or shape, a different number of each, or no class
-            with a row.
+        TypeError, ValueError: embeddings or means have the wrong type or shape or differ in number, or no class has a
+            row.
 
     Sources: the messages of Zhao and Bilen, "Dataset Condensation with Distribution Matching" (WACV 2023) and Xiong et
-    al., FedDM (CVPR 2023); inverting an embedding as Mahendran and Vedaldi (CVPR 2015).
+    al., FedDM (CVPR 2023); the inversion of an embedding is from Mahendran and Vedaldi (CVPR 2015).
     """
 
     ordered = False
@@ -66,8 +66,8 @@ class ClassMeans:
 
         Args:
             embeddings: as for the class.
-            images: float [N, C, H, W].
-            labels: class indices int [N].
+            images: images of the client, float [N, C, H, W].
+            labels: class indices of the images, int [N].
             num_classes: number of classes, K.
         """
         with torch.no_grad():

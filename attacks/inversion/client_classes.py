@@ -18,7 +18,7 @@ _UNBOUNDED = torch.iinfo(torch.int64).max
 
 @dataclass(frozen=True, eq=False)
 class ClassBounds:
-    """Certain bounds on a client's number of records per class, made by `class_bounds`. Prints as a statement.
+    """Certain bounds on a client's number of records per class, as `class_bounds` returns them. Prints as a statement.
 
     Attributes:
         at_least, at_most: bounds on the number of records of each class, int64 [K]; the largest int64 if there is no
@@ -98,22 +98,21 @@ def class_bounds(
         weight_gradient: gradient of the last weight, float [K, D], for a layer whose inputs are known to be never
             negative.
         class_rows: one row per class, float [K, F].
-        noised: whether noise was added to `class_rows`. A row of pure noise looks like any other. If True, rows
-            therefore count as certain only if other rows are empty, which shows that only present classes received
-            noise.
+        noised: whether noise was added to `class_rows`. A row of pure noise looks like any other. If True, nonempty
+            rows therefore count only if some other row is empty, which shows that only present classes received noise.
         labels: class indices int [M] of a set's images or of prototypes; classes without an image or prototype count as
             absent.
-        ipc: number of different records of each class that the images of `labels` started from, if available. Fewer
-            images than `ipc` then equal the number of records.
+        ipc: images per class of a set whose images started from different records. A class with fewer records than
+            `ipc` has one image per record, so its number of records is known exactly.
         size: number of the client's records, N, such as its weight in FedAvg; None if unknown.
 
     Returns:
         The bounds, with the messages and assumptions they are based on.
 
     Raises:
-        TypeError, ValueError: no message; tensors of other shapes or not finite; gradients and changes that do not sum
-            to 0 over the classes as those of a softmax do (because of noise, weight decay, Adam or another loss, which
-            leave nothing certain); messages that contradict each other.
+        TypeError, ValueError: no message was given, a tensor has another shape or is not finite, or messages contradict
+            each other. Also if a gradient or change does not sum to 0 over the classes, as it does with a softmax:
+            noise, weight decay, Adam or another loss leaves nothing certain.
 
     Sources: Zhao, Mopuri and Bilen (iDLG, 2020) for the sign of one image's gradient; Yin et al., "See through
     gradients" (CVPR 2021), who look for negative values in a batch's gradient; the rest is arithmetic.

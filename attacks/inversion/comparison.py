@@ -25,7 +25,7 @@ class MessageResult:
     Attributes:
         name: name of the message.
         psnr: PSNR of each private image and its matched reconstruction, in decibels.
-        aligned: PSNR after the best affine change of brightness and contrast, which norm layers hide.
+        aligned: PSNR after the best affine change of brightness and contrast, because norm layers hide both.
         labels: share of the private labels that were recovered, compared by counts per class, in [0, 1].
         loss: attack loss of the returned images, the only score that the attacker sees.
     """
@@ -86,8 +86,8 @@ def compare_messages(
         A `MessageComparison`.
 
     Raises:
-        TypeError, ValueError: no messages, images or labels that do not fit, and the errors of `invert_message`, with a
-            note that names the message.
+        TypeError, ValueError: there are no messages, or the images or labels do not fit. Errors of `invert_message` are
+            raised with a note that names the message.
     """
     for name, message in check.mapping(messages, "messages").items():
         require_message(message, f"messages[{name!r}]")

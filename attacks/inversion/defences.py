@@ -19,7 +19,7 @@ __all__ = ["Clip", "Defence", "DefendedMessage", "Noise", "Sparsify"]
 
 
 class Defence(Protocol):
-    """Function of a message that returns the message sent instead: `Clip`, `Noise`, `Sparsify`, or your own.
+    """Function that maps a message to the message sent instead: `Clip`, `Noise`, `Sparsify`, or your own.
 
     An attack that ignores a defence overstates the protection, so every defence also defines the message that an
     attacker expects.
@@ -53,7 +53,7 @@ class Clip:
         max_norm: largest l2 norm of all tensors together, > 0.
 
     Raises:
-        TypeError, ValueError: invalid norm.
+        TypeError, ValueError: `max_norm` is not a positive number.
     """
 
     max_norm: float
@@ -62,7 +62,7 @@ class Clip:
         check.real_number(self.max_norm, "max_norm", above=0)
 
     def __call__(self, message: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the `message` times max_norm / norm, if that is below 1."""
+        """Return the `message`, multiplied by max_norm / norm if this factor is below 1."""
         norm = torch.stack([t.square().sum() for t in message]).sum().sqrt()
         factor = self.max_norm / norm.clamp(min=self.max_norm)
         return tuple(factor * t for t in message)
@@ -76,15 +76,16 @@ class Clip:
 class Noise:
     """Add Gaussian noise to every entry. The attacker cannot reproduce the noise.
 
-    This measures how well noise protects against these attacks. It gives no privacy guarantee: that needs a bound on
-    each record's influence (such as `Clip`), accounting, and a secret source of noise (`distillkit.privacy`).
+    Use this defence to measure how well noise protects against these attacks. It gives no privacy guarantee: a
+    guarantee needs a bound on each record's influence (such as `Clip`), accounting, and a secret source of noise
+    (`distillkit.privacy`).
 
     Args:
         std: standard deviation of the noise, at least 0.
         seed: seed of the noise.
 
     Raises:
-        TypeError, ValueError: options out of range.
+        TypeError, ValueError: an option has the wrong type or is out of range.
     """
 
     std: float
@@ -106,13 +107,13 @@ class Noise:
 
 @dataclass(frozen=True)
 class Sparsify:
-    """Send only the entries of largest magnitude, and 0 for the rest. The attacker compares only these entries.
+    """Send only the entries of largest magnitude, and 0 for all others. The attacker compares only the sent entries.
 
     Args:
         share: share of the entries of all tensors together to keep, in (0, 1]; their number is rounded up.
 
     Raises:
-        TypeError, ValueError: invalid share.
+        TypeError, ValueError: `share` is not a number in (0, 1].
     """
 
     share: float
@@ -134,7 +135,7 @@ class Sparsify:
 
 
 class DefendedMessage:
-    """Message with defences applied, for an attacker who knows the defences. An `ObservedMessage`.
+    """Message with defences applied, for an attacker who knows the defences. Implements `ObservedMessage`.
 
     Args:
         message: the message without defences.
@@ -144,7 +145,7 @@ class DefendedMessage:
         observed: the message that is sent.
 
     Raises:
-        TypeError: no message, or values that are not defences.
+        TypeError: `message` is not an `ObservedMessage`, or an element of `defences` is not a defence.
     """
 
     def __init__(self, message: ObservedMessage, *defences: Defence) -> None:
@@ -171,5 +172,5 @@ class DefendedMessage:
         return self._message.count_classes(images)
 
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
-        """Infer labels like the message without defences (given `count`, `noise`), but from the sent message."""
+        """Infer labels from the sent message as the message without defences would, with `count` and `noise`."""
         return self._message.read_labels(count, noise)

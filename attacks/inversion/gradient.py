@@ -42,8 +42,8 @@ def invert_gradient(
         scoring.
 
     Raises:
-        TypeError, ValueError: a network that cannot take the shape, gradients that do not fit it, labels that cannot be
-            inferred, or options out of range.
+        TypeError, ValueError: the network cannot take images of this shape, the gradients do not fit the network, the
+            labels cannot be inferred, or an option is out of range.
     """
     return invert_message(
         Gradient(network, gradients),

@@ -25,11 +25,12 @@ def infer_label(weight_gradient: Tensor) -> int:
             classes, the rows are opposite for either label.
 
     Returns:
-        The class, in [0, K). Several images of one class may look like one image.
+        The class, in [0, K). The gradient of several images of one class may look like that of one image.
 
     Raises:
-        TypeError, ValueError: invalid tensor; or not exactly one row that points in the opposite direction to all
-            others, because of images of several classes, noise, another loss, or probabilities rounded to 0.
+        TypeError, ValueError: the tensor is invalid, or the number of rows that point in the opposite direction to all
+            other rows is not one. Causes are images of several classes, noise, another loss, and probabilities rounded
+            to 0.
 
     Paper: Zhao, Mopuri and Bilen, "iDLG: Improved Deep Leakage from Gradients" (2020). Deviation: the authors' code
     takes the row with the smallest sum, which is right for features that are never negative; we compare whole rows, and
@@ -66,14 +67,14 @@ def class_counts(bias_gradient: Tensor, count: int, predictions: Tensor | None =
             count 1 and no predictions, the result is the class with the smallest entry, which scaling does not change.
         count: number of images in the batch, N.
         predictions: probabilities predicted by the network: their mean, float [K], or those of M public or random
-            images, [M, K], which are averaged. By default uniform, as for an untrained network.
+            images, [M, K], which are averaged. The default is a uniform prediction, as of an untrained network.
 
     Returns:
-        int64 [K], which sums to `count`.
+        Counts, int64 [K], which sum to `count`.
 
     Raises:
-        TypeError, ValueError: values that are not finite, shapes that do not fit, or predictions that are not
-            probabilities (logits, for example).
+        TypeError, ValueError: a value is not finite, the shapes do not fit, or the predictions are not probabilities
+            (but logits, for example).
 
     Paper: Geng et al., "Towards General Deep Leakage in Federated Learning" (2021), which also restores labels that
     occur several times in a batch. Deviation: we return the nearest counts with the right sum, instead of rounding each

@@ -79,7 +79,7 @@ def require_message(message: object, name: str) -> None:
 
 
 class ReplayableMessage:
-    """Message that a differentiable function computes from images and labels. An `ObservedMessage`.
+    """Message that a differentiable function computes from images and labels. Implements `ObservedMessage`.
 
     Args:
         observed: the message, floating-point tensors.
@@ -89,8 +89,8 @@ class ReplayableMessage:
         ordered: as `ObservedMessage.ordered`.
 
     Raises:
-        TypeError, ValueError: tensors that are not finite or all 0, or of another type; `replay` is not a function of
-            images and labels.
+        TypeError, ValueError: the tensors have another type, are not finite or are all 0; or `replay` is not a function
+            of images and labels.
     """
 
     def __init__(

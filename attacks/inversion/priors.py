@@ -26,13 +26,13 @@ def batch_norm_prior(network: nn.Module, *, first_multiplier: float = 1.0) -> Pr
 
     Args:
         network: network with BatchNorm layers that keep running statistics. Its state and its mode are not changed.
-        first_multiplier: weight of the first layer, relative to 1 for the others, as in `losses.BatchNormPrior`.
+        first_multiplier: weight of the first layer; all other layers have weight 1, as in `losses.BatchNormPrior`.
 
     Returns:
         A function of images for `invert_message(priors=...)`; each call is a forward pass.
 
     Raises:
-        TypeError, ValueError: no network, no such layers, or a multiplier below 0.
+        TypeError, ValueError: `network` is not a network or has no such layers, or the multiplier is below 0.
 
     Paper: Yin et al., "See through Gradients: Image Batch Recovery via GradInversion" (CVPR 2021), the term R_BN, taken
     from DeepInversion.
@@ -49,7 +49,7 @@ def batch_norm_prior(network: nn.Module, *, first_multiplier: float = 1.0) -> Pr
 
 
 def group_mean(images: Mapping[int, Tensor], labels: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """Return the mean over restarts of each image, for every restart in its own order.
+    """Return, for every restart, the mean of each image over all restarts, in the restart's own order of images.
 
     Args:
         images: images of each restart, float [N, C, H, W], by restart index.

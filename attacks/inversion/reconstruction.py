@@ -29,8 +29,8 @@ class Reconstruction:
     """Result of an inversion.
 
     Attributes:
-        images: float [count, C, H, W], pixels in [0, 1], from the restart with the smallest loss.
-        labels: int64 [count], as given, or as inferred from the message and sorted by class.
+        images: reconstructed images, float [count, C, H, W], pixels in [0, 1], from the restart with the smallest loss.
+        labels: labels of the images, int64 [count], as given, or as inferred from the message and sorted by class.
         losses: smallest loss of every restart. The images are chosen by this loss, never by comparison with the private
             images.
     """
@@ -68,8 +68,8 @@ def invert_message(
       networks.
 
     Every restart begins with noise from N(0, 1) and keeps the images with its smallest loss. A restart that diverges is
-    stopped. Images that "dlg" finds outside the range of pixels are clipped, or rescaled into it if that changes the
-    message less.
+    stopped. Images that "dlg" finds outside the range of pixels are clipped, or rescaled into the range if this changes
+    the message less.
 
     Args:
         message: observed message, which can recompute itself from candidate images: `Gradient`, `FedAvgUpdate`,
@@ -80,15 +80,15 @@ def invert_message(
         method: "geiping" or "dlg".
         steps: largest number of steps; None for the papers' 4,800 ("geiping") and 300 ("dlg", with up to 20 evaluations
             each).
-        lr: "geiping" only: step size, which is how far a pixel moves in each of the first steps, in normalized units;
-            None for the paper's 0.1, which suits thousands of steps. With a few hundred steps also try 0.3.
+        lr: step size of "geiping": the distance that a pixel moves in each of the first steps, in normalized units.
+            None for the paper's 0.1, which suits thousands of steps; with a few hundred steps, also try 0.3.
         total_variation: weight of the mean absolute difference between neighboring pixels; None for 0.1 ("geiping")
             and 0 ("dlg"). With instance norm, the message does not determine the contrast: 0.1 removes the contrast,
             and 0.03 keeps more of it.
         priors: pairs of a weight and a function of images (in the network's space) that returns a scalar, added to the
             loss: `batch_norm_prior(network)`, `distillkit.losses.image_l2` and similar.
         group: weight of GradInversion's group consistency, the l2 distance of a restart's images from the mean over all
-            restarts. It needs "geiping" and at least two restarts, which then run together.
+            restarts. This term needs "geiping" and at least two restarts, which then run together.
         restarts: number of starts.
         normalization: the client's normalization of pixels in [0, 1].
         seed: seed of the initial noise.
@@ -98,15 +98,15 @@ def invert_message(
         scoring.
 
     Raises:
-        TypeError, ValueError: a message whose `replay` returns tensors that do not fit the observed ones, labels that
-            cannot be inferred, or options out of range.
+        TypeError, ValueError: `message.replay` returns tensors that do not fit the observed ones, the labels cannot be
+            inferred, or an option is out of range.
 
     Papers: Zhu, Liu and Han, "Deep Leakage from Gradients" (NeurIPS 2019); Geiping et al., "Inverting Gradients"
-    (NeurIPS 2020), the cosine objective with total variation, and the schedule of the authors' code; Yin et al., "See
-    through Gradients" (CVPR 2021), group consistency. Deviations: DLG optimizes labels together with the images; we
-    infer them first, as iDLG does. DLG does not restrict images to the range of pixels. The mean of the group is taken
-    over pixels, with images of one class paired by the smallest squared distance; the paper also registers the images
-    to each other and uses another optimizer. The choice among restarts ignores the group term.
+    (NeurIPS 2020), for the cosine objective with total variation, with the schedule of the authors' code; Yin et al.,
+    "See through Gradients" (CVPR 2021), for group consistency. Deviations: DLG optimizes labels together with the
+    images; we infer them first, as iDLG does. DLG does not restrict images to the range of pixels. The mean of the
+    group is taken over pixels, with images of one class paired by the smallest squared distance; the paper also
+    registers the images to each other and uses another optimizer. The choice among restarts ignores the group term.
     """
     dims = tuple(check.positive_int(d, "shape") for d in check.sequence(shape, "shape", "sizes (C, H, W)", 3))
     count, restarts = check.positive_int(count, "count"), check.positive_int(restarts, "restarts")

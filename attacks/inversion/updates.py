@@ -20,7 +20,7 @@ _State = dict[str, Tensor]
 
 
 class Gradient:
-    """Gradient of one step of federated SGD, for the mean cross-entropy of a batch. An `ObservedMessage`.
+    """Gradient of one step of federated SGD, for the mean cross-entropy of a batch. Implements `ObservedMessage`.
 
     Args:
         network: network with the weights and in the mode with which the client computed the gradient. It is not
@@ -28,7 +28,7 @@ class Gradient:
         gradients: one tensor per parameter, in the order of `network.parameters()`.
 
     Raises:
-        TypeError, ValueError: no network, or gradients that do not fit it, are not finite, or are all 0.
+        TypeError, ValueError: `network` is not a network, or the gradients do not fit it, are not finite, or are all 0.
     """
 
     ordered = False
@@ -43,8 +43,8 @@ class Gradient:
 
         Args:
             network: as for the class.
-            images: float [N, C, H, W].
-            labels: class indices int [N].
+            images: images of the client, float [N, C, H, W].
+            labels: class indices of the images, int [N].
         """
         return Gradient(network, [g.detach() for g in _gradient(network, *copy_state(network), images, labels)])
 
@@ -59,7 +59,8 @@ class Gradient:
     def read_labels(self, count: int, noise: Tensor) -> Tensor:
         """Infer the labels [count] from the last layer.
 
-        Uses `class_counts` on its bias. If the layer has no bias, uses `infer_label` on its weight, for one image only.
+        The labels come from `class_counts` on the layer's bias. If the layer has no bias, they come from `infer_label`
+        on its weight, for one image only.
 
         Args:
             count: number of images in the batch.
@@ -70,12 +71,13 @@ class Gradient:
 
 
 class FedAvgUpdate:
-    """Update of a FedAvg client after several local steps: its weights minus those it received. An `ObservedMessage`.
+    """Update of a FedAvg client after several local steps: its weights minus the weights that it received.
 
-    The attack differentiates through every step of local SGD. The attacker does not know the client's order of images.
-    The assignment of images to the batches of the first epoch does not matter, because the images are unknown. Unknown
-    labels are assigned to the batches anew in each restart, so use restarts. Later epochs are assumed to use the same
-    order as the first, an approximation that small updates of many small steps tolerate.
+    Implements `ObservedMessage`. The attack differentiates through every step of local SGD. The attacker does not know
+    the client's order of images. The assignment of images to the batches of the first epoch does not matter, because
+    the images are unknown. Unknown labels are assigned to the batches anew in each restart, so use restarts. Later
+    epochs are assumed to use the same order as the first, an approximation that small updates of many small steps
+    tolerate.
 
     Args:
         network: network with the weights that the client received, in the mode in which it trained; see `Gradient`.
@@ -84,11 +86,11 @@ class FedAvgUpdate:
         epochs: number of epochs over the images.
         batch: number of images per step; the last batch of an epoch may be smaller. None for all images.
         momentum, weight_decay: options of SGD, as in PyTorch.
-        order: batches of all epochs in order, as index tensors into the images, if known. Replaces `epochs` and
-            `batch`.
+        order: batches of all epochs in order, as index tensors into the images, if the order is known. It replaces
+            `epochs` and `batch`.
 
     Raises:
-        TypeError, ValueError: as for `Gradient`, and options out of range.
+        TypeError, ValueError: as for `Gradient`; or an option is out of range.
 
     Sources: Geiping et al., "Inverting Gradients" (NeurIPS 2020), Section 6, who differentiate through several local
     steps; Dimitrov et al., "Data Leakage in Federated Averaging" (TMLR 2022), on batches and epochs in unknown order.
@@ -136,10 +138,10 @@ class FedAvgUpdate:
 
         Args:
             network, lr, epochs, batch, momentum, weight_decay: as for the class.
-            images: float [N, C, H, W].
-            labels: class indices int [N].
-            order: batches of the client. They are hidden from the attacker, who only knows `epochs` and `batch`; pass
-                both too.
+            images: images of the client, float [N, C, H, W].
+            labels: class indices of the images, int [N].
+            order: batches of the client. They are hidden from the attacker, who only knows `epochs` and `batch`, so
+                pass these arguments too.
 
         Raises:
             ValueError: the number of batches differs from what `epochs` and `batch` imply.

@@ -33,8 +33,8 @@ def shadow_classifier(target: Tensor, inside: Tensor, shadows: Tensor, labels: T
         Log odds of membership, float64 [n], higher for members.
 
     Raises:
-        TypeError, ValueError: shapes that do not fit, scores that are not finite, or a class for which the shadows were
-            trained on all records or on none.
+        TypeError, ValueError: the shapes do not fit, a score is not finite, or the shadows were trained on all records
+            of a class or on none.
     """
     target, shadows = finite_scores(target, "target"), finite_scores(shadows, "shadows").to(target.device)
     check.bool_tensor(inside, "inside", "[S, n]")

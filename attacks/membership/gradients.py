@@ -39,8 +39,8 @@ def gradient_norm(network: nn.Module, images: Tensor, labels: Tensor, *, chunk: 
         Float64 [n], at most 0.
 
     Raises:
-        TypeError, ValueError: no network or one without parameters, invalid images or labels, a chunk below 1, or
-            gradients that are not finite.
+        TypeError, ValueError: `network` is not a network or has no parameters, the images or labels are invalid,
+            `chunk` is below 1, or a gradient is not finite.
 
     Paper: Nasr, Shokri and Houmansadr, "Comprehensive privacy analysis of deep learning" (S&P 2019), who show that
     gradients reveal members; their attack learns from whole gradients, whereas this score uses only the norm.
@@ -88,9 +88,9 @@ def _norms(network: nn.Module, values: dict[str, Tensor], images: Tensor, labels
 def gradient_kde(statistic: Tensor, member: Tensor, *, folds: int = 5, seed: int = 0) -> Tensor:
     """Return cross-fitted likelihood ratios of two kernel density estimates: FedLGD's membership test.
 
-    A *weak* test, for comparison with that paper only: a curve on the diagonal does not show privacy. It compares all
-    members with all non-members, so the variation between easy and hard records masks the differences that `lira`
-    measures for each record. It is also given the membership of most records, which no attacker knows.
+    This is a *weak* test, for comparison with that paper only: a ROC curve on the diagonal does not show privacy. It
+    compares all members with all non-members, so the variation between easy and hard records masks the differences that
+    `lira` measures for each record. It is also given the membership of most records, which no attacker knows.
 
     Densities of the statistic are estimated by Gaussian kernels (Scott's bandwidth), one for members and one for
     non-members; a record's score is the logarithm of their ratio. The records are split into `folds` parts, and each
@@ -107,8 +107,8 @@ def gradient_kde(statistic: Tensor, member: Tensor, *, folds: int = 5, seed: int
         Log ratios, float64 [n], higher where members are denser.
 
     Raises:
-        TypeError, ValueError: shapes that do not fit, values that are not finite, too few records for the folds, or a
-            constant statistic.
+        TypeError, ValueError: the shapes do not fit, a value is not finite, there are too few records for the folds, or
+            the statistic is constant.
 
     Paper: Huang et al., "Federated Learning on Virtual Heterogeneous Data with Local-Global Dataset Distillation" (TMLR
     2024), section 5.5, "Privacy", and Fig. 6: gradients of the server's model on training and test data, and a Gaussian

@@ -1,4 +1,4 @@
-"""Evaluation of attacks on many targets: each shadow in turn, thresholds from the others, and means with intervals."""
+"""Evaluation of attacks with each shadow in turn as the target: thresholds from the other shadows, means, intervals."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ stable logits and a population.
 
 @dataclass(frozen=True)
 class AttackResult:
-    """Result of one attack over all targets. Made by `leave_one_out`. Prints as a line of a report.
+    """Result of one attack over all targets, as `leave_one_out` returns it. Prints as a line of a report.
 
     The intervals predict the result of one more run of the pipeline on another half of the *same* records; see
     `leave_one_out`.
@@ -75,7 +75,7 @@ class AttackResult:
             prior: share of the candidates that are members, in (0, 1).
 
         Raises:
-            TypeError, ValueError: a prior out of range, or no record was called a member.
+            TypeError, ValueError: the prior is out of range, or no record was called a member.
         """
         return ppv_interval(self.tpr, self.fpr, prior)
 
@@ -115,7 +115,7 @@ def leave_one_out(
         attacks: attacks by name; `SHADOW_ATTACKS` by default. RMIA needs stable logits and a population, so by default
             it is used only with a population and on the scorer "model".
         scorer: name of the scorer whose scores are attacked.
-        fpr: false-positive rate that thresholds are chosen for, in (0, 1]; it must allow at least one false positive
+        fpr: false-positive rate for which thresholds are chosen, in (0, 1]; it must allow at least one false positive
             per target.
         confidence: probability that all intervals of a rate, or all intervals of the AUC, hold together, in (0, 1).
         also_tried: number of further attacks that were tried and are not among `attacks`.
@@ -125,9 +125,9 @@ def leave_one_out(
         The result of each attack, by its name.
 
     Raises:
-        TypeError, ValueError: values out of range, no such scorer, too few shadows, a rate below one false positive per
-            target, or an attack that does not return one finite score per record. Errors of the attacks are raised
-            unchanged.
+        TypeError, ValueError: a value is out of range, there is no such scorer, there are too few shadows, `fpr` allows
+            less than one false positive per target, or an attack does not return one finite score per record. Errors of
+            the attacks are raised unchanged.
 
     Source: Liang and Zeger, "Longitudinal data analysis using generalized linear models" (Biometrika 1986), for the
     error of a mean of clusters.

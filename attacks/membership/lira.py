@@ -42,18 +42,18 @@ def lira(
             shadows.
         shadows: scores of the shadows [S, n].
         online: False for the offline attack above, True for the online one.
-        variance: estimator of each record's variance, around that record's own mean: `"pooled"`: one value for all
-            records (the paper's choice below 64 shadows, there called fixed variance); `"example"`: one value per
-            record; `"conjugate"`: one value per record, shrunk towards the pooled one, more strongly the more the
-            records agree (an inverse-gamma prior fitted to them by moments; Smyth, "Linear models and empirical Bayes
-            methods", 2004), with a Student t in place of the Gaussian for the remaining uncertainty.
+        variance: estimator of each record's variance around its own mean. `"pooled"` uses one value for all records;
+            this is the paper's choice below 64 shadows, called fixed variance there. `"example"` uses one value per
+            record. `"conjugate"` shrinks each record's value towards the pooled value, more strongly if the records'
+            values agree. It fits an inverse-gamma prior by moments (Smyth, "Linear models and empirical Bayes methods",
+            2004), and replaces the Gaussian by a Student t for the remaining uncertainty.
 
     Returns:
         Float64 [n], higher for members; comparable between records.
 
     Raises:
-        TypeError, ValueError: shapes that do not fit, scores that are not finite, or records with too few shadows
-            without them (or with them, online): a mean needs one, a variance per record two.
+        TypeError, ValueError: the shapes do not fit, a score is not finite, or too few shadows were trained without a
+            record (online, also with it): a mean needs one shadow, and a variance per record needs two.
     """
     check.one_of(variance, "variance", VARIANCES)
     check.boolean(online, "online")

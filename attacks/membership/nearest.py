@@ -24,14 +24,15 @@ def nearest(images: Tensor, candidates: Tensor, labels: Tensor | None = None, ow
         images: the published or intercepted images [M, C, H, W], at least two different ones (per class, with labels).
         candidates: records that may have been used [n, C, H, W], in the same space.
         labels: class indices int [M] of the images. With `own`, only images of a candidate's class are compared.
-        own: class indices int [n] of the candidates; pass both or neither of `labels` and `own`.
+        own: class indices int [n] of the candidates; pass `labels` and `own` together or not at all.
 
     Returns:
-        Float64 [n], in [0, 1]: 1 for a record that is among the images, 0 for one that is equally close to two.
+        Scores, float64 [n], in [0, 1]: 1 for a record that is among the images, 0 for a record that is equally close to
+        two images.
 
     Raises:
-        TypeError, ValueError: shapes that do not fit, values that are not finite, or a candidate whose class has fewer
-            than two images.
+        TypeError, ValueError: the shapes do not fit, a value is not finite, or the class of a candidate has fewer than
+            two images.
     """
     images = check.batch_of_images(images, "images").detach().double().flatten(1)
     shape = candidates.shape[1:] if isinstance(candidates, Tensor) else None

@@ -50,7 +50,7 @@ class Pipeline:
         tag: description of the settings of `fit`, stored with the shadows. Shadows with another tag are not continued.
 
     Attributes:
-        fit, images, labels, population, tag: as given.
+        fit, images, labels, population, tag: arguments of the constructor.
     """
 
     fit: FitFunction
@@ -100,7 +100,7 @@ def score_run(pipeline: Pipeline, inside: Tensor, seed: int) -> RunScores:
         seed: seed passed to `fit`.
 
     Raises:
-        TypeError, ValueError: `fit` returned no scorers, or scores that are not finite or of another shape. Errors of
+        TypeError, ValueError: `fit` returned no scorers, or scores are not finite or have another shape. Errors of
             `fit` are raised unchanged.
     """
     start = time.perf_counter()
@@ -136,8 +136,8 @@ def model_scorer(
         chunk: number of images processed at once; by default chosen by device and size.
 
     Raises:
-        TypeError: no network, or a score that is not a function of logits and labels.
-        ValueError: a chunk below 1.
+        TypeError: `network` is not a network, or `score` is not a function of logits and labels.
+        ValueError: `chunk` is below 1.
     """
     check.instance(network, nn.Module, "network", "an nn.Module")
     if score is not None:

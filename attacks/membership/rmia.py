@@ -36,9 +36,10 @@ def rmia(
         (p(x | target) / p(x)) / (p(z | target) / p(z)) >= gamma,
 
     where p(. | target) is the target's probability of the true class and p(.) its mean over models. One shadow is
-    enough. Online, p(x) is the mean of the shadows with and of those without x, with equal weights. Offline only those
-    without x count, and p(x) = ((1 + a) p_out(x) + 1 - a) / 2 approximates the contribution of the others. No shadow
-    was trained on the population, so p(z) gets the same correction.
+    enough. Online, p(x) is the average of two means, over the shadows trained with x and over those trained without x.
+    Offline, only the mean p_out(x) over the shadows trained without x is used: p(x) = ((1 + a) p_out(x) + 1 - a) / 2
+    approximates the contribution of the shadows trained with x. No shadow was trained on the population, so p(z) gets
+    the same correction.
 
     For a single target, neither the population nor gamma changes the order of the records. They make scores comparable
     between targets.
@@ -49,16 +50,17 @@ def rmia(
         z_target: stable logits of population records under the target [Z]; no model was trained on these records.
         z_shadows: stable logits of the same population records under the shadows [S, Z].
         online: whether to use shadows that were trained on x too, as described above.
-        a: how well the confidence of models trained without a record predicts that of models trained with it,
-            in [0, 1]. The default 0.3 is the paper's value for CIFAR-10; fit it on shadows, never on the target.
+        a: degree, in [0, 1], to which the confidence of models trained without a record predicts the confidence of
+            models trained with it. The default 0.3 is the paper's value for CIFAR-10; fit it on shadows, never on the
+            target.
         gamma: required ratio between x and z, > 0.
 
     Returns:
         Scores in [0, 1], float64 [n], higher for members.
 
     Raises:
-        TypeError, ValueError: as for `lira`; a record that every shadow was trained on (or, online, none); an empty
-            population.
+        TypeError, ValueError: as for `lira`; or some record was used by all shadows or (online) by no shadow; or the
+            population is empty.
     """
     check.boolean(online, "online")
     a = check.real_number(a, "a", least=0.0, most=1.0)

@@ -14,18 +14,18 @@ __all__ = ["loss", "margin", "stable_logit"]
 def loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Return minus the cross-entropy of each record: a model has a smaller loss on its training records.
 
-    The simplest and weakest score, for comparison with better ones (Yeom et al., "Privacy risk in machine learning",
-    CSF 2018).
+    This is the simplest and weakest score; use it as a baseline for better scores (Yeom et al., "Privacy risk in
+    machine learning", CSF 2018).
 
     Args:
-        logits: of the model for each record, [n, K], of any floating-point type.
+        logits: logits of the model for each record, [n, K], of any floating-point type.
         labels: class indices int [n].
 
     Returns:
         Float64 [n], at most 0.
 
     Raises:
-        TypeError, ValueError: invalid logits or labels.
+        TypeError, ValueError: the logits or labels are invalid.
     """
     logits, labels = _checked(logits, labels)
     return -F.cross_entropy(logits, labels, reduction="none")
@@ -34,19 +34,20 @@ def loss(logits: Tensor, labels: Tensor) -> Tensor:
 def stable_logit(logits: Tensor, labels: Tensor) -> Tensor:
     """Return log(p / (1 - p)) of the true class's probability p, the score for `lira` and `rmia`.
 
-    Its distribution over models is nearly Gaussian, as LiRA assumes. Carlini et al., "Membership inference attacks from
-    first principles" (S&P 2022). Computed in float64 as the logit of the true class minus the log-sum-exp of the
-    *others*: computed from p, the scores of all confident records would be infinite. log p is `-softplus(-score)`.
+    The distribution of this score over models is nearly Gaussian, as LiRA assumes (Carlini et al., "Membership
+    inference attacks from first principles", S&P 2022). The score is computed in float64 as the logit of the true class
+    minus the log-sum-exp of all *other* logits. If it were computed from p, it would be infinite for all confident
+    records. log p is `-softplus(-score)`.
 
     Args:
-        logits: of the model for each record, [n, K], of any floating-point type, K at least 2.
+        logits: logits of the model for each record, [n, K], of any floating-point type, K at least 2.
         labels: class indices int [n].
 
     Returns:
         Float64 [n], of any sign; above 0 if p is above a half.
 
     Raises:
-        TypeError, ValueError: invalid logits or labels; a single class.
+        TypeError, ValueError: the logits or labels are invalid, or there is a single class.
     """
     logits, labels = _checked(logits, labels)
     own, others = _split_true_class(logits, labels)
@@ -59,7 +60,7 @@ def margin(logits: Tensor, labels: Tensor) -> Tensor:
     The margin is like the stable logit, but uses only the strongest other class.
 
     Args:
-        logits: of the model for each record, [n, K], of any floating-point type, K at least 2.
+        logits: logits of the model for each record, [n, K], of any floating-point type, K at least 2.
         labels: class indices int [n].
 
     Returns:

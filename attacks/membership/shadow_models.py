@@ -37,10 +37,10 @@ def halves(count: int, records: int, seed: int) -> Tensor:
         seed: seed of the halves.
 
     Returns:
-        bool [count, N].
+        Membership of each record in each shadow, bool [count, N].
 
     Raises:
-        TypeError, ValueError: values out of range, or an odd count.
+        TypeError, ValueError: a value is out of range, or the count is odd.
     """
     count = check.positive_int(count, "count", least=2)
     records, seed = check.positive_int(records, "records", least=4), check.positive_int(seed, "seed", least=0)
@@ -57,7 +57,7 @@ def halves(count: int, records: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Cost:
-    """Estimated cost of the remaining shadows, from one that was timed. Made by `estimate_cost`. Prints as a sentence.
+    """Estimated cost of the remaining shadows, from one timed shadow. `estimate_cost` returns it. Prints as a sentence.
 
     Attributes:
         each: seconds of the timed shadow.
@@ -119,10 +119,10 @@ def run_shadows(
 ) -> ShadowScores:
     """Run a pipeline on `count` random halves of its records, and keep the scores of every record under every result.
 
-    The attacks with shadow models need these scores; `leave_one_out` runs the attacks. Shokri et al., "Membership
-    inference attacks against machine learning models" (S&P 2017); halves as in Carlini et al. (S&P 2022), but in pairs
-    of complements (see `halves`). With `out` every finished shadow is saved as a file of scores. A call with the same
-    arguments continues an interrupted one, or adds shadows to a smaller count.
+    The attacks with shadow models need these scores; `leave_one_out` runs the attacks. Shadow models are from Shokri et
+    al., "Membership inference attacks against machine learning models" (S&P 2017). Random halves are from Carlini et
+    al. (S&P 2022); ours are pairs of complements (see `halves`). With `out`, every finished shadow is saved as a file
+    of scores. A call with the same arguments continues an interrupted one, or adds shadows to a smaller count.
 
     Args:
         pipeline: the pipeline with its records.
@@ -140,8 +140,8 @@ def run_shadows(
         because they would share the generator.
 
     Raises:
-        TypeError, ValueError: arguments out of range; `fit` returns no scorers, other scorers than before, or scores
-            that are not finite; `out` holds shadows of another design; `fit` cannot be sent to processes.
+        TypeError, ValueError: an argument is out of range; `fit` returns no scorers, other scorers than before, or
+            scores that are not finite; `out` holds shadows of another design; or `fit` cannot be sent to processes.
         InUse: another process uses `out`.
     """
     workers = check.positive_int(workers, "workers")

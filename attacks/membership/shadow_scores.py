@@ -42,7 +42,7 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class ShadowScores:
-    """Scores of all records under many runs of one pipeline, each on some of the records. Made by `run_shadows`.
+    """Scores of all records under many runs of one pipeline, each on some of the records; see `run_shadows`.
 
     You can also construct it from your own scores. Rows of `inside` must be drawn independently of each other, or be
     pairs of complements.
@@ -54,10 +54,10 @@ class ShadowScores:
         labels: classes of the records, int [N], if an attack needs them.
 
     Attributes:
-        inside, scores, population, labels: as given, scores in float64.
+        inside, scores, population, labels: arguments of the constructor; scores are converted to float64.
 
     Raises:
-        TypeError, ValueError: tensors that do not fit each other, or scores that are not finite.
+        TypeError, ValueError: the shapes of the tensors do not fit each other, or a score is not finite.
     """
 
     inside: Tensor
@@ -97,8 +97,8 @@ class ShadowScores:
         """Return the shadows that are independent of shadow `number`: all except itself and its complement.
 
         Raises:
-            TypeError, ValueError: no such shadow; or a design in which the number of other shadows with a record
-                reveals whether this one has it, so that no attack would be meaningful.
+            TypeError, ValueError: there is no such shadow; or the number of other shadows trained on a record reveals
+                whether this shadow was trained on it, so that no attack would be meaningful.
         """
         number = check.positive_int(number, "number", least=0, most=len(self) - 1)
         own = self.inside[number]
@@ -137,7 +137,7 @@ class ShadowScores:
             scorer: name of the scorer.
 
         Raises:
-            TypeError, ValueError: no such shadow or scorer, or no other shadow is left.
+            TypeError, ValueError: there is no such shadow or scorer, or no other shadow is left.
         """
         check.one_of(scorer, "scorer", tuple(self.scores))
         rest = self.without(number)

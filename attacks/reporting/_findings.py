@@ -26,7 +26,7 @@ MIN_NON_MEMBERS = 20
 
 @dataclass
 class Findings:
-    """Results that the sections of a report add to.
+    """Results of a report, collected from its sections.
 
     Attributes:
         missing: questions that could not be answered, each with the argument that would allow an answer.
@@ -100,9 +100,9 @@ def _ordered(found: list[tuple[str, str]], kinds: tuple[str, ...]) -> list[str]:
 def evaluate_scores(inside: Tensor, outside: Tensor, tried: int) -> tuple[float, OperatingPoint]:
     """Return the AUC of an attack, and its rates at a threshold chosen on a random half of the non-members.
 
-    At most 1 % of that half exceed the threshold, and none if the half has fewer than 100. The rates are counted on the
-    members and the other half. The intervals are therefore plain Clopper-Pearson intervals, corrected for `tried`
-    attacks and for both rates.
+    At most 1 % of that half exceed the threshold, and none if the half has fewer than 100 records. The rates are
+    counted on the members and the other half. The intervals are therefore plain Clopper-Pearson intervals, corrected
+    for `tried` attacks and for both rates.
 
     Args:
         inside, outside: scores of members [n] and of non-members [m], higher for members.

@@ -89,7 +89,7 @@ def shadow_parts(
     pipeline: Pipeline, baselines: Mapping[str, Pipeline], count: int, workers: int, out: Path, progress: bool,
     findings: Findings
 ) -> list[str | Table]:  # fmt: skip
-    """Run attacks with shadow models of the whole pipeline, each shadow in turn the target, and of the baselines.
+    """Run attacks with shadow models of the whole pipeline and of the baselines; each shadow in turn is the target.
 
     Args:
         pipeline, count, workers, out, progress: as in `attacks.membership.run_shadows`.

@@ -32,9 +32,9 @@ _HEADER = ("images compared with", "PSNR in dB", "aligned")
 
 @dataclass(frozen=True, eq=False)
 class Inversion:
-    """Choice of the message that a report inverts, and the limits of the attack. For `report(invert=...)`.
+    """Options of `report(invert=...)`: the choice of the message that a report inverts, and the limits of the attack.
 
-    One message of one client is inverted: by default the one with the fewest records, which is the easiest target.
+    One message of one client is inverted. The default is the client with the fewest records, the easiest target.
 
     Args:
         owners: for each client the indices of its records among `members`, int64 [n_k], as
@@ -45,8 +45,8 @@ class Inversion:
             plain FedAvg, recomputed with the options in the folder and with `network`.
         client: index of the client whose message is inverted; None for the client with the fewest records.
         round: round of the message; None for the first one that the client answered.
-        max_records: largest number of records behind a message that is inverted; hardly anything is recovered from
-            more.
+        max_records: largest number of records behind a message that is inverted; from more records, hardly anything is
+            recovered.
         steps, restarts: as for `invert_message`.
         known_labels: whether the attack gets the true labels of the client's records, from `members`, instead of
             inferring them from the message. The result is then an upper bound, for an adversary who knows the labels.
@@ -56,7 +56,7 @@ class Inversion:
             estimate is reported.
 
     Raises:
-        TypeError, ValueError: options of the wrong type or out of range.
+        TypeError, ValueError: an option has the wrong type or is out of range.
     """
 
     owners: Sequence[Tensor] | None = None
@@ -130,7 +130,7 @@ def message_pair(run: RecordedRun, client: int, number: int | None) -> tuple[Tra
 
 
 def replay_obstacle(run: RecordedRun) -> str:
-    """Return why the folder alone does not suffice to recompute an update; "" for plain FedAvg by SGD.
+    """Return the reason why the folder alone does not suffice to recompute an update; "" for plain FedAvg by SGD.
 
     Args:
         run: folder of the run.
@@ -154,7 +154,7 @@ def fedavg_update(
 
     Args:
         run: folder of the run.
-        network: of the run's architecture.
+        network: network of the run's architecture.
         down, up: messages that the client received and sent.
         count: number of the client's records.
 

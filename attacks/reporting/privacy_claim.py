@@ -32,7 +32,7 @@ class Audit:
             the record seems present. Every run must draw new randomness. See `attacks.audit.audit_claim`.
         claim: (epsilon, delta) pairs that the mechanism claims, preferably its whole privacy profile.
         noise: result of `attacks.audit.audit_noise`, which compares the noise drawn with the noise charged.
-        of: description of the audited mechanism: the run itself, or a part of it.
+        of: description of the audited mechanism, which is the run itself or a part of it.
         confidence: confidence of the test, in (0, 1).
 
     Raises:

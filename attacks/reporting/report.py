@@ -94,9 +94,9 @@ def report(
         network: network of the run's architecture, with any weights, to attack the last model. Requires members and
             non-members with labels.
         started_from: int [S], indices of the members that images were initialized from, if known. Rates are then given
-            separately for these and for the rest.
-        invert: choice of the client whose update is inverted, its records, and a time limit. By default the smallest
-            client of plain FedAvg, for at most a minute. None omits the inversion.
+            separately for these members and for all other members.
+        invert: choice of the client whose update is inverted, its records, and a time limit. By default, the smallest
+            client of plain FedAvg is attacked for at most a minute. None omits the inversion.
         audit: outcomes of runs of the mechanism with and without one record, which may refute the claimed epsilon.
         baselines: pipelines on the same records, by name, attacked in the same way for comparison:
             `{"model on raw data": Pipeline(...), "DP-SGD at equal accuracy": ...}`.

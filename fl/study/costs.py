@@ -33,11 +33,11 @@ def spent(rows: Sequence[Row], by: str) -> list[float]:
 
     Args:
         rows: rows of the run's history.
-        by: kind of cost: "rounds"; "bytes" of all messages up and down, "bytes_up", "bytes_down"; "client_seconds", the
-            CPU seconds of all clients.
+        by: kind of cost: "rounds", "bytes" (of all messages in both directions), "bytes_up", "bytes_down", or
+            "client_seconds" (CPU seconds of all clients).
 
     Raises:
-        ValueError: `by` is unknown, or the rounds lack the columns.
+        ValueError: `by` is unknown, or the rounds lack the columns for it.
     """
     columns = BY[check.one_of(by, "by", BY)]
     lacking = [name for name in columns if any(row.get(name) is None for row in rows)]
@@ -50,18 +50,19 @@ def spent(rows: Sequence[Row], by: str) -> list[float]:
 def to_target(records: RecordsLike, *, accuracy: float) -> Table:
     """Return the cost of each candidate until it reaches a target test accuracy: rounds, bytes and seconds.
 
-    Rounds are "ROUND" in VHL's tables. The table has two measures. One is the first round at which a run reaches the
-    target, as mean and standard deviation over seeds. It is given only if all runs reached the target, because the
-    runs that did not reach it are the slow ones. The other is the first round, among those that all seeds tested, at
-    which the mean over seeds reaches the target.
+    The number of rounds is called "ROUND" in VHL's tables. The table has two measures. The first measure is the round
+    at which a run first reaches the target, as mean and standard deviation over seeds. It is given only if all runs
+    reached the target: a mean without the slow runs that did not would be too low. The second measure is the first
+    round, among the rounds that all seeds tested, at which the mean accuracy over seeds reaches the target.
 
     Args:
         records: records, or a study's folder.
         accuracy: the target, a fraction in [0, 1]; papers use the best accuracy of FedAvg.
 
     Returns:
-        A row per task and candidate: the number of runs that reached the target, and rounds, bytes (up and down, all
-        clients) and client-seconds by both measures; "–" where it was not reached.
+        A table with one row per task and candidate. Its columns are the number of runs that reached the target, and the
+        rounds, bytes (in both directions, all clients) and client seconds by both measures. "–" means that the target
+        was not reached.
 
     Raises:
         ValueError: `accuracy` is outside [0, 1], or there are no records.
@@ -96,11 +97,12 @@ def at_equal(records: RecordsLike, *, by: str = "rounds", budget: float | None =
         records: records, or a study's folder.
         by: kind of cost, see `spent`.
         budget: amount in rounds, bytes or seconds. Default: for each task the largest cost that every run has reached.
-            A round counts if it ends within the budget; a failed run has none.
+            A round counts if it ends within the budget; a failed run has no rounds that count.
 
     Returns:
-        A row per task and candidate: the accuracy after the last tested round within the budget, mean ± standard
-        deviation over seeds, that round, and its cost. Runs without such a round are counted in the cell.
+        A table with one row per task and candidate. Its columns are the accuracy after the last tested round within the
+        budget (mean ± standard deviation over seeds), the number of this round, and the cost until then. The accuracy's
+        cell also gives the number of runs without such a round, if any.
 
     Raises:
         ValueError: there are no records or rounds, `by` is unknown, or `budget` is not positive.
@@ -137,10 +139,10 @@ def worst_clients(records: RecordsLike) -> Table:
         records: records, or a study's folder.
 
     Returns:
-        One row per task and candidate, over the clients tested after the last round (all or those drawn, see `evaluate`
-        of `simulate`): mean accuracy on their own test images, its standard deviation over clients, and the mean of the
-        worst tenth (at least one client). Both for the global model and for personal models, if any; each as mean ±
-        standard deviation over seeds.
+        A table with one row per task and candidate. It covers the clients that were tested after the last round (all
+        clients or the drawn ones, see `evaluate` of `simulate`). Its columns are the mean accuracy on the clients' own
+        test images, the standard deviation over clients, and the mean of the worst tenth (at least one client). If
+        there are personal models, they have further columns. All values are mean ± standard deviation over seeds.
 
     Raises:
         ValueError: there are no records, or no run tested its clients.
@@ -166,7 +168,7 @@ def worst_clients(records: RecordsLike) -> Table:
 
 
 def _columns(values: Mapping[str, Sequence[float | None]]) -> tuple[dict[str, Any], list[str]]:
-    """Return the numbers of several columns by name, and their printed cells."""
+    """Return the means and deviations of several columns by name, and the printed cells of the columns."""
     found = [numbers_of(name, column) for name, column in values.items()]
     return {name: number for numbers, _ in found for name, number in numbers.items()}, [cell for _, cell in found]
 
@@ -186,7 +188,7 @@ def _first(rows: Sequence[Row], target: float) -> int | None:
 
 
 def _mean_first(group: Group, target: float) -> int | None:
-    """Return the first round, tested with all seeds, at which their mean reaches the target."""
+    """Return the first round, among those tested with all seeds, at which the mean over seeds reaches the target."""
     tested = [[row for row in r.rows if row["accuracy"] is not None] for r in group.records]
     curves = [{row["round"]: row["accuracy"] for row in rows} for rows in tested]
     common = sorted(set.intersection(*map(set, curves))) if curves else []

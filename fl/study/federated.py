@@ -30,16 +30,16 @@ class Federated(Candidate):
     """Candidate that runs a federated method: `Federated(FedAvg, search=grid(lr=[0.03, 0.1]))`.
 
     `make` is called with `factory` and the settings, and returns the method. A setting `rounds` replaces the task's
-    number of rounds; `make` also gets it if it has an argument of that name.
+    number of rounds. It is passed to `make` only if `make` has an argument `rounds`.
 
-    The summary has the columns of `fl.history.summary`, and `accuracy_own`: the mean over clients on their own tests,
-    of personal models if there are any. For a private method it also has the privacy columns of `Condense`.
+    The summary has the columns of `fl.history.summary`, and `accuracy_own`, the mean accuracy over clients on their own
+    tests (of personal models if there are any). For a private method it also has the privacy columns of `Condense`.
 
     Args:
         make, search, settings, like: see `Candidate`.
         transcript: whether to keep the rounds' messages, for attacks; see `fl.simulate`.
         delta: delta of the ledger of a private method (`ledger.jsonl` in the run's folder).
-        backend: where clients run, see `fl.simulate`.
+        backend: backend that runs the clients, see `fl.simulate`.
     """
 
     transcript: bool = False
@@ -71,7 +71,7 @@ class Federated(Candidate):
         return {**history.summary(run.rows), **private, "accuracy_own": own.get("mean"), "hash": outcome_hash(run)}
 
     def trial(self, built: Method, job: Job) -> Cost:
-        """Run up to two rounds; the second predicts the cost of the others."""
+        """Run up to two rounds; the cost of the second round predicts the cost of all later rounds."""
         rounds = self._rounds(job)
         began = time.perf_counter()
         ledger = Ledger(None, delta=self.delta) if require_method(built).private else None

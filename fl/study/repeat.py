@@ -1,4 +1,4 @@
-"""Repetition of a saved run, on all of its records or on some, as for shadow models."""
+"""Repetition of a saved run on all or some of its records, for instance to make shadow models."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def repeat(
     trust: Collection[str] = (),
     progress: bool = True,
 ) -> SavedRun:
-    """Repeat a run of a study from its `config.json` alone. The hash is the same with any number of workers.
+    """Repeat a run of a study from its `config.json` alone. The hash does not depend on the number of workers.
 
-    The images are read again, and compared with those of the run before round 1. With `keep`, every client keeps only
+    The images are read again and compared with those of the run before round 1. With `keep`, every client keeps only
     the listed records, and each record stays with its client. Shadow runs of membership attacks are such repetitions.
 
     Args:
@@ -63,11 +63,12 @@ def repeat(
         out: folder of the repetition; an interrupted one is resumed. Default: a temporary folder.
         keep: indices of the records to keep in the task's training set, int [M].
         seed: seed of initial weights, batches and drawn clients; the partition does not change. Default: the run's
-            seed. Use another seed for shadow runs, because an attacker does not know the run's.
+            seed. Use another seed for shadow runs, because an attacker does not know the seed of the run.
         data: the images, or a function that reads them, if they have moved: `partial(load_folder, "new/place",
             size=32)`. Pass loaded images (`load(folder).task.load()`) to avoid reading them for every repetition.
-        method: see `load`.
-        clients, test, server_data: the images of a run of `simulate`, whose record does not name their source.
+        method: argument of `load`.
+        clients, test, server_data: images of a run that was made by `simulate` outside a study. Such a run does not
+            record the source of its images.
         backend, workers: see `simulate`; default: those of the run.
         device: device of clients and server; default: that of the run. On another device, rounding and hash may differ.
         names, trust: your functions and classes that the run uses; see `distillkit.serialization.from_config`.
@@ -82,8 +83,9 @@ def repeat(
         fl.CheckpointError: see `load`.
 
     Warns:
-        If a complete repetition of a finished run has another hash. The warning has the versions of both. The noise of
-        a private run comes from the operating system, so it cannot be repeated.
+        UserWarning: a complete repetition of a finished run has another hash. The warning lists the software versions
+        of both runs. A private run gives no warning: its noise comes from the operating system, so it cannot be
+        repeated.
     """
     known = load(folder, method=method, names=names, trust=trust)
     seed = known.seed if seed is None else check.positive_int(seed, "seed", least=0)
@@ -185,7 +187,7 @@ def _of_images(
 
 
 def _begin(known: SavedRun, out: Path, seed: int, device: str) -> None:
-    """Copy the run's settings to the folder of its repetition, which must match them like a resumed run."""
+    """Copy the run's settings to the folder of its repetition. The repetition must match them, like a resumed run."""
     out.mkdir(parents=True, exist_ok=True)
     if "clients" not in known.config:
         return

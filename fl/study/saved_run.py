@@ -32,7 +32,7 @@ __all__ = ["NotRepeatable", "SavedRun", "load"]
 
 
 class NotRepeatable(ValueError):
-    """A run's folder lacks what is needed; the message names the missing part and the argument to pass instead."""
+    """A run's folder lacks needed information; the message names the missing part and the argument to pass instead."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,13 +76,13 @@ class SavedRun:
         """Label task of the run.
 
         Raises:
-            NotRepeatable: the config does not say how to build it.
+            NotRepeatable: the config does not describe the label task.
         """
         return _labels(self.config, self._build)
 
     @property
     def hash(self) -> str | None:
-        """Hash of the results, see `outcome_hash`; for a candidate that makes a set, from its summary."""
+        """Hash of the results, see `outcome_hash`; for a candidate that makes a set, the hash in its summary."""
         return hash_of(self.rows, self.state) if self.rows else (self.line or {}).get("hash")
 
     @cached_property
