@@ -8,7 +8,7 @@ __all__ = ["lower", "upper"]
 
 
 def lower(hits: Any, trials: int, error: float) -> Any:
-    """Return the lower end: the true share is below it with probability at most `error`; 0 without hits.
+    """Return the lower end. The true share is below it with probability at most `error`. It is 0 without hits.
 
     Args:
         hits: number of hits, as a NumPy array or a number.
@@ -22,9 +22,9 @@ def lower(hits: Any, trials: int, error: float) -> Any:
 
 
 def upper(hits: Any, trials: int, error: float) -> Any:
-    """Return the upper end: the true share is above it with probability at most `error`; 1 if all trials hit.
+    """Return the upper end. The true share is above it with probability at most `error`. It is 1 if all trials hit.
 
     Args:
-        hits, trials, error: as in `lower`.
+        hits, trials, error: arguments as in `lower`.
     """
     return 1 - lower(trials - hits, trials, error)

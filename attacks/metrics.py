@@ -63,7 +63,7 @@ def psnr(images: Tensor, references: Tensor) -> Tensor:
         references: reference images, of the same shape, dtype and device.
 
     Returns:
-        Float [N]; higher is closer.
+        PSNR of each pair, float [N]; higher is closer.
 
     Raises:
         TypeError, ValueError: the shapes differ, or a value is outside [0, 1].
@@ -87,7 +87,7 @@ def ssim(images: Tensor, references: Tensor, *, window: int = 11) -> Tensor:
             Values for different windows are not comparable.
 
     Returns:
-        Float [N] in [-1, 1]; higher is closer.
+        SSIM of each pair, float [N] in [-1, 1]; higher is closer.
 
     Raises:
         TypeError, ValueError: as for `psnr`; or the window is even or larger than the images.
@@ -114,12 +114,14 @@ def lpips(
 ) -> Tensor:
     """Return the learned perceptual distance of each pair (Zhang et al., CVPR 2018), by the authors' package.
 
-    It approximates how different two images look to people, by a network trained on human judgements. The authors'
-    package contains only the linear heads; the trunk's ImageNet weights are torchvision's, in torch.hub's folder. They
-    are loaded from there, and downloaded only with `download`. The distance is computed in float32 and has no gradient.
+    The distance approximates how different two images look to people. It comes from a network trained on human
+    judgments. The authors' package contains only the linear heads; the trunk's ImageNet weights are torchvision's, in
+    torch.hub's folder. The weights are loaded from there, and downloaded only with `download`. The distance is computed
+    in float32 and has no gradient.
 
     Args:
-        images: float [N, C, H, W] in [0, 1], C in {1, 3}; gray is repeated. They are scaled to [-1, 1] internally.
+        images: images to compare, float [N, C, H, W] in [0, 1], C in {1, 3}. A gray channel is repeated. The images are
+            scaled to [-1, 1] internally.
         references: reference images, of the same shape, dtype and device.
         net: `alex` (the authors' choice for scoring, 233 MB), `vgg` (528 MB) or `squeeze` (5 MB).
         resize: width in pixels of the square to which both images are first resized (bilinear with antialiasing).
@@ -129,7 +131,7 @@ def lpips(
         download: whether to download missing weights.
 
     Returns:
-        Float [N]; *lower* is closer, 0 for equal images.
+        Distance of each pair, float [N]; *lower* is closer, 0 for equal images.
 
     Raises:
         MissingWeights: the weights are absent. The message names the file, the URL, the folder and a download command.

@@ -91,7 +91,7 @@ class Rate:
         """Return the rate with its `clopper_pearson` interval.
 
         Args:
-            hits, trials, confidence: as in `clopper_pearson`.
+            hits, trials, confidence: arguments of `clopper_pearson`.
 
         Raises:
             TypeError, ValueError: an argument has the wrong type or is out of range.
@@ -128,7 +128,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """Rates of an attack at one threshold: a row of a report's table. Made by `Roc.at` and `at_threshold`.
+    """Rates of an attack at one threshold: a row of a report's table. `Roc.at` and `at_threshold` return it.
 
     Attributes:
         threshold: lowest score at which a record is called a member.
@@ -205,7 +205,7 @@ class Roc:
     `roc` returns it. Use `at` for one row of a table, `auc` for a single value, and `fpr` and `tpr` for a plot.
 
     Attributes:
-        thresholds: float64 [t], decreasing; the first is infinite and calls no record a member.
+        thresholds: thresholds in decreasing order, float64 [t]; the first is infinite and calls no record a member.
         hits, false: number of members and of non-members with a score of at least each threshold, int64 [t]. Equal
             scores are counted together.
         members, others: number of members and number of non-members.
@@ -244,9 +244,9 @@ class Roc:
 
         The threshold is chosen on the non-members that `fpr` counts, so the plain interval of the true-positive rate
         would be too narrow. The interval given here is for the true-positive rate at a *true* false-positive rate of
-        `fpr`. It combines two errors: that of the count of members, and that of the threshold's position. The second
-        error comes from the rates at a threshold that is certainly strict enough and at one that is certainly loose
-        enough. The errors are independent, so their squares are added at either end.
+        `fpr`. It combines two errors: the error of the count of members, and the error of the threshold's position. The
+        second error comes from the rates at a threshold that is certainly strict enough and at a threshold that is
+        certainly loose enough. The errors are independent, so their squares are added at either end.
 
         Source: Zou and Donner, "Construction of confidence limits about effect measures: a general approach"
         (Statistics in Medicine 2008), for the sum of squares.
@@ -328,8 +328,9 @@ def roc(scores: Tensor, member: Tensor) -> Roc:
 def ppv(tpr: float, fpr: float, prior: float) -> float:
     """Return the positive predictive value: the probability that a record called a member is a member.
 
-    It is prior tpr / (prior tpr + (1 - prior) fpr). An attack with 10 % true and 1 % false positives is right ten times
-    in eleven if half of the candidates are members, and once in eleven if one in a hundred is.
+    The value is prior * tpr / (prior * tpr + (1 - prior) * fpr). An attack with 10 % true and 1 % false positives is
+    right ten times in eleven if half of the candidates are members, and once in eleven if one candidate in a hundred is
+    a member.
 
     Args:
         tpr, fpr: true- and false-positive rates of the attack, in [0, 1].
@@ -351,9 +352,9 @@ def ppv(tpr: float, fpr: float, prior: float) -> float:
 def ppv_interval(tpr: Rate | Estimate, fpr: Rate | Estimate, prior: float) -> Estimate:
     """Return `ppv` of two rates that have intervals, with the resulting interval of the predictive value.
 
-    The value depends only on the ratio of the rates. The errors of their logarithms are independent, so their squares
-    are added at either end. If the interval of a rate begins at 0, which has no logarithm, the wider interval with both
-    rates at their worst and at their best is returned.
+    The value depends only on the ratio of the rates. The errors of the rates' logarithms are independent, so the
+    squares of the errors are added at either end. An interval that begins at 0 has no logarithm there. The result is
+    then the wider interval that combines the opposite ends of the rates' intervals.
 
     Source: Zou and Donner, "Construction of confidence limits about effect measures: a general approach" (Statistics in
     Medicine 2008).

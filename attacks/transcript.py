@@ -59,7 +59,7 @@ class TranscriptMessage:
     Attributes:
         round: index of the round, from 1; 0 for the exchange "answer" before round 1.
         client: index of the client.
-        direction: "down" from the server to the client, or "up".
+        direction: direction of the message: "down" (from the server to the client) or "up".
         values: values of the entries by key, such as "FedAvg.update".
         exchange: name of the exchange within the round; "local" is the training exchange.
     """

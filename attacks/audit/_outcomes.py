@@ -78,8 +78,8 @@ def candidate_events(runs: SplitRuns) -> Iterator[tuple[list[Event], Tensor, int
         runs: half of the runs that chooses the event.
 
     Yields:
-        A tuple of five values for one column and side: the events; the number of runs with each event in its own world,
-        and the number of all runs in that world; and these two counts for the other world.
+        The events of one column and side, followed by four counts: the number of runs with each event in the event's
+        own world, the number of all runs in that world, and the same two counts for the other world.
     """
     columns = runs["inside"].shape[1]
     for column in range(columns):

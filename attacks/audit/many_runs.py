@@ -28,7 +28,7 @@ def epsilon_lower_bound(
     more sensitive.
 
     Args:
-        inside, outside: as in `audit_claim`: one or several scores per run, at least two runs each.
+        inside, outside: scores of the runs, as in `audit_claim`: one or several scores per run, at least two runs each.
         delta: delta at which epsilon is bounded, in [0, 1).
         confidence: confidence of the bound, in (0, 1).
         generator: seed or generator that splits the runs.
@@ -69,7 +69,7 @@ def max_lower_bound(runs: int, *, confidence: float = 0.95) -> float:
 
     Args:
         runs: number of runs in each of the two worlds, at least 2; half of them are counted.
-        confidence: as in `epsilon_lower_bound`, in (0, 1).
+        confidence: confidence of the bound, as in `epsilon_lower_bound`, in (0, 1).
 
     Raises:
         TypeError, ValueError: an argument has the wrong type or is out of range.

@@ -141,8 +141,8 @@ def replay_release(
             value of the release. It must be well below the noise.
 
     Raises:
-        TypeError, ValueError: `worlds` is empty; or the release or an outcome is not a finite floating-point tensor; or
-            an outcome differs from the release in shape.
+        TypeError, ValueError: `worlds` is empty, the release or an outcome is not a finite floating-point tensor, or an
+            outcome differs from the release in shape.
     """
     tolerance = check.real_number(tolerance, "tolerance", above=0.0)
     wanted = _outcome(released, "released")

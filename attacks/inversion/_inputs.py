@@ -47,7 +47,7 @@ def check_tensors(tensors: Sequence[Tensor], name: str) -> tuple[Tensor, ...]:
 
 
 def check_update(network: nn.Module, tensors: Sequence[Tensor], name: str) -> tuple[Tensor, ...]:
-    """Return the detached tensors after checking that there is one per parameter, as in `check_tensors`."""
+    """Return the detached tensors after the checks of `check_tensors`, and a check that there is one per parameter."""
     check.instance(network, nn.Module, "network", "an nn.Module")
     shapes = [list(p.shape) for p in network.parameters()]
     check.sequence(tensors, name, "tensors, one per parameter of the network", len(shapes))

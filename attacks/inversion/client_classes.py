@@ -42,7 +42,7 @@ class ClassBounds:
 
     @property
     def exact(self) -> Tensor:
-        """Bool [K]: classes with a known number of records, including absent ones."""
+        """Bool [K]: classes whose number of records is known exactly, including absent classes."""
         return self.at_least == self.at_most
 
     def __str__(self) -> str:
@@ -85,8 +85,8 @@ def class_bounds(
       are never negative (after a ReLU), any negative value in the row gives the same conclusion.
     - The change of that bias over any number of steps of SGD, with or without momentum: it is positive only for classes
       that were present. With adaptive optimizers, weight decay, a teacher or SCAFFOLD's correction, it may be positive
-      for others. A teacher and SCAFFOLD's correction keep the sum over classes at 0, so they cannot be detected: you
-      must know that neither was used.
+      for absent classes. A teacher and SCAFFOLD's correction keep the sum over classes at 0, so they cannot be
+      detected: you must know that neither was used.
     - A row per class: means, sums or prototypes; zeros or NaN mean that the class has no records.
     - The labels of a distilled set or of prototypes made for the present classes only.
 
@@ -115,7 +115,7 @@ def class_bounds(
             noise, weight decay, Adam or another loss leaves nothing certain.
 
     Sources: Zhao, Mopuri and Bilen (iDLG, 2020) for the sign of one image's gradient; Yin et al., "See through
-    gradients" (CVPR 2021), who look for negative values in a batch's gradient; the rest is arithmetic.
+    gradients" (CVPR 2021), who look for negative values in a batch's gradient. All other bounds follow by arithmetic.
     """
     num_classes = check.positive_int(num_classes, "num_classes", least=2)
     check.boolean(noised, "noised")
@@ -222,7 +222,7 @@ def _with_size(low: Tensor, high: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _class_rows(rows: Tensor, name: str, num_classes: int) -> Tensor:
-    """Return rows or entries per class on the CPU after checking that there is one per class and that they sum to 0."""
+    """Return rows or entries on the CPU, after checking that there is one per class and that their sum is 0."""
     if len(rows) != num_classes:
         raise ValueError(f"{name} must have one row or entry for each of {num_classes} classes, got {list(rows.shape)}")
     if bool((rows.sum(0).abs() > 1e-4 * rows.abs().sum(0).max()).any()):

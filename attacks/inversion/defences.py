@@ -45,7 +45,7 @@ class Defence(Protocol):
 
 @dataclass(frozen=True)
 class Clip:
-    """Scale the whole message down to a norm if it is longer, as DP-SGD and clipped updates do before adding noise.
+    """Scale a message that is too long down to a maximum norm, as DP-SGD and clipped updates do before adding noise.
 
     The attacker clips the messages that it computes in the same way.
 

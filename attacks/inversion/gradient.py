@@ -34,8 +34,9 @@ def invert_gradient(
     takes priors.
 
     Args:
-        network, gradients: as in `Gradient`: the client's network, and the gradient of its mean cross-entropy.
-        shape, count, labels, method, steps, lr, total_variation, restarts, normalization, seed: as in `invert_message`.
+        network, gradients: the client's network, and the gradient of its mean cross-entropy; see `Gradient`.
+        shape, count, labels, method, steps, lr, total_variation, restarts, normalization, seed: arguments of
+            `invert_message`.
 
     Returns:
         A `Reconstruction`. The order of its images within a class is arbitrary: pair them with `attacks.match` before

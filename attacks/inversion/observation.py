@@ -29,8 +29,8 @@ class ObservedMessage(Protocol):
         """Return the message that these images would cause, differentiable with respect to `images`.
 
         Args:
-            images: float [N, C, H, W], in the space in which the client computed.
-            labels: int64 [N].
+            images: candidate images, float [N, C, H, W], in the space in which the client computed.
+            labels: class indices of the images, int64 [N].
 
         Returns:
             Tensors with the same shapes as `observed`.
@@ -86,7 +86,7 @@ class ReplayableMessage:
         replay: function `replay(images, labels)` that returns the message these images would cause, differentiable with
             respect to the images.
         num_classes: number of classes.
-        ordered: as `ObservedMessage.ordered`.
+        ordered: whether the message depends on the order of the images; see `ObservedMessage`.
 
     Raises:
         TypeError, ValueError: the tensors have another type, are not finite or are all 0; or `replay` is not a function

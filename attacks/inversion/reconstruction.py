@@ -77,7 +77,7 @@ def invert_message(
         shape: (C, H, W) of an image.
         count: number of images behind the message.
         labels: class indices int [count]; None infers them from the message (`message.read_labels`).
-        method: "geiping" or "dlg".
+        method: name of the method, "geiping" or "dlg".
         steps: largest number of steps; None for the papers' 4,800 ("geiping") and 300 ("dlg", with up to 20 evaluations
             each).
         lr: step size of "geiping": the distance that a pixel moves in each of the first steps, in normalized units.

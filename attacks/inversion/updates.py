@@ -42,9 +42,9 @@ class Gradient:
         """Return the message that a client with these images sends, to try an attack or a defence.
 
         Args:
-            network: as for the class.
+            network: network of the client, as for the class.
             images: images of the client, float [N, C, H, W].
-            labels: class indices of the images, int [N].
+        labels: class indices of the images, int [N].
         """
         return Gradient(network, [g.detach() for g in _gradient(network, *copy_state(network), images, labels)])
 
@@ -137,7 +137,7 @@ class FedAvgUpdate:
         """Return the message that a client with these images sends, to try an attack or a defence.
 
         Args:
-            network, lr, epochs, batch, momentum, weight_decay: as for the class.
+            network, lr, epochs, batch, momentum, weight_decay: network and options of the client, as for the class.
             images: images of the client, float [N, C, H, W].
             labels: class indices of the images, int [N].
             order: batches of the client. They are hidden from the attacker, who only knows `epochs` and `batch`, so

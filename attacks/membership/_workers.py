@@ -42,7 +42,7 @@ def fit_shadows(
         pipeline: the pipeline to run.
         jobs: shadows to fit.
         workers: number of shadows fitted at a time.
-        backend: see `run_shadows`.
+        backend: backend of the workers; see `run_shadows`.
     """
     if jobs and backend == "threads":
         first, *jobs = jobs

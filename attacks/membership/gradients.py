@@ -30,13 +30,13 @@ def gradient_norm(network: nn.Module, images: Tensor, labels: Tensor, *, chunk: 
 
     Args:
         network: classifier that returns logits [n, K] for images. Its mode is restored afterwards.
-        images: float [n, C, H, W], normalized for the network.
+        images: images of the records, float [n, C, H, W], normalized for the network.
         labels: class indices int [n].
         chunk: number of records processed at once; by default as many as fit in 256 MiB of gradients, at most 256. A
             network that `torch.func.vmap` does not support is processed record by record.
 
     Returns:
-        Float64 [n], at most 0.
+        Scores, float64 [n], at most 0.
 
     Raises:
         TypeError, ValueError: `network` is not a network or has no parameters, the images or labels are invalid,

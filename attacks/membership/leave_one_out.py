@@ -53,8 +53,8 @@ class AttackResult:
     Attributes:
         auc: mean area under the targets' curves.
         tpr, fpr: mean shares of members and of non-members that are called members, at thresholds chosen without the
-            target for a false-positive rate of `wanted`. The thresholds do not reach this rate exactly, so report both
-            shares.
+            target for a false-positive rate of `wanted`. The thresholds do not reach this rate exactly, so report `tpr`
+            and `fpr` together.
         wanted: the wanted false-positive rate.
         points: rates of each target, in the order of the shadows.
         few: whether the mean false-positive rate is based on fewer than `attacks.statistics.FEW` false positives in
@@ -100,13 +100,13 @@ def leave_one_out(
 
     A single target is a random sample; only the mean over all targets should be reported. The target's complement is
     removed too (`ShadowScores.without`). The threshold comes from the remaining shadows: each of them is attacked like
-    the target, using the other remaining shadows. The threshold calls at most a share `fpr` of their non-members
-    members. Therefore neither the attack nor its threshold depends on the target.
+    the target, using the other remaining shadows. At the threshold, at most a share `fpr` of their non-members are
+    called members. Therefore neither the attack nor its threshold depends on the target.
 
     The intervals predict the result for one more run of the pipeline on another half of these records, attacked in the
     same way with other shadows. A target and its complement count as one unit, so an interval comes from the spread
     over pairs, with Student's quantiles (the cluster-robust error). If fewer than ten records are called members, or
-    fewer than ten are not, it is at least as wide as the Clopper-Pearson interval of all records.
+    fewer than ten records are not, the interval is at least as wide as the Clopper-Pearson interval of all records.
     `docs/results/audit.md` reports the measured coverage. All intervals are corrected for the number of attacks
     (`bonferroni`), so you may report the best attack. S shadows need S^2 / 2 attacks.
 
@@ -125,8 +125,8 @@ def leave_one_out(
         The result of each attack, by its name.
 
     Raises:
-        TypeError, ValueError: a value is out of range, there is no such scorer, there are too few shadows, `fpr` allows
-            less than one false positive per target, or an attack does not return one finite score per record. Errors of
+        TypeError, ValueError: a value is out of range, there is no such scorer or too few shadows, or `fpr` allows less
+            than one false positive per target. Also if an attack does not return one finite score per record. Errors of
             the attacks are raised unchanged.
 
     Source: Liang and Zeger, "Longitudinal data analysis using generalized linear models" (Biometrika 1986), for the

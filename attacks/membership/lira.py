@@ -25,8 +25,8 @@ def lira(
 
     For every record the attack tests whether the target's score looks like the scores of models trained without the
     record or with it. Shadow models are trained like the target, each on a random half of the candidates. For every
-    record a distribution is fitted to the scores of the shadows trained without it (and, online, to those trained with
-    it).
+    record a distribution is fitted to the scores of the shadows trained without it. Online, a second distribution is
+    fitted to the scores of the shadows trained with it.
 
     * Offline: the log odds of the *one-sided* tail, P(score of a model without the record < the target's). Members
       score higher, so only a high score indicates membership. Several public versions use the two-sided density, which
@@ -49,11 +49,11 @@ def lira(
             2004), and replaces the Gaussian by a Student t for the remaining uncertainty.
 
     Returns:
-        Float64 [n], higher for members; comparable between records.
+        Scores, float64 [n], higher for members; comparable between records.
 
     Raises:
         TypeError, ValueError: the shapes do not fit, a score is not finite, or too few shadows were trained without a
-            record (online, also with it): a mean needs one shadow, and a variance per record needs two.
+            record (online, also with it). A mean needs one shadow, and a variance per record needs two.
     """
     check.one_of(variance, "variance", VARIANCES)
     check.boolean(online, "online")

@@ -1,4 +1,4 @@
-"""Membership inference on a published set: scores of records that are much closer to one image than to all others."""
+"""Membership inference on a published set, from records that are much closer to one image than to all other images."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _CHUNK = 1024
 def nearest(images: Tensor, candidates: Tensor, labels: Tensor | None = None, own: Tensor | None = None) -> Tensor:
     """Score each candidate by how much closer its nearest published image is than the second nearest: 1 - d1 / d2.
 
-    d1 and d2 are l2 distances over all pixels. No model or shadow model is needed. A set that was learned from real
-    images often remains close to the records it started from; one image is then far closer to the record than any
-    other. Try the attack on every set, and on every image that a server observed. An image that occurs several times
-    (sent to every client, for example) counts once; otherwise the nearest and the second nearest image would be equal.
+    d1 and d2 are l2 distances over all pixels. The attack needs no model and no shadow models. A set that was learned
+    from real images often remains close to the records that it started from; one image is then far closer to such a
+    record than any other image. Try the attack on every set, and on every image that a server observed. An image that
+    occurs several times (sent to every client, for example) counts once; otherwise the nearest and the second nearest
+    image would be equal.
 
     Args:
         images: the published or intercepted images [M, C, H, W], at least two different ones (per class, with labels).

@@ -96,7 +96,7 @@ def score_run(pipeline: Pipeline, inside: Tensor, seed: int) -> RunScores:
 
     Args:
         pipeline: the pipeline to run.
-        inside: bool [N], the records passed to `fit`.
+        inside: whether each record is passed to `fit`, bool [N].
         seed: seed passed to `fit`.
 
     Raises:

@@ -41,11 +41,11 @@ def rmia(
     approximates the contribution of the shadows trained with x. No shadow was trained on the population, so p(z) gets
     the same correction.
 
-    For a single target, neither the population nor gamma changes the order of the records. They make scores comparable
-    between targets.
+    For a single target, neither the population nor gamma changes the order of the records. The population and gamma
+    make scores comparable between targets.
 
     Args:
-        target, inside, shadows: as for `lira`: floats [n], bool [S, n] and floats [S, n]; the scores must be
+        target, inside, shadows: arguments as for `lira`: floats [n], bool [S, n] and floats [S, n]. The scores must be
             `stable_logit`s, from which the probabilities are computed.
         z_target: stable logits of population records under the target [Z]; no model was trained on these records.
         z_shadows: stable logits of the same population records under the shadows [S, Z].
@@ -59,8 +59,8 @@ def rmia(
         Scores in [0, 1], float64 [n], higher for members.
 
     Raises:
-        TypeError, ValueError: as for `lira`; or some record was used by all shadows or (online) by no shadow; or the
-            population is empty.
+        TypeError, ValueError: as for `lira`; or the population is empty, or all shadows (online, also no shadow) used
+            some record.
     """
     check.boolean(online, "online")
     a = check.real_number(a, "a", least=0.0, most=1.0)

@@ -22,7 +22,7 @@ def loss(logits: Tensor, labels: Tensor) -> Tensor:
         labels: class indices int [n].
 
     Returns:
-        Float64 [n], at most 0.
+        Scores, float64 [n], at most 0.
 
     Raises:
         TypeError, ValueError: the logits or labels are invalid.
@@ -44,7 +44,7 @@ def stable_logit(logits: Tensor, labels: Tensor) -> Tensor:
         labels: class indices int [n].
 
     Returns:
-        Float64 [n], of any sign; above 0 if p is above a half.
+        Scores, float64 [n], of any sign; above 0 if p is above a half.
 
     Raises:
         TypeError, ValueError: the logits or labels are invalid, or there is a single class.
@@ -64,7 +64,7 @@ def margin(logits: Tensor, labels: Tensor) -> Tensor:
         labels: class indices int [n].
 
     Returns:
-        Float64 [n]; above 0 if the record is classified correctly.
+        Scores, float64 [n]; above 0 if the record is classified correctly.
 
     Raises:
         TypeError, ValueError: as for `stable_logit`.

@@ -28,8 +28,8 @@ def halves(count: int, records: int, seed: int) -> Tensor:
     Shadow 2k has a random half of the records and shadow 2k + 1 the other half. Every record is thus in exactly half of
     the shadows, and every shadow has half of the records. If a target is removed together with its complement, *every*
     record is in exactly half of the remaining shadows, so these counts do not reveal the target's records. In a design
-    that is balanced but not paired, these counts reveal them: a record of the target is in one remaining shadow fewer.
-    A pair depends only on the seed and the pair's index, so more shadows can be added later.
+    that is balanced but not paired, the counts reveal the target's records: each of these is in one remaining shadow
+    fewer. A pair depends only on the seed and the pair's index, so more shadows can be added later.
 
     Args:
         count: number of shadows, even, at least 2.
@@ -87,8 +87,8 @@ def estimate_cost(
     """Fit one shadow to estimate the cost of all of them.
 
     Args:
-        pipeline, count, workers, out, seed: as for `run_shadows`. With `out`, the shadow is saved there, so the
-            estimate costs nothing extra.
+        pipeline, count, workers, out, seed: arguments as for `run_shadows`. With `out`, the shadow is saved there, so
+            the estimate costs nothing extra.
 
     Returns:
         The estimated `Cost` of the missing shadows. If none is missing, `each` is the duration of the first one.
@@ -130,8 +130,9 @@ def run_shadows(
         out: folder for the shadows; None keeps them in memory only.
         seed: seed of the halves and of the seeds passed to `fit`.
         workers: number of shadows fitted at a time, each on one intra-op thread.
-        backend: "threads" of this process, which can run any function; or spawned "processes", for which `fit` must be
-            importable (a function of a module, not a closure). Use processes if `fit` spends much time in Python code.
+        backend: backend of the workers. "threads" of this process can run any function. For spawned "processes", `fit`
+            must be importable (a function of a module, not a closure). Use processes if `fit` spends much time in
+            Python code.
         progress: whether to show a progress bar with the time per shadow.
 
     Returns:
@@ -140,8 +141,9 @@ def run_shadows(
         because they would share the generator.
 
     Raises:
-        TypeError, ValueError: an argument is out of range; `fit` returns no scorers, other scorers than before, or
-            scores that are not finite; `out` holds shadows of another design; or `fit` cannot be sent to processes.
+        TypeError, ValueError: an argument is out of range, `out` holds shadows of another design, or `fit` cannot be
+            sent to processes. Also if `fit` returns no scorers, other scorers than before, or scores that are not
+            finite.
         InUse: another process uses `out`.
     """
     workers = check.positive_int(workers, "workers")

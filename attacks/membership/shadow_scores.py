@@ -1,4 +1,4 @@
-"""Scores of shadow models, and the view of one shadow as the target of an attack that uses the others."""
+"""Scores of shadow models, and the view of one shadow as the target of an attack that uses all other shadows."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Findings:
         """Add a leak.
 
         Args:
-            kind: one of `KINDS`.
+            kind: kind of the leak, one of `KINDS`.
             phrase: description of the leak with its size; continues "This run leaks: ".
         """
         self._leaks.append((kind, phrase))
@@ -53,7 +53,7 @@ class Findings:
         """Add an attack that found nothing.
 
         Args:
-            kind: one of `KINDS`.
+            kind: kind of the leak that was not found, one of `KINDS`.
             phrase: description of the attack, with the smallest leak that it would have detected.
         """
         self._negatives.append((kind, phrase))

@@ -51,8 +51,8 @@ class BulletList:
     """Bulleted list with a title.
 
     Attributes:
-        title: plain text; "" for none.
-        items: plain text.
+        title: title as plain text; "" for none.
+        items: items as plain text.
     """
 
     title: str
@@ -92,7 +92,7 @@ def render_html(title: str, verdict: str, lists: Sequence[BulletList], sections:
     """Return one HTML file without scripts or external resources.
 
     Args:
-        title, verdict, footer: plain text.
+        title, verdict, footer: title, verdict and footer of the report, as plain text.
         lists: lists shown below the verdict.
         sections: sections in order.
     """
@@ -142,7 +142,7 @@ def render_markdown(
     """Return the report as Markdown; figures are replaced by their captions.
 
     Args:
-        title, verdict, lists, sections, footer: as in `render_html`.
+        title, verdict, lists, sections, footer: arguments as in `render_html`.
     """
     lines = [f"# {title}", f"**{verdict}**", *map(_markdown, lists)]
     for section in sections:

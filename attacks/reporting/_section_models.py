@@ -92,7 +92,7 @@ def shadow_parts(
     """Run attacks with shadow models of the whole pipeline and of the baselines; each shadow in turn is the target.
 
     Args:
-        pipeline, count, workers, out, progress: as in `attacks.membership.run_shadows`.
+        pipeline, count, workers, out, progress: arguments of `attacks.membership.run_shadows`.
         baselines: other pipelines on the same records, by name.
         findings: receives the result for `pipeline`.
     """

@@ -44,13 +44,13 @@ class Inversion:
             client received and sent in a round's training (`attacks.transcript.TranscriptMessage`). None: an update of
             plain FedAvg, recomputed with the options in the folder and with `network`.
         client: index of the client whose message is inverted; None for the client with the fewest records.
-        round: round of the message; None for the first one that the client answered.
+        round: round of the message; None for the first round that the client answered.
         max_records: largest number of records behind a message that is inverted; from more records, hardly anything is
             recovered.
-        steps, restarts: as for `invert_message`.
+        steps, restarts: arguments of `invert_message`.
         known_labels: whether the attack gets the true labels of the client's records, from `members`, instead of
             inferring them from the message. The result is then an upper bound, for an adversary who knows the labels.
-        total_variation: as for `invert_message`; 0.01 suits small images of figures, and the paper's 0.1 suits
+        total_variation: argument of `invert_message`; 0.01 suits small images such as digits, and the paper's 0.1 suits
             photographs.
         seconds: time limit of the search. If the estimate from the first steps is longer, the search is skipped and the
             estimate is reported.
@@ -114,7 +114,7 @@ def message_pair(run: RecordedRun, client: int, number: int | None) -> tuple[Tra
     Args:
         run: folder of the run.
         client: index of the client.
-        number: index of the round; None for the first one that the client answered.
+        number: index of the round; None for the first round that the client answered.
 
     Raises:
         ValueError: the client did not answer in this round.

@@ -93,7 +93,7 @@ def report(
             needed to distinguish a leak from mere similarity.
         network: network of the run's architecture, with any weights, to attack the last model. Requires members and
             non-members with labels.
-        started_from: int [S], indices of the members that images were initialized from, if known. Rates are then given
+        started_from: indices of the members that images were initialized from, int [S], if known. Rates are then given
             separately for these members and for all other members.
         invert: choice of the client whose update is inverted, its records, and a time limit. By default, the smallest
             client of plain FedAvg is attacked for at most a minute. None omits the inversion.

@@ -71,8 +71,9 @@ class PreparedRun:
 
         Args:
             out: the study's folder.
-            options: `device`, `workers`, `progress`, `keep` and `partition_seed` of the `Job`; `commit`, the commit
-                of the code; `shared`, a folder that may already hold the task's files.
+            options: mapping with `device`, `workers`, `progress`, `keep` and `partition_seed` of the `Job`. Further
+                keys are `commit`, the commit of the code, and `shared`, a folder that may already hold the task's
+                files.
         """
         spec, folder = self.spec, out / self.spec.folder
         path = folder / "summary.json"
@@ -108,7 +109,7 @@ class PreparedRun:
         """Execute a short part of the run.
 
         Args:
-            options: `device` and `workers` of the `Job`.
+            options: mapping with `device` and `workers` of the `Job`.
 
         Returns:
             The estimated cost of the whole run, and the peak memory of this process during the trial, in bytes.

@@ -125,11 +125,11 @@ class Records(list[Record]):
         """Return the records with a column `accuracy_late`, the mean accuracy of the last rounds.
 
         The accuracy of a single round is noisy, and the best round is chosen on the test set. A mean over a number of
-        rounds that was fixed before the run avoids both.
+        rounds that was fixed before the run avoids both problems.
 
         Args:
             rounds: number of final rounds to average over. Untested rounds among them are skipped. The value is None
-                for a run in which none of them was tested.
+                for a run in which none of these rounds was tested.
 
         Raises:
             ValueError, TypeError: `rounds` is not a positive integer.

@@ -58,7 +58,7 @@ def score_configuration(lines: Sequence[Mapping[str, Any]], rule: str) -> dict[s
 
     Args:
         lines: summaries of the configuration's runs, one per seed.
-        rule: a key of `RULES`.
+        rule: name of the rule, a key of `RULES`.
     """
     scores = [line.get(RULES[rule]) for line in lines]
     known = [score for score in scores if score is not None]
@@ -163,9 +163,9 @@ def tuning_table(folder: str | os.PathLike[str], *, task: str | None = None) -> 
 
     Returns:
         A table with one row per task and candidate. Its columns are the number of configurations, the chosen values of
-        the settings that differ between configurations, their score on the validation part, the worst configuration's
-        score, and the settings whose chosen value is the smallest or largest of at least three values. For these
-        settings, a value outside the searched range may be better.
+        the settings that differ between configurations, the score of the chosen configuration on the validation part,
+        and the worst configuration's score. The last column names the settings whose chosen value is the smallest or
+        largest of at least three values. For these settings, a value outside the searched range may be better.
 
     Raises:
         FileNotFoundError, RecordError: see `read_choice`.

@@ -175,7 +175,7 @@ class Candidate(ABC):
         return task.network(split)
 
     def passes_to_make(self, name: str) -> bool:
-        """Return whether the setting with this `name` is passed to `make`; subclasses may use some themselves."""
+        """Return whether the setting with this `name` is passed to `make`; subclasses may use some settings instead."""
         return True
 
     def for_record(self: Self) -> Self:

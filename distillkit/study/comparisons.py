@@ -21,9 +21,9 @@ def paired_differences(
     """Return the mean difference of each candidate to a baseline over seeds, with a confidence interval.
 
     Two candidates with the same seed share the data split and the initial weights, so their difference varies less than
-    either accuracy. The interval is Student's, for the mean of n differences d: mean(d) ± t(n - 1) std(d) / sqrt(n). It
-    assumes normally distributed differences. It covers the variation between seeds, not between test sets. Intervals
-    are not corrected for multiple comparisons.
+    either accuracy. The interval is Student's, for the mean of n differences d: mean(d) ± t(n - 1) std(d) / sqrt(n).
+    The interval assumes normally distributed differences. It covers the variation between seeds, not between test sets.
+    Intervals are not corrected for multiple comparisons.
 
     Args:
         records: records, or a study's folder.
@@ -33,8 +33,8 @@ def paired_differences(
 
     Returns:
         A table with one row per task and candidate. Its columns are the number of seeds that candidate and baseline
-        share, the mean difference (candidate - base; accuracies in percentage points), the confidence interval, and a
-        caution if the interval contains 0 or is undefined (fewer than 2 seeds).
+        share, the mean difference (candidate - base; accuracies in percentage points), and the confidence interval. The
+        last column is a caution if the interval contains 0 or is undefined (fewer than 2 seeds).
 
     Raises:
         ValueError: there are no records, a task lacks the baseline, no run has the column, or `confidence` is outside

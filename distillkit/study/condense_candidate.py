@@ -90,7 +90,7 @@ class Condense(Candidate):
     that consists of all real images is not saved again.
 
     Args:
-        make, search, settings, like: see `Candidate`.
+        make, search, settings, like: arguments of `Candidate`.
         num_networks: number of networks trained on each set.
         protocol: training protocol of these networks.
         tested: factory of these networks, called with the number of outputs; default: the task's network factory. Use

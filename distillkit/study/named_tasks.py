@@ -100,7 +100,7 @@ def named_task(
     sizes. The cache is written once, beside their folders or in `DISTILLKIT_CACHE` (see `data.open_folder`).
 
     Args:
-        name: one of `TASK_NAMES`.
+        name: name of the task, one of `TASK_NAMES`.
         root: folder of the data sets (see `load`), with the subfolders `CIFAR-10-C`, `retina_balanced`, `femnist`,
             `celeba`, `leaf-celeba` and `flair`. Default: the environment variable `DISTILLKIT_DATA`.
         clients, alpha: number of clients and concentration of the Dirichlet partition.

@@ -148,7 +148,7 @@ class Study:
         A trial takes two rounds, or some steps, of the first configuration. Its results are discarded.
 
         Args:
-            processes, workers, device: see `run`.
+            processes, workers, device: arguments of `run`.
 
         Returns:
             The estimated seconds, bytes and memory by task and candidate; `print` the estimate to see a table.

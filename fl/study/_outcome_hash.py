@@ -24,8 +24,8 @@ def outcome_hash(run: Run) -> str:
     """Return a hash of the server's last state and the whole history.
 
     Two runs of the same method on the same task with the same seed have the same hash. The number of workers, the
-    backend (threads or loopback) and interruptions do not change it. The hash leaves out durations, resent bytes and
-    spared bytes. Private runs have different hashes, because their noise comes from the operating system.
+    backend (threads or loopback) and interruptions do not change the hash. The hash leaves out durations, resent bytes
+    and spared bytes. Private runs have different hashes, because their noise comes from the operating system.
 
     Args:
         run: the result of `simulate`.

@@ -36,7 +36,7 @@ class Federated(Candidate):
     tests (of personal models if there are any). For a private method it also has the privacy columns of `Condense`.
 
     Args:
-        make, search, settings, like: see `Candidate`.
+        make, search, settings, like: arguments of `Candidate`.
         transcript: whether to keep the rounds' messages, for attacks; see `fl.simulate`.
         delta: delta of the ledger of a private method (`ledger.jsonl` in the run's folder).
         backend: backend that runs the clients, see `fl.simulate`.
@@ -108,6 +108,6 @@ def client_data(allocation: Allocation) -> list[ClientData]:
     """Return the clients for `simulate`. Stored images are read when their client needs them.
 
     Args:
-        allocation: an allocation of a task.
+        allocation: allocation of a task's images, from `Task.assign`.
     """
     return [ClientData(*sets) for sets in zip(allocation.clients, allocation.own_tests, strict=True)]

@@ -69,8 +69,9 @@ def repeat(
         method: argument of `load`.
         clients, test, server_data: images of a run that was made by `simulate` outside a study. Such a run does not
             record the source of its images.
-        backend, workers: see `simulate`; default: those of the run.
-        device: device of clients and server; default: that of the run. On another device, rounding and hash may differ.
+        backend, workers: arguments of `simulate`; default: the values of the run.
+        device: device of clients and server; default: the device of the run. On another device, rounding and hash may
+            differ.
         names, trust: your functions and classes that the run uses; see `distillkit.serialization.from_config`.
         progress: whether to show a progress bar.
 

@@ -43,12 +43,12 @@ class SavedRun:
         folder: folder of the run.
         config: content of its `config.json`.
         rows: rows of its history, one per completed round.
-        line: content of its `summary.json`; None for a run outside a study or not finished.
+        line: content of its `summary.json`; None for an unfinished run or a run outside a study.
         method: the rebuilt method; None if only a `factory` was given.
-        state: the server's state after the last round, by entry keys.
+        state: the server's state after the last round, by entry key.
         models: global models after the last round by name ("" for a single one), in eval mode.
-        sets: the sets in the server's state, by entry keys (FedDM's synthetic images, FedLGD's anchors); "set" for a
-            candidate that makes a set.
+        sets: the sets in the server's state by entry key, such as FedDM's synthetic images or FedLGD's anchors. The key
+            is "set" for a candidate that makes a set.
     """
 
     folder: Path
@@ -87,7 +87,7 @@ class SavedRun:
 
     @cached_property
     def task(self) -> Task:
-        """The rebuilt task.
+        """Task of the run, rebuilt from its config.
 
         Raises:
             NotRepeatable: the run was not part of a study, so its images are unknown.
@@ -172,7 +172,7 @@ def load(
 
     Raises:
         fl.CheckpointError: there is no run, or a file is damaged or from a later version.
-        NotRepeatable: the method is neither recorded nor passed, or the passed one differs.
+        NotRepeatable: the method is neither recorded nor passed, or the passed method differs from the recorded one.
     """
     folder = Path(folder)
     config, store = read_config(folder), Store(folder)

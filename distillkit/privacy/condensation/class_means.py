@@ -68,7 +68,7 @@ def release(sums: Tensor, *, sigma: float, sensitivity: float, ledger: Ledger | 
     call is therefore G Gaussian releases of rate 1, whose composition is exact.
 
     Args:
-        sums: float64 [G, K, F] from `class_sums`: G embedders, all K classes, vectors of length F.
+        sums: class sums, float64 [G, K, F], from `class_sums`: G embedders, all K classes, vectors of length F.
         sigma: noise standard deviation / sensitivity of each of the G releases; see `plan_noise(count=G)`. 0 adds no
             noise, and the ledger then records that no guarantee holds.
         sensitivity: largest l2 norm that one record adds to the sums of one embedder, `embedders.sensitivity`.

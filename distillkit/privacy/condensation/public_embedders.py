@@ -74,10 +74,10 @@ class PublicEmbedder:
         """Compute phi(x), before centering and clipping; every call applies the same draw of the augmentation.
 
         Args:
-            images: float [N, C, H, W] in the space of the release.
+            images: images in the space of the release, float [N, C, H, W].
 
         Returns:
-            Float [N, F].
+            Embeddings, float [N, F].
         """
         if self.augment is not None:
             images = self.augment(images, self._generator(), siamese=True)
@@ -90,10 +90,10 @@ class PublicEmbedder:
         """Compute phi(x) without the augmentation.
 
         Args:
-            images: float [N, C, H, W] in the space of the release.
+            images: images in the space of the release, float [N, C, H, W].
 
         Returns:
-            Float [N, F].
+            Embeddings, float [N, F].
         """
         embedding = self.network.features(images)
         if self.match == "embedding":
@@ -105,7 +105,7 @@ class PublicEmbedder:
         """Compute phi(x) of private images without running user code on them.
 
         Args:
-            images: float [N, C, H, W] in the space of the release.
+            images: images in the space of the release, float [N, C, H, W].
 
         Returns:
             Embeddings, float [N, F]; zeros for an image on which an operator fails.
