@@ -23,7 +23,7 @@ __all__ = [
 ]  # fmt: skip
 
 FEW = 10
-"""A false-positive rate that rests on fewer false positives is flagged, because it varies much between samples."""
+"""Number of false positives below which a rate is flagged, because it then varies much between samples."""
 
 
 def clopper_pearson(hits: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:

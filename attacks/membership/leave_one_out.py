@@ -22,7 +22,7 @@ from distillkit._utils.progress import bar
 __all__ = ["SHADOW_ATTACKS", "Attack", "AttackResult", "leave_one_out"]
 
 Attack = Callable[[Target], Tensor]
-"""`attack(target)`: a score of each record, [N], higher for records that the target was trained on."""
+"""Function `attack(target)` that returns a score per record, [N], higher for records that the target was trained on."""
 
 
 def _rmia(target: Target, online: bool) -> Tensor:

@@ -18,12 +18,12 @@ from distillkit.chunking import chunk_size, forward_chunks
 __all__ = ["Pipeline", "Scorer", "model_scorer"]
 
 Scorer = Callable[[Tensor, Tensor], Tensor]
-"""`scorer(images, labels)`: score of a fitted model or set for each record, [n], higher for members, or several numbers
-per record, [n, d], such as logits.
+"""Function `scorer(images, labels)` that returns a score of a fitted model or set for each record, [n], higher for
+members. It may return several numbers per record, [n, d], such as logits.
 """
 
 FitFunction = Callable[[Tensor, int], Mapping[str, Scorer]]
-"""`fit(indices, seed)`: runs everything on these records, and returns scorers of the result by name."""
+"""Function `fit(indices, seed)` that runs the pipeline on these records, and returns scorers of the result by name."""
 
 
 @dataclass(frozen=True, eq=False)

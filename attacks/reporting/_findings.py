@@ -15,7 +15,9 @@ __all__ = ["KINDS", "MIN_NON_MEMBERS", "Findings", "evaluate_scores", "format_pe
 
 KINDS = ("claim", "inversion", "images", "shadows", "model", "classes")
 """Kinds of findings, the most serious first: a refuted privacy claim, records rebuilt from an update, members
-recognised from images, by attacks with shadow models, by one threshold on the last model, and disclosed classes."""
+recognized from images, members recognized by shadow models, members recognized by one threshold on the last model, and
+disclosed classes.
+"""
 
 _NEGATIVE_ORDER = ("images", "shadows", "inversion", "model", "classes", "claim")
 """Order of negative results: the attacks most likely to find a leak come first."""

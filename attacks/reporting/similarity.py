@@ -12,7 +12,7 @@ from distillkit.rng import derive
 __all__ = ["PSNR_LEVELS", "closest_images", "random_baseline"]
 
 PSNR_LEVELS = (20, 25, 30)
-"""PSNR in decibels from which a record counts as recovered: recognisable, close, nearly identical."""
+"""Smallest PSNR, in decibels, of a recovered record at three levels: recognizable, close and nearly identical."""
 
 _ELEMENTS = 2**24
 
