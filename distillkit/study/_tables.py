@@ -174,4 +174,4 @@ def _rounded_up(epsilon: float) -> str:
 
 def _spread_note(found: Sequence[Group]) -> str:
     alone = any(len(g.records) == 1 for g in found)
-    return "±: standard deviation over seeds (n - 1)" + ("; a single seed has none." if alone else ".")
+    return "± gives the sample standard deviation over seeds (n - 1)" + ("; a single seed has none." if alone else ".")

@@ -197,7 +197,8 @@ def tuning_table(folder: str | os.PathLike[str], *, task: str | None = None) -> 
         if t.rule not in (None, facts.get("rule")):
             own.setdefault(str(t.rule), []).append(t.method)
     rules = "; ".join([str(facts.get("rule")), *(f"{r} for {', '.join(dict.fromkeys(m))}" for r, m in own.items())])
-    note = f"Compared on the validation part, never on the test set; rule: {rules}; tuning seeds: {seeds}."
+    compared = "Configurations are compared on the validation part, never on the test set"
+    note = f"{compared}; rule: {rules}; tuning seeds: {seeds}."
     return Table(header, tuple(printed), rows, (note,), left=3)
 
 

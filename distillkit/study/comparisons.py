@@ -67,7 +67,8 @@ def paired_differences(
     shown = f"{column.replace('_', ' ')} minus {base}'s" + (f" ({points})" if points else "")
     header = ("task", "method", "seeds of both", shown, f"{100 * confidence:g} % interval", "caution")
     note = (
-        "Differences at equal seeds; Student's interval of their mean, not corrected for multiple comparisons. "
+        "Differences are between runs with the same seed. The interval is Student's t interval of the mean difference, "
+        "not corrected for multiple comparisons. "
         "The interval covers the variation between seeds, not between test sets."
     )
     return Table(header, tuple(printed), rows, (note,))

@@ -83,9 +83,10 @@ def to_target(records: RecordsLike, *, accuracy: float) -> Table:
         rows.append({**numbers, **costs, **{f"mean_{by}": means[by] for by in _SHOWN}})
     header = ("task", "method", "seeds", f"reached {100 * target:g} %", "rounds", "MB", "client s")
     notes = (
-        "Rounds, MB up and down of all clients, and CPU seconds of all clients until the target: mean ± standard "
-        f"deviation over seeds, {NONE} unless every run reached it; then the same for the mean curve over seeds.",
-        "The target is met on the test set: a measure of speed, not of accuracy.",
+        "The table shows the rounds, the MB up and down of all clients, and the CPU seconds of all clients until the "
+        f"target is reached: mean ± standard deviation over seeds, or {NONE} unless every run reached the target. The "
+        "last three columns show the same for the mean curve over seeds.",
+        "The target is met on the test set, so the table measures speed, not accuracy.",
     )
     return Table((*header, "mean: rounds", "mean: MB", "mean: client s"), tuple(printed), rows, notes)
 
@@ -127,7 +128,7 @@ def at_equal(records: RecordsLike, *, by: str = "rounds", budget: float | None =
         rows.append({"task": g.task, "method": g.method, "seeds": len(g.records), "budget": own, **numbers})
     shared = (f"{_budget(value, by)} on {task}" for task, value in smallest.items())
     within = _budget(budget, by) if budget is not None else ", ".join(shared)
-    notes = (f"Last tested round of each candidate within {within}.",)
+    notes = (f"The table shows the last tested round of each candidate within {within}.",)
     names = ("accuracy %", "after round", "MB spent" if by.startswith("bytes") else "client s spent")
     return Table(("task", "method", "seeds", *names[: len(columns)]), tuple(printed), rows, notes)
 
