@@ -26,7 +26,10 @@ from fl.method import Method
 from fl.participants import Client, Interrupted
 from fl.task import LabelTask
 
-__all__ = ["ClientRuntime", "respond"]
+__all__ = ["FAILED_PRIVATELY", "ClientRuntime", "respond"]
+
+FAILED_PRIVATELY = "failed; the reason is in its own log, because it may depend on private records"
+"""Only words that a server learns about the failure of a private client."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ def _shown_reason(method: Method, error: Exception) -> str:
     if not method.private or isinstance(error, RequestError):
         return reason_of(error)
     logging.getLogger(__name__).warning("%s", reason_of(error))
-    return "failed; the reason is in its own log, because it may depend on private records"
+    return FAILED_PRIVATELY
 
 
 def _absent(method: Method, header: RequestHeader, data: ClientData) -> bool:

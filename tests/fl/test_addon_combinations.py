@@ -54,6 +54,7 @@ REFUSED: dict[tuple[str, str], str] = {
     **{("DPSGD", name): TOGETHER for name in ("FedDecorr", "FedGen", "VFA")},
     ("DPSGD", "FedReg"): SLOT.format("gradient"),
     ("DPSGD", "FedSAM"): SLOT.format("gradient"),
+    ("DPSGD", "Ditto"): "trains a second model on the records",
     ("Ditto", "FineTune"): SLOT.format("personal_model"),
     ("FedDF", "FedNova"): "needs the clients' models",
     ("FedDF", "SharedImage"): SLOT.format("refine"),

@@ -46,6 +46,7 @@ from fl.addons import (
 )
 from fl.aggregation import AggregatedReplies, Aggregator, EntrySpec, Schema
 from fl.averaging.addon import AddOn
+from fl.engine._client_runtime import FAILED_PRIVATELY
 from fl.filters.client_dp import Adaptive
 from fl.message import Tensors
 from fl.methods import FedProto
@@ -295,7 +296,7 @@ def test_lost_and_failed_replies_add_noise_and_reveal_no_client() -> None:
     why = sorted(run.rows[0]["failed"].values())
     assert run.rows[0]["failed"].keys() == {"#1", "#2", "#3"}
     assert why[0].startswith("FedAvg.update[")
-    assert [w.split(" (")[0] for w in why[1:]] == ["raised RuntimeError: lost"] * 2
+    assert [w.split(" (")[0] for w in why[1:]] == [FAILED_PRIVATELY] * 2
     start = averaging().networks.first("", 3, 5)
     for name, old in start.items():
         by_two, by_five = (r.server.state[FedAvg.model][name] - old for r in (plain, run))

@@ -19,6 +19,7 @@ from fl.deploy._wire import Job
 from fl.deploy.flower import app_hash, client_app, read_policy
 from fl.deploy.flower._node_ledger import NodeLedger
 from fl.deploy.flower._release_guard import ReleaseGuard
+from fl.engine._client_runtime import FAILED_PRIVATELY
 from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
 from fl.methods import PrivateFedDM
 from tests.fl.flower import fake_flower
@@ -211,7 +212,7 @@ class Talking(NoisySum):
 
 def test_finite_epsilon_withholds_errors_and_notes(tmp_path: Path) -> None:
     (found,) = of_client_1(one_strict(tmp_path / "fails", Talking(True)))
-    assert found == "raised KeyError (the message is in the node's log, because its owner has set a policy)"
+    assert found == f"{FAILED_PRIVATELY} (the message is in the node's log, because its owner has set a policy)"
     noted = [
         one_strict(tmp_path / word, Talking(False), epsilon=word).rows[0]["noted"]["images"] for word in ("8.0", "inf")
     ]
