@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from distillkit._utils import check
 from distillkit._utils.eval_mode import eval_mode
+from distillkit._utils.options import Decay, NonNegative, Positive, PositiveInt, check_options
 from distillkit._utils.progress import bar
 from distillkit._utils.user_warnings import warn
 from distillkit.augment import Augmentation, apply_augmentation, require_augmentation, require_normalization
@@ -39,21 +39,16 @@ class Protocol:
             `DSA()`, and with `DSA(DIGITS)` on digits; DC evaluates without augmentation.
     """
 
-    epochs: int = 1000
-    lr: float = 0.01
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    batch: int = 256
-    lr_drop: float = 0.1
+    epochs: PositiveInt = 1000
+    lr: Positive = 0.01
+    momentum: Decay = 0.9
+    weight_decay: NonNegative = 5e-4
+    batch: PositiveInt = 256
+    lr_drop: Positive = 0.1
     augment: Augmentation | None = None
 
     def __post_init__(self) -> None:
-        check.positive_int(self.epochs, "epochs")
-        check.positive_int(self.batch, "batch")
-        check.real_number(self.lr, "lr", above=0.0)
-        check.real_number(self.lr_drop, "lr_drop", above=0.0)
-        check.real_number(self.momentum, "momentum", least=0.0, below=1.0)
-        check.real_number(self.weight_decay, "weight_decay", least=0.0)
+        check_options(self)
         require_augmentation(self.augment)
 
 

@@ -12,7 +12,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, ClassVar
 
 from distillkit._utils.configurable import Configurable
-from fl._options import check_options
+from distillkit._utils.options import check_options
 from fl.message import Entry, declared_entries
 
 __all__ = [
@@ -57,7 +57,7 @@ class Component(KeyedObject):
     """Base class of add-ons and filters, which are parts of a method and not methods themselves."""
 
     def __post_init__(self) -> None:
-        """Check the options of a dataclass against their types (`fl._options`)."""
+        """Check the options of a dataclass against their types (`distillkit._utils.options`)."""
         if is_dataclass(self):
             check_options(self)
 

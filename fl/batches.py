@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
+from distillkit._utils.options import PositiveInt, check_options
 from distillkit.sets import LabeledImages
-from fl._options import PositiveInt, check_options
 
 __all__ = ["Batch", "Phase", "batch_at", "select_rows", "shuffled_indices"]
 

@@ -69,9 +69,9 @@ def interval(call: ast.Call) -> str:
 
 @cache
 def types() -> dict[str, str]:
-    """Intervals of the option types in `fl/_options.py`, by name."""
+    """Intervals of the option types in `distillkit/_utils/options.py`, by name."""
     bounds = {}
-    for node in ast.parse((ROOT / "fl/_options.py").read_text()).body:
+    for node in ast.parse((ROOT / "distillkit/_utils/options.py").read_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript):
             check = node.value.slice.elts[-1]  # type: ignore[attr-defined]
             if isinstance(check, ast.Call):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
+from distillkit._utils.options import Fraction, NonNegativeInt, check_options
 from distillkit.augment._draws import Draws
 from distillkit.augment._validation import Augment
 from distillkit.normalization import Normalization
@@ -47,17 +48,16 @@ class CropFlip:
     """
 
     normalization: Normalization
-    pad: int = 4
-    flip: float = 0.5
-    cutout: int = 0
+    pad: NonNegativeInt = 4
+    flip: Fraction = 0.5
+    cutout: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.normalization, Normalization):
             got = type(self.normalization).__name__
             raise TypeError(f"normalization must be the images' Normalization (train.normalization), got {got}")
-        check.positive_int(self.pad, "pad", least=0)
-        check.real_number(self.flip, "flip", least=0, most=1)
-        if check.positive_int(self.cutout, "cutout", least=0) % 2:
+        check_options(self)
+        if self.cutout % 2:
             raise ValueError(f"cutout must be even, got {self.cutout}")
 
     def __call__(self, images: Tensor, generator: int | torch.Generator, *, siamese: bool = False) -> Tensor:

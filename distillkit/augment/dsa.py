@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from distillkit._utils import check
+from distillkit._utils.options import Fraction, NonNegative, check_options
 from distillkit.augment._draws import Draws
 from distillkit.rng import as_generator
 
@@ -60,15 +62,15 @@ class DSA:
     """
 
     strategy: str = NATURAL
-    mode: str = "S"
-    brightness: float = 1.0
-    saturation: float = 2.0
-    contrast: float = 0.5
-    crop: float = 0.125
-    cutout: float = 0.5
-    flip: float = 0.5
+    mode: Literal["S", "M"] = "S"
+    brightness: NonNegative = 1.0
+    saturation: NonNegative = 2.0
+    contrast: NonNegative = 0.5
+    crop: Fraction = 0.125
+    cutout: Fraction = 0.5
+    flip: Fraction = 0.5
     scale: float = 1.2
-    rotate: float = 15.0
+    rotate: NonNegative = 15.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.strategy, str):
@@ -77,11 +79,7 @@ class DSA:
             check.one_of(family, "strategy's families", _FAMILIES)
         if len(set(self.families)) != len(self.families):
             raise ValueError(f"strategy must name each family once, got {self.strategy!r}")
-        check.one_of(self.mode, "mode", ("S", "M"))
-        for name in ("brightness", "saturation", "contrast", "rotate"):
-            check.real_number(getattr(self, name), name, least=0)
-        for name in ("crop", "cutout", "flip"):
-            check.real_number(getattr(self, name), name, least=0, most=1)
+        check_options(self)
         check.real_number(self.scale, "scale", least=1)
 
     @property

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from distillkit import losses
 from distillkit._utils import check
+from distillkit._utils.options import NonNegative, check_options
 from distillkit.networks._factory import frozen_copy
 from distillkit.networks._validation import uses_batch_statistics
 
@@ -42,17 +43,16 @@ class InversionLoss:
 
     teacher: nn.Module
     student: nn.Module | None
-    cross_entropy: float
-    total_variation: float
-    image_l2: float
-    batch_norm: float
-    disagreement: float
+    cross_entropy: NonNegative
+    total_variation: NonNegative
+    image_l2: NonNegative
+    batch_norm: NonNegative
+    disagreement: NonNegative
     divergence: Divergence
     prior: losses.BatchNormPrior | None = None
 
     def __post_init__(self) -> None:
-        for name in ("cross_entropy", "total_variation", "image_l2", "batch_norm", "disagreement"):
-            check.real_number(getattr(self, name), name, least=0.0)
+        check_options(self)
         check.one_of(self.divergence, "divergence", tuple(_DIVERGENCES))
 
     def __call__(self, images: Tensor, targets: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
-from fl._options import Fraction, NonNegativeInt, Options, Positive, PositiveInt
+from distillkit._utils.options import Fraction, NonNegativeInt, Options, Positive, PositiveInt
 from fl.addons._crops import Source, View
 from fl.addons._distill import distill_models, falling_steps, starts_from_average, validation_accuracy
 from fl.addons.scaffold import SCAFFOLD

@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from distillkit._utils.options import Decay, NonNegative, NonNegativeInt, Positive, Rounds
 from distillkit.condense import class_statistics, fit_to_gradient, images_from_statistics
 from distillkit.losses import rbf_mmd, supervised_contrastive
 from distillkit.sets import LabeledImages
-from fl._options import Decay, NonNegative, NonNegativeInt, Positive, Rounds
 from fl.addons.condensed import SELECTED
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings, Step

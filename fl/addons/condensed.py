@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch import Generator, nn
 
+from distillkit._utils.options import Decay, NonNegativeInt, Positive, PositiveInt, Rounds
 from distillkit._utils.user_warnings import without_warnings
 from distillkit.augment import DSA, Augmentation, require_augmentation
 from distillkit.condense import distribution_matching
@@ -15,7 +16,6 @@ from distillkit.networks import FixedNetwork, RandomNetworks
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
-from fl._options import Decay, NonNegativeInt, Positive, PositiveInt, Rounds
 from fl.averaging import AddOn, Local
 from fl.message import Entry
 from fl.participants import Client, Server

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from distillkit._utils.options import NonNegative
 from distillkit.losses import proximal
-from fl._options import NonNegative
 from fl.averaging import AddOn, Local, Settings
 from fl.averaging._composition import require_whole_models
 from fl.batches import Phase

@@ -11,13 +11,13 @@ from weakref import WeakKeyDictionary
 import torch
 
 from distillkit._utils import check
+from distillkit._utils.options import NonNegative, PositiveInt, Rate
 from distillkit._utils.user_warnings import warn
 from distillkit.privacy import ExampleGradients, PrivateGradient, per_example_gradients, require_per_example
 from distillkit.privacy.capture._augmentation import captured_augmentation
 from distillkit.privacy.capture._captured_function import CapturedFunction
 from distillkit.privacy.validation._arguments import refuse_half_precision, refuse_large_delta
 from distillkit.sets import LabeledImages
-from fl._options import NonNegative, PositiveInt, Rate
 from fl.addons._per_example import refuse_mixing_objective, unsound
 from fl.averaging import AddOn, AveragingServer, Local, Settings, Step
 from fl.batches import Batch, Phase, batch_at

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fl._options import Decay, Positive
+from distillkit._utils.options import Decay, Positive
 from fl.averaging import AddOn, AveragingServer
 from fl.message import Entry, Tensors
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from distillkit._utils.options import NonNegative, NonNegativeInt, Positive, PositiveInt
 from distillkit.generate import invert
 from distillkit.generate._inversion_loss import Divergence
 from distillkit.sets import LabeledImages
-from fl._options import NonNegative, NonNegativeInt, Positive, PositiveInt
 from fl.averaging import AddOn, AveragingServer, Local, Settings, Step
 from fl.averaging.addon import slot_owner
 from fl.batches import Batch

@@ -7,8 +7,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from distillkit._utils.options import NonNegative
 from distillkit.losses import feature_decorrelation
-from fl._options import NonNegative
 from fl.averaging import AddOn, Step
 
 __all__ = ["FedDecorr"]

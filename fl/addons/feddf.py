@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from distillkit._utils.options import Fraction, NonNegativeInt, Positive, PositiveInt
 from distillkit.chunking import chunk_size, forward_chunks
-from fl._options import Fraction, NonNegativeInt, Positive, PositiveInt
 from fl.addons._distill import distill_models, starts_from_average
 from fl.aggregation import AggregatedReplies
 from fl.averaging import AddOn, AveragingServer, FedAvg, Settings

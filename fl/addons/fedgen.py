@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from distillkit._utils.options import AtLeastTwo, NonNegative, Positive, PositiveInt
 from distillkit.losses import knowledge_distillation
 from distillkit.networks import build
-from fl._options import AtLeastTwo, NonNegative, Positive, PositiveInt
 from fl.addons._latent import Head, LatentGenerator, diversity
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging import AddOn, AveragingServer, FedAvg, Local, Settings, Step

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl._options import Decay, NonNegative, Positive
+from distillkit._utils.options import Decay, NonNegative, Positive
 from fl.averaging import AddOn, AveragingServer
 from fl.message import Entry, Tensors
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from distillkit._utils.options import NonNegative
 from distillkit.losses import proximal
-from fl._options import NonNegative
 from fl.averaging import AddOn, Step
 
 __all__ = ["FedProx"]

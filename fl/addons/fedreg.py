@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from distillkit._utils.options import Fraction, Positive, PositiveInt
 from distillkit.networks._dropout import seed_dropout
-from fl._options import Fraction, Positive, PositiveInt
 from fl.averaging import AddOn, Local, Settings, Step
 from fl.averaging.addon import overrides
 from fl.averaging.step import restored

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fl._options import NonNegative
+from distillkit._utils.options import NonNegative
 from fl.averaging import AddOn, Step
 from fl.averaging.step import restored
 from fl.message import Tensors

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl._options import PositiveInt
+from distillkit._utils.options import PositiveInt
 from fl.aggregation import AggregatedReplies
 from fl.averaging import AddOn, AveragingServer, FedAvg, Settings
 from fl.averaging._composition import require_full_models

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from distillkit._utils.options import NonNegative, Positive
 from distillkit.losses import model_contrastive
 from distillkit.networks import split
-from fl._options import NonNegative, Positive
 from fl.averaging import AddOn, Step
 
 __all__ = ["MOON"]

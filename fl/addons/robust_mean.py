@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fl._options import NonNegativeInt, PositiveInt
+from distillkit._utils.options import NonNegativeInt, PositiveInt
 from fl.addons._robust import krum_choice, trimmed_mean
 from fl.addons.local_accuracy import LocalAccuracy
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from distillkit._utils.options import Options, PositiveInt
 from distillkit.generate import Patches
-from fl._options import Options, PositiveInt
 from fl.addons._crops import Crops
 from fl.addons._shared import Shared
 from fl.averaging import FedAvg

@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from distillkit._utils.options import NonNegative, Positive, PositiveInt
 from distillkit.losses import supervised_contrastive
-from fl._options import NonNegative, Positive, PositiveInt
 from fl.averaging import AddOn, AveragingServer, Local, Step
 from fl.message import Entry, Message, Tensors
 from fl.networks import embedding_size

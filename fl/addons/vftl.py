@@ -7,8 +7,8 @@ from functools import partial
 
 import torch
 
+from distillkit._utils.options import AtLeastTwo, Decay, NonNegativeInt, Options, Positive, PositiveInt
 from distillkit.sets import LabeledImages
-from fl._options import AtLeastTwo, Decay, NonNegativeInt, Options, Positive, PositiveInt
 from fl.addons._server_training import train_on_set
 from fl.addons._virtual import require_source, virtual_set
 from fl.averaging import AddOn, AveragingServer, FedAvg

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from distillkit._utils import check
+from distillkit._utils.options import AtLeastTwo, NonNegative, Options, Positive, PositiveInt
 from distillkit.augment import adapt_normalization, require_augmentation
 from distillkit.augment._validation import Augment
 from distillkit.losses import supervised_contrastive
 from distillkit.networks import split
 from distillkit.sets import LabeledImages
-from fl._options import AtLeastTwo, NonNegative, Options, Positive, PositiveInt
 from fl.addons._virtual import require_source, virtual_set
 from fl.averaging import AddOn, AveragingServer, Local, Settings, Step
 from fl.averaging.step import outputs

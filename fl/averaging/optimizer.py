@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
-from fl._options import NonNegative, Positive, check_options
+from distillkit._utils.options import NonNegative, Positive, check_options
 from fl.message import Tensors
 
 __all__ = ["ClientOptimizer", "effective_lr", "load_state", "saved_state"]

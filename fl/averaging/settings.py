@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from distillkit._utils import check
+from distillkit._utils.options import Decay, Positive, PositiveInt, check_options
 from distillkit._utils.user_warnings import warn
 from distillkit.augment._validation import Augment
 from fl._components import Component
-from fl._options import Decay, Positive, PositiveInt, check_options
 from fl.averaging._entries import Entries
 from fl.averaging.optimizer import ClientOptimizer
 from fl.batches import Phase

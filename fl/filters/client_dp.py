@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
+from distillkit._utils.options import Fraction, NonNegative, Positive, Rate, check_options
 from distillkit._utils.user_warnings import warn
 from distillkit.privacy import ADD_OR_REMOVE_CLIENT, ALL_CLIENTS, Event, Ledger, NotAccountable, PrivacyError
-from fl._options import Fraction, NonNegative, Positive, Rate, check_options
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging.fedavg import FedAvg
 from fl.filters._boundable import require_shapes, require_sums

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from distillkit._utils.options import Decay, NonNegative, Positive, PositiveInt, check_options
 from distillkit.augment import require_augmentation
 from distillkit.networks import NetworkBall
 from distillkit.sets import LabeledImages
 from fl._noise_images import empty_set, pixel_limit
-from fl._options import Decay, NonNegative, Positive, PositiveInt, check_options
 from fl.addons._server_training import Projection, train_on_set
 from fl.addons.condensed import condense_client
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema

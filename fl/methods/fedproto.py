@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from distillkit._utils.options import Decay, NonNegative, Positive, PositiveInt, check_options
 from distillkit.chunking import chunk_size, forward_chunks
 from distillkit.losses import class_means, prototype_distance
 from distillkit.networks import split
 from distillkit.networks._dropout import seed_dropout
 from fl._components import stable_repr
-from fl._options import Decay, NonNegative, Positive, PositiveInt, check_options
 from fl.addons.condensed import Condensed
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging.settings import learning_rate

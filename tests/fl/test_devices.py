@@ -166,6 +166,7 @@ ALONE = {
     "addons/_per_example.py": "public noise for the trial",
     "addons/_virtual.py": "noise images, or a set that was given as an option",
     "addons/condensed.py": "networks of its own",
+    "addons/dp_sgd.py": "a gradient is captured for the device of the records",
     "addons/fedgen.py": "labels drawn for the generator",
     "addons/shared_image.py": "a picture that was given as an option",
     "addons/shared_pool.py": "pictures that were given as an option",

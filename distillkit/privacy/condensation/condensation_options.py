@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distillkit._utils import check
+from distillkit._utils.options import AtLeastTwo, NonNegativeInt, PositiveInt, check_options
 from distillkit.augment import Augmentation
 from distillkit.networks._validation import require_sampler
 from distillkit.networks.convnet import ConvNet
@@ -80,18 +81,16 @@ class Passes:
         TypeError, ValueError: a value has the wrong type or is out of range.
     """
 
-    count: int = 2
+    count: AtLeastTwo = 2
     histogram_share: float = 0.05
     first_share: float = 0.2
-    first_num_networks: int = 5
-    first_steps: int = 100
+    first_num_networks: PositiveInt = 5
+    first_steps: NonNegativeInt = 100
     train: Protocol | None = None
 
     def __post_init__(self) -> None:
-        check.positive_int(self.count, "count", least=2)
+        check_options(self)
         check.real_number(self.histogram_share, "histogram_share", above=0.0, most=0.5)
         check.real_number(self.first_share, "first_share", least=0.0, most=0.5)
-        check.positive_int(self.first_num_networks, "first_num_networks")
-        check.positive_int(self.first_steps, "first_steps", least=0)
         if self.train is not None:
             require_protocol(self.train)
