@@ -74,7 +74,7 @@ def locked(lock: Path, what: str, *, shared: bool = False, wait: float | None = 
                 held.acquire(timeout=_PATIENCE if wait is None else wait)
             except Timeout:
                 raise _refusal(note, what) from None
-            note.write_text(json.dumps({"pid": os.getpid(), "host": platform.node()}) + "\n")
+            note.write_text(json.dumps({"pid": os.getpid(), "host": platform.node()}) + "\n", encoding="utf-8")
             _OURS[lock] = [held, 0]
         _OURS[lock][1] += 1
     try:
@@ -91,7 +91,7 @@ def locked(lock: Path, what: str, *, shared: bool = False, wait: float | None = 
 
 def _refusal(note: Path, what: str) -> InUse:
     try:
-        holder = json.loads(note.read_text())
+        holder = json.loads(note.read_text(encoding="utf-8"))
         pid, host = int(holder["pid"]), str(holder["host"])
     except (OSError, ValueError, KeyError, TypeError):
         return InUse(f"{what} is in use by another process: wait for it, or end it first", None)

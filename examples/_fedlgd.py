@@ -97,7 +97,7 @@ def _by_domain(record: Record, images: Split) -> dict[str, float]:
             said = torch.cat([network(part)[:, : own.num_classes].argmax(1) for part in own.images.split(500)])
             found[name] = float((said == own.labels).double().mean())
         write_file(path, json.dumps(found) + "\n")
-    return dict(json.loads(path.read_text()))
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def draw(records: Records, task: Task, images: Split, out: Path) -> None:

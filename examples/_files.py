@@ -13,7 +13,7 @@ def write_file(path: Path, text: str) -> None:
     """Write a file completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text)
+    partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)
 
 
@@ -21,7 +21,9 @@ def current_commit() -> str | None:
     """Return the commit of the working tree, followed by `+` if files were changed; None outside a repository."""
 
     def git(*words: str) -> str:
-        return subprocess.check_output(["git", *words], cwd=Path(__file__).parent, text=True, stderr=subprocess.DEVNULL)
+        return subprocess.check_output(
+            ["git", *words], cwd=Path(__file__).parent, text=True, stderr=subprocess.DEVNULL, encoding="utf-8"
+        )
 
     try:
         commit, changed = git("rev-parse", "--short=12", "HEAD"), git("status", "--porcelain", "--untracked-files=no")

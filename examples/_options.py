@@ -128,7 +128,7 @@ def run_study(
 
     def show(line: Mapping[str, Any]) -> None:
         path = study.out / line["run"] / "history.jsonl"
-        rows = [json.loads(row) for row in path.read_text().splitlines()] if path.exists() else []
+        rows = [json.loads(row) for row in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
         accuracies = [row["accuracy"] for row in rows if row.get("accuracy") is not None]
         last = "–" if line["accuracy_last"] is None else f"{100 * line['accuracy_last']:.1f} %"
         after = f" after round {line['rounds']}" if accuracies else ""

@@ -34,7 +34,7 @@ TRANSCRIPT = "transcript"
 
 def written(path: Path) -> list[Line]:
     """Read the records in a file."""
-    return [json.loads(text) for text in path.read_text().splitlines()]
+    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
 
 
 def write(path: Path, lines: Sequence[Line]) -> None:

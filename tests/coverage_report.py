@@ -44,6 +44,6 @@ def report_lines(files: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, 
 
 
 if __name__ == "__main__":
-    report = list(report_lines(json.loads(Path(sys.argv[1]).read_text())["files"]))
+    report = list(report_lines(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))["files"]))
     print("\n".join(line for line, _ in report))
     sys.exit(0 if all(good for _, good in report) else f"a package is below {FLOOR:.0f} %")

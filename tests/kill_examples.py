@@ -34,7 +34,11 @@ def start(
     """Start an example on a folder with captured output."""
     command = [sys.executable, str(ROOT / "examples" / f"{example}.py"), "--preset", preset, "--workers", str(workers)]
     return subprocess.Popen(
-        [*command, "--out", str(out), *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*command, "--out", str(out), *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        encoding="utf-8",
     )
 
 
@@ -54,7 +58,7 @@ def record(out: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for folder in sorted(p.parent for p in out.rglob("history.jsonl")):
         name = str(folder.relative_to(out))
-        rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+        rows = [json.loads(line) for line in (folder / "history.jsonl").read_text(encoding="utf-8").splitlines()]
         found[name] = [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
         for model in sorted(folder.glob("checkpoint/model*.safetensors")):
             found[f"{name}/{model.name}"] = model.read_bytes()
@@ -63,19 +67,19 @@ def record(out: Path) -> dict[str, Any]:
 
 def rounds_of(out: Path) -> int:
     """Return how many rounds the runs in a folder have written so far."""
-    return sum(len(path.read_text().splitlines()) for path in out.rglob("history.jsonl"))
+    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in out.rglob("history.jsonl"))
 
 
 def children(pid: int) -> list[int]:
     """Return the child processes of a process (Linux; elsewhere none are known)."""
     path = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(word) for word in path.read_text().split()] if path.exists() else []
+    return [int(word) for word in path.read_text(encoding="utf-8").split()] if path.exists() else []
 
 
 def running(pid: int) -> bool:
     """Return whether a process is running (a zombie is not)."""
     path = Path(f"/proc/{pid}/stat")
-    return path.exists() and path.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    return path.exists() and path.read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] != "Z"
 
 
 def killed_and_resumed(out: Path, ready: Callable[[], bool], **how: Any) -> tuple[int, float]:

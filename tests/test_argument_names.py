@@ -41,7 +41,7 @@ def named() -> tuple[Named, ...]:
 def arguments_and_fields() -> Iterator[Named]:
     """Yield every annotated argument and field."""
     for path in (path for top in PACKAGES for path in sorted((ROOT / top).rglob("*.py"))):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.arg) and node.annotation is not None:
                 yield Named(where, node.arg, ast.unparse(node.annotation))

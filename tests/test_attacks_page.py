@@ -15,12 +15,12 @@ LINES = SCRIPT.read(SCRIPT.RECORDS) if SCRIPT.RECORDS.exists() else []
 
 @pytest.mark.parametrize("path", SCRIPT.pages(), ids=lambda path: path.stem)
 def test_tables_and_numbers_of_pages_equal_the_records(path: Path) -> None:
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     assert SCRIPT.filled(text, LINES) == text, "run python docs/scripts/attacks_page.py"
 
 
 def test_page_has_every_table() -> None:
-    text = SCRIPT.RECORDS.with_suffix(".md").read_text()
+    text = SCRIPT.RECORDS.with_suffix(".md").read_text(encoding="utf-8")
     assert [name for _, name, _ in SCRIPT.TABLE.findall(text)] == list(SCRIPT.TABLES)
     assert text.count("<!-- end of table -->") == len(SCRIPT.TABLES)
     assert len(SCRIPT.COMMITS.findall(text)) == 1

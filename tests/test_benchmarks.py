@@ -94,7 +94,7 @@ def test_table_is_printed_and_saved_line_by_line(tmp_path: Path, capsys: pytest.
     assert "| private class means, a step | CPU |" in said
     assert "| width: a DM step |" in said
     with pytest.raises(ValueError, match="made with --tiny"):
-        SCRIPT.filled(SCRIPT.PAGE.read_text(), out.rename(tmp_path / "benchmarks.jsonl").parent)
+        SCRIPT.filled(SCRIPT.PAGE.read_text(encoding="utf-8"), out.rename(tmp_path / "benchmarks.jsonl").parent)
 
 
 def test_benchmark_continues_and_a_failing_row_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,12 +170,12 @@ def test_profile_names_the_operations_of_all_threads() -> None:
 
 
 def test_page_equals_its_records(tmp_path: Path) -> None:
-    text = SCRIPT.PAGE.read_text()
+    text = SCRIPT.PAGE.read_text(encoding="utf-8")
     assert [mark for _, mark, _ in SCRIPT.TABLE.findall(text)] == ["benchmarks.jsonl", "peers.json", "profiles.json"]
     assert SCRIPT.filled(text, SCRIPT.RESULTS) == text, "run python docs/scripts/benchmarks.py"
     facts = dict.fromkeys(("command", "commit", "when", "processor", "cores", "torch"), "x")
     rows = [line(row=row.name, tiny=False, took=1.5, **facts) for row in ROWS]
-    (tmp_path / "benchmarks.jsonl").write_text("\n".join(map(json.dumps, rows[1:])))
+    (tmp_path / "benchmarks.jsonl").write_text("\n".join(map(json.dumps, rows[1:])), encoding="utf-8")
     said = SCRIPT.filled(text, tmp_path)
     assert f"Not measured: {ROWS[0].name}, {', '.join(growth.NAMES)}." in said
     assert f"in {1.5 * (len(ROWS) - 1):.0f} s: x, x cores" in said
@@ -205,9 +205,9 @@ def test_peers_are_shown_with_versions_and_replies(tmp_path: Path) -> None:
         "", "CPU milliseconds per client of our engine, by thread, in profiled rounds: training 70.0, its "
         "change 1.3.",
     ]  # fmt: skip
-    (tmp_path / "peers.json").write_text(json.dumps(shapes(cohort=3)))
+    (tmp_path / "peers.json").write_text(json.dumps(shapes(cohort=3)), encoding="utf-8")
     with pytest.raises(ValueError, match="is of 1000 users, 3 in a round"):
-        SCRIPT.filled(SCRIPT.PAGE.read_text(), tmp_path)
+        SCRIPT.filled(SCRIPT.PAGE.read_text(encoding="utf-8"), tmp_path)
 
 
 def test_rounds_with_failed_clients_have_no_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +223,7 @@ def test_rounds_with_failed_clients_have_no_seconds(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(peers, "IMAGES", 10)
     out = tmp_path / "made.json"
     record = bench_peers.main(["--users", "6", "--cohort", "3", "--rounds", "2", "--repeats", "1", "--out", str(out)])
-    assert json.loads(out.read_text()) == record
+    assert json.loads(out.read_text(encoding="utf-8")) == record
     assert [(row["way"], row["replies"]) for row in record["rows"]] == [(name, 3) for name in short]
     assert len(record["parts"]) == 5
     assert all(0 <= ms < 1000 for ms in record["parts"].values())

@@ -71,7 +71,7 @@ def interval(call: ast.Call) -> str:
 def types() -> dict[str, str]:
     """Intervals of the option types in `distillkit/_utils/options.py`, by name."""
     bounds = {}
-    for node in ast.parse((ROOT / "distillkit/_utils/options.py").read_text()).body:
+    for node in ast.parse((ROOT / "distillkit/_utils/options.py").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript):
             check = node.value.slice.elts[-1]  # type: ignore[attr-defined]
             if isinstance(check, ast.Call):
@@ -113,7 +113,7 @@ def found() -> dict[str, dict[str, list[str]]]:
     everywhere: dict[str, dict[str, list[str]]] = {}
     for package in ("distillkit", "fl", "attacks"):
         for path in sorted((ROOT / package).rglob("*.py")):
-            for option, bounds, line in checks(ast.parse(path.read_text())):
+            for option, bounds, line in checks(ast.parse(path.read_text(encoding="utf-8"))):
                 where = f"{path.relative_to(ROOT)}:{line}"
                 everywhere.setdefault(option, {}).setdefault(bounds, []).append(where)
     return everywhere

@@ -13,7 +13,7 @@ from tests.scripts import load_script
 
 ROOT = Path(__file__).parents[1]
 API = load_script("docs/scripts/api.py")
-PUBLIC: dict[str, list[str]] = json.loads((Path(__file__).parent / "public_names.json").read_text())
+PUBLIC: dict[str, list[str]] = json.loads((Path(__file__).parent / "public_names.json").read_text(encoding="utf-8"))
 """Expected `dir()` of every public package."""
 
 
@@ -21,7 +21,7 @@ def listed() -> list[tuple[str, str]]:
     """Return (package, name) of every entry of the page."""
     found: list[tuple[str, str]] = []
     package = ""
-    for line in (ROOT / "docs" / "cheat_sheet.md").read_text().splitlines():
+    for line in (ROOT / "docs" / "cheat_sheet.md").read_text(encoding="utf-8").splitlines():
         if heading := re.fullmatch(r"### `([\w.]+)`", line):
             package = heading[1]
         elif line.startswith("- "):

@@ -33,7 +33,7 @@ def test_every_component_and_method_page_has_a_snippet() -> None:
     bare = [
         str(p.relative_to(ROOT))
         for p in PAGES
-        if p.parent.name in ("components", "methods") and ">>> " not in p.read_text()
+        if p.parent.name in ("components", "methods") and ">>> " not in p.read_text(encoding="utf-8")
     ]
     assert not bare
 
@@ -55,7 +55,7 @@ def sections() -> list[str]:
     for page in PAGES:
         fenced = False
         found.append([])
-        for line in page.read_text().splitlines():
+        for line in page.read_text(encoding="utf-8").splitlines():
             fenced ^= line.startswith("```")
             if line.startswith("#") and not fenced:
                 found.append([])
@@ -71,7 +71,7 @@ def test_every_public_name_is_in_a_section_with_a_snippet(package: str) -> None:
 
 
 def test_table_of_hooks_names_every_hook_with_its_arguments() -> None:
-    page = (ROOT / "docs" / "user_methods.md").read_text()
+    page = (ROOT / "docs" / "user_methods.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `(\w+)\(([\w, ]*)\)`", page, flags=re.M))
     slots = set(re.findall(r"^\| `(\w+)\([\w, ]*\)` \(slot\)", page, flags=re.M))
     hooks = {

@@ -22,7 +22,7 @@ PUBLIC = ("fl", "fl.addons", "fl.deploy.flower", "fl.methods", "fl.study")
 
 def code(path: Path) -> str:
     """Return the Python code of a file; for a page, its fenced lines without prompts."""
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         return text
     fenced = "\n".join(re.findall(r"```(?:python|pycon)\n(.*?)```", text, re.DOTALL))
@@ -47,7 +47,8 @@ def test_public_names_are_imported_from_public_packages(path: Path) -> None:
 def test_imports_of_pages_and_scripts_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
-        "```python\n>>> from fl import FedAvg  # the ground\n>>> from fl.x import (\n...     A as B,\n... )\n```\n"
+        "```python\n>>> from fl import FedAvg  # the ground\n>>> from fl.x import (\n...     A as B,\n... )\n```\n",
+        encoding="utf-8",
     )
     assert list(imports(page)) == [("fl", "FedAvg"), ("fl.x", "A")]
     assert sum(1 for path in [*PAGES, *SCRIPTS] for _ in imports(path)) > 100
@@ -79,7 +80,7 @@ def test_fl_exports_every_type_in_the_annotations_of_hooks() -> None:
     others |= {"Tensor", "nn", "LabeledImages", "KeyedObject"}
     used = set()
     for base in (fl.AddOn, fl.Method, fl.Filter):
-        tree = ast.parse(Path(importlib.import_module(base.__module__).__file__ or "").read_text())
+        tree = ast.parse(Path(importlib.import_module(base.__module__).__file__ or "").read_text(encoding="utf-8"))
         [cls] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == base.__name__]
         for node in (n for n in cls.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")):
             notes = [a.annotation for a in node.args.args if a.annotation is not None] + [node.returns]

@@ -62,13 +62,13 @@ def imports(by: str, source: str) -> Iterator[Import]:
 
 @cache
 def everything() -> list[Import]:
-    return [one for by, path in modules().items() for one in imports(by, path.read_text())]
+    return [one for by, path in modules().items() for one in imports(by, path.read_text(encoding="utf-8"))]
 
 
 @cache
 def exported(module: str) -> frozenset[str]:
     """Return the names in a module's `__all__`."""
-    for node in ast.parse(modules()[module].read_text()).body:
+    for node in ast.parse(modules()[module].read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return frozenset(ast.literal_eval(node.value))
     return frozenset()
@@ -172,7 +172,7 @@ def test_the_packages_import_no_examples_tests_or_scripts() -> None:
     for name, path in modules().items():
         tops = {
             (node.module or "").split(".")[0] if isinstance(node, ast.ImportFrom) else alias.name.split(".")[0]
-            for node in ast.walk(ast.parse(path.read_text()))
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
             if isinstance(node, ast.Import | ast.ImportFrom)
             for alias in node.names
         }
@@ -186,7 +186,7 @@ def test_only_heavy_packages_are_imported_under_type_checking(package: str) -> N
     for name, path in modules().items():
         blocks = [
             block
-            for block in ast.walk(ast.parse(path.read_text()))
+            for block in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
             if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
         ]
         named = [line.split()[1].split(".")[0] for block in blocks for line in map(ast.unparse, block.body)]
@@ -194,13 +194,13 @@ def test_only_heavy_packages_are_imported_under_type_checking(package: str) -> N
 
 
 def test_the_version_is_that_of_the_project() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert distillkit.__version__ == project["version"]
 
 
 def run(code: str) -> None:
     """Run code in a new process, which must succeed."""
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, encoding="utf-8")
     assert ran.returncode == 0, ran.stderr
 
 

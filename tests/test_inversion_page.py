@@ -27,7 +27,7 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
 
 
 def test_tables_of_the_page_equal_the_records() -> None:
-    text = PAGE.PAGE.read_text()
+    text = PAGE.PAGE.read_text(encoding="utf-8")
     assert {part for _, part, _ in PAGE.TABLE.findall(text)} == set(PAGE.TABLES)
     assert PAGE.filled(text, RECORDS) == text, "run python docs/scripts/inversion_page.py"
 
@@ -64,7 +64,7 @@ def test_recorded_cases_are_not_measured_again(script: ModuleType, monkeypatch: 
     with pytest.raises(KeyboardInterrupt):
         script.main()
     script.main()
-    lines = [json.loads(line) for line in script.RECORDS.read_text().splitlines()]
+    lines = [json.loads(line) for line in script.RECORDS.read_text(encoding="utf-8").splitlines()]
     assert [r["seed"] for r in lines] == [0, 1, 2]
     assert measured == [0, 1, 1, 2]
     assert all(r["part"] == "stub" and r["command"] == "python docs/scripts/inversion.py" for r in lines)

@@ -20,13 +20,13 @@ LARGEST = 300_000
 
 
 def notebook(name: str) -> Any:
-    return json.loads((FOLDER / f"{name}.ipynb").read_text())
+    return json.loads((FOLDER / f"{name}.ipynb").read_text(encoding="utf-8"))
 
 
 def test_all_notebooks_have_a_source_and_a_navigation_entry() -> None:
     for suffix in ("py", "ipynb", "md"):
         assert sorted(path.stem for path in FOLDER.glob(f"*.{suffix}")) == sorted(SCRIPT.NAMES)
-    navigation = (ROOT / "mkdocs.yml").read_text()
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert all(f": notebooks/{name}.md\n" in navigation for name in SCRIPT.NAMES)
 
 
@@ -54,18 +54,18 @@ def test_notebook_is_its_source_executed_in_order(name: str) -> None:
 @pytest.mark.parametrize("name", SCRIPT.NAMES)
 def test_page_shows_the_notebook(name: str) -> None:
     text, pictures = SCRIPT.page(name, notebook(name))
-    assert (FOLDER / f"{name}.md").read_text() == text
+    assert (FOLDER / f"{name}.md").read_text(encoding="utf-8") == text
     assert len(pictures) == len(list(FOLDER.glob(f"{name}_*.png"))) > 0
     assert [(FOLDER / f"{name}_{k}.png").read_bytes() for k in range(1, len(pictures) + 1)] == pictures
 
 
 @pytest.mark.parametrize("name", SCRIPT.NAMES)
 def test_source_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = (FOLDER / f"{name}.py").read_text()
+    source = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
     assert len(SCRIPT.quick(source)) != len(source)
     monkeypatch.chdir(tmp_path)
     matplotlib.use("agg")
-    Path("source.py").write_text(SCRIPT.quick(source))
+    Path("source.py").write_text(SCRIPT.quick(source), encoding="utf-8")
     runpy.run_path("source.py", run_name="__main__")
 
 

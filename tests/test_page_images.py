@@ -30,11 +30,13 @@ def test_blocks_of_images_have_titles_and_named_rows(monkeypatch: pytest.MonkeyP
     block = torch.rand(3, 8, 8, generator=derive(0))
     place["labelled"]({"one": block, "other": block}, "noise", ["0", "1"], "class", 4, 2)
     assert {"one", "other", "class", "0", "1"} <= set(shown["noise"])
-    source = (DOCS / "scripts" / "pictures_generate.py").read_text()
+    source = (DOCS / "scripts" / "pictures_generate.py").read_text(encoding="utf-8")
     assert set(re.findall(r'^    labelled\((?:\w+|{.*?}), "(\w+)"', source, re.MULTILINE)) == set(BLOCKS)
 
 
-COMPONENTS = re.findall(r'^    "(\w+)": ', (DOCS / "scripts" / "pictures_components.py").read_text(), re.MULTILINE)
+COMPONENTS = re.findall(
+    r'^    "(\w+)": ', (DOCS / "scripts" / "pictures_components.py").read_text(encoding="utf-8"), re.MULTILINE
+)
 WITHOUT = {
     "attack_statistics", "evaluate", "metrics", "privacy", "privacy_report", "randomness", "secure_sums",
     "serialization", "sets", "study", "transcript",
@@ -43,13 +45,15 @@ WITHOUT = {
 
 
 def test_pages_on_components_have_an_image() -> None:
-    pages = {page.stem: page.read_text() for page in (DOCS / "components").glob("*.md")}
+    pages = {page.stem: page.read_text(encoding="utf-8") for page in (DOCS / "components").glob("*.md")}
     shown = {name: re.findall(r"!\[.+?\]\(\.\./pictures/(\w+)\.png\)", text) for name, text in pages.items()}
     assert {name for name, found in shown.items() if not found} == WITHOUT
     assert all(name in shown[name] for name in COMPONENTS)
 
 
-MADE = re.findall(r'save\(.*, "(\w+)"\)$', (DOCS / "scripts" / "pictures_plot.py").read_text(), re.MULTILINE)
+MADE = re.findall(
+    r'save\(.*, "(\w+)"\)$', (DOCS / "scripts" / "pictures_plot.py").read_text(encoding="utf-8"), re.MULTILINE
+)
 
 
 def test_all_images_of_the_page_of_plots_are_checked() -> None:

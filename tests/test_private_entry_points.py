@@ -104,7 +104,7 @@ def test_list_names_all_private_entry_points_and_nothing_else() -> None:
 
 
 def test_docs_list_the_codes_assumptions() -> None:
-    page = (ROOT / "docs/components/privacy.md").read_text()
+    page = (ROOT / "docs/components/privacy.md").read_text(encoding="utf-8")
     section = page.split("## Assumptions and what you may publish")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", section, re.MULTILINE)
     assert {entry: tuple(facts.split(", ")) for entry, facts, _, _ in rows} == ASSUMPTIONS
@@ -112,7 +112,7 @@ def test_docs_list_the_codes_assumptions() -> None:
     facts = dict(re.findall(r"^\| ([a-z ]+) \| ([^|]+) \|$", section, re.MULTILINE))
     assert {k: v for k, v in facts.items() if k != "input"} == PUBLIC_INPUTS
     link = "docs/components/privacy.md#assumptions-and-what-you-may-publish"
-    assert link in (ROOT / "README.md").read_text()
+    assert link in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("entry", sorted(standalone(None)))

@@ -18,38 +18,46 @@ import fl.methods
 from tests.scripts import load_script
 
 ROOT = Path(__file__).parents[1]
-SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
 
 
 def test_readme_shows_how_to_begin() -> None:
-    readme = (ROOT / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(SNIPPETS) >= 4
     assert "condensed" in re.findall(r"!\[[^\]]*\]\(docs/pictures/[^)]*\)\s+([^\[]+)", readme)[0]
     install = readme.split("## Install\n")[1].split("\n## ")[0]
     for said in ("pip install", r"[\d.]+ GB on disk", r"\w+ minutes"):
         assert re.search(said, install), said
-    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"][
+        "wheel"
+    ]
     assert all(f"`{package}`" in install for package in wheel["packages"])
 
 
 def test_readme_images_exist() -> None:
-    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(pictures) >= 2
     assert all((ROOT / picture).is_file() for picture in pictures)
 
 
 def test_setup_commands_are_as_documented() -> None:
-    steps = (ROOT / "Makefile").read_text().split("$(STAMP): pyproject.toml\n")[1].split("\n\n")[0]
+    steps = (ROOT / "Makefile").read_text(encoding="utf-8").split("$(STAMP): pyproject.toml\n")[1].split("\n\n")[0]
     assert re.search(r"@echo .*GB.*minutes", steps)
     assert not re.search(r"\s(-q|--quiet)\b|@.*pip", steps)
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
 def test_snippet_runs_when_pasted_into_an_empty_file(snippet: str, tmp_path: Path) -> None:
-    (tmp_path / "pasted.py").write_text(snippet)
+    (tmp_path / "pasted.py").write_text(snippet, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
-        [sys.executable, "pasted.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "pasted.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        encoding="utf-8",
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.strip()
@@ -62,7 +70,7 @@ def script() -> Any:
 
 
 def test_readme_table_equals_the_scripts_output(script: Any) -> None:
-    _, _, rest = (ROOT / "README.md").read_text().partition(script.START)
+    _, _, rest = (ROOT / "README.md").read_text(encoding="utf-8").partition(script.START)
     written, mark, _ = rest.partition(script.END)
     assert mark
     assert written.strip() == script.table(), "run python docs/scripts/methods_table.py"
@@ -73,7 +81,7 @@ def test_every_golden_test_names_its_source() -> None:
     cited = re.compile(r"Algorithm|Eqs?\.|section|\.py\b|no formula is printed|of our own", re.ASCII)
     found = 0
     for path in sorted((ROOT / "tests" / "fl").glob("test_*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.golden":
                 given = {k.arg: ast.literal_eval(k.value) for k in node.keywords}
                 assert cited.search(given.get("source", "")), f"{path.name}, line {node.lineno}"

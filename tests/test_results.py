@@ -15,18 +15,18 @@ from tests.scripts import load_script
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 SCRIPT = load_script("docs/scripts/results.py")
-STUDIES = [p for p in sorted(RESULTS.glob("*.jsonl")) if "format" in json.loads(p.open().readline())]
+STUDIES = [p for p in sorted(RESULTS.glob("*.jsonl")) if "format" in json.loads(p.open(encoding="utf-8").readline())]
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.stem)
 def test_tables_of_a_page_equal_its_records(path: Path) -> None:
-    text = path.with_suffix(".md").read_text()
+    text = path.with_suffix(".md").read_text(encoding="utf-8")
     assert SCRIPT.TABLE.search(text)
     assert SCRIPT.filled(text, path) == text, f"run python docs/scripts/results.py {path.stem}"
 
 
 def test_tables_of_a_card_equal_its_records() -> None:
-    cards = {card: card.read_text() for card in SCRIPT.cards()}
+    cards = {card: card.read_text(encoding="utf-8") for card in SCRIPT.cards()}
     with_tables = [card for card, text in cards.items() if SCRIPT.TABLE.search(text)]
     assert with_tables
     for card in with_tables:
@@ -38,9 +38,9 @@ def test_tables_of_a_card_equal_its_records() -> None:
 @pytest.mark.parametrize("path", STUDIES, ids=lambda p: p.stem)
 def test_every_candidate_of_a_study_had_equally_many_configurations(path: Path, tmp_path: Path) -> None:
     """Records without a study have no configurations; a page may show a study of what another one chose."""
-    for choice in json.loads(path.open().readline()).get("choices", []):
+    for choice in json.loads(path.open(encoding="utf-8").readline()).get("choices", []):
         own = tmp_path / "choice.json"
-        own.write_text(json.dumps(choice))
+        own.write_text(json.dumps(choice), encoding="utf-8")
         assert set(equal_search_sizes(own)) == set(choice["tasks"])
 
 
@@ -57,7 +57,9 @@ def records(tmp_path: Path) -> Path:
     path = write_records(
         Records([*runs, record(0.8, "DM", task="other")], missing), tmp_path / "results" / "mine.jsonl"
     )
-    (tmp_path / "results" / "mine_published.json").write_text(json.dumps({"digits": {"FedDM": "72.0 ± 0.1"}}))
+    (tmp_path / "results" / "mine_published.json").write_text(
+        json.dumps({"digits": {"FedDM": "72.0 ± 0.1"}}), encoding="utf-8"
+    )
     return path
 
 
@@ -134,7 +136,7 @@ def test_curves_of_a_page_are_drawn(records: Path) -> None:
 
 def test_study_of_a_switch_is_used_under_its_own_name(tmp_path: Path) -> None:
     write(tmp_path, [record([0.5], "FedAvg", seed) for seed in (0, 1)])
-    (tmp_path / "digits-FedAvg-1" / "domains.json").write_text('{"mnist": 0.25}')
+    (tmp_path / "digits-FedAvg-1" / "domains.json").write_text('{"mnist": 0.25}', encoding="utf-8")
     found = SCRIPT.taken(f"{tmp_path}@digits, 180 rounds")
     assert [(r.task, r.method, r.seed) for r in found] == [("digits, 180 rounds", "FedAvg", seed) for seed in (0, 1)]
     assert [r.task for r in SCRIPT.taken(str(tmp_path))] == ["digits"] * 2
@@ -152,7 +154,7 @@ def test_new_records_are_compared_with_earlier_ones(
     records: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page_file = records.with_suffix(".md")
-    page_file.write_text(page("summary task=digits"))
+    page_file.write_text(page("summary task=digits"), encoding="utf-8")
     study = write(records.parents[1] / "study", [record([0.1, 0.9], "FedAvg", seed) for seed in (0, 1)])
     monkeypatch.setattr(SCRIPT, "DOCS", records.parents[1])
     monkeypatch.setattr("sys.argv", ["results.py", "mine", str(study)])
@@ -160,10 +162,12 @@ def test_new_records_are_compared_with_earlier_ones(
     said = capsys.readouterr().out
     assert rows(said)[1] == ["digits", "FedAvg", "50.0 ± 0.0 (2)", "90.0 ± 0.0 (2)", "+40.0", "changed"]
     assert rows(said)[2][1:] == ["FedDM", "70.0 ± 0.0 (2)", "–", "–", "only before"]
-    assert rows(page_file.read_text())[1][3] == "90.0 ± 0.0"
+    assert rows(page_file.read_text(encoding="utf-8"))[1][3] == "90.0 ± 0.0"
     assert len(read_records(records)) == 2
 
 
 def test_markers_of_records_on_pages_are_closed() -> None:
     for path in RESULTS.glob("*.md"):
-        assert len(re.findall("<!-- table", path.read_text())) == path.read_text().count("<!-- end of table -->")
+        assert len(re.findall("<!-- table", path.read_text(encoding="utf-8"))) == path.read_text(
+            encoding="utf-8"
+        ).count("<!-- end of table -->")

@@ -196,14 +196,14 @@ def _assert_adds_up(entry: Entry[Any], whole: AggregatedReplies, parts: list[Agg
 
 
 def test_tables_of_the_page_equal_its_record() -> None:
-    text = PAGE.PAGE.read_text()
+    text = PAGE.PAGE.read_text(encoding="utf-8")
     assert {name for _, name, _ in PAGE.TABLE.findall(text)} == {*PAGE.TABLES, *PAGE.BARE}
     assert PAGE.filled(text) == text, "run python docs/scripts/scaling.py"
 
 
 def test_record_has_every_case_once_from_a_clean_commit() -> None:
     bench = load_script("tests/benchmarks/bench_scaling.py")
-    record = json.loads(PAGE.RECORD.read_text())
+    record = json.loads(PAGE.RECORD.read_text(encoding="utf-8"))
     found = [tuple(row[name] for name in bench.Case.__annotations__) for row in record["rows"]]
     assert sorted(found) == sorted((c.part, c.clients, c.drawn, c.weights, c.seed) for c in bench.cases())
     assert record["command"] == bench.COMMAND

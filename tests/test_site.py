@@ -34,7 +34,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def html_of(site: Path, page: Path) -> str:
-    return (site / page.relative_to(ROOT / "docs").with_suffix(".html")).read_text()
+    return (site / page.relative_to(ROOT / "docs").with_suffix(".html")).read_text(encoding="utf-8")
 
 
 def formulas(text: str) -> int:
@@ -47,25 +47,27 @@ def formulas(text: str) -> int:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_formula_is_rendered(site: Path, page: Path) -> None:
     html = html_of(site, page)
-    assert html.count("<math") == formulas(page.read_text())
+    assert html.count("<math") == formulas(page.read_text(encoding="utf-8"))
     shown = re.sub(r"<(script|pre|code)\b.*?</\1>", "", html, flags=re.DOTALL)
     assert not re.search(r"arithmatex|\$\$|\\[(\[]", shown)
 
 
 def test_formulas_exist() -> None:
-    assert sum(formulas(p.read_text()) for p in PAGES) > 100
+    assert sum(formulas(p.read_text(encoding="utf-8")) for p in PAGES) > 100
 
 
 def test_nothing_is_loaded_from_other_hosts(site: Path) -> None:
     for page in site.rglob("*.html"):
-        assert not re.search(r"<(script|link|img|iframe)[^>]+(src|href)=.?(https?:)?//", page.read_text()), page
+        assert not re.search(
+            r"<(script|link|img|iframe)[^>]+(src|href)=.?(https?:)?//", page.read_text(encoding="utf-8")
+        ), page
     for style in site.rglob("*.css"):
-        assert not re.search(r"(url\(|@import)\s*.?(https?:)?//", style.read_text()), style
+        assert not re.search(r"(url\(|@import)\s*.?(https?:)?//", style.read_text(encoding="utf-8")), style
 
 
 def test_search_works_from_the_folder(site: Path) -> None:
     """Browsers load scripts from a folder, but no JSON, and start no worker."""
-    assert (site / "search" / "search_index.js").read_text().startswith("var __index = {")
+    assert (site / "search" / "search_index.js").read_text(encoding="utf-8").startswith("var __index = {")
     assert '<script src="../iframe-worker.js">' in html_of(site, ROOT / "docs" / "components" / "sets.md")
 
 
@@ -76,7 +78,7 @@ def copied(page: str) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_snippets_are_shown_and_copied_without_prompts(site: Path, page: Path) -> None:
-    tested = DocTestParser().get_examples(page.read_text())
+    tested = DocTestParser().get_examples(page.read_text(encoding="utf-8"))
     found = html_of(site, page)
     assert "content.code.copy" in found
     assert ast.dump(ast.parse(copied(found))) == ast.dump(ast.parse("".join(e.source for e in tested)))
@@ -92,7 +94,7 @@ def test_snippets_are_shown_and_copied_without_prompts(site: Path, page: Path) -
 def test_every_fence_is_closed(page: Path) -> None:
     """Opening fences have one word or nothing and closing ones nothing; a misplaced one shows in its neighbours."""
     opened = False
-    for line in page.read_text().splitlines():
+    for line in page.read_text(encoding="utf-8").splitlines():
         if line.startswith("```"):
             assert not opened or line == "```", line
             opened = not opened
@@ -107,9 +109,9 @@ def test_lines_of_code_fit_their_block(characters: int, narrow: bool) -> None:
 
     A narrow screen has 1280 pixels, 20 to a rem. A line of a snippet is 4 shorter without its prompt.
     """
-    css = (ROOT / "docs" / "site.css").read_text()
+    css = (ROOT / "docs" / "site.css").read_text(encoding="utf-8")
     wide, _, small = css.partition("@media screen and (min-width: 76.25em)")
-    assert "site.css" in (ROOT / "mkdocs.yml").read_text()
+    assert "site.css" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     (size,) = re.findall(r"pre > code \{ font-size: ([\d.]+)rem", small if narrow else wide)
     (page,) = re.findall(r"\.md-grid \{ max-width: ([\d.]+)rem", wide)
     bar = re.findall(r"\.md-sidebar \{ width: ([\d.]+)rem", small)[0] if narrow else 12.1
@@ -118,10 +120,10 @@ def test_lines_of_code_fit_their_block(characters: int, narrow: bool) -> None:
 
 def test_reference_is_in_the_navigation_with_an_anchor_for_every_name(site: Path) -> None:
     api = load_script("docs/scripts/api.py")
-    start = (site / "index.html").read_text()
+    start = (site / "index.html").read_text(encoding="utf-8")
     for package in (p for group in api.PACKAGES.values() for p in group):
         assert f'href="api/{package}.html"' in start
-        ids = set(re.findall(r' id="([^"]+)"', (site / "api" / f"{package}.html").read_text()))
+        ids = set(re.findall(r' id="([^"]+)"', (site / "api" / f"{package}.html").read_text(encoding="utf-8")))
         assert {f"{package}.{n}" for n in api.names(package) if api.homes()[package, n] == package} <= ids
 
 
@@ -162,7 +164,9 @@ def lapses(text: str) -> list[str]:
 
 
 def test_numbers_are_written_consistently() -> None:
-    assert {str(page.relative_to(ROOT)): found for page in PAGES if (found := lapses(page.read_text()))} == {}
+    assert {
+        str(page.relative_to(ROOT)): found for page in PAGES if (found := lapses(page.read_text(encoding="utf-8")))
+    } == {}
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 
 def plain_pytorch(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the marked step alone, where none of our packages can be imported."""
-    page = PAGE.read_text().split("## 4. ")[1].split("\n## ")[0]
+    page = PAGE.read_text(encoding="utf-8").split("## 4. ")[1].split("\n## ")[0]
     with monkeypatch.context() as without:
         for name in ("distillkit", "fl", "attacks"):
             without.setitem(sys.modules, name, None)
@@ -80,11 +80,11 @@ def plain_pytorch(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def on_flower(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the last step's configuration with the example's app on an in-memory grid."""
-    page = PAGE.read_text().split("## 10. ")[1]
+    page = PAGE.read_text(encoding="utf-8").split("## 10. ")[1]
     given = [as_toml(text) for text in re.findall(r"--node-config '([^']*)'", page)]
     (config,) = (as_toml(text) for text in re.findall(r"-c '([^']*)'", page))
     app = ROOT / "examples" / "flower_app"
-    defaults = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    defaults = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
     assert set(config) <= set(defaults)
     assert [one["num-partitions"] for one in given] == [len(given)] * 3
     monkeypatch.syspath_prepend(str(app))
@@ -102,7 +102,9 @@ def on_flower(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         importlib.import_module("flower_app.server_app").app(fake_flower.Grid(client, nodes), server)
         for name in [name for name in sys.modules if name.startswith("flower_app")]:
             monkeypatch.delitem(sys.modules, name)
-    rows = [json.loads(line) for line in (folder / config["out"] / "history.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (folder / config["out"] / "history.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     assert [row["failed"] for row in rows] == [{}] * config["rounds"]
 
 

@@ -25,15 +25,17 @@ SCRIPTS = [*sorted((ROOT / "examples").rglob("*.py")), *sorted((ROOT / "docs" / 
 def modules() -> dict[str, ast.Module]:
     """Return the syntax tree of every module by its dotted name."""
     paths = (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")))
-    return {".".join(p.relative_to(ROOT).with_suffix("").parts): ast.parse(p.read_text()) for p in paths}
+    return {
+        ".".join(p.relative_to(ROOT).with_suffix("").parts): ast.parse(p.read_text(encoding="utf-8")) for p in paths
+    }
 
 
 @cache
 def documented() -> set[str]:
     """Return the words that stand as code on a page, or in an example."""
-    pages = "\n".join(path.read_text() for path in PAGES)
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
     code = "\n".join(re.findall(r"`[^`\n]+`|```.*?```", pages, re.DOTALL))
-    return set(re.findall(r"[A-Za-z_]\w*", "\n".join([code, *(path.read_text() for path in SCRIPTS)])))
+    return set(re.findall(r"[A-Za-z_]\w*", "\n".join([code, *(path.read_text(encoding="utf-8") for path in SCRIPTS)])))
 
 
 def exported(tree: ast.Module) -> list[str]:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PACKAGES = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 MODULES = {"scikit-learn": "sklearn", "pillow": "PIL", "dp-accounting": "dp_accounting", "mkdocs-material": "material"}
 """What a distribution is imported as, where that is not its name."""
@@ -34,7 +34,7 @@ def imported(*files: Path) -> frozenset[str]:
     """Return the top-level names of all imports in files, without Python's own and the repository's."""
     found = set()
     for path in files:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 found |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
@@ -64,7 +64,7 @@ def test_imports_equal_requirements() -> None:
 
 
 def test_site_dependencies_are_in_their_extra() -> None:
-    settings = (ROOT / "mkdocs.yml").read_text()
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     hooks = [ROOT / name for name in re.findall(r"docs/scripts/\w+\.py", settings)]
     needed, used = required_modules(EXTRAS["docs"]), imported(*hooks)
     assert len(hooks) >= 4
@@ -85,7 +85,9 @@ def test_wheel_works_alone(tmp_path: Path) -> None:
     own = {key: value for key, value in os.environ.items() if not key.startswith("COVERAGE_")}  # these are copies
     environment = {**own, "PYTHONPATH": str(tmp_path / "alone"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-P", str(ROOT / "tests" / "smoke.py"), "alone"]
-    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, encoding="utf-8"
+    )
     assert ran.returncode == 0, ran.stderr
     assert re.search(r"^\d{3,} public names are there$", ran.stdout, re.MULTILINE)
     assert "and a set, a federated run, a budget and an attack were made" in ran.stdout

@@ -9,7 +9,7 @@ import pytest
 from tests.scripts import load_script
 
 SCRIPT = load_script("docs/scripts/which_method.py")
-TEXT = SCRIPT.PAGE.read_text()
+TEXT = SCRIPT.PAGE.read_text(encoding="utf-8")
 
 
 def test_tables_of_the_page_equal_the_records() -> None:

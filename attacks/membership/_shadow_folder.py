@@ -79,7 +79,7 @@ def _require_same(design: Mapping[str, object], path: Path) -> None:
         write_atomically(path, json.dumps(design, indent=1) + "\n")
         return
     try:
-        there = dict(json.loads(path.read_text()))
+        there = dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise ValueError(f"out, {path.parent}, has a damaged design.json ({error}); use an empty folder") from error
     differ = [f"{k} {there.get(k)!r:.40}, here {v!r:.40}" for k, v in design.items() if there.get(k) != v]

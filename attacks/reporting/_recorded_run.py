@@ -181,7 +181,7 @@ def _objects(path: Path, *, lines: bool) -> list[dict[str, Any]]:
     A line that was only partly written is skipped; the line after it marks it as torn.
     """
     try:
-        texts = path.read_text().splitlines() if lines else [path.read_text()]
+        texts = path.read_text(encoding="utf-8").splitlines() if lines else [path.read_text(encoding="utf-8")]
         torn = {i for i, text in enumerate(texts[1:]) if text.replace(" ", "") == '{"torn":true}'}
         found = [json.loads(text) for i, text in enumerate(texts) if i not in torn]
     except ValueError as error:

@@ -45,7 +45,9 @@ def git_commit(folder: Path | None = None) -> str | None:
 
     def git(*words: str) -> str:
         where = folder or Path(__file__).parent
-        return subprocess.run(["git", *words], cwd=where, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", *words], cwd=where, capture_output=True, text=True, check=True, encoding="utf-8"
+        ).stdout.strip()
 
     try:
         commit, changed = git("rev-parse", "--short=12", "HEAD"), git("status", "--porcelain", "--untracked-files=no")

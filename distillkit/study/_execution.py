@@ -240,12 +240,12 @@ def _settings_config(spec: RunSpec, store: Path) -> dict[str, Any]:
 def _reset_peak_memory() -> None:
     """Reset the kernel's peak memory count of this process, where supported."""
     with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 
 
 def _peak_memory() -> int | None:
     try:
-        status = Path("/proc/self/status").read_text()
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
     except OSError:
         return None
     found = re.search(r"^VmHWM:\s*(\d+) kB", status, re.MULTILINE)

@@ -123,7 +123,7 @@ def members(cls: type) -> tuple[list[tuple[str, Any]], list[str]]:
 def _assigned(module: str, name: str) -> tuple[str, str]:
     """Return source and docstring of a name that a module assigns or imports from a module that does."""
     path = importlib.import_module(module).__file__
-    body = ast.parse(Path(path or "").read_text()).body
+    body = ast.parse(Path(path or "").read_text(encoding="utf-8")).body
     for node, after in zip(body, [*body[1:], None]):
         if isinstance(node, ast.ImportFrom) and node.module and name in [a.asname or a.name for a in node.names]:
             return _assigned(node.module, next(a.name for a in node.names if name == (a.asname or a.name)))

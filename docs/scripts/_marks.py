@@ -16,7 +16,7 @@ TABLE = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end of table -->)", re.DO
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a record file; none if the file does not exist."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def with_commits(text: str, commits: Iterable[object]) -> str:

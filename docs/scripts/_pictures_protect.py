@@ -101,7 +101,7 @@ def audit() -> None:
 def mistakes(ax: Axes) -> None:
     """How often each planted mistake was refuted, from the records of the page of results."""
     counts: dict[str, list[int]] = {}
-    for line in map(json.loads, (RESULTS / "audit.jsonl").read_text().splitlines()[1:]):
+    for line in map(json.loads, (RESULTS / "audit.jsonl").read_text(encoding="utf-8").splitlines()[1:]):
         one = line["line"]
         if one["task"].startswith("audit"):
             own = counts.setdefault(one["method"], [0, 0, 0])

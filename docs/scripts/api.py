@@ -74,7 +74,7 @@ def _sections() -> list[tuple[str, str, str, str]]:
     pages = [p for room in ("", "components", "methods") for p in sorted((DOCS / room).glob("*.md"))]
     for page in pages:
         title, heading, lines, fenced = "", "", [""], False
-        for line in [*page.read_text().splitlines(), "# "]:
+        for line in [*page.read_text(encoding="utf-8").splitlines(), "# "]:
             fenced ^= line.startswith("```")
             if line.startswith("#") and not fenced:
                 if ">>> " in (text := "\n".join(lines)):

@@ -74,7 +74,7 @@ def filled(text: str, lines: Lines) -> str:
 def pages() -> list[Path]:
     """Return the pages that contain such numbers."""
     found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    return [path for path in found if path.stem == RECORDS.stem or FOUND.search(path.read_text())]
+    return [path for path in found if path.stem == RECORDS.stem or FOUND.search(path.read_text(encoding="utf-8"))]
 
 
 def main() -> None:
@@ -82,9 +82,9 @@ def main() -> None:
     lines = read(RECORDS)
     if sys.argv[1:]:
         lines = merged(lines, read(Path(sys.argv[1]) / "records.jsonl"))
-        RECORDS.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        RECORDS.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     for path in pages():
-        path.write_text(filled(path.read_text(), lines))
+        path.write_text(filled(path.read_text(encoding="utf-8"), lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def peers(record: Path) -> str:
     """Return the comparison with other engines."""
     if not record.exists():
         return NONE
-    held = json.loads(record.read_text())
+    held = json.loads(record.read_text(encoding="utf-8"))
     if (held["users"], held["cohort"]) != (1000, 50):
         raise ValueError(f"{record.name} is of {held['users']} users, {held['cohort']} in a round, want 1000 and 50")
     return bench_peers.table(held)
@@ -47,7 +47,7 @@ def peers(record: Path) -> str:
 
 def profiles(record: Path) -> str:
     """Return the profile of the examples."""
-    return bench_profiles.table(json.loads(record.read_text())) if record.exists() else NONE
+    return bench_profiles.table(json.loads(record.read_text(encoding="utf-8"))) if record.exists() else NONE
 
 
 MAKERS = {"benchmarks.jsonl": rows, "peers.json": peers, "profiles.json": profiles}
@@ -67,4 +67,4 @@ def filled(text: str, results: Path) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text(), RESULTS))
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), RESULTS), encoding="utf-8")

@@ -124,8 +124,8 @@ def filled(text: str, record: Record, measured: Record) -> str:
 
 def read(path: Path) -> Record:
     """Read a record; it is empty without a file."""
-    return json.loads(path.read_text()) if path.exists() else {}
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text(), read(RECORD), read(COSTS)))
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), read(RECORD), read(COSTS)), encoding="utf-8")

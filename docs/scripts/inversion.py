@@ -119,7 +119,7 @@ def main() -> None:
     for part in options.only:
         done = {f"{r['case']} {r['seed']}" for r in read(RECORDS) if r["part"] == part}
         for record in parts[part](done):
-            with RECORDS.open("a") as file:
+            with RECORDS.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"part": part, **record, **facts}) + "\n")
             print(part, record["case"], record["seed"], f"{record['seconds']:.1f} CPU s", flush=True)
     write_page()

@@ -117,7 +117,7 @@ def filled(text: str, records: Sequence[Record]) -> str:
 
 def write_page() -> None:
     """Rebuild the tables of the page."""
-    PAGE.write_text(filled(PAGE.read_text(), read(RECORDS)))
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), read(RECORDS)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -57,7 +57,10 @@ def paper(thing: Any) -> str:
 def card(name: str) -> str:
     """Return the page that introduces a name: the first that names it as code."""
     word = re.compile(rf"`(?:[^`]*\W)?{name}\b[^`]*`")
-    places = {p: word.search(p.read_text().split("```")[0]) for p in sorted((ROOT / "docs" / "methods").glob("*.md"))}
+    places = {
+        p: word.search(p.read_text(encoding="utf-8").split("```")[0])
+        for p in sorted((ROOT / "docs" / "methods").glob("*.md"))
+    }
     found = [(place.start(), path) for path, place in places.items() if place]
     if not found:
         raise ValueError(f"no page of docs/methods introduces {name}")
@@ -69,7 +72,9 @@ def golden_tests() -> dict[str, Path]:
     """Map each name to the test file with a test marked `@pytest.mark.golden(name, ...)`."""
     found: dict[str, Path] = {}
     for path in sorted((ROOT / "tests" / "fl").glob("test_*.py")):
-        functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
+        functions = [
+            node for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)
+        ]
         for mark in (m for f in functions if f.name.startswith("test_") for m in f.decorator_list):
             if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.golden":
                 found = {ast.literal_eval(name): path for name in mark.args} | found
@@ -100,9 +105,9 @@ def table() -> str:
 def main() -> None:
     """Replace the table between the markers."""
     page = ROOT / "README.md"
-    before, _, rest = page.read_text().partition(START)
+    before, _, rest = page.read_text(encoding="utf-8").partition(START)
     _, _, after = rest.partition(END)
-    page.write_text(f"{before}{START}\n\n{table()}\n\n{END}{after}")
+    page.write_text(f"{before}{START}\n\n{table()}\n\n{END}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def quick(source: str) -> str:
 def unexecuted(name: str) -> dict[str, Any]:
     """Return the notebook of a source as JSON, without outputs."""
     made = []
-    for number, (kind, text) in enumerate(cells((FOLDER / f"{name}.py").read_text())):
+    for number, (kind, text) in enumerate(cells((FOLDER / f"{name}.py").read_text(encoding="utf-8"))):
         cell: dict[str, Any] = {"cell_type": kind, "id": f"{number:02d}", "metadata": {}, "source": text}
         made.append(cell | ({"execution_count": None, "outputs": []} if kind == "code" else {}))
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -74,7 +74,9 @@ def executed(name: str) -> dict[str, Any]:
             cell["outputs"] = [output for output in cell["outputs"] if output not in bars]
         for output in cell.get("outputs", ()):
             assert output.get("name") != "stderr", output
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True, encoding="utf-8"
+    )
     made["metadata"]["distillkit"] = {
         "command": f"python docs/scripts/notebooks.py {name}",
         "commit": commit.stdout.strip(),
@@ -89,7 +91,7 @@ def reworded(name: str) -> dict[str, Any]:
     Raises:
         ValueError: the code is not what was executed.
     """
-    notebook = json.loads((FOLDER / f"{name}.ipynb").read_text())
+    notebook = json.loads((FOLDER / f"{name}.ipynb").read_text(encoding="utf-8"))
     new = unexecuted(name)["cells"]
     old = {cell["id"]: cell for cell in notebook["cells"]}
     code = [cell for cell in new if cell["cell_type"] == "code"]
@@ -134,8 +136,8 @@ def page(name: str, notebook: dict[str, Any]) -> tuple[str, list[bytes]]:
 def write(name: str, notebook: dict[str, Any]) -> None:
     """Write a notebook, its page and its pictures, and delete old pictures."""
     text, pictures = page(name, notebook)
-    (FOLDER / f"{name}.ipynb").write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
-    (FOLDER / f"{name}.md").write_text(text)
+    (FOLDER / f"{name}.ipynb").write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (FOLDER / f"{name}.md").write_text(text, encoding="utf-8")
     for old in FOLDER.glob(f"{name}_*.png"):
         old.unlink()
     for number, picture in enumerate(pictures, start=1):

@@ -124,7 +124,9 @@ def taken(said: str) -> Records:
     for index, record in enumerate(found):
         path = Path(str(record.folder)) / "domains.json"
         if path.exists():
-            found[index] = replace(record, line={**record.line, "accuracy_domain": json.loads(path.read_text())})
+            found[index] = replace(
+                record, line={**record.line, "accuracy_domain": json.loads(path.read_text(encoding="utf-8"))}
+            )
     if not task:
         return found
     return Records(replace(r, line={**r.line, "task": task}) for r in found)
@@ -156,7 +158,7 @@ def table(said: str, path: Path) -> Table:
     if options:
         raise ValueError(f"a table of kind {kind} has no option {', '.join(options)}")
     if published == "yes":
-        numbers = json.loads(path.with_name(f"{path.stem}_published.json").read_text())
+        numbers = json.loads(path.with_name(f"{path.stem}_published.json").read_text(encoding="utf-8"))
         made = made.with_column("published %", lambda row: numbers.get(row["task"], {}).get(row["method"], ""))
     return made.without(*hide)
 
@@ -190,13 +192,13 @@ def main() -> None:
         if path.exists():
             print(compare_studies(path, new))
         write_records(new, path)
-    text = filled(path.with_suffix(".md").read_text(), path)
-    path.with_suffix(".md").write_text(text)
+    text = filled(path.with_suffix(".md").read_text(encoding="utf-8"), path)
+    path.with_suffix(".md").write_text(text, encoding="utf-8")
     draw(text, path)
     for card in cards():
-        text = card.read_text()
+        text = card.read_text(encoding="utf-8")
         if f" from={page} " in text:
-            card.write_text(filled(text, path))
+            card.write_text(filled(text, path), encoding="utf-8")
 
 
 if __name__ == "__main__":

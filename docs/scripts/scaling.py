@@ -224,14 +224,14 @@ BARE = {"costs": costs, "work": work, "levels": levels, "even": even, "ratios": 
 
 def filled(text: str) -> str:
     """Return the page with its tables and commits rebuilt."""
-    rows: Rows = json.loads(RECORD.read_text())["rows"]
+    rows: Rows = json.loads(RECORD.read_text(encoding="utf-8"))["rows"]
     made = {name: partial(make, rows) for name, make in TABLES.items()} | BARE
     return with_tables(with_commits(text, (r["commit"] for r in rows)), lambda name: made[name]())
 
 
 def main() -> None:
     """Rebuild the tables of the page."""
-    PAGE.write_text(filled(PAGE.read_text()))
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

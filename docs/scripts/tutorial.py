@@ -24,7 +24,7 @@ _NEXT = "\x1e"
 
 def statements(page: Path = PAGE) -> list[Example]:
     """Return the statements of the page with the output that follows each."""
-    return DocTestParser().get_examples(page.read_text())
+    return DocTestParser().get_examples(page.read_text(encoding="utf-8"))
 
 
 def walked(folder: Path, page: Path = PAGE) -> tuple[list[str], str]:
@@ -34,9 +34,11 @@ def walked(folder: Path, page: Path = PAGE) -> tuple[list[str], str]:
         RuntimeError: the file ended with an error, which is the message.
     """
     source = "".join(f"{one.source}print({_NEXT!r})\n" for one in statements(page))
-    (folder / "walk.py").write_text(source)
+    (folder / "walk.py").write_text(source, encoding="utf-8")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run([sys.executable, "walk.py"], cwd=folder, env=environment, capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "walk.py"], cwd=folder, env=environment, capture_output=True, encoding="utf-8"
+    )
     if ran.returncode:
         raise RuntimeError(ran.stderr)
     return [printed.lstrip("\n") for printed in ran.stdout.split(_NEXT)[:-1]], ran.stderr
@@ -62,4 +64,4 @@ def filled(page: str, printed: list[str]) -> str:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as empty:
         said, _ = walked(Path(empty))
-    PAGE.write_text(filled(PAGE.read_text(), said))
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), said), encoding="utf-8")

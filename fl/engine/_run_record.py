@@ -77,7 +77,7 @@ def read_config(out: Path) -> dict[str, Any]:
     """
     path = out / "config.json"
     try:
-        config = json.loads(path.read_text())
+        config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(config, dict) or config.get("format", "distillkit.run/1") not in ("distillkit.run/1", RUN_FORMAT):

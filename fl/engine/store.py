@@ -319,7 +319,7 @@ class Store:
 
     def _append(self, path: Path, line: Mapping[str, Any]) -> None:
         try:
-            with path.open("a") as file:
+            with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
             raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error

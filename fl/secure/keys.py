@@ -62,7 +62,7 @@ class Registry(Configurable):
             ValueError: the file does not contain a registry.
         """
         try:
-            entries = json.loads(Path(path).read_text())
+            entries = json.loads(Path(path).read_text(encoding="utf-8"))
             keys = {int(client): key for client, key in entries.items()}
         except (ValueError, AttributeError) as error:
             raise ValueError(f"{path} is not a registry, a JSON object of client -> public key: {error}") from error
@@ -71,7 +71,7 @@ class Registry(Configurable):
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the registry to the JSON file `path`."""
         entries = {str(client): key.hex() for client, key in self._keys.items()}
-        Path(path).write_text(json.dumps(entries, indent=1) + "\n")
+        Path(path).write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
 
     def of(self, client: int) -> bytes:
         """Return the public key of a `client`.
@@ -162,7 +162,7 @@ class Keyring(Configurable):
     def load_session(self, client: int) -> dict[str, Any] | None:
         """Return the secrets of a `client` for the current round, or None if there are none."""
         path = self._client_folder(client) / "session"
-        return json.loads(path.read_text()) if path.exists() else None
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
     def save_session(self, client: int, session: Mapping[str, Any]) -> None:
         """Replace a client's secrets for the current round. They are on disk when this function returns.

@@ -179,7 +179,7 @@ def load(
     build = partial(from_config, store=folder / "arguments", names=names, trust=trust)
     path = folder / "summary.json"
     try:
-        line = json.loads(path.read_text()) if path.exists() else None
+        line = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
     built = method if method is not None else _method(config, folder, build, factory is not None)

@@ -68,7 +68,7 @@ def test_real_initial_images_reveal_private_records(runs: Path, tmp_path: Path) 
     assert said is not None
     assert int(said[1]) > 5 > float(said[2])
     assert any("of the records as members" in leak for leak in found.leaks)
-    text = found.markdown.read_text()
+    text = found.markdown.read_text(encoding="utf-8")
     for title in (
         "Who sees what",
         "and the nearest records",
@@ -86,7 +86,7 @@ def test_real_initial_images_reveal_private_records(runs: Path, tmp_path: Path) 
 
 
 def test_page_is_self_contained(runs: Path, tmp_path: Path) -> None:
-    page = report(runs / "real", **GIVEN, out=tmp_path).html.read_text()
+    page = report(runs / "real", **GIVEN, out=tmp_path).html.read_text(encoding="utf-8")
     assert len(re.findall(r'<img[^>]* src="data:image/(png|svg\+xml);base64,', page)) == page.count("<img") == 3
     assert not re.search(r"<script|<link|<iframe|@import|url\(|src=\"(?!data:)|href=| on\w+=", page)
     assert all(len(alt) > 20 for alt in re.findall(r'alt="([^"]*)"', page))
@@ -98,7 +98,7 @@ def test_noise_and_records_as_initial_images_are_distinguished(runs: Path, tmp_p
     assert not any("of the records as members" in leak for leak in found.leaks)
     assert found.verdict == f"This run leaks: {found.leaks[0]}."
     assert "no leak" not in found.verdict.lower()
-    lists = found.markdown.read_text().split("## Who sees what")[0]
+    lists = found.markdown.read_text(encoding="utf-8").split("## Who sees what")[0]
     assert lists.count("\n- ") == len(found.leaks) - 1 + len(found.not_found)
     assert all(f"\n- {line}" in lists for line in [*found.leaks[1:], *found.not_found])
 
@@ -106,7 +106,9 @@ def test_noise_and_records_as_initial_images_are_distinguished(runs: Path, tmp_p
 @pytest.mark.parametrize("name", ["real", "average"])
 def test_reported_classes_are_the_clients(name: str, runs: Path, tmp_path: Path) -> None:
     rows = re.findall(
-        r"^\| (\d) \| ([^|]*) \| ([^|]*) \| \d+ \|$", report(runs / name, out=tmp_path).markdown.read_text(), re.M
+        r"^\| (\d) \| ([^|]*) \| ([^|]*) \| \d+ \|$",
+        report(runs / name, out=tmp_path).markdown.read_text(encoding="utf-8"),
+        re.M,
     )
     assert [row[0] for row in rows] == ["0", "1"]
     for client, held, lacking in rows:
@@ -117,8 +119,8 @@ def test_reported_classes_are_the_clients(name: str, runs: Path, tmp_path: Path)
 
 
 def test_report_contains_the_ledger_of_a_private_run(runs: Path, tmp_path: Path) -> None:
-    text = report(runs / "private", **GIVEN, out=tmp_path).markdown.read_text()
-    row = json.loads((runs / "private" / "history.jsonl").read_text().splitlines()[-1])
+    text = report(runs / "private", **GIVEN, out=tmp_path).markdown.read_text(encoding="utf-8")
+    row = json.loads((runs / "private" / "history.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     claim = row["privacy"]
     assert f"epsilon {claim['epsilon']:.4g} at delta {claim['delta']:g} ({claim['relation']})" in text
     assert "the messages show more than the models do" in text
@@ -156,11 +158,11 @@ def test_report_on_a_study_explains_how_to_keep_a_transcript(tmp_path: Path) -> 
 
 
 def test_published_set_alone_is_attacked(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     TRAIN[:30].replace(info={"init": "real"}).save(tmp_path / "set.safetensors")
     found = report(tmp_path, members=TRAIN, non_members=DIGITS.test, started_from=torch.arange(30))
     assert "25 % of all records are recovered above 25 dB" in found.verdict
-    text = found.markdown.read_text()
+    text = found.markdown.read_text(encoding="utf-8")
     assert "| the published set" not in text
     assert "recipients of the published set" in text
     assert "images started from 30 of 120 members" in text
@@ -175,7 +177,7 @@ def test_shadows_are_run_and_evaluated(runs: Path, tmp_path: Path) -> None:
     pipeline = Pipeline(fit, TRAIN.images, TRAIN.labels)
     found = report(runs / "average", pipeline, **GIVEN, out=tmp_path, progress=False)
     assert any("separates members from non-members" in leak for leak in found.leaks)
-    assert "8 shadows" in found.markdown.read_text()
+    assert "8 shadows" in found.markdown.read_text(encoding="utf-8")
 
 
 def test_refusals(runs: Path, tmp_path: Path) -> None:

@@ -44,19 +44,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_reply_is_compared_with_the_ledger(run: Path, tmp_path: Path) -> None:
-    text = report(run, out=tmp_path / "paid").markdown.read_text()
+    text = report(run, out=tmp_path / "paid").markdown.read_text(encoding="utf-8")
     assert (
         "Each of 2 clients was charged for at least as many releases as it sent replies (the smallest surplus is 0)"
         in text
     )
     short = Path(shutil.copytree(run, tmp_path / "short"))
-    lines = (short / "ledger.jsonl").read_text().splitlines()
+    lines = (short / "ledger.jsonl").read_text(encoding="utf-8").splitlines()
     charges = [line for line in lines if '"event"' in line]
     assert len(charges) == 2
-    (short / "ledger.jsonl").write_text("\n".join(line for line in lines if line != charges[1]) + "\n")
+    (short / "ledger.jsonl").write_text(
+        "\n".join(line for line in lines if line != charges[1]) + "\n", encoding="utf-8"
+    )
     found = report(short)
     assert "its ledger is incomplete: client 0 sent 2 replies and was charged for 1 releases" in found.verdict
-    assert "(2 clients in total have such replies)" in found.markdown.read_text()
+    assert "(2 clients in total have such replies)" in found.markdown.read_text(encoding="utf-8")
 
 
 def test_exchanges_other_than_training_need_no_charge(run: Path, tmp_path: Path) -> None:
@@ -66,14 +68,14 @@ def test_exchanges_other_than_training_need_no_charge(run: Path, tmp_path: Path)
         store.record(1, client, "up", Message.unchecked({"Keys.public": torch.ones(4)}), "announce")
     found = report(store.out)
     assert not any("ledger is incomplete" in line for line in found.leaks)
-    assert "as it sent replies (the smallest surplus is 0)" in found.markdown.read_text()
+    assert "as it sent replies (the smallest surplus is 0)" in found.markdown.read_text(encoding="utf-8")
 
 
 def test_false_claim_is_the_verdict(run: Path, tmp_path: Path) -> None:
     found = report(run, audit=Audit(*outcomes(SIGMA / 2), PROFILE, of="one round"), out=tmp_path)
     assert found.verdict.startswith("This run leaks: the claimed epsilon ")
     assert "of one round is refuted at 99 %" in found.verdict
-    text = found.markdown.read_text()
+    text = found.markdown.read_text(encoding="utf-8")
     assert "500 runs of one round with a record and 500 without" in text
     assert "claimed is at most 4" in text
 
@@ -82,7 +84,7 @@ def test_true_claim_is_neither_refuted_nor_confirmed(run: Path, tmp_path: Path) 
     found = report(run, audit=Audit(*outcomes(SIGMA), PROFILE), out=tmp_path)
     assert found.verdict.startswith("No leak found at this resolution: the claimed epsilon ")
     assert "of the run is not refuted at 99 %" in found.verdict
-    own = json.loads((run / "history.jsonl").read_text().splitlines()[-1])["privacy"]["epsilon"]
+    own = json.loads((run / "history.jsonl").read_text(encoding="utf-8").splitlines()[-1])["privacy"]["epsilon"]
     assert any(
         f"whether the run's own epsilon {own:.4g} holds" in line for line in found.missing
     )  # two rounds, not one
@@ -99,13 +101,15 @@ def test_noise_draws_are_compared_with_the_charges(run: Path, tmp_path: Path) ->
     assert any("give outcomes to Audit" in line for line in found.missing)
     whole = report(run, audit=Audit(noise=audit_noise({SIGMA: 100}, [(SIGMA, 100)])), out=tmp_path)
     assert whole.not_found == ()
-    assert "drawn compared with charged: as much noise was drawn as was charged." in whole.markdown.read_text()
+    assert "drawn compared with charged: as much noise was drawn as was charged." in whole.markdown.read_text(
+        encoding="utf-8"
+    )
 
 
 def test_report_without_an_audit_names_what_is_unknown(run: Path, tmp_path: Path) -> None:
     found = report(run, out=tmp_path)
     assert any(line.startswith("whether the claimed epsilon holds: give audit=Audit(") for line in found.missing)
-    assert "The claim was not audited." in found.markdown.read_text()
+    assert "The claim was not audited." in found.markdown.read_text(encoding="utf-8")
 
 
 def test_baselines_are_shown_beside_the_run(run: Path, tmp_path: Path) -> None:
@@ -118,7 +122,7 @@ def test_baselines_are_shown_beside_the_run(run: Path, tmp_path: Path) -> None:
 
     raw = {"model on raw data": pipeline(9.0)}
     found = report(run, pipeline(0.0), baselines=raw, out=tmp_path, progress=False)
-    rows = [line for line in found.markdown.read_text().splitlines() if "| LiRA offline |" in line]
+    rows = [line for line in found.markdown.read_text(encoding="utf-8").splitlines() if "| LiRA offline |" in line]
     assert [row.split(" | ")[0] for row in rows] == ["| this run", "| model on raw data"]
     areas = [float(row.split(" | ")[3].split()[0]) for row in rows]
     assert areas[1] > 0.95 > 0.7 > areas[0]

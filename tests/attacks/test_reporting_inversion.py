@@ -46,9 +46,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def altered(run: Path, to: Path, **settings: Any) -> Path:
     copy = Path(shutil.copytree(run, to))
-    config = json.loads((copy / "config.json").read_text())
+    config = json.loads((copy / "config.json").read_text(encoding="utf-8"))
     config["recipe"]["with"] |= settings
-    (copy / "config.json").write_text(json.dumps(config))
+    (copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return copy
 
 
@@ -58,7 +58,7 @@ def test_records_of_an_update_are_reconstructed(run: Path, tmp_path: Path) -> No
     assert line.startswith("inverting the update of client 1 (the fewest records) in round 1 recovers ")
     assert "of its 3 records above 20 dB" in line
     assert found.verdict == f"This run leaks: {line}."
-    text = found.markdown.read_text()
+    text = found.markdown.read_text(encoding="utf-8")
     assert "and were as close 0 times" in text
     assert "| the client's records |" in text
     assert "labels inferred from the message" in text
@@ -77,7 +77,7 @@ def test_without_owners_images_are_shown_and_not_scored(run: Path, tmp_path: Pat
     found = report(run, **GIVEN, invert=Inversion(steps=5), out=tmp_path)
     assert not [line for line in [*found.leaks, *found.not_found] if "inverting" in line]
     assert any("give invert=Inversion(owners=...)" in line for line in found.missing)
-    text = found.markdown.read_text()
+    text = found.markdown.read_text(encoding="utf-8")
     assert "| the nearest private record of 60 |" in text
     assert "| the nearest held-out image of 150 |" in text
 
@@ -94,7 +94,7 @@ def test_too_many_records_are_left_out_with_a_note(
     invert: Inversion, said: str, remedy: str, run: Path, tmp_path: Path
 ) -> None:
     found = report(run, **GIVEN, invert=invert, out=tmp_path)
-    assert said in found.markdown.read_text()
+    assert said in found.markdown.read_text(encoding="utf-8")
     assert any(said in line and remedy in line for line in found.missing)
     assert not any("inverting" in line for line in [*found.leaks, *found.not_found])
 
@@ -163,13 +163,13 @@ def test_known_labels_without_non_members_find_nothing(run: Path, tmp_path: Path
     """Without non_members there is no reference similarity, so nothing is found at any similarity."""
     known = Inversion(owners=OWNERS, known_labels=True, steps=5)
     found = report(run, members=TRAIN, network=FACTORY(10), invert=known, out=tmp_path)
-    text = found.markdown.read_text()
+    text = found.markdown.read_text(encoding="utf-8")
     assert "labels known" in text
     assert "| the client's records |" in text
     assert "held-out images |" not in text.split("## Inversion")[1].split("## ")[0]
     assert "whether the inverted images are more than similar to the records: give non_members=" in found.missing
     alone = report(run, members=TRAIN, network=FACTORY(10), invert=Inversion(steps=5), out=tmp_path)
-    text = alone.markdown.read_text()
+    text = alone.markdown.read_text(encoding="utf-8")
     assert "and below each the nearest private record." in text
     assert "the nearest held-out image" not in text
     for one in (found, alone):

@@ -174,11 +174,11 @@ def test_rounds_of_one_image_have_a_distance_but_no_attack() -> None:
 
 
 def test_images_without_outsiders_are_shown_and_not_scored(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     made, network = images(1), ConvNet((1, 8, 8), 2, width=2, depth=1)
     made[:6].save(tmp_path / "set.safetensors")
     found = report(tmp_path, members=made, network=network)
-    text = found.markdown.read_text()
+    text = found.markdown.read_text(encoding="utf-8")
     assert "and below each the nearest private record. PSNR to the record: equal" in text
     assert "held-out" not in text.split("Sent images")[1].split("\n")[0]
     assert counted(text) == ["private records", "baseline: random real images"]

@@ -56,7 +56,7 @@ class Room:
 
     @staticmethod
     def _left() -> int:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
 
 
@@ -95,7 +95,7 @@ def main() -> None:
     found = measured(o.payloads)
     record = {**facts, "seconds": round(time.monotonic() - began, 1), **found}
     if o.out:
-        o.out.write_text(json.dumps(record, indent=1) + "\n")
+        o.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(load_script("docs/scripts/flower.py").costs(record))
 
 

@@ -211,7 +211,9 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         "processor": processor(), "torch": str(torch.__version__), "python": platform.python_version(), "rows": [],
     }  # fmt: skip
     if o.out and o.out.exists():
-        record["rows"] = [row for row in json.loads(o.out.read_text())["rows"] if row["example"] not in o.only]
+        record["rows"] = [
+            row for row in json.loads(o.out.read_text(encoding="utf-8"))["rows"] if row["example"] not in o.only
+        ]
     failed = []
     for example in o.only:
         print(example, file=sys.stderr, flush=True)

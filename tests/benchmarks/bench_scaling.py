@@ -232,14 +232,14 @@ def measured(case: Case) -> dict[str, Any]:
 def commit() -> str | None:
     """Return the commit, with `+` if anything but the record has changed."""
     words = ["git", "status", "--porcelain", "--untracked-files=no"]
-    status = subprocess.run(words, cwd=RECORD.parent, capture_output=True, text=True).stdout
+    status = subprocess.run(words, cwd=RECORD.parent, capture_output=True, encoding="utf-8").stdout
     found = git_commit()
     return found.rstrip("+") if found and status.split() == ["M", "docs/results/scaling.json"] else found
 
 
 def main() -> None:
     """Measure all rows that the record lacks."""
-    rows: list[dict[str, Any]] = json.loads(RECORD.read_text())["rows"] if RECORD.exists() else []
+    rows: list[dict[str, Any]] = json.loads(RECORD.read_text(encoding="utf-8"))["rows"] if RECORD.exists() else []
     done = {tuple(row[name] for name in Case.__annotations__) for row in rows}
     facts = {"commit": commit(), "torch": str(torch.__version__), "python": platform.python_version()}
     for case in cases():

@@ -43,7 +43,7 @@ def with_peak(work: Callable[[], T]) -> tuple[T, float | None]:
     gc.collect()
     try:
         ctypes.CDLL(None).malloc_trim(0)
-        (PROCESS / "clear_refs").write_text("5")  # the peak is now what the process has
+        (PROCESS / "clear_refs").write_text("5", encoding="utf-8")  # the peak is now what the process has
         before = _megabytes("VmRSS")
     except (OSError, AttributeError):
         return work(), None
@@ -52,5 +52,5 @@ def with_peak(work: Callable[[], T]) -> tuple[T, float | None]:
 
 
 def _megabytes(name: str) -> float:
-    lines = (PROCESS / "status").read_text().splitlines()
+    lines = (PROCESS / "status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024

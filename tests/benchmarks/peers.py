@@ -223,7 +223,13 @@ def flower(users: int, cohort: int, rounds: int) -> Rounds:
     path = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     try:
         told = subprocess.run(  # stderr is not captured, so it shows the progress and errors
-            words, stdout=subprocess.PIPE, text=True, timeout=PATIENCE, cwd=ROOT, env={**os.environ, **quiet, **path}
+            words,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE,
+            cwd=ROOT,
+            env={**os.environ, **quiet, **path},
+            encoding="utf-8",
         )
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"its simulation did not end in {PATIENCE} s") from None

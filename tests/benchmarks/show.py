@@ -14,7 +14,7 @@ Line = dict[str, Any]
 
 def read(path: Path) -> list[Line]:
     """Return the lines of a record; none if the file does not exist."""
-    return [json.loads(line) for line in path.read_text().splitlines() if line] if path.exists() else []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line] if path.exists() else []
 
 
 def name(line: Line) -> str:

@@ -21,12 +21,12 @@ def test_failing_block_leaves_only_the_old_file(tmp_path: Path) -> None:
 
     def fail() -> None:
         with atomic_replace(path) as temporary:
-            temporary.write_text("ne")
+            temporary.write_text("ne", encoding="utf-8")
             raise RuntimeError("half way")
 
     with pytest.raises(RuntimeError, match="half way"):
         fail()
-    assert path.read_text() == "old"
+    assert path.read_text(encoding="utf-8") == "old"
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -34,9 +34,9 @@ def test_old_file_exists_until_the_block_ends(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     write_atomically(path, "old")
     with atomic_replace(path) as temporary:
-        temporary.write_text("new")
-        assert path.read_text() == "old"
-    assert path.read_text() == "new"
+        temporary.write_text("new", encoding="utf-8")
+        assert path.read_text(encoding="utf-8") == "old"
+    assert path.read_text(encoding="utf-8") == "new"
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -49,7 +49,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def one(code: str, *arguments: Any) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", code, *map(str, arguments)]
-        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True))
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True, encoding="utf-8"))
         return started[-1]
 
     yield one
@@ -151,7 +151,7 @@ def test_unreadable_owner_file_names_no_process(tmp_path: Path, start: Any) -> N
     lock = tmp_path / ".owner.lock"
     with locked(lock, "the run in x"):
         for text in ("{", "[]", '{"pid": null, "host": 1}', ""):
-            lock.with_suffix(".json").write_text(text)
+            lock.with_suffix(".json").write_text(text, encoding="utf-8")
             assert tried(start, lock).startswith("None the run in x is in use by another process")
 
 
@@ -175,14 +175,14 @@ def alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     stat = Path(f"/proc/{pid}/stat")
-    return not (stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] == "Z")
+    return not (stat.exists() and stat.read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] == "Z")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_workers_end_within_two_seconds_of_their_parents_death(number: int, tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
-    script.write_text(PARENT)
-    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    script.write_text(PARENT, encoding="utf-8")
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, encoding="utf-8")
     assert parent.stdout is not None
     workers = [int(word) for word in parent.stdout.readline().split()]
     try:

@@ -378,7 +378,7 @@ def test_trusted_packages_have_no_functions_that_write_files() -> None:
     """Otherwise a file could have a `partial` of them called in place of a network factory."""
     root = Path(distillkit.__file__).parent
     for package, path in ((r, p) for r in serialization._FUNCTION_PACKAGES for p in (root / r).rglob("*.py")):
-        tree = ast.parse(path.read_text())
+        tree = ast.parse(path.read_text(encoding="utf-8"))
         names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
         called = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
         writes = (names | called) & {"write_atomically", "write_tensors", "atomic_replace", "write_bytes", "write_text",

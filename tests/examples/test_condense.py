@@ -45,11 +45,11 @@ def test_all_methods_on_user_data_write_their_results(
         assert {"cpu_seconds_condense", "cpu_seconds_test", "settings", "commit", "hash"} <= set(record.line)
         assert LabeledImages.load(record.folder / "set.safetensors").counts().tolist() == [2, 2]
         assert (record.folder / "grid.png").read_bytes().startswith(b"\x89PNG")
-        config = json.loads((record.folder / "config.json").read_text())
+        config = json.loads((record.folder / "config.json").read_text(encoding="utf-8"))
         assert config["recipe"] is not None
     assert equal_search_sizes(out) == {"my-images": 1}
     assert (out / "sets.png").exists()
-    shown = (out / "table.md").read_text()
+    shown = (out / "table.md").read_text(encoding="utf-8")
     assert shown in capsys.readouterr().out
     condense.main([*words, "--methods", "random", "dm", "--longer", "9", "25"])
     again = read_records(out)
@@ -122,7 +122,7 @@ def test_unreadable_data_end_the_program_without_a_traceback(
     condense: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "pets").mkdir()
-    (tmp_path / "notes.txt").write_text("no arrays")
+    (tmp_path / "notes.txt").write_text("no arrays", encoding="utf-8")
     for given, more, words in (
         (tmp_path / "pets", [], "has no sub-folders"),
         (tmp_path / "notes.txt", [], "is damaged or not an .npz"),

@@ -101,7 +101,7 @@ def test_missing_dataset_ends_the_script_with_instructions(data: ModuleType, tmp
             data.require_data([task])
         assert all(word in str(ended.value) for word in (need, f"{name}.npz", "--data", "class/picture.png"))
     (tmp_path / "bad" / "cats").mkdir(parents=True)
-    (tmp_path / "bad" / "cats" / "a.png").write_text("no picture")
+    (tmp_path / "bad" / "cats" / "a.png").write_text("no picture", encoding="utf-8")
     task = data.own_task(words(load_script("examples/_options.py"), "--data", tmp_path / "bad"), partition=deal)
     with pytest.raises(SystemExit, match=r"cannot read picture .*a\.png"):
         data.require_data([task])

@@ -46,10 +46,10 @@ def test_fedcog_equals_its_base_until_its_first_round(
         assert shown == record.rows[1]["accuracy"]
         assert f"{100 * shown:.1f}" in next(row for row in said.splitlines() if f"| {record.method} " in row)
         assert record.last("accuracy_locals.mean") is not None
-        assert json.loads((record.folder / "config.json").read_text())["recipe"] is not None
+        assert json.loads((record.folder / "config.json").read_text(encoding="utf-8"))["recipe"] is not None
     drawn = {path.name for path in tmp_path.glob("*.png")}
     assert drawn == {f"accuracy_by_{by}.png" for by in ("round", "bytes_up", "client_seconds")} | {"generated.png"}
-    assert (tmp_path / "table.md").read_text() in said
+    assert (tmp_path / "table.md").read_text(encoding="utf-8") in said
 
 
 def test_all_candidates_are_distinct_methods_with_fedavgs_choice(planned: Any, tmp_path: Path) -> None:

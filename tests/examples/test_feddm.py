@@ -31,7 +31,7 @@ def test_every_private_row_has_the_requested_epsilon(
     records = read_records(tmp_path)
     assert len(records) == len(feddm.TITLES) + 3 + 1
     for record in records:
-        assert json.loads((record.folder / "config.json").read_text())["recipe"] is not None
+        assert json.loads((record.folder / "config.json").read_text(encoding="utf-8"))["recipe"] is not None
         line, ledger = record.line, record.folder / "ledger.jsonl"
         if record.method == "FedDM":
             assert line["epsilon"] is None
@@ -46,7 +46,7 @@ def test_every_private_row_has_the_requested_epsilon(
         assert line["relation"] == f"add or remove one {'client' if whole else 'record'}"
         assert ("secure sum" in str(events.guarantee())) == record.method.startswith(feddm.TITLES["shares"])
     assert equal_search_sizes(tmp_path) == {"digits-dirichlet": 1}
-    assert (tmp_path / "table.md").read_text() in said
+    assert (tmp_path / "table.md").read_text(encoding="utf-8") in said
 
 
 def test_searches_are_equal_at_every_epsilon_on_public_images(
@@ -140,7 +140,7 @@ def test_both_tables_come_from_records_and_are_not_run_twice(
     claim, more = read_records(tmp_path / "digits"), read_records(tmp_path / "digits-more")
     assert {r.method for r in claim} == {"FedAvg", "FedDM", "Real"}
     assert "FedDM from noise" in {r.method for r in more}
-    table = (tmp_path / "digits-more" / "table.md").read_text()
+    table = (tmp_path / "digits-more" / "table.md").read_text(encoding="utf-8")
     for record in (*claim, *more):
         cells = [[cell.strip() for cell in line.split("|")] for line in table.splitlines()]
         [row] = [row for row in cells if row[2:3] == [record.method]]
@@ -152,7 +152,7 @@ def test_both_tables_come_from_records_and_are_not_run_twice(
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*/summary.json")}
     play(feddm, tmp_path, *words)
     assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
-    assert (tmp_path / "digits-more" / "table.md").read_text() == table
+    assert (tmp_path / "digits-more" / "table.md").read_text(encoding="utf-8") == table
 
 
 def test_three_folders_of_images_are_three_clients(feddm: ModuleType, tmp_path: Path) -> None:

@@ -36,13 +36,13 @@ def test_table_of_the_paper_is_run_and_its_numbers_are_in_the_records(
     assert said.startswith(fedlgd.CLAIM.split("\n")[0])
     assert [record.method for record in records] == list(fedlgd.SEARCH)
     assert equal_search_sizes(tmp_path) == {"domains": 1}
-    text = (tmp_path / "table.md").read_text()
+    text = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert text in said
     assert fedlgd.CLAIM in text
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
     for record in records:
         assert record.folder is not None
-        domains = json.loads((record.folder / "domains.json").read_text())
+        domains = json.loads((record.folder / "domains.json").read_text(encoding="utf-8"))
         main, own = ([row for row in rows if record.method in row[:2] and len(row) == n] for n in (10, 4))
         assert [row[3] for row in main] == [f"{100 * record.line['accuracy_last']:.1f}"]
         assert [row[1:] for row in own] == [[f"{100 * value:.1f}" for value in domains.values()]]

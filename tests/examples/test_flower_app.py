@@ -21,7 +21,9 @@ from fl.study._outcome_hash import hash_of
 from tests.fl.flower import fake_flower
 
 APP = Path(__file__).parents[2] / "examples" / "flower_app"
-CONFIG: dict[str, Any] = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+CONFIG: dict[str, Any] = tomllib.loads((APP / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"][
+    "config"
+]
 SMALL = {
     "rounds": 2,
     "steps": 2,
@@ -84,7 +86,7 @@ app = "any"
 
 def test_private_run_spends_its_epsilon_within_the_policy(apps: Any, tmp_path: Path) -> None:
     config = {**CONFIG, **SMALL, "method": "private", "out": str(tmp_path / "run"), "epsilon": 4.0}
-    (tmp_path / "policy.toml").write_text(POLICY.format(epsilon=4.1))
+    (tmp_path / "policy.toml").write_text(POLICY.format(epsilon=4.1), encoding="utf-8")
     nodes = [{"policy": str(tmp_path / "policy.toml")}] * 2
     beside = play(apps, config, nodes, tmp_path)
     (row,) = Store(tmp_path / "run").history(config["rounds"])[-1:]
@@ -127,7 +129,7 @@ def test_an_unknown_method_is_refused(apps: Any) -> None:
 
 
 def test_readme_uses_known_options_and_reads_the_status() -> None:
-    said = (APP / "README.md").read_text()
+    said = (APP / "README.md").read_text(encoding="utf-8")
     for given in re.findall(r"-c '([^']*)'", said):
         assert set(tomllib.loads("\n".join(re.split(r" (?=\w)", given)))) <= set(CONFIG), given
     for switch in (

@@ -21,7 +21,7 @@ def membership() -> ModuleType:
 
 
 def read(path: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def test_rows_are_appended_and_finished_ones_not_run_again(
@@ -49,7 +49,7 @@ def test_rows_are_appended_and_finished_ones_not_run_again(
     assert both[:-1] == first
     assert (both[-1]["row"], both[-1]["attack"]) == ("transcript", "distance")
     shown = capsys.readouterr().out
-    assert shown.endswith((tmp_path / "table.md").read_text())
+    assert shown.endswith((tmp_path / "table.md").read_text(encoding="utf-8"))
     assert "| raw data               | not run yet |" in shown
     assert "above 25 dB" in shown
 
@@ -62,7 +62,7 @@ def test_cost_is_estimated_from_one_timed_run_which_is_kept(
         with pytest.raises(SystemExit):
             membership.main([*words, "--estimate"])
     first, total = capsys.readouterr().out.splitlines()[:2]
-    seconds = json.loads((tmp_path / "raw" / "cost.json").read_text())["cpu_seconds"]
+    seconds = json.loads((tmp_path / "raw" / "cost.json").read_text(encoding="utf-8"))["cpu_seconds"]
     assert first == f"raw: {seconds:.3g} CPU s per run"
     assert total == f"all: {seconds * 10:.0f} CPU minutes for 600 runs of each"
     assert len(list((tmp_path / "raw").glob("shadow-*"))) == 1

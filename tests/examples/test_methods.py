@@ -60,17 +60,17 @@ def test_script_prints_its_tables_and_runs_nothing_twice(
         said.append(capsys.readouterr().out)
         stamps.append({path: path.stat().st_mtime_ns for path in sorted(tmp_path.glob("*/summary.json"))})
     assert stamps[0] == stamps[1]
-    lines = {line["method"]: line for line in json.loads((tmp_path / "summary.json").read_text())}
+    lines = {line["method"]: line for line in json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))}
     assert set(lines) == {"FedAvg", script.OWN, "FedDF", "FedRep", "FedDF, 20 steps"}
     assert all(line["failed"] == 0 and line["rounds"] == 2 for line in lines.values())
     assert lines["FedRep"]["accuracy_own"] == lines["FedRep"]["accuracy_last"]
     assert lines["FedAvg"]["hash"] == lines[script.OWN]["hash"]
     assert lines["FedDF"]["hash"] != lines["FedDF, 20 steps"]["hash"]
-    table = (tmp_path / "table.md").read_text()
+    table = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert all(table.strip() in text for text in said)
     assert "accuracy own minus FedAvg, chosen by own tests's" in table
     assert equal_search_sizes(tmp_path) == {"digits": 1}
-    configs = [json.loads(path.read_text()) for path in tmp_path.glob("*/config.json")]
+    configs = [json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("*/config.json")]
     assert [config["recipe"] is not None for config in configs] == [True] * 5
 
 

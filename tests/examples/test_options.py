@@ -25,7 +25,7 @@ def test_examples_exist() -> None:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_examples_contain_no_plumbing(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 150
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 150
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -97,7 +97,7 @@ def test_claim_is_printed_first_and_with_the_table_and_estimates_run_nothing(
     capsys.readouterr()
     said = play()
     assert said.index("FedAvg learns.") < said.index("digits, seed 0, FedAvg") < said.index("| task")
-    assert (tmp_path / "out" / "table.md").read_text().endswith("FedAvg learns.\n")
+    assert (tmp_path / "out" / "table.md").read_text(encoding="utf-8").endswith("FedAvg learns.\n")
 
 
 @pytest.mark.parametrize(

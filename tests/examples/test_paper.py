@@ -93,4 +93,4 @@ def test_ablations_are_drawn_beside_the_headline_if_they_ran(
 def test_results_page_and_script_print_the_same_numbers_of_the_paper(name: str) -> None:
     module = load_script(f"examples/_{name}.py")
     page = Path(__file__).parents[2] / "docs" / "results" / f"{name}_published.json"
-    assert json.loads(page.read_text()) == (module.AVERAGES[0] if name == "fedlgd" else module.PAPER)
+    assert json.loads(page.read_text(encoding="utf-8")) == (module.AVERAGES[0] if name == "fedlgd" else module.PAPER)

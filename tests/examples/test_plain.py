@@ -20,7 +20,9 @@ def run(script: Path, folder: Path) -> str:
     """Run a script in a folder; return its output."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(script)]
-    ran = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, encoding="utf-8"
+    )
     assert ran.returncode == 0, ran.stderr
     assert "Warning" not in ran.stderr, ran.stderr
     return ran.stdout
@@ -28,10 +30,10 @@ def run(script: Path, folder: Path) -> str:
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_script_is_short_and_needs_only_the_packages(script: Path) -> None:
-    text = script.read_text()
+    text = script.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 60
     assert not re.search(r"argparse|_options|sys\.argv", text)
-    assert script.name in (ROOT / "README.md").read_text()
+    assert script.name in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_there_are_six_scripts() -> None:

@@ -39,6 +39,6 @@ def test_example_run_and_user_run_are_reported(tmp_path: Path, capsys: pytest.Ca
 def test_other_methods_are_reported_too(method: str, said: str, tmp_path: Path) -> None:
     script = load_script("examples/privacy_report.py")
     [found] = script.main(["--preset", "smoke", "--method", method, "--out", str(tmp_path)])
-    lines = [*found.leaks, *found.not_found, found.markdown.read_text()]
+    lines = [*found.leaks, *found.not_found, found.markdown.read_text(encoding="utf-8")]
     assert any(said in line for line in lines)
     assert "sends private records" not in found.verdict

@@ -37,7 +37,7 @@ def test_every_row_shows_its_ledgers_epsilon(
         line = record.line
         assert 0 <= line["accuracy_last"] <= 1
         assert {"cpu_seconds_condense", "cpu_seconds_test", "settings", "commit"} <= set(line)
-        assert json.loads((record.folder / "config.json").read_text())["recipe"] is not None
+        assert json.loads((record.folder / "config.json").read_text(encoding="utf-8"))["recipe"] is not None
         if record.method in private:
             ledger = Ledger(record.folder / "ledger.jsonl")
             assert line["epsilon"] == ledger.epsilon() <= float(record.method.split()[-1])
@@ -53,7 +53,7 @@ def test_every_row_shows_its_ledgers_epsilon(
             assert made.counts().tolist() == [2] * 10
             assert made.info.get("epsilon") == line["epsilon"]
     assert equal_search_sizes(tmp_path) == {"digits": 1}
-    shown = (tmp_path / "table.md").read_text()
+    shown = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert shown in capsys.readouterr().out
 
 

@@ -43,17 +43,17 @@ def uninterrupted(script: Any, tmp_path_factory: pytest.TempPathFactory) -> tupl
 
 def test_demo_reports_each_run_prints_its_table_and_draws(uninterrupted: tuple[Path, str]) -> None:
     out, said = uninterrupted
-    lines = json.loads((out / "summary.json").read_text())
+    lines = json.loads((out / "summary.json").read_text(encoding="utf-8"))
     assert [(x["task"], x["method"]) for x in lines] == [(task, candidate) for task in TASKS for candidate in WAYS]
     for line in lines:
-        rows = [json.loads(x) for x in (out / line["run"] / "history.jsonl").read_text().splitlines()]
+        rows = [json.loads(x) for x in (out / line["run"] / "history.jsonl").read_text(encoding="utf-8").splitlines()]
         assert line["accuracy_last"] == rows[-1]["accuracy"]
         assert line["bytes_up"] == sum(r["bytes_up"] for r in rows)
         assert line["epsilon"] is None
         told = [words for words in said.splitlines() if words.startswith(f"{line['task']}, seed 0, {line['method']} ")]
         assert [words.split(maxsplit=5)[-1] for words in told] == [f"{100 * line['accuracy_last']:.1f} % after round 2"]
-        assert json.loads((out / line["run"] / "config.json").read_text())["recipe"] is not None
-    assert (out / "table.md").read_text().strip() in said
+        assert json.loads((out / line["run"] / "config.json").read_text(encoding="utf-8"))["recipe"] is not None
+    assert (out / "table.md").read_text(encoding="utf-8").strip() in said
     assert equal_search_sizes(out) == dict.fromkeys(TASKS, 1)
     drawn = ["accuracy_by_round", "accuracy_by_bytes_up", "accuracy_by_client_seconds", "synthetic_digits"]
     for name in (*drawn, *(f"partition_{task}" for task in TASKS)):

@@ -47,11 +47,11 @@ def test_selections_are_compared_and_shown_from_the_records(
         shown = record.line["accuracy_late"]
         assert shown == fmean(row["accuracy"] for row in record.rows)
         assert f"{100 * shown:.1f}" in next(row for row in said.splitlines() if f"| {name} " in row)
-        assert json.loads((record.folder / "config.json").read_text())["recipe"] is not None
+        assert json.loads((record.folder / "config.json").read_text(encoding="utf-8"))["recipe"] is not None
         assert record.rows[1]["initialised"] == 0
     names = {path.name for path in tmp_path.glob("*.png")}
     assert names == {f"accuracy_by_{by}.png" for by in ("round", "bytes_up", "client_seconds")} | {"crops.png"}
-    assert (tmp_path / "table.md").read_text() in said
+    assert (tmp_path / "table.md").read_text(encoding="utf-8") in said
 
 
 def test_all_candidates_are_distinct_and_cover_the_papers_rows(planned: Any, script: Any, tmp_path: Path) -> None:

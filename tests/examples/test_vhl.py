@@ -31,7 +31,7 @@ def test_every_number_of_the_table_is_in_the_records(
     said, records = capsys.readouterr().out, read_records(tmp_path)
     assert said.startswith(vhl.CLAIM.split("\n")[0])
     assert len(records) == 2 * (1 + len(vhl.BASES))
-    text = (tmp_path / "table.md").read_text()
+    text = (tmp_path / "table.md").read_text(encoding="utf-8")
     assert text in said
     assert vhl.CLAIM in text
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]

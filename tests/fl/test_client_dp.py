@@ -337,7 +337,7 @@ def test_ledger_event_is_written_before_the_noise_is_drawn(tmp_path: Path, monke
     with pytest.raises(KeyboardInterrupt):
         play(Filtered(averaging(), ClientDP(1.0, 0.5, 1.0)), out=tmp_path)
     assert [e.round for e in Ledger(tmp_path / "ledger.jsonl").events] == [1]
-    assert not (tmp_path / "history.jsonl").read_text()
+    assert not (tmp_path / "history.jsonl").read_text(encoding="utf-8")
 
 
 def test_budget_stops_the_run_before_any_client_trains() -> None:

@@ -181,7 +181,7 @@ def test_algorithms_use_devices_only_to_create_tensors() -> None:
     for room in (fl.addons, fl.methods):
         folder = Path(room.__path__[0])
         for path in folder.glob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Attribute) and node.attr in ("device", "cpu", "cuda"):
                     found.add(f"{folder.name}/{path.name}")
                 if isinstance(node, ast.keyword) and node.arg == "device":

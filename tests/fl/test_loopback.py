@@ -392,7 +392,7 @@ def test_server_side_never_accesses_a_client() -> None:
     """The modules between validation and transport do not import the client's classes."""
     folder = Path(_transport.__file__).parent
     for name in ("_rounds", "_dispatch", "_evaluation", "_replies", "_transport"):
-        tree = ast.parse((folder / f"{name}.py").read_text())
+        tree = ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"))
         words = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {
             a.name for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for a in n.names
         }

@@ -103,7 +103,7 @@ HOW: dict[str, Any] = {"rounds": 1, "test": images(9, 7), "progress": False}
 
 
 def config(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "config.json").read_text())
+    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
 
 
 def test_config_of_a_run_describes_its_method_and_task(tmp_path: Path) -> None:
@@ -166,8 +166,8 @@ def test_folders_of_the_first_format_resume_and_of_later_ones_do_not(tmp_path: P
     simulate(method, federation(), out=tmp_path, **HOW)
     said = config(tmp_path)
     first = {k: v for k, v in said.items() if k not in ("format", "recipe", "labels")}
-    (tmp_path / "config.json").write_text(json.dumps({**said, "format": "distillkit.run/3"}))
+    (tmp_path / "config.json").write_text(json.dumps({**said, "format": "distillkit.run/3"}), encoding="utf-8")
     with pytest.raises(CheckpointError, match="format 'distillkit.run/3', which this version does not know"):
         simulate(method, federation(), out=tmp_path, resume=True, **{**HOW, "rounds": 2})
-    (tmp_path / "config.json").write_text(json.dumps(first))
+    (tmp_path / "config.json").write_text(json.dumps(first), encoding="utf-8")
     assert_same(simulate(method, federation(), out=tmp_path, resume=True, **{**HOW, "rounds": 2}), whole)

@@ -62,12 +62,12 @@ def test_records_and_choice_are_read() -> None:
 
 
 def test_study_continues_without_repeating_a_run(folder: Path) -> None:
-    before = {path: path.read_text() for path in folder.rglob("summary.json") if path.parent != folder}
+    before = {path: path.read_text(encoding="utf-8") for path in folder.rglob("summary.json") if path.parent != folder}
     ran: list[str] = []
     study(folder, seeds=(0, 1)).run(trial=False, progress=False, on_run=lambda line: ran.append(line["run"]))
     assert sorted(ran) == ["digits-dm-1", "digits-fedavg-1"]
-    assert {path: path.read_text() for path in before} == before
-    plans = [json.loads((where / "study.json").read_text()) for where in (OLD, folder)]
+    assert {path: path.read_text(encoding="utf-8") for path in before} == before
+    plans = [json.loads((where / "study.json").read_text(encoding="utf-8")) for where in (OLD, folder)]
     assert plans[0]["ways"] == plans[1]["ways"]
 
 

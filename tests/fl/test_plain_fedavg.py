@@ -63,7 +63,7 @@ def test_every_option_of_plain_fedavg_has_an_effect(other: dict[str, Any]) -> No
 
 
 def test_plain_fedavg_is_short_and_uses_only_the_engines_random_draws() -> None:
-    source = Path(plain_fedavg.__file__).read_text()
+    source = Path(plain_fedavg.__file__).read_text(encoding="utf-8")
     imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
     names = {getattr(node, "module", None) or node.names[0].name for node in imports}
     assert names <= {"__future__", "copy", "collections.abc", "torch", "torch.nn", "distillkit.rng"}

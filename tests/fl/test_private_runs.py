@@ -107,7 +107,7 @@ def test_epsilon_is_in_every_row_and_is_the_maximum_over_clients(tmp_path: Path)
     run = play(ledger=ledger, out=tmp_path)
     exact = [compose([(SIGMA, 1.0, n + 2)], DELTA).epsilon for n in (1, 2, 3)]
     assert [row["epsilon"] for row in run.rows] == pytest.approx(exact)
-    rows = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["privacy"]["relation"] for row in rows] == ["add or remove one record"] * 3
     assert rows[-1]["privacy"]["accountant"] == "exact"
 

@@ -69,7 +69,7 @@ from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, Real, SingleImage
 from tests.fl.federations import Tiny, federation, images
 from tests.fl.invariances import assert_same
 
-SAVED: dict[str, str] = json.loads((Path(__file__).parent / "identities.json").read_text())
+SAVED: dict[str, str] = json.loads((Path(__file__).parent / "identities.json").read_text(encoding="utf-8"))
 """What the records of runs called these methods before any class or option was renamed: never to be written anew."""
 
 PICTURE = torch.linspace(0, 1, 108).reshape(3, 6, 6)
@@ -297,7 +297,7 @@ def test_method_without_described_arguments_is_not_mistaken_for_another(tmp_path
 
 
 def test_page_on_records_lists_keys_that_differ_from_names() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "federation.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`[A-Z].*?) \| (`.*?) \|$", page.split("| class | key |")[1].split("\n\n")[0], re.MULTILINE)
     said = {pair for row in rows for pair in zip(*(re.findall(r"`(\w+)`", cell) for cell in row), strict=True)}
     assert said == {(kind.__name__, kind.key) for kind in built_in() if kind.key != kind.__name__}

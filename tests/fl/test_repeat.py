@@ -160,9 +160,9 @@ def test_interrupted_repetition_continues(run: Path, tmp_path: Path) -> None:
 
 def test_other_hash_is_warned_of_with_both_versions(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
-    rows = [json.loads(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (run / "history.jsonl").read_text(encoding="utf-8").splitlines()]
     rows[-1]["loss"] += 1e-9
-    (tmp_path / "run" / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "run" / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     with pytest.warns(UserWarning, match=r"has the hash .* torch .* on cpu"):
         again(tmp_path / "run")
     with warnings.catch_warnings():
@@ -249,15 +249,15 @@ def test_method_that_cannot_be_rebuilt_is_given_or_built_by_its_factory(tmp_path
 def test_folders_of_other_formats_report_what_is_missing(tmp_path: Path) -> None:
     ran = simulate(FedAvg(factory=Tiny, steps=1), federation(), out=tmp_path, **HOW)
     path = tmp_path / "config.json"
-    config = json.loads(path.read_text())
+    config = json.loads(path.read_text(encoding="utf-8"))
     first = {k: v for k, v in config.items() if k not in ("format", "recipe", "labels", "images")}
-    path.write_text(json.dumps(first))
+    path.write_text(json.dumps(first), encoding="utf-8")
     with pytest.raises(NotRepeatable, match=r"first format. Pass method=.* factory="):
         load(tmp_path)
     assert load(tmp_path, factory=Tiny).hash == outcome_hash(ran)
     with pytest.raises(NotRepeatable, match="first format.* pass factory="):
         load(tmp_path, method=FedAvg(factory=Tiny, steps=1))
-    path.write_text(json.dumps({**config, "format": "distillkit.run/9"}))
+    path.write_text(json.dumps({**config, "format": "distillkit.run/9"}), encoding="utf-8")
     with pytest.raises(CheckpointError, match="run/9"):
         load(tmp_path)
     with pytest.raises(CheckpointError, match="cannot be read"):

@@ -210,7 +210,7 @@ class Wandb:
 
 def run_page_code(library: str, **names: Any) -> dict[str, Any]:
     """Run the page's lines for a logger except imports, and return their names."""
-    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), flags=re.S)
+    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), flags=re.S)
     (code,) = [b for b in blocks if library in b]
     own = [line for line in code.splitlines() if line.strip() and not line.startswith(("import ", "from "))]
     assert len(own) <= 7

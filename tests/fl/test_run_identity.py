@@ -99,7 +99,7 @@ def test_config_of_a_private_run_reveals_no_hash_of_the_data(tmp_path: Path) -> 
     said = []
     for name in ("a", "b"):
         play(tmp_path / name, made(), secret=1)
-        said.append(json.loads((tmp_path / name / "config.json").read_text()))
+        said.append(json.loads((tmp_path / name / "config.json").read_text(encoding="utf-8")))
         assert len((tmp_path / name / "checkpoint" / "identity.key").read_bytes()) == 32
     assert said[0]["data"] != said[1]["data"]
     plain = [set_fingerprint(data) for h in client_data() for data in (h.train, h.test) if data is not None]

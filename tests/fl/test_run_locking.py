@@ -30,7 +30,7 @@ from tests.fl.invariances import assert_same
 @contextmanager
 def locked_by_another_process(lock: Path) -> Iterator[int]:
     """Lock the file in another process and return its process id."""
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(lock)], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(lock)], stdout=subprocess.PIPE, encoding="utf-8") as process:
         assert process.stdout is not None
         assert process.stdout.readline()
         try:
@@ -41,7 +41,7 @@ def locked_by_another_process(lock: Path) -> Iterator[int]:
 
 def attempt_in_another_process(lock: Path) -> str:
     """Return the output of another process that requests the lock."""
-    return subprocess.run([sys.executable, "-c", TRY, str(lock)], capture_output=True, text=True).stdout
+    return subprocess.run([sys.executable, "-c", TRY, str(lock)], capture_output=True, encoding="utf-8").stdout
 
 
 def play(rounds: int = 3, **how: Any) -> Any:
@@ -144,7 +144,7 @@ def test_history_with_unordered_rounds_is_refused_as_damaged(change: Any, why: s
     """Two processes in one folder would otherwise write rows twice without any message."""
     play(3, out=tmp_path)
     path = tmp_path / "history.jsonl"
-    path.write_text("\n".join(change(path.read_text().splitlines())) + "\n")
+    path.write_text("\n".join(change(path.read_text(encoding="utf-8").splitlines())) + "\n", encoding="utf-8")
     with pytest.raises(CheckpointError, match=rf"history\.jsonl is damaged: {why}"):
         read_history(path)
     with pytest.raises(CheckpointError, match=rf"history\.jsonl is damaged: {why}"):
@@ -154,10 +154,10 @@ def test_history_with_unordered_rounds_is_refused_as_damaged(change: Any, why: s
 def test_torn_or_uncommitted_last_line_is_cut_and_the_run_resumes(tmp_path: Path) -> None:
     play(2, out=tmp_path)
     path = tmp_path / "history.jsonl"
-    rows = path.read_text()
+    rows = path.read_text(encoding="utf-8")
     uncommitted = json.dumps({**json.loads(rows.splitlines()[-1]), "round": 3}) + "\n"
     for tail in (uncommitted, uncommitted[:30], uncommitted + uncommitted[:7].replace("3", "4")):
-        path.write_text(rows + tail)
+        path.write_text(rows + tail, encoding="utf-8")
         assert_same(play(2, out=tmp_path, resume=True), play(2))
-        assert path.read_text() == rows
+        assert path.read_text(encoding="utf-8") == rows
     assert_same(play(4, out=tmp_path, resume=True), play(4))

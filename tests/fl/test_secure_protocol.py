@@ -347,7 +347,7 @@ def test_invalid_registries_are_refused(tmp_path: Path) -> None:
             Registry(keys)
     with pytest.raises(TypeError, match="clients' numbers"):
         Registry([key, other])  # type: ignore[arg-type]
-    (tmp_path / "x").write_text("[1]")
+    (tmp_path / "x").write_text("[1]", encoding="utf-8")
     with pytest.raises(ValueError, match="is not a registry"):
         Registry.read(tmp_path / "x")
     with pytest.raises(LookupError, match=r"client 7 is not in the registry, which has 2 clients \(0, 1\)"):

@@ -304,7 +304,7 @@ def test_too_many_dropouts_end_the_round_with_the_reason(step: str, ring: InMemo
     )
     with pytest.raises(NoUsableReply, match=said):
         play(method, out=tmp_path / "run")
-    assert len((tmp_path / "run" / "history.jsonl").read_text().splitlines()) == 1
+    assert len((tmp_path / "run" / "history.jsonl").read_text(encoding="utf-8").splitlines()) == 1
 
 
 # What the server sees.

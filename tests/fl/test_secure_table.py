@@ -89,7 +89,7 @@ def table() -> list[str]:
 def test_table_of_the_page_matches_the_declarations() -> None:
     known = {name.split(", ")[0] for name, _ in everything()}
     assert known == {"FedAvg", "FedDM", *fl.addons.__all__, *fl.methods.__all__} - set(WITHOUT)
-    lines = PAGE.read_text().splitlines()
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
     start = lines.index("| method, or add-on to `FedAvg` | replies are summed | or why not |")
     assert lines[start : start + len(table())] == table()
 
@@ -99,8 +99,8 @@ if __name__ == "__main__":
 
 
 def test_costs_on_the_page_match_the_record() -> None:
-    record = json.loads((PAGE.parents[1] / "results" / "secure_sums.json").read_text())
-    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    record = json.loads((PAGE.parents[1] / "results" / "secure_sums.json").read_text(encoding="utf-8"))
+    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
     shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     start = shown.index(record["columns"])
     assert shown[start + 1 : start + 1 + len(record["rows"])] == record["rows"]

@@ -270,14 +270,14 @@ def test_uncommitted_records_are_truncated(tmp_path: Path) -> None:
     store.commit(1, "run", memory(0.0), {}, {"node": "n"}, {"4": {"memory": "1-a", "bodies": {}}})
     store.commit(2, "run", memory(0.0), {})
     records = store.folder / "clients.jsonl"
-    whole = records.read_text()
+    whole = records.read_text(encoding="utf-8")
     for tail in (whole.replace('"round": 1', '"round": 3'), whole[:20]):
-        records.write_text(whole + tail)
+        records.write_text(whole + tail, encoding="utf-8")
         found = Store(tmp_path).restore("run")
         assert found is not None
         assert (found.round, found.metadata, found.changes) == (2, {}, [{"4": {"memory": "1-a", "bodies": {}}}])
-        assert records.read_text() == whole
-    records.write_text(whole[:20] + "\n" + whole)
+        assert records.read_text(encoding="utf-8") == whole
+    records.write_text(whole[:20] + "\n" + whole, encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"clients\.jsonl is damaged: line 1"):
         Store(tmp_path).restore("run")
 

@@ -29,7 +29,7 @@ SECONDS = ("seconds", "client_seconds", "server_seconds")
 
 
 def timeless(path: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (path / "history.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (path / "history.jsonl").read_text(encoding="utf-8").splitlines()]
     return [{k: v for k, v in row.items() if k not in SECONDS} for row in rows]
 
 
@@ -374,7 +374,7 @@ def test_torn_or_foreign_checkpoint_is_refused_by_name(file: str, damage: Any, w
 def test_history_that_lacks_a_round_is_refused(tmp_path: Path) -> None:
     play("fedavg", tmp_path)
     path = tmp_path / "history.jsonl"
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:-1]), encoding="utf-8")
     with pytest.raises(CheckpointError, match="holds 2 rounds, but the checkpoint is of round 3"):
         play("fedavg", tmp_path, rounds=4, resume=True)
 
@@ -405,7 +405,7 @@ def test_full_disk_error_names_the_file_and_keeps_the_last_round(
 
 
 def test_unusable_folder_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("not a folder")
+    (tmp_path / "file").write_text("not a folder", encoding="utf-8")
     with pytest.raises(CheckpointError, match="cannot write"):
         play("fedavg", tmp_path / "file" / "run")
 

@@ -116,7 +116,7 @@ def test_config_of_a_run_identifies_its_images(source: Path, tmp_path: Path) -> 
     def config(name: str, change: Callable[[list[ClientData]], Any]) -> dict[str, Any]:
         held, test = stored(source, tmp_path / name)  # each with a cache of its own
         simulate(METHOD, change(held), test=test, rounds=1, progress=False, out=tmp_path / name / "run")
-        return json.loads((tmp_path / name / "run" / "config.json").read_text())
+        return json.loads((tmp_path / name / "run" / "config.json").read_text(encoding="utf-8"))
 
     whole = config("one", list)
     assert config("two", list) == whole

@@ -29,7 +29,7 @@ CHEAP = {
 
 def snippet() -> str:
     """Return the first code block of the page."""
-    page = (ROOT / "docs" / "components" / "study.md").read_text()
+    page = (ROOT / "docs" / "components" / "study.md").read_text(encoding="utf-8")
     found = re.search(r"```python\n(.*?)```", page, re.DOTALL)
     assert found is not None
     return found.group(1)
@@ -71,8 +71,8 @@ def finished(folder: Path) -> str:
 def outcome(folder: Path) -> tuple[Any, Any]:
     """Return the choice and the runs' lines without seconds."""
     runs = folder / "runs" / "hospitals"
-    lines = json.loads((runs / "summary.json").read_text())
-    return json.loads((runs / "choice.json").read_text()), [
+    lines = json.loads((runs / "summary.json").read_text(encoding="utf-8"))
+    return json.loads((runs / "choice.json").read_text(encoding="utf-8")), [
         {key: value for key, value in line.items() if "seconds" not in key} for line in lines
     ]
 
@@ -84,7 +84,7 @@ def test_comparison_has_at_most_thirty_lines() -> None:
 def test_killed_comparison_resumes_to_the_same_numbers(tmp_path: Path) -> None:
     for name in ("whole", "killed"):
         hospitals(tmp_path / name)
-        (tmp_path / name / "compare.py").write_text(cheap(snippet()))
+        (tmp_path / name / "compare.py").write_text(cheap(snippet()), encoding="utf-8")
     said = finished(tmp_path / "whole")
     assert "95 % interval" in said
     assert (tmp_path / "whole" / "runs" / "hospitals" / "curves.png").stat().st_size > 1000

@@ -44,7 +44,7 @@ def wait_for(found: Callable[[], Any], what: str, seconds: float = PATIENCE) -> 
 
 def descendants(pid: int) -> list[int]:
     """Return all descendants of a process; Flower's processes have their own process groups."""
-    said = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, check=True, encoding="utf-8").stdout
     parents = [tuple(map(int, line.split())) for line in said.splitlines()]
     found = [pid]
     for parent in found:
@@ -79,7 +79,7 @@ class Flower:
             (self.folder / name).mkdir()
         lines = f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n'
         lines += connection.format(folder=self.folder) + "\n"
-        (self.folder / "home" / "config.toml").write_text(lines)
+        (self.folder / "home" / "config.toml").write_text(lines, encoding="utf-8")
 
     # Processes.
 
@@ -103,7 +103,7 @@ class Flower:
 
     def log(self, name: str) -> str:
         """Return the log of a process."""
-        return (self.folder / f"{name}.log").read_text(errors="replace")
+        return (self.folder / f"{name}.log").read_text(errors="replace", encoding="utf-8")
 
     def start_link(self) -> None:
         """Start the SuperLink, and wait until it listens."""
@@ -190,11 +190,13 @@ class Flower:
         """Return the output of a `flwr` command."""
         done = subprocess.run(
             [str(BIN / "flwr"), *command], env=self.env, cwd=self.folder, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, timeout=PATIENCE, check=False,
+            stderr=subprocess.STDOUT, timeout=PATIENCE, check=False,
+            encoding="utf-8",
         )  # fmt: skip
         return done.stdout
 
     def results(self, out: Path) -> dict[str, dict[str, Any]]:
         """Return the app's result lines, by method."""
-        lines = (out / "results.jsonl").read_text().splitlines() if (out / "results.jsonl").exists() else []
+        path = out / "results.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         return {line["method"]: line for line in map(json.loads, lines)}

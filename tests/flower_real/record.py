@@ -29,7 +29,9 @@ def version_of(name: str) -> str | None:
 def commit() -> str | None:
     """Return the commit, with `+` if files other than the records of results were changed."""
     words = ["git", "status", "--porcelain", "--untracked-files=no"]
-    lines = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
+    lines = subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True, check=False, encoding="utf-8"
+    ).stdout.splitlines()
     found = git_commit()
     records = all(line[3:].startswith("docs/results/") for line in lines)
     return found.rstrip("+") if found and records else found
@@ -44,8 +46,8 @@ def keep(part: str, command: str, seconds: float, **found: Any) -> None:
         "command": command, "commit": commit(), "date": f"{datetime.date.today():%Y-%m-%d}",
         "flwr": version_of("flwr"), "ray": version_of("ray"), "seconds": round(seconds, 1),
     }  # fmt: skip
-    record = json.loads(Path(path).read_text()) if Path(path).exists() else {}
-    Path(path).write_text(json.dumps({**record, part: {**facts, **found}}, indent=1) + "\n")
+    record = json.loads(Path(path).read_text(encoding="utf-8")) if Path(path).exists() else {}
+    Path(path).write_text(json.dumps({**record, part: {**facts, **found}}, indent=1) + "\n", encoding="utf-8")
 
 
 @contextmanager

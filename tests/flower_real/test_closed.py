@@ -46,7 +46,9 @@ def test_unregistered_nodes_and_plain_connections_are_refused() -> None:
             nodes = flower.nodes()
             config = flower.folder / "home" / "config.toml"
             config.write_text(
-                config.read_text() + f'[superlink.plain]\naddress = "127.0.0.1:{flower.port}"\ninsecure = true\n'
+                config.read_text(encoding="utf-8")
+                + f'[superlink.plain]\naddress = "127.0.0.1:{flower.port}"\ninsecure = true\n',
+                encoding="utf-8",
             )
             plain = flower.ask("list", "plain", "--format", "json")
             logs = {name: flower.log(name) for name in ("unknown", "plain", "known", "link", "run")}

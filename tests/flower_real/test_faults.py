@@ -56,7 +56,7 @@ def pending(out: Path, number: int) -> list[Path]:
 
 def rounds(out: Path) -> int:
     """Return the number of rounds in the history."""
-    return len((out / "runs" / "SCAFFOLD" / "history.jsonl").read_text().splitlines())
+    return len((out / "runs" / "SCAFFOLD" / "history.jsonl").read_text(encoding="utf-8").splitlines())
 
 
 def test_killed_server_and_restarted_superlink_change_no_bit() -> None:
@@ -67,7 +67,7 @@ def test_killed_server_and_restarted_superlink_change_no_bit() -> None:
             flower.start_nodes(2)
             numbers = [flower.begin("first", config)]
             dropped = wait_for(lambda: pending(out, 2), "an answer in round 2")
-            os.kill(int((out / "server.pid").read_text()), signal.SIGKILL)
+            os.kill(int((out / "server.pid").read_text(encoding="utf-8")), signal.SIGKILL)
             assert rounds(out) == 1  # so the memories of round 2 are of a round that never was
             flower.kill("first")
             numbers.append(flower.begin("second", config))

@@ -40,7 +40,7 @@ def write_policy(path: Path, *, epsilon: float = 8.0, smallest_sigma: float = 2.
         "methods": ["FedAvg(DPSGD)", "PrivateFedDM"], "evaluation": False, "app": app_hash(APP / "dk_app"),
     }  # fmt: skip
     lines = [f"{key} = {json.dumps(value)}\n" for key, value in said.items()]
-    path.write_text("".join([*lines, "largest_clip = inf\n"]))
+    path.write_text("".join([*lines, "largest_clip = inf\n"]), encoding="utf-8")
 
 
 def spent_epsilon(node: Path) -> float | None:

@@ -63,7 +63,7 @@ def _list_release(folder: Path) -> PictureList:
         table = folder / f"mnist_m_{part}_labels.txt"
         if not table.is_file():
             raise FileNotFoundError(f"mnistm is not complete in {folder}: missing {table.name}; get it from {_SOURCE}")
-        lines = [line.split() for line in table.read_text().splitlines() if line.strip()]
+        lines = [line.split() for line in table.read_text(encoding="utf-8").splitlines() if line.strip()]
         if invalid := [line for line in lines if len(line) != 2 or line[1] not in _CLASSES]:
             raise ValueError(
                 f"{table} must hold lines of a picture's name and a digit, got {' '.join(invalid[0])[:60]!r}"

@@ -48,8 +48,8 @@ def open_tiny_imagenet(path: Path, *, channels: int = 3, **options: Any) -> Stor
 
 def _list(folder: Path) -> PictureList:
     require_files(folder, ["wnids.txt", "words.txt", "train", "val/val_annotations.txt", "val/images"], _NAME, _SOURCE)
-    ids = sorted((folder / "wnids.txt").read_text().split())
-    words = dict(line.partition("\t")[::2] for line in (folder / "words.txt").read_text().splitlines())
+    ids = sorted((folder / "wnids.txt").read_text(encoding="utf-8").split())
+    words = dict(line.partition("\t")[::2] for line in (folder / "words.txt").read_text(encoding="utf-8").splitlines())
     if not ids or (unnamed := [wnid for wnid in ids if wnid not in words]):
         lacking = ", ".join(unnamed[:5]) if ids else "all"
         raise ValueError(f"{folder / 'words.txt'} must name each class of wnids.txt, but lacks {lacking}; {_SOURCE}")
@@ -64,7 +64,7 @@ def _list(folder: Path) -> PictureList:
         labels["train"] += [label] * len(found)
     number = {wnid: label for label, wnid in enumerate(ids)}
     annotations = folder / "val" / "val_annotations.txt"
-    for line in annotations.read_text().splitlines():
+    for line in annotations.read_text(encoding="utf-8").splitlines():
         name, _, rest = line.partition("\t")
         wnid = rest.partition("\t")[0]
         if wnid not in number:

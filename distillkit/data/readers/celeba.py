@@ -98,7 +98,7 @@ def open_celeba(
 
 def _list_celeba(folder: Path, attributes: str | Sequence[str]) -> PictureList:
     require_files(folder, [_IMAGES, _ATTRIBUTES, _IDENTITIES, _PARTITION], "celeba", _SOURCE)
-    lines = (folder / _ATTRIBUTES).read_text().splitlines()
+    lines = (folder / _ATTRIBUTES).read_text(encoding="utf-8").splitlines()
     known = lines[1].split() if len(lines) > 1 else []
     one = isinstance(attributes, str)
     named = [attributes] if isinstance(attributes, str) else check.sequence(attributes, "attributes", "names")
@@ -107,8 +107,10 @@ def _list_celeba(folder: Path, attributes: str | Sequence[str]) -> PictureList:
         raise ValueError(f"attributes must be distinct, at least one, got {wanted}")
     columns = [known.index(name) for name in wanted]
     has = _table(folder / _ATTRIBUTES, lines[2:], len(known), ("1", "-1"))
-    person = _table(folder / _IDENTITIES, (folder / _IDENTITIES).read_text().splitlines(), 1, None)
-    split = _table(folder / _PARTITION, (folder / _PARTITION).read_text().splitlines(), 1, tuple(_PARTS))
+    person = _table(folder / _IDENTITIES, (folder / _IDENTITIES).read_text(encoding="utf-8").splitlines(), 1, None)
+    split = _table(
+        folder / _PARTITION, (folder / _PARTITION).read_text(encoding="utf-8").splitlines(), 1, tuple(_PARTS)
+    )
     for file, table in ((_ATTRIBUTES, has), (_IDENTITIES, person)):
         if lacking := [name for name in split if name not in table]:
             raise ValueError(f"{folder / file} lacks {len(lacking)} pictures of {_PARTITION}, such as {lacking[0]}")

@@ -160,7 +160,7 @@ def read_policy(path: str | os.PathLike[str]) -> Policy:
             the file.
     """
     try:
-        found: dict[str, Any] = tomllib.loads(Path(path).expanduser().read_text())
+        found: dict[str, Any] = tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"the policy {path} cannot be read: {error}") from error
     known = [f.name for f in fields(Policy)]

@@ -304,4 +304,4 @@ def _run_name(out: Path | None) -> str:
     path = out / "flower.run"
     if not path.exists():
         write_atomically(path, drawn.encode())
-    return path.read_text()
+    return path.read_text(encoding="utf-8")

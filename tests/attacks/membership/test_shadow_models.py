@@ -210,7 +210,7 @@ def test_folder_of_another_design_is_refused(tmp_path: Path) -> None:
     (tmp_path / "design.json").unlink()
     with pytest.raises(ValueError, match=r"holds shadows but no design\.json"):
         run_shadows(pipeline(), 4, out=tmp_path)
-    (tmp_path / "design.json").write_text("{half")
+    (tmp_path / "design.json").write_text("{half", encoding="utf-8")
     with pytest.raises(ValueError, match=r"has a damaged design\.json"):
         run_shadows(pipeline(), 4, out=tmp_path)
 
@@ -237,7 +237,7 @@ def test_cost_estimate_runs_one_shadow_and_keeps_it(tmp_path: Path) -> None:
     done = estimate_cost(pipeline(counted), 6, out=tmp_path)
     assert (done.seconds, done.each, len(calls)) == (0, cost.each, 6)
     assert str(Cost(3.1, 65, 2)) == "3.1 s per shadow: 65 more take at least 102 s with 2 at a time"
-    facts = json.loads((tmp_path / "design.json").read_text())
+    facts = json.loads((tmp_path / "design.json").read_text(encoding="utf-8"))
     assert facts["tag"] == "mean"
 
 

@@ -42,9 +42,11 @@ def write(folder: Path) -> Path:
     pictures(folder / "img_align_celeba")
     sign = {True: " 1", False: "-1"}
     rows = [f"{n:06d}.jpg {sign[n in BLOND]} {sign[n in SMILING]}" for n in PEOPLE]
-    (folder / "list_attr_celeba.txt").write_text("\n".join([str(len(PEOPLE)), "Blond_Hair Smiling ", *rows]) + "\n")
+    (folder / "list_attr_celeba.txt").write_text(
+        "\n".join([str(len(PEOPLE)), "Blond_Hair Smiling ", *rows]) + "\n", encoding="utf-8"
+    )
     for name, table in (("identity_CelebA.txt", PEOPLE), ("list_eval_partition.txt", PART)):
-        (folder / name).write_text("".join(f"{n:06d}.jpg {value}\n" for n, value in table.items()))
+        (folder / name).write_text("".join(f"{n:06d}.jpg {value}\n" for n, value in table.items()), encoding="utf-8")
     return folder
 
 
@@ -97,7 +99,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 )
 def test_tables_of_another_layout_are_refused(file: str, change: tuple[str, str], words: str, tmp_path: Path) -> None:
     path = write(tmp_path) / file
-    path.write_text(path.read_text().replace(*change))
+    path.write_text(path.read_text(encoding="utf-8").replace(*change), encoding="utf-8")
     with pytest.raises(ValueError, match=words):
         load_celeba(tmp_path)
 
@@ -123,7 +125,7 @@ def leaf(folder: Path, **change: Any) -> Path:
             held["99"].update(change)
         whole = {"users": list(held), "num_samples": [len(own["y"]) for own in held.values()], "user_data": held}
         (folder / part).mkdir(parents=True)
-        (folder / part / f"all_data_niid_1_keep_5_{part}_9.json").write_text(json.dumps(whole))
+        (folder / part / f"all_data_niid_1_keep_5_{part}_9.json").write_text(json.dumps(whole), encoding="utf-8")
     return folder
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from distillkit.data import DATASETS, NAMES
 
-PAGE = (Path(__file__).parents[3] / "docs/components/data.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/components/data.md").read_text(encoding="utf-8")
 ROWS = {
     cells[0].strip("`").replace("-", ""): cells[1:]
     for line in PAGE.split("## `load`")[1].split("\n## ")[0].splitlines()

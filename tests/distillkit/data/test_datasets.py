@@ -147,7 +147,7 @@ def test_an_npz_replaces_missing_files_only(name: str, tmp_path: Path, monkeypat
         assert (one.normalization, one.info) == (other.normalization, other.info)
     assert len(ours.classes) == ours.train.num_classes
     assert ours.classes == theirs.classes or name == "cifar100"
-    (tmp_path / "both" / f"{name}.npz").write_text("another program's")
+    (tmp_path / "both" / f"{name}.npz").write_text("another program's", encoding="utf-8")
     assert torch.equal(load(name, root=tmp_path / "both").train.images, theirs.train.images)
     if PUBLISHED[name] and len(PUBLISHED[name][0]) == 3:
         assert load(name, root=tmp_path, channels=1).train.normalization != theirs.train.normalization

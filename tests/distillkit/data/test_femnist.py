@@ -34,7 +34,9 @@ def write(folder: Path, whole: bool = False) -> Path:
     for part, files in (("train", TRAIN), ("test", TEST)):
         (folder / part).mkdir(exist_ok=True)
         for name, users in files.items():
-            (folder / part / f"{name}_niid_0_keep_0_{part}_9.json").write_text(json.dumps(shard(users, part, whole)))
+            (folder / part / f"{name}_niid_0_keep_0_{part}_9.json").write_text(
+                json.dumps(shard(users, part, whole)), encoding="utf-8"
+            )
     return folder
 
 
@@ -87,7 +89,7 @@ def test_users_split_between_train_and_test_are_numbered_together(tmp_path: Path
     write(tmp_path)
     for file in (tmp_path / "test").iterdir():
         file.unlink()
-    (tmp_path / "test" / "all_data_0.json").write_text(json.dumps(shard({"f0001_00": 2}, "test")))
+    (tmp_path / "test" / "all_data_0.json").write_text(json.dumps(shard({"f0001_00": 2}, "test")), encoding="utf-8")
     split = load_femnist(tmp_path)
     assert split.users == ("f0000_14", "f0001_00", "f0001_41", "f0002_01")
     assert split.test.columns["user"].tolist() == [1, 1]
@@ -99,7 +101,7 @@ def test_users_dropped_by_leaf_are_not_listed(tmp_path: Path) -> None:
     file = tmp_path / "train" / "all_data_1_niid_0_keep_0_train_9.json"
     held = shard(TRAIN["all_data_1"], "train")
     held["user_data"]["f9999_00"] = {"x": [], "y": []}  # what split_data.py leaves of them
-    file.write_text(json.dumps(held))
+    file.write_text(json.dumps(held), encoding="utf-8")
     assert "f9999_00" not in load_femnist(tmp_path).users
 
 
@@ -151,7 +153,7 @@ WHITE = [[1.0] * 784] * 2
 )
 def test_a_file_of_another_layout_is_refused_by_name(held: Any, words: str, tmp_path: Path) -> None:
     file = write(tmp_path) / "train" / "all_data_1_niid_0_keep_0_train_9.json"
-    file.write_text(json.dumps(held))
+    file.write_text(json.dumps(held), encoding="utf-8")
     with pytest.raises(ValueError, match=f"{file.name}.*{words}"):
         load_femnist(tmp_path)
 
@@ -162,12 +164,12 @@ def test_damaged_repeated_and_empty_files_are_refused_by_name(tmp_path: Path) ->
         file.write_bytes(damaged)
         with pytest.raises(ValueError, match=rf"{file.name} is damaged or not of LEAF's layout"):
             load_femnist(tmp_path)
-    file.write_text(json.dumps(shard({"f0001_41": 1}, "train")))
+    file.write_text(json.dumps(shard({"f0001_41": 1}, "train")), encoding="utf-8")
     with pytest.raises(ValueError, match=rf"{file.name} has user 'f0001_41', whom another file of train has too"):
         load_femnist(tmp_path)
     for other in (tmp_path / "test").iterdir():
-        other.write_text(json.dumps({"users": [], "num_samples": [], "user_data": {}}))
+        other.write_text(json.dumps({"users": [], "num_samples": [], "user_data": {}}), encoding="utf-8")
     write_train = {"users": ["f0000_14"], "num_samples": [0], "user_data": {"f0000_14": {"x": [], "y": []}}}
-    file.write_text(json.dumps(write_train))
+    file.write_text(json.dumps(write_train), encoding="utf-8")
     with pytest.raises(ValueError, match="test has no pictures"):
         load_femnist(tmp_path)

@@ -37,7 +37,7 @@ def write(folder: Path, records: Any = RECORDS) -> Path:
     (folder / "small_images").mkdir(parents=True)
     for number in range(11, 16):  # lossless under the release's names; one of them is grey
         Image.fromarray(photo(number)).save(folder / "small_images" / f"{number}.jpg", format="PNG")
-    (folder / "labels_and_metadata.json").write_text(json.dumps(records))
+    (folder / "labels_and_metadata.json").write_text(json.dumps(records), encoding="utf-8")
     return folder
 
 
@@ -102,7 +102,7 @@ def test_damaged_metadata_and_invalid_options_are_refused(tmp_path: Path) -> Non
     file = write(tmp_path) / "labels_and_metadata.json"
     with pytest.raises(ValueError, match="labels must be one of 'coarse', 'fine'"):
         load_flair(tmp_path, size=6, labels="all")  # type: ignore[arg-type]
-    file.write_text(file.read_text()[:-5])
+    file.write_text(file.read_text(encoding="utf-8")[:-5], encoding="utf-8")
     with pytest.raises(ValueError, match=r"labels_and_metadata\.json is damaged"):
         load_flair(tmp_path, size=6)
 

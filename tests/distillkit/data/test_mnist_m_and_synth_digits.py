@@ -33,7 +33,7 @@ def released(folder: Path) -> None:
         for name, picture in zip(names, stored(part)):
             Image.fromarray(picture).save(folder / f"mnist_m_{part}" / name)
         lines = "".join(f"{name} {label}\n" for name, label in zip(names, labels))
-        (folder / f"mnist_m_{part}_labels.txt").write_text(lines)
+        (folder / f"mnist_m_{part}_labels.txt").write_text(lines, encoding="utf-8")
 
 
 def ported(folder: Path, channels_first: bool = False) -> None:
@@ -94,7 +94,7 @@ def test_missing_mnistm_files_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["00000000.png 10\n", "00000000.png\n", "00000000.png three\n", ""])
 def test_label_files_of_another_layout_are_refused(text: str, tmp_path: Path) -> None:
     released(tmp_path / "mnist_m")
-    (tmp_path / "mnist_m" / "mnist_m_train_labels.txt").write_text(text)
+    (tmp_path / "mnist_m" / "mnist_m_train_labels.txt").write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=r"mnist_m_train_labels\.txt (must hold lines|names no pictures)"):
         load("mnistm", root=tmp_path)
 

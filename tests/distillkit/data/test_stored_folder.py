@@ -226,7 +226,7 @@ def test_the_folder_and_the_size_of_a_cache_are_reported(tmp_path: Path, monkeyp
     monkeypatch.setattr(shutil, "disk_usage", lambda where: shutil._ntuple_diskusage(10**9, 10**9, 1000))
     with pytest.raises(OSError, match=r"1.89 kB to .*full.*1 kB are free\); give cache=, a folder with enough space"):
         open_folder(path, cache=tmp_path / "full")
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(OSError, match="cannot write a cache of 1.89 kB"):
         open_folder(path, cache=tmp_path / "file")
 

@@ -29,12 +29,16 @@ def write(root: Path) -> Path:
     for k, wnid in enumerate(WNIDS):
         for i in range(3):
             save(folder / "train" / wnid / "images" / f"{wnid}_{i}.JPEG", picture(10 * k + i, grey=k == 1 and i == 2))
-        (folder / "train" / wnid / f"{wnid}_boxes.txt").write_text(f"{wnid}_0.JPEG\t0\t0\t7\t7\n")
+        (folder / "train" / wnid / f"{wnid}_boxes.txt").write_text(f"{wnid}_0.JPEG\t0\t0\t7\t7\n", encoding="utf-8")
     for i in range(2):
         save(folder / "val" / "images" / f"val_{i}.JPEG", picture(100 + i))
-    (folder / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn01\t0\t0\t7\t7\nval_1.JPEG\tn02\t1\t2\t3\t4\n")
-    (folder / "wnids.txt").write_text("".join(f"{wnid}\n" for wnid in WNIDS))
-    (folder / "words.txt").write_text("n00\tentity\nn01\tgoldfish, Carassius auratus\nn02\tespresso\n")
+    (folder / "val" / "val_annotations.txt").write_text(
+        "val_0.JPEG\tn01\t0\t0\t7\t7\nval_1.JPEG\tn02\t1\t2\t3\t4\n", encoding="utf-8"
+    )
+    (folder / "wnids.txt").write_text("".join(f"{wnid}\n" for wnid in WNIDS), encoding="utf-8")
+    (folder / "words.txt").write_text(
+        "n00\tentity\nn01\tgoldfish, Carassius auratus\nn02\tespresso\n", encoding="utf-8"
+    )
     return folder
 
 
@@ -80,7 +84,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_files_of_another_layout_are_refused(file: str, text: str, words: str, tmp_path: Path) -> None:
-    (write(tmp_path) / file).write_text(text)
+    (write(tmp_path) / file).write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=words):
         load("tiny-imagenet", root=tmp_path)
 

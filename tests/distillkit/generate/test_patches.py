@@ -52,7 +52,7 @@ def test_two_processes_render_the_same_bits() -> None:
         RENDER.format(path=sys.path, threads=threads, image=image.tolist(), indices=indices) for threads in (1, 2)
     ]
     processes = [
-        subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True) for source in sources
+        subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, encoding="utf-8") for source in sources
     ]
     printed = [process.communicate(timeout=120)[0].strip() for process in processes]
     assert printed == [sha(Patches(image, seed=3).batch(indices))] * 2

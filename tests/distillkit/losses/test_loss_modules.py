@@ -91,7 +91,7 @@ def test_exports_are_sorted_and_complete():
 
 
 def test_page_has_a_section_with_a_running_snippet_for_each_name(global_rng_untouched):
-    page = (ROOT / "docs/components/losses.md").read_text()
+    page = (ROOT / "docs/components/losses.md").read_text(encoding="utf-8")
     for name in losses.__all__:
         assert f"`{name}`" in page
         assert f"{name}(" in page

@@ -70,7 +70,7 @@ def test_file_contains_the_event_when_spend_returns(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "ledger.jsonl"
     ledger = Ledger(path)
     ledger.spend(replace(ONE, client="a", round=4, seeded=True))
-    line = json.loads(path.read_text().splitlines()[0])["event"]
+    line = json.loads(path.read_text(encoding="utf-8").splitlines()[0])["event"]
     assert line == {
         "mechanism": "class_means",
         "sigma": 2.0,
@@ -129,17 +129,17 @@ def test_damaged_and_missing_lines_are_refused(tmp_path: Path) -> None:
     ledger = Ledger(path)
     ledger.spend(ONE)
     ledger.spend(ONE)
-    text = path.read_text()
-    path.write_text(text.replace('"sigma": 2.0', '"sigma: 2.0', 1))
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace('"sigma": 2.0', '"sigma: 2.0', 1), encoding="utf-8")
     with pytest.raises(ValueError, match="line 1 of .* is damaged"):
         Ledger(path)
-    path.write_text(text[: len(text) // 2])
+    path.write_text(text[: len(text) // 2], encoding="utf-8")
     with pytest.raises(ValueError, match="lost lines"):
         ledger.epsilon()
     path.unlink()
     with pytest.raises(ValueError, match="lost lines"):
         ledger.spend(ONE)
-    path.write_text('{"accuracy": 1}\n')
+    path.write_text('{"accuracy": 1}\n', encoding="utf-8")
     with pytest.raises(ValueError, match="line 1 of .* is not a line of a ledger"):
         Ledger(path)
 
@@ -155,12 +155,12 @@ def test_damaged_and_missing_lines_are_refused(tmp_path: Path) -> None:
 def test_refused_line_stays_refused_and_later_lines_are_not_skipped(odd: dict[str, Any], tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "l")
     ledger.spend(ONE)
-    with open(tmp_path / "l", "a") as file:
+    with open(tmp_path / "l", "a", encoding="utf-8") as file:
         file.write(f"{json.dumps(odd)}\n{json.dumps({'event': asdict(ONE)})}\n")
     for use in (ledger.epsilon, ledger.epsilon, lambda: ledger.spend(ONE), lambda: Ledger(tmp_path / "l")):
         with pytest.raises(ValueError, match="line 2 of .* is not a line of a ledger: .* give the path of a ledger"):
             use()
-    assert len((tmp_path / "l").read_text().splitlines()) == 3
+    assert len((tmp_path / "l").read_text(encoding="utf-8").splitlines()) == 3
 
 
 def test_interrupted_reading_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +376,7 @@ def test_remarks_and_assumptions_are_written_once_and_read_back(tmp_path: Path) 
         ledger.add_remark("the clip was tuned on private data")
         ledger.assume("private_histogram")
         ledger.assume("mine", ["classes"])
-    assert len((tmp_path / "l").read_text().splitlines()) == 3
+    assert len((tmp_path / "l").read_text(encoding="utf-8").splitlines()) == 3
     for one in (ledger, Ledger(tmp_path / "l")):
         assert one.guarantee().remarks == ("the clip was tuned on private data",)
         assert one.guarantee().info()["assumed_public"] == {

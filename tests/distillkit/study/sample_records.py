@@ -49,9 +49,11 @@ def write(folder: Path, records: Sequence[Record], plan: Mapping[str, Any] | Non
     for r in records:
         own = folder / str(r.line["run"])
         own.mkdir(parents=True)
-        (own / "summary.json").write_text(json.dumps(dict(r.line)))
+        (own / "summary.json").write_text(json.dumps(dict(r.line)), encoding="utf-8")
         if r.rows:
-            (own / "history.jsonl").write_text("".join(json.dumps(dict(line)) + "\n" for line in r.rows))
+            (own / "history.jsonl").write_text(
+                "".join(json.dumps(dict(line)) + "\n" for line in r.rows), encoding="utf-8"
+            )
     if plan is not None:
-        (folder / "study.json").write_text(json.dumps(plan))
+        (folder / "study.json").write_text(json.dumps(plan), encoding="utf-8")
     return folder

@@ -51,7 +51,7 @@ def test_order_is_the_studys_and_missing_runs_are_known(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ['{"format": "distillkit.study/0"}', "[]", "{"])
 def test_study_of_another_format_is_refused(tmp_path: Path, content: str) -> None:
-    (write(tmp_path, THREE) / "study.json").write_text(content)
+    (write(tmp_path, THREE) / "study.json").write_text(content, encoding="utf-8")
     with pytest.raises(RecordError, match=r"study\.json (is damaged|has the format .*, this version reads)"):
         read_records(tmp_path)
 
@@ -60,8 +60,8 @@ def test_files_of_unfinished_runs_are_not_read(tmp_path: Path) -> None:
     write(tmp_path, THREE)
     write(tmp_path / "tries", [record([0.9], "FedAvg", 5)])
     (tmp_path / "begun").mkdir()
-    (tmp_path / "begun" / "history.jsonl").write_text('{"round": 1}\n')
-    (tmp_path / "summary.json").write_text("[]")
+    (tmp_path / "begun" / "history.jsonl").write_text('{"round": 1}\n', encoding="utf-8")
+    (tmp_path / "summary.json").write_text("[]", encoding="utf-8")
     assert len(read_records(tmp_path)) == len(THREE)
 
 
@@ -78,11 +78,15 @@ def test_folder_without_runs_is_refused_and_its_content_named(tmp_path: Path) ->
 
 def test_folder_of_an_older_script_is_refused_by_name(tmp_path: Path) -> None:
     """They list their runs in one file; the lines name a dataset and an accuracy_mean."""
-    (tmp_path / "summary.json").write_text('[{"run": "a", "dataset": "digits", "accuracy_mean": 0.5}]')
+    (tmp_path / "summary.json").write_text(
+        '[{"run": "a", "dataset": "digits", "accuracy_mean": 0.5}]', encoding="utf-8"
+    )
     with pytest.raises(FileNotFoundError, match=r"summary\.json is of one run or of another program"):
         read_records(tmp_path)
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "summary.json").write_text('{"run": "a", "dataset": "digits", "method": "DM", "seed": 0}')
+    (tmp_path / "a" / "summary.json").write_text(
+        '{"run": "a", "dataset": "digits", "method": "DM", "seed": 0}', encoding="utf-8"
+    )
     with pytest.raises(RecordError, match=r"a/summary\.json: line lacks task, accuracy_last; it has run"):
         read_records(tmp_path)
 
@@ -203,7 +207,7 @@ def test_file_of_records_contains_the_choices_of_its_studies(tmp_path: Path) -> 
             "seeds": [9],
             "tasks": {study.name: {"A": result}},
         }
-        (study / "choice.json").write_text(json.dumps(choice, indent=1))
+        (study / "choice.json").write_text(json.dumps(choice, indent=1), encoding="utf-8")
     first = write_records(studies[0], tmp_path / "a.jsonl")
     path = write_records(read_records(first) + read_records(studies[1]), tmp_path / "both.jsonl")
     tuned, facts = read_choice(path)
@@ -223,7 +227,7 @@ def test_runs_missing_in_one_study_may_be_in_another() -> None:
 def test_unreadable_files_of_records_are_named(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     for content in ("", "{", '{"format": "distillkit.records/0"}', "[]", '{"format": "distillkit.records/1"}\n{}'):
-        path.write_text(content)
+        path.write_text(content, encoding="utf-8")
         with pytest.raises(RecordError, match=r"records\.jsonl (is damaged|has the format)"):
             read_records(path)
     with pytest.raises(RecordError, match="different tasks, methods or seeds"):

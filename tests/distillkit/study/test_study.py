@@ -95,7 +95,7 @@ def test_all_candidates_compare_equally_many_configurations(tmp_path: Path) -> N
         ("Low", 0, {"value": 30}), ("Low", 1, {"value": 30}),
         ("High", 0, {"value": 90}), ("High", 1, {"value": 90}),
     ]  # fmt: skip
-    said = json.loads((tmp_path / "choice.json").read_text())
+    said = json.loads((tmp_path / "choice.json").read_text(encoding="utf-8"))
     assert (said["rule"], said["seeds"]) == ("last", [100, 101])
     ways_said = said["tasks"]["made"]
     assert {name: candidate["chosen"] for name, candidate in ways_said.items()} == {
@@ -120,7 +120,9 @@ def test_study_resumes_after_an_interruption(tmp_path: Path) -> None:
         Known.stop_at = ""
         assert executed(study(place)) == whole
         for file in ("choice.json", "summary.json"):
-            assert (tmp_path / place / file).read_text() == (tmp_path / "whole" / file).read_text()
+            assert (tmp_path / place / file).read_text(encoding="utf-8") == (tmp_path / "whole" / file).read_text(
+                encoding="utf-8"
+            )
     assert executed(study("whole")) == whole  # nothing is done twice
 
 
@@ -132,7 +134,7 @@ def test_each_run_is_reported_once_when_it_ends(tmp_path: Path) -> None:
         return lines
 
     lines = told((0,))
-    assert lines == [json.loads((tmp_path / "made-a-0" / "summary.json").read_text())]
+    assert lines == [json.loads((tmp_path / "made-a-0" / "summary.json").read_text(encoding="utf-8"))]
     assert [line["run"] for line in told((0, 1))] == ["made-a-1"]
     with pytest.raises(TypeError, match=r"on_run is called as on_run\(line\)"):
         Study(tmp_path, task(), {"A": known()}).run(on_run=3)  # type: ignore[arg-type]
@@ -147,9 +149,11 @@ def test_seeds_candidates_and_tasks_can_be_added_but_not_changed(tmp_path: Path)
         "made-b-0-100", "made-b-1-100", "other-a-0-100", "other-a-1-100", "other-b-0-100", "other-b-1-100",
         "made-b-0", "made-a-1", "made-b-1", "other-a-0", "other-b-0", "other-a-1", "other-b-1",
     }  # fmt: skip
-    said = (tmp_path / "choice.json").read_text()
+    said = (tmp_path / "choice.json").read_text(encoding="utf-8")
     executed(Study(tmp_path, task(), candidates, seeds=(0,)))
-    assert (tmp_path / "choice.json").read_text() == said  # candidates that are not requested again stay
+    assert (tmp_path / "choice.json").read_text(
+        encoding="utf-8"
+    ) == said  # candidates that are not requested again stay
     with pytest.raises(ValueError, match="different candidates with the names A"):
         executed(Study(tmp_path, task(), {"A": known(search=grid(value=[1, 5]))}))
     with pytest.raises(ValueError, match="different tasks with the names made"):
@@ -160,7 +164,7 @@ def test_seeds_candidates_and_tasks_can_be_added_but_not_changed(tmp_path: Path)
 
 def test_failing_configuration_is_never_chosen_and_has_a_reason(tmp_path: Path) -> None:
     executed(Study(tmp_path / "a", task(), {"A": known(search=grid(value=[-1, 0]))}, seeds=(0,)))
-    tries = json.loads((tmp_path / "a" / "choice.json").read_text())["tasks"]["made"]["A"]["tries"]
+    tries = json.loads((tmp_path / "a" / "choice.json").read_text(encoding="utf-8"))["tasks"]["made"]["A"]["tries"]
     assert (tries[0]["score"], tries[0]["errors"]) == (None, ["FloatingPointError: it diverged"])
     with pytest.raises(
         ValueError, match="candidates\\['A'\\] on made has no configuration with a score: FloatingPointError"
@@ -212,7 +216,7 @@ def test_control_uses_anothers_settings_and_its_own(tmp_path: Path) -> None:
     study = Study(tmp_path, task(), candidates, seeds=(0,))
     assert executed(study) == ["made-a-0-100", "made-a-1-100", "made-a-0", "made-like-a-0"]
     assert study.records()[1].line["settings"] == {"value": 30, "classes": 3}
-    assert json.loads((tmp_path / "choice.json").read_text())["tasks"]["made"]["Like A"]["like"] == "A"
+    assert json.loads((tmp_path / "choice.json").read_text(encoding="utf-8"))["tasks"]["made"]["Like A"]["like"] == "A"
 
 
 def test_ablation_runs_only_on_its_tasks_and_seeds(tmp_path: Path) -> None:
@@ -385,7 +389,7 @@ def test_private_condenser_gets_a_ledger_and_reports_its_epsilon(tmp_path: Path)
     assert record.line["epsilon"] == Ledger(tmp_path / "made-a-0" / "ledger.jsonl", delta=1e-6).epsilon()
     said = {name: record.line[name] for name in ("delta", "relation", "noise")}
     assert said == {"delta": 1e-6, "relation": "add or remove one record", "noise": "operating system"}
-    config = json.loads((tmp_path / "made-a-0" / "config.json").read_text())
+    config = json.loads((tmp_path / "made-a-0" / "config.json").read_text(encoding="utf-8"))
     assert config["recipe"] is None
     assert "charged" in config["recipe_missing"]
 

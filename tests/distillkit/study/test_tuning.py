@@ -34,7 +34,7 @@ LIKE = {"tries": [], "chosen": None, "like": "FedAvg"}
 def write(folder: Path, candidates: dict[str, Any], **others: Any) -> Path:
     tasks = {"digits": candidates, "other": candidates}
     found = {"format": "distillkit.choice/1", "rule": "last", "seeds": [100], "tasks": tasks, **others}
-    (folder / "choice.json").write_text(json.dumps(found))
+    (folder / "choice.json").write_text(json.dumps(found), encoding="utf-8")
     return folder
 
 
@@ -84,7 +84,7 @@ def test_two_values_are_not_marked_as_edges(tmp_path: Path) -> None:
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"choice\.json does not exist"):
         equal_search_sizes(tmp_path)
-    (tmp_path / "choice.json").write_text("{")
+    (tmp_path / "choice.json").write_text("{", encoding="utf-8")
     with pytest.raises(RecordError, match=r"choice\.json is damaged"):
         equal_search_sizes(tmp_path)
     write(tmp_path, {}, format="distillkit.choice/0")

@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 
 @pytest.mark.parametrize(("name", "most"), [("feddyn", 35), ("fedmd", 50)])
 def test_custom_methods_are_short_and_use_public_names_only(name: str, most: int) -> None:
-    tree = ast.parse((HERE / f"{name}.py").read_text())
+    tree = ast.parse((HERE / f"{name}.py").read_text(encoding="utf-8"))
     [kind] = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     lines = {n.lineno for node in kind.body[1:] for n in ast.walk(node) if hasattr(n, "lineno")}
     assert len(lines) <= most

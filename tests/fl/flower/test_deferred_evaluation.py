@@ -204,7 +204,7 @@ def test_on_round_gets_complete_rows_after_the_next_commit(tmp_path: Path) -> No
 
     def watch(row: dict[str, Any]) -> None:
         manifest = store.manifest() or {}
-        lines = len((tmp_path / "run" / "history.jsonl").read_text().splitlines())
+        lines = len((tmp_path / "run" / "history.jsonl").read_text(encoding="utf-8").splitlines())
         seen.append((row["round"], manifest["round"], manifest.get("open", {}).get("round"), lines))
         assert row["accuracy_clients"]
 

@@ -37,12 +37,12 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Run the page's code in a temporary folder and return its names."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_app").mkdir()
-    (tmp_path / "my_app" / "client_app.py").write_text("")
+    (tmp_path / "my_app" / "client_app.py").write_text("", encoding="utf-8")
     for partition in ("0", "1"):
         pictures(tmp_path / "pictures" / partition)
-    text = PAGE.read_text()
+    text = PAGE.read_text(encoding="utf-8")
     (policy,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    (tmp_path / "policy.toml").write_text(policy)
+    (tmp_path / "policy.toml").write_text(policy, encoding="utf-8")
     names: dict[str, Any] = {
         "network": Tiny, "test_set": images(10, seed=9), "images_of": lambda k: client_data(k).train,
         "test_images_of": lambda k: client_data(k).test,
@@ -56,7 +56,7 @@ def test_private_run_of_the_page_passes_its_policy(told: dict[str, Any]) -> None
     assert isinstance(told["load_client"](0), Split)
     nodes = {100 + k: fake_flower.context(100 + k, k, 2) for k in range(2)}
     told["app"](fake_flower.Grid(told["node"], nodes), fake_flower.context(0, None, 0))
-    history = Path("runs/private/history.jsonl").read_text().splitlines()
+    history = Path("runs/private/history.jsonl").read_text(encoding="utf-8").splitlines()
     assert len(history) == 2
     assert all('"failed": {}' in row for row in history)
 
@@ -89,14 +89,14 @@ def asked(method: Method, verb: str, policy: Policy, ledger: NodeLedger) -> None
 
 def table() -> list[tuple[list[str], str]]:
     """Return the rows of the page's table of refusals: keys and message."""
-    body = PAGE.read_text().split('after "refused:" |')[1].split("\n\n")[0]
+    body = PAGE.read_text(encoding="utf-8").split('after "refused:" |')[1].split("\n\n")[0]
     return [(re.findall(r"`(\w+)`", keys), said) for keys, said in re.findall(r"^\| (`.*?) \| (.*?) \|$", body, re.M)]
 
 
 def test_result_tables_match_their_records() -> None:
     script = load_script("docs/scripts/flower.py")
     record = script.read(script.RECORD)
-    text = PAGE.read_text()
+    text = PAGE.read_text(encoding="utf-8")
     assert script.filled(text, record, script.read(script.COSTS)) == text, "run python docs/scripts/flower.py"
     assert [len(record[part]["rows"]) for part in ("simulated", "deployed")] == [7, 2]
     for row in (*record["simulated"]["rows"], *record["deployed"]["rows"]):

@@ -166,5 +166,5 @@ def test_error_without_flower_names_the_remedy() -> None:
         "try: to_records(to_parts(Message()))\n"
         "except MissingFlower as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, encoding="utf-8")
     assert 'pip install "distillkit[flower]"' in done.stdout

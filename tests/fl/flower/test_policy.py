@@ -42,7 +42,7 @@ def flower() -> Iterator[None]:
 
 def written(path: Path, **changes: str | None) -> Path:
     said = {**GOOD, **changes}
-    path.write_text("".join(f"{key} = {value}\n" for key, value in said.items() if value is not None))
+    path.write_text("".join(f"{key} = {value}\n" for key, value in said.items() if value is not None), encoding="utf-8")
     return path
 
 
@@ -130,10 +130,10 @@ def test_refusals_of_all_nodes_end_the_run_with_the_reason(tmp_path: Path) -> No
 def test_changed_app_code_is_refused_by_its_hash(tmp_path: Path) -> None:
     code = tmp_path / "app"
     code.mkdir()
-    (code / "client_app.py").write_text("sigma = 2.0\n")
+    (code / "client_app.py").write_text("sigma = 2.0\n", encoding="utf-8")
     agreed = app_hash(code)
     assert of_client_1(one_strict(tmp_path, NoisySum(), code=code, app=f'"{agreed}"')) == [None]
-    (code / "client_app.py").write_text("sigma = 0.2\n")
+    (code / "client_app.py").write_text("sigma = 0.2\n", encoding="utf-8")
     (found,) = of_client_1(one_strict(tmp_path, NoisySum(), code=code, app=f'"{agreed}"'))
     assert found == f"refused: its policy allows the app {agreed}, and this one is {app_hash(code)}"
     with pytest.raises(ValueError, match=r"code=Path\(__file__\).parent"):
@@ -143,13 +143,13 @@ def test_changed_app_code_is_refused_by_its_hash(tmp_path: Path) -> None:
 def test_app_hash_covers_names_and_bytes_but_no_byte_code(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name / "sub").mkdir(parents=True)
-        (tmp_path / name / "a.py").write_text("a")
-        (tmp_path / name / "sub" / "b.toml").write_text("b")
+        (tmp_path / name / "a.py").write_text("a", encoding="utf-8")
+        (tmp_path / name / "sub" / "b.toml").write_text("b", encoding="utf-8")
     before = app_hash(tmp_path / "one")
     assert before == app_hash(tmp_path / "two")
     (tmp_path / "two" / "__pycache__").mkdir()
-    (tmp_path / "two" / "__pycache__" / "a.pyc").write_text("x")
-    (tmp_path / "two" / ".git").write_text("x")
+    (tmp_path / "two" / "__pycache__" / "a.pyc").write_text("x", encoding="utf-8")
+    (tmp_path / "two" / ".git").write_text("x", encoding="utf-8")
     assert before == app_hash(tmp_path / "two")
     shutil.move(tmp_path / "two" / "a.py", tmp_path / "two" / "c.py")
     assert before != app_hash(tmp_path / "two")

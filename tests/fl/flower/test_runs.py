@@ -261,7 +261,7 @@ def strange(folder: Path, change: str) -> fake_flower.Grid:
     elif change == "classes":
         load = lambda k: images(9, seed=1).replace(num_classes=4)  # noqa: E731
     elif change == "broken":
-        load = lambda k: open("/nowhere")  # type: ignore[assignment, return-value]  # noqa: E731, SIM115
+        load = lambda k: open("/nowhere", encoding="utf-8")  # type: ignore[assignment, return-value]  # noqa: E731, SIM115
     elif change == "twice":
         place = (1, 5)
     elif change == "nobody":

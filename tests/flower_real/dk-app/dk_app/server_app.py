@@ -24,7 +24,7 @@ def main(grid: Any, context: Any) -> None:
     config, slowest = context.run_config, 0.0
     out, names, settings = Path(config["out"]), config["methods"].split(), config["setting"].split()
     out.mkdir(parents=True, exist_ok=True)
-    (out / "server.pid").write_text(str(os.getpid()))
+    (out / "server.pid").write_text(str(os.getpid()), encoding="utf-8")
     if names == ["costs"]:
         for line in costs(grid, lambda name: Marked(grid, name), config["payloads"].split(",")):
             write(out, line)
@@ -52,7 +52,7 @@ def main(grid: Any, context: Any) -> None:
 
 def write(out: Path, line: dict[str, Any]) -> None:
     """Append a result line."""
-    with (out / "results.jsonl").open("a") as file:
+    with (out / "results.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 
 
