@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
 FLOWER := .venv-flower
 
-.PHONY: demo test coverage wheel test-flower test-flower-faults killed mutants lint bench bench-peers bench-page docs clean
+.PHONY: demo test test-slow coverage wheel test-flower test-flower-faults killed mutants lint lint-versions constraints bench bench-peers bench-page docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/quickstart.py
@@ -13,6 +13,10 @@ demo: $(STAMP)
 WORKERS := logical
 test: $(STAMP)
 	$(BIN)/python -m pytest -q --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal
+
+# Tests of minutes each: fuzzing at length, kills, and captures at every entry point.
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -q -m slow --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal
 
 # Count branches, also in worker processes; fails below 95 % for a package.
 coverage: $(STAMP)
@@ -49,6 +53,20 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Check the types for every supported Python, and compile the sources with those that are installed here.
+lint-versions: $(STAMP)
+	for version in 3.11 3.12 3.13; do \
+		$(BIN)/mypy --python-version $$version || exit 1; \
+		if command -v python$$version >/dev/null && python$$version -c ""; then \
+			python$$version -W error -m compileall -qf distillkit fl attacks examples || exit 1; \
+		else echo "Python $$version is not installed here: its compiler was not tried"; fi; \
+	done
+
+# Write the versions of the environment in which the tests run.
+constraints: $(STAMP)
+	{ head -n 2 constraints.txt; $(BIN)/python -m pip freeze --exclude-editable; } > constraints.new
+	mv constraints.new constraints.txt
 
 bench: $(STAMP)
 	$(BIN)/python -m tests.benchmarks

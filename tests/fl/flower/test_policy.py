@@ -42,7 +42,8 @@ def flower() -> Iterator[None]:
 
 def written(path: Path, **changes: str | None) -> Path:
     said = {**GOOD, **changes}
-    path.write_text("".join(f"{key} = {value}\n" for key, value in said.items() if value is not None), encoding="utf-8")
+    lines = [f"{key} = {value}\n" for key, value in said.items() if value is not None]
+    path.write_text("# Regeln für diesen Knoten\n" + "".join(lines), encoding="utf-8")
     return path
 
 
