@@ -1,4 +1,4 @@
-"""Ideas of papers on top of weight averaging, one file each: `FedAvg(FedProx(0.01), SCAFFOLD(), factory=...)`.
+"""Ideas of papers on top of weight averaging: `FedAvg(FedProx(0.01), SCAFFOLD(), factory=...)`.
 
 Each class's docstring names its paper, the implemented equations, the options and the deviations.
 """
@@ -7,14 +7,13 @@ from fl.addons.anchors import Anchors
 from fl.addons.condensed import Condensed
 from fl.addons.ditto import Ditto
 from fl.addons.dp_sgd import DPSGD
-from fl.addons.fedavgm import FedAvgM
 from fl.addons.fedcog import FedCOG
 from fl.addons.feddecorr import FedDecorr
 from fl.addons.feddf import FedDF
 from fl.addons.fedexp import FedExP
 from fl.addons.fedgen import FedGen
 from fl.addons.fednova import FedNova
-from fl.addons.fedopt import FedAdagrad, FedAdam, FedYogi
+from fl.addons.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from fl.addons.fedprox import FedProx
 from fl.addons.fedreg import FedReg
 from fl.addons.fedsam import FedSAM
@@ -23,8 +22,7 @@ from fl.addons.local_accuracy import LocalAccuracy
 from fl.addons.moon import MOON
 from fl.addons.robust_mean import RobustMean
 from fl.addons.scaffold import SCAFFOLD
-from fl.addons.shared_image import SharedImage
-from fl.addons.shared_pool import SharedPool
+from fl.addons.shared_image import SharedImage, SharedPool
 from fl.addons.vfa import VFA
 from fl.addons.vftl import VFTL
 from fl.addons.vhl import VHL, NaiveVHL

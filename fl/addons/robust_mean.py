@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+from torch import Tensor
+
 from distillkit._utils.options import NonNegativeInt, PositiveInt
-from fl.addons._robust import krum_choice, trimmed_mean
 from fl.addons.local_accuracy import LocalAccuracy
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging import AddOn, AveragingServer, FedAvg, Settings
@@ -15,7 +17,7 @@ from fl.averaging._composition import require_one_architecture
 from fl.message import Entry, Message, Tensors, declared_entries
 from fl.method import NoUsableReply
 
-__all__ = ["RobustMean"]
+__all__ = ["RobustMean", "krum_choice", "trimmed_mean"]
 
 
 @dataclass(frozen=True)
@@ -129,3 +131,37 @@ class RobustMean(AddOn):
     def _requirement(self) -> str:
         kept = f", best={self.best}" if self.best > 1 else ""
         return f"RobustMean(attackers={self.attackers}, rule={self.rule!r}{kept}) needs {self.needed} replies a round"
+
+
+def trimmed_mean(rows: Tensor, trim: int) -> Tensor:
+    """Return the mean of each coordinate without its `trim` smallest and `trim` largest values.
+
+    This is the coordinate-wise trimmed mean of Yin et al., ICML 2018 (beta = trim / n). With trim = (n - 1) // 2 only
+    the middle value or the middle two remain, so the result is the coordinate-wise median.
+
+    Args:
+        rows: tensor [n, ...], one vector per row.
+        trim: number of values to remove at each end, at least 0 and less than n / 2.
+
+    Returns:
+        Trimmed mean, float64 [...].
+    """
+    return rows.double().sort(dim=0).values[trim : len(rows) - trim].mean(0)
+
+
+def krum_choice(rows: Tensors, attackers: int, keep: int) -> list[int]:
+    """Return the ascending indices of the vectors that Krum selects: those with the `keep` smallest scores.
+
+    The score s(i) is the sum of |V_i - V_j|^2 over the n - f - 2 vectors V_j closest to V_i (Blanchard et al., NeurIPS
+    2017). Ties go to the smaller index, as in the paper.
+
+    Args:
+        rows: tensors [n, ...] by name; the vector V_i is row i of all tensors together.
+        attackers: f, the number of attackers; n must be at least 2 f + 3.
+        keep: number of vectors to select; 1 is Krum, more is Multi-Krum.
+    """
+    flat = [tensor.reshape(len(tensor), -1).double() for tensor in rows.values()]
+    apart = [torch.cdist(f, f, compute_mode="donot_use_mm_for_euclid_dist").square() for f in flat]
+    squares = torch.stack(apart).sum(0)
+    nearest = squares.sort(dim=1).values[:, 1 : len(squares) - attackers - 1]  # the first is its distance to itself
+    return sorted(nearest.sum(1).sort(stable=True).indices[:keep].tolist())

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from distillkit._utils import check
 from distillkit._utils.user_warnings import warn
+from distillkit.fingerprint import tensor_fingerprint
 from distillkit.privacy import Ledger
 from distillkit.privacy.validation._arguments import (
     NEW_LEDGER_REMARK,
@@ -22,7 +21,7 @@ from distillkit.privacy.validation._arguments import (
     require_given_num_classes,
 )
 from distillkit.sets import Images, LabeledImages, StoredImages
-from fl.engine._clients import ClientData, ClientRegistry, fitting_set, read_or_stored, read_set
+from fl.engine._clients import ClientRegistry, fitting_set, read_or_stored, read_set
 from fl.engine._config import RunConfig, RunFolder
 from fl.method import Method
 from fl.task import Classification, LabelTask
@@ -292,8 +291,7 @@ def open_ledger(clients: ClientRegistry, ledger: Ledger, fresh: bool, panel: str
     Warns:
         UserWarning: two clients have the same images, but the ledger assumes disjoint records.
     """
-    twins = _twins([_content(data) for data in clients]) if ledger.disjoint and clients.whole else None
-    if twins is not None:
+    if ledger.disjoint and clients.whole and (twins := _twins(clients)):
         warnings.warn(
             f"clients {twins[0]} and {twins[1]} have the same images, but the ledger assumes that clients' records are "
             "disjoint, and so reports the largest epsilon of any client; if several clients may have a record, use "
@@ -315,19 +313,12 @@ def remark_on(ledger: Ledger, fresh: bool, panel: str | Sequence[int]) -> None:
         ledger.add_remark(EXACT_TESTS)
 
 
-def _content(data: ClientData) -> Tensor:
-    return data.train.digests if isinstance(data.train, StoredImages) else data.train.images
-
-
-def _twins(images: Sequence[Tensor]) -> tuple[int, int] | None:
-    """Return the indices of the first two equal tensors, or None if all differ. Empty tensors are ignored."""
-    alike: dict[tuple[object, float], list[int]] = defaultdict(list)
-    for number, one in enumerate(images):
-        if not len(one):
-            continue
-        group = alike[one.shape, float(one.sum(dtype=torch.float64))]
-        for other in group:
-            if torch.equal(images[other].to(one), one):
-                return other, number
-        group.append(number)
+def _twins(clients: ClientRegistry) -> tuple[int, int] | None:
+    """Return the indices of the first two clients with the same images, or None; empty clients do not count."""
+    seen: dict[str, int] = {}
+    for number, data in enumerate(clients):
+        train = data.train
+        images = train.digests if isinstance(train, StoredImages) else train.images
+        if len(images) and (first := seen.setdefault(tensor_fingerprint([images]), number)) != number:
+            return first, number
     return None

@@ -17,9 +17,8 @@ from distillkit.privacy import ADD_OR_REMOVE_CLIENT, ALL_CLIENTS, Event, Ledger,
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging.fedavg import FedAvg
 from fl.filters._boundable import require_shapes, require_sums
-from fl.filters._vectors import clipped, group, like
 from fl.filters.filter import Filter
-from fl.message import Entry, Message
+from fl.message import Entry, Message, Tensors, Value
 from fl.method import Method
 from fl.participants import Client, Server
 
@@ -195,7 +194,7 @@ class ClientDP(Filter):
         sent, within = Message(), torch.full((len(self.clips),), 0.5, dtype=torch.float64)
         for i, (entry, most) in enumerate(zip(self.clips, norms)):
             if entry in reply:
-                sent[entry], fits = clipped(reply[entry], most)
+                sent[entry], fits = _clipped(reply[entry], most)
                 within[i] = 0.5 if fits else -0.5
             if entry.by is not None:
                 sent[entry.by] = 1.0
@@ -216,11 +215,11 @@ class ClientDP(Filter):
         values, sums, std = Message(), dict[str, Any](), update_noise * float(norms.norm())
         for entry in self.clips:
             wanted = expected[entry.key].value
-            total = group(replies.sum(entry)) if entry in replies else {}
-            noise = {n: server.secret.normal(t.shape, std).to(t.device) for n, t in group(wanted).items()}
+            total = _group(replies.sum(entry)) if entry in replies else {}
+            noise = {n: server.secret.normal(t.shape, std).to(t.device) for n, t in _group(wanted).items()}
             noised = {n: total[n] + t if n in total else t for n, t in noise.items()}
             divisor = 1.0 if entry.rule == "sum" else entry.over or count
-            values[entry] = like({n: t / divisor for n, t in noised.items()}, wanted)
+            values[entry] = _like({n: t / divisor for n, t in noised.items()}, wanted)
             sums[entry.key] = noised if isinstance(wanted, dict) else noised[""]
             if entry.by is not None:
                 values[entry.by] = count
@@ -229,3 +228,30 @@ class ClientDP(Filter):
             share = 0.5 + bits / count
             server.state[self.norms] = norms * (-self.adaptive.step * (share - self.adaptive.quantile)).exp()
         return AggregatedReplies(values, dict.fromkeys(sums, count), sums, [])
+
+
+def _group(value: Value) -> Tensors:
+    """Return the tensors of a number, a tensor or a group, by name, in float64."""
+    if isinstance(value, dict):
+        return {n: t.detach().double() for n, t in value.items()}
+    return {"": value.detach().double() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)}
+
+
+def _like(tensors: Tensors, value: Value) -> Any:
+    """Return the tensors in the form of `value`."""
+    if isinstance(value, dict):
+        return {n: t.to(value[n].dtype) for n, t in tensors.items()}
+    return tensors[""].to(value.dtype) if isinstance(value, Tensor) else float(tensors[""])
+
+
+def _clipped(value: Value, most: float) -> tuple[Any, bool]:
+    """Scale a value, as one vector, to norm at most `most`; return it, and whether its norm was within the limit.
+
+    A value that is not finite is replaced by zeros.
+    """
+    vector = _group(value)
+    norm = math.sqrt(sum(float(t.square().sum()) for t in vector.values()))
+    if norm <= most:
+        return value, True
+    finite = math.isfinite(norm)
+    return _like({n: t * (most / norm) if finite else torch.zeros_like(t) for n, t in vector.items()}, value), False

@@ -168,8 +168,7 @@ ALONE = {
     "addons/condensed.py": "networks of its own",
     "addons/dp_sgd.py": "a gradient is captured for the device of the records",
     "addons/fedgen.py": "labels drawn for the generator",
-    "addons/shared_image.py": "a picture that was given as an option",
-    "addons/shared_pool.py": "pictures that were given as an option",
+    "addons/shared_image.py": "pictures that were given as an option",
     "addons/vfa.py": "one blank image, to see how long an embedding is",
     "methods/summed_feddm.py": "noise that is drawn on the CPU",
 }

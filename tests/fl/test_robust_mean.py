@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fl import AddOn, ClientDP, FedAvg, Filtered, NoUsableReply, Run, simulate
 from fl.addons import SCAFFOLD, FedAvgM, FedProx, LocalAccuracy, RobustMean
-from fl.addons._robust import krum_choice, trimmed_mean
+from fl.addons.robust_mean import krum_choice, trimmed_mean
 from tests.fl import quadratic
 from tests.fl.federations import Tiny, federation, images
 from tests.fl.invariances import assert_invariant, assert_same, network
