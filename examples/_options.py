@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -76,6 +78,8 @@ def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str] | None
     In the result, `data` is the root of named datasets, or None; `pictures` lists the user's own folders and files.
     """
     found = parser.parse_args(words)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may lack characters such as those of the sparklines
     if isinstance(found.data, list):
         try:
             found.data, found.pictures = root_or_pictures(found.data)

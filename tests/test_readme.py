@@ -49,7 +49,7 @@ def test_setup_commands_are_as_documented() -> None:
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
 def test_snippet_runs_when_pasted_into_an_empty_file(snippet: str, tmp_path: Path) -> None:
     (tmp_path / "pasted.py").write_text(snippet, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
     ran = subprocess.run(
         [sys.executable, "pasted.py"],
         cwd=tmp_path,

@@ -35,7 +35,7 @@ def walked(folder: Path, page: Path = PAGE) -> tuple[list[str], str]:
     """
     source = "".join(f"{one.source}print({_NEXT!r})\n" for one in statements(page))
     (folder / "walk.py").write_text(source, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
     ran = subprocess.run(
         [sys.executable, "walk.py"], cwd=folder, env=environment, capture_output=True, encoding="utf-8"
     )

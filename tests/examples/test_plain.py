@@ -18,7 +18,7 @@ SCRIPTS = sorted((ROOT / "examples" / "plain").glob("*.py"))
 
 def run(script: Path, folder: Path) -> str:
     """Run a script in a folder; return its output."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
     command = [sys.executable, str(script)]
     ran = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False, encoding="utf-8"

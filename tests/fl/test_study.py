@@ -57,7 +57,7 @@ def hospitals(root: Path) -> None:
 
 
 def start(folder: Path) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
     return subprocess.Popen([sys.executable, "compare.py"], cwd=folder, env=environment, stdout=subprocess.PIPE)
 
 
