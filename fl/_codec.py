@@ -1,4 +1,4 @@
-"""Codec of messages for the wire, checkpoints and client memory: safetensors, and digests of values."""
+"""Encoding of messages as safetensors bytes, for the wire, checkpoints and client memory; digests of values."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def to_parts(message: Message, facts: Mapping[str, str] | None = None) -> Parts:
         The tensors, on the CPU, contiguous, without shared memory; and the strings, including a checksum of everything.
 
     Raises:
-        TypeError, ValueError: a value that a message cannot hold (see `check_value`), or a number that is not finite.
+        TypeError, ValueError: the message holds a value that `check_value` refuses, or a number that is not finite.
     """
     tensors: Tensors = {}
     forms = {key: _pack(key, _finite(key, check_value(key, value)), tensors) for key, value in message.items()}
@@ -151,7 +151,7 @@ def from_parts(tensors: Mapping[str, Tensor], strings: Mapping[str, str]) -> tup
 def encode(message: Message, facts: Mapping[str, str] | None = None) -> bytes:
     """Serialize a message in the safetensors format, with a checksum of its content.
 
-    For the wire, a checkpoint or a client's memory; `decode` restores it bit by bit.
+    The bytes are for the wire, a checkpoint or a client's memory; `decode` restores the message bit by bit.
 
     Args:
         message: any message; tensors may be on any device.
@@ -204,7 +204,7 @@ def decode(data: bytes) -> tuple[Message, dict[str, str]]:
 def digest(key: str, value: Value) -> str:
     """Return a 32-character digest of one value, equal on every machine that holds the same bits.
 
-    The server sends it in place of a value that the client already holds (`Entry(cached=True)`).
+    The server sends the digest in place of a value that the client already holds (`Entry(cached=True)`).
 
     Args:
         key: key of the entry; part of the digest.

@@ -25,10 +25,11 @@ class KeyedObject(Configurable):
     """Base class of objects identified in a run's records by a key, which stays the same if the class is renamed.
 
     Attributes:
-        key: identifier used as prefix of entry keys, as part of the seed of random draws, for sorting, and as the name
-            in the record of a run. Default: the name of the class, never the parent's key. If you rename a class, set
-            `key = "OldName"`; existing runs, checkpoints and transcripts then stay valid.
-        old_options: names of renamed options in records, name -> old name (or several, the oldest first).
+        key: identifier of the class in records. It is the prefix of entry keys and a part of the seed of random draws,
+            and it determines the order of components. Default: the name of the class, never the parent's key. If you
+            rename a class, set `key = "OldName"`; existing runs, checkpoints and transcripts then stay valid.
+        old_options: former names of renamed options, which older records contain: name -> old name (or several old
+            names, the oldest first).
     """
 
     key: ClassVar[str] = "Keyed"
@@ -42,7 +43,7 @@ class KeyedObject(Configurable):
         cls.key = stated
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]] | None:
-        """Return the arguments that distinguish this object from others of its class: by position, and by name.
+        """Return the arguments that distinguish this object from others of its class: positional ones, and named ones.
 
         `repr` shows them and the record of a run contains them, so a run is resumed only with equal arguments. Return
         None in a class whose own `__repr__` serves both purposes, such as a dataclass.
@@ -77,12 +78,12 @@ class Component(KeyedObject):
 
 
 def stable_repr(value: Any) -> str:
-    """Return `repr(value)` in a form that is equal in every process: functions by name instead of by address."""
+    """Return `repr(value)` in a form that is equal in every process: functions appear by name, not by address."""
     return _represent(value, pinned=False)
 
 
 def identity(value: Any) -> str:
-    """Return `stable_repr(value)` with keys and old option names, unaffected by renaming of classes and options."""
+    """Return `stable_repr(value)` with keys and the oldest option names, which renaming of classes does not change."""
     return _represent(value, pinned=True)
 
 
@@ -127,8 +128,8 @@ def _chosen(option: Field[Any], value: Any) -> bool:
 def require_plain_options(part: KeyedObject, base: type[KeyedObject]) -> None:
     """Refuse a component with an option that has the name of an attribute or hook of its base class.
 
-    An annotated attribute of a dataclass is an option: `data_access: str = "none"` would let users turn off the basis
-    of a guarantee, and `loss: float = 0.1` would replace a hook.
+    An annotated attribute of a dataclass is an option. So `data_access: str = "none"` would let users change a
+    declaration on which a privacy guarantee rests, and `loss: float = 0.1` would replace a hook.
 
     Args:
         part: an add-on, a filter or a method.
@@ -167,7 +168,7 @@ def require_distinct(components: Sequence[Component], rule: str) -> None:
 
 
 def require_own_entries(parts: Sequence[KeyedObject]) -> None:
-    """Refuse a method with two components that would keep or send values under one key.
+    """Refuse a method in which two components would keep or send values under the same key.
 
     Args:
         parts: method, its add-ons and the filters around it. A second name for an entry of another class (`samples

@@ -58,7 +58,7 @@ def _add_weighted(total: Tensor, value: Tensor, weight: float | Tensor) -> None:
 
 
 def finalize(rule: str, over: float | None, total: Tensor, weight: Any, like: Any) -> Any:
-    """Return the aggregate of a sum over clients: a mean is divided, and cast to the clients' dtype.
+    """Return an entry's aggregate from the sum over clients, in the clients' dtype. For a mean, the sum is divided.
 
     Args:
         rule, over: rule and public denominator of the entry.
@@ -82,8 +82,9 @@ def finalize(rule: str, over: float | None, total: Tensor, weight: Any, like: An
 class AggregatedReplies(Message):
     """Aggregated replies of a round: the argument of `Method.receive`, in place of the single replies.
 
-    `replies[entry]` is the mean, sum etc. of the values that the clients sent under that entry, in the type of its
-    values; `entry in replies` tells whether any client sent it. The engine builds it (`Aggregator.result`).
+    `replies[entry]` is the mean, sum or other aggregate of the values that the clients sent under that entry, and has
+    their type. `entry in replies` tells whether any client sent the entry. The engine builds the object
+    (`Aggregator.result`).
 
     Args:
         values: the aggregated values.
@@ -102,11 +103,11 @@ class AggregatedReplies(Message):
 
         Args:
             entry: entry whose rule is `mean` or `sum`.
-            name: name of one tensor of a group. Groups are aggregated name by name over the replies that contain the
-                name. If omitted, the largest weight in the group is returned.
+            name: name of one tensor of a group. Each name of a group is aggregated over the replies that contain it. If
+                omitted, the largest weight in the group is returned.
 
         Returns:
-            A number, or a vector [rows] where each row has its own weight; 0 if no client sent it.
+            A number, or a vector [rows] if each row has its own weight; 0 if no client sent the entry.
         """
         found = self._weights.get(entry.key, 0.0)
         if isinstance(found, dict):
@@ -120,12 +121,12 @@ class AggregatedReplies(Message):
             entry: entry whose rule is `mean` or `sum`; for a group the result is a mapping, name -> tensor.
 
         Raises:
-            KeyError: no client sent it.
+            KeyError: no client sent the entry.
         """
         return self._sums[entry.key]
 
     def replace(self, entry: Entry[Any], value: Value) -> AggregatedReplies:
-        """Return the replies with one aggregated value changed; for filters that change it on the server.
+        """Return the replies with one aggregated value changed, for filters that change values on the server.
 
         Args:
             entry: entry to change.

@@ -26,7 +26,7 @@ class Batch:
             0).
         columns: additional values of each image, by name, one row per image.
         joint: for an add-on's batch, whether to forward it together with the real batch, so that both share batch
-            statistics; otherwise alone.
+            statistics. Otherwise the batch is forwarded alone.
     """
 
     images: Tensor
@@ -46,7 +46,8 @@ class Batch:
 class Phase:
     """One phase of a local training: its length, and the parameters that it trains.
 
-    For `FedAvg(phases=...)`. FedRep, for example, trains its classifier in a first phase and all else in a second.
+    Phases are given to `FedAvg(phases=...)`. FedRep, for example, trains its classifier in a first phase and all other
+    parameters in a second.
 
     Args:
         epochs: number of passes over the data; or
@@ -54,7 +55,7 @@ class Phase:
         train: a pattern of parameter names (`"classifier.*"`); "!pattern" matches all names that "pattern" does not.
 
     Raises:
-        TypeError, ValueError: an option out of range, or `epochs` together with `steps`.
+        TypeError, ValueError: an option is out of range, or both `epochs` and `steps` are given.
     """
 
     epochs: PositiveInt = 1
@@ -87,7 +88,8 @@ def shuffled_indices(
         Indices, int64 [batch or fewer].
 
     Raises:
-        TypeError, ValueError: a number out of range, or no generator; raised when the first batch is requested.
+        TypeError, ValueError: a number is out of range, or `generator` is not a generator; raised when the first batch
+            is requested.
     """
     check.positive_int(count, "count", least=0)
     check.positive_int(batch, "batch")

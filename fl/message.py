@@ -35,8 +35,9 @@ class Entry(Generic[V]):
 
     * `mean`: sum(w v) / sum(w). `by` names another entry of the same reply that holds w: a number, or a vector with one
       weight for each row of v. Without `by` w = 1; with `over` the sum is divided by that public constant.
-    * `sum`, `max` (the only rule besides `first` for integers), `first` (the value of the client with the lowest
-    index). * `union`: rows concatenated in client order, each with its client's index.
+    * `sum` and `max`. Integers have the rules `max`, `sum` and `first` only.
+    * `first`: the value of the client with the lowest index.
+    * `union`: rows concatenated in client order, each with its client's index.
 
     Args:
         rule: aggregation rule.
@@ -48,8 +49,8 @@ class Entry(Generic[V]):
 
     Attributes:
         key: the entry's name in messages, files and histories.
-        name: the entry's name in code, `Class.attribute` (or the class in `written`, where entries are read from
-            another class).
+        name: the entry's name in code, `Class.attribute`. If code refers to the entries through another class, the
+            declaring class names it in `written`.
         owner: the declaring class, with its module.
 
     Raises:
@@ -109,10 +110,10 @@ def declared_entries(owner: object) -> list[Entry[Any]]:
 class Message:
     """Flat map from entries to values: tensors, groups of tensors, image sets, numbers and strings.
 
-    Build one from what you send, `Message({self.model: weights})`, or build an empty one and set its entries one by
-    one. `message[self.model]` reads a value, typed by the entry's annotation; `self.model in message` tells whether
-    there is one. Messages also hold a server's state and a client's memory. Values are shared, not copied: treat a
-    message as read-only once it is sent.
+    Build a message from its values, `Message({self.model: weights})`, or build an empty message and set its entries one
+    by one. `message[self.model]` reads a value, typed by the entry's annotation; `self.model in message` tells whether
+    the message holds one. A server's state and a client's memory are messages, too. Values are shared, not copied:
+    treat a message as read-only once it is sent.
 
     Args:
         values: initial values, entry -> value.
@@ -191,7 +192,7 @@ class Message:
 
 
 def check_value(key: str, value: Any) -> Value:
-    """Check that a message may hold `value`: that the codec can write it and the aggregation rules apply to it.
+    """Check that a message may hold `value`: the codec can write it, and the aggregation rules apply to it.
 
     Numbers may still be NaN or infinite, because a state may diverge; the codec and `check_reply` refuse them.
 
@@ -203,8 +204,8 @@ def check_value(key: str, value: Any) -> Value:
         The value itself.
 
     Raises:
-        TypeError: another kind of value, or a tensor whose dtype or layout cannot be sent.
-        ValueError: an integer beyond 64 bits, or a string that is not Unicode text.
+        TypeError: `value` is of a kind that messages do not hold, or is a tensor whose dtype or layout cannot be sent.
+        ValueError: `value` is an integer beyond 64 bits, or a string that is not Unicode text.
     """
     if isinstance(value, bool) or not isinstance(value, Tensor | dict | LabeledImages | float | int | str):
         raise TypeError(

@@ -43,8 +43,8 @@ class Predictor:
 
     Attributes:
         network: network in eval mode, with the weights to test.
-        outputs: number of leading outputs to use, for networks with add-on classes after the task's. None means
-            all.
+        outputs: number of leading outputs to use, for networks that have outputs for add-on classes after those of the
+            task. None means all.
     """
 
     network: nn.Module
@@ -68,10 +68,10 @@ class Predictor:
 
 
 def evaluation_batch_size(shape: Sequence[int], device: torch.device) -> int:
-    """Return how many test images are run at a time: 256, or fewer if they are large.
+    """Return the number of test images per forward pass: 256, or fewer if the images are large.
 
-    A network keeps a multiple of its images in memory. On a CPU the limit is 256 images of 32x32 pixels, on an
-    accelerator sixteen times as many pixels.
+    The memory of a forward pass grows with the number of pixels. On a CPU the limit is 256 images of 32x32 pixels, on
+    an accelerator sixteen times as many pixels.
 
     Args:
         shape: (C, H, W) of an image.
@@ -114,8 +114,8 @@ class Method(KeyedObject, ABC):
     def private(self) -> bool:
         """Whether releases are noised and charged to a ledger.
 
-        Such a run has a ledger. Clients without images get requests like all others, because having none is private.
-        Nothing is measured on the clients' own test images unless you ask for it.
+        A run of a private method has a ledger. Clients without images get requests like all others, because it is
+        private whether a client has images. Nothing is measured on the clients' own test images unless you ask for it.
         """
         return False
 
@@ -123,8 +123,8 @@ class Method(KeyedObject, ABC):
     def sealed(self) -> bool:
         """Whether the server learns only sums over clients, and never a single client's reply.
 
-        Then nothing is measured on the clients' own test images unless you ask for it, because those results are exact
-        numbers.
+        For a sealed method, nothing is measured on the clients' own test images unless you ask for it, because these
+        results are exact numbers.
         """
         return False
 
@@ -134,10 +134,10 @@ class Method(KeyedObject, ABC):
         return type(self).draw is not Method.draw
 
     def draw(self, server: Server) -> list[int]:
-        """Return the clients of this round; for a method whose privacy depends on the draw. Default: the engine draws.
+        """Return the clients of this round, if the method's privacy depends on the draw. Default: the engine draws.
 
-        The draw, from `server.secret`, stays secret: the history does not record it. Return client indices in ascending
-        order; the list may be empty.
+        Draw from `server.secret`. The history does not record the result, which stays secret. Return client indices in
+        ascending order; the list may be empty.
         """
         raise LookupError(f"{type(self).__name__} leaves the draw to the engine")
 
@@ -151,10 +151,10 @@ class Method(KeyedObject, ABC):
         return [entry for part in self.parts for entry in declared_entries(part)]
 
     def architectures(self, classes: int) -> Mapping[str, nn.Module]:
-        """Return the networks by name, for `classes` classes. A resumed run compares them to detect a changed network.
+        """Return the networks by name, for `classes` classes. A resumed run uses them to detect a changed architecture.
 
-        They are only read, and their weights need not mean anything. Default: those of `self.networks`, if the method
-        has it.
+        The networks are not changed, and their weights may be arbitrary. Default: the architectures of `self.networks`,
+        if the method has this attribute.
         """
         return self.networks.templates(classes) if hasattr(self, "networks") else {}
 
@@ -170,20 +170,20 @@ class Method(KeyedObject, ABC):
         return self.networks.assigned(clients) if hasattr(self, "networks") else ()
 
     def check_run(self, server: Server, rounds: int) -> None:
-        """Raise ValueError if the method cannot run on such data; warn of parts that do nothing within `rounds`.
+        """Raise ValueError if the method cannot run on the clients' data; warn of parts without effect in `rounds`.
 
         Called before `start`, and before a run is resumed, with a `server` whose state is still empty. Use it to detect
         errors that would otherwise appear only in a late round.
         """
 
     def start(self, server: Server) -> None:
-        """Put the state for the first `send`, such as initial weights, into `server.state`. Skipped on resumption."""
+        """Put the values that `send` needs, such as initial weights, into `server.state`. A resumed run skips this."""
 
     @abstractmethod
     def send(self, server: Server, client: int) -> Message:
-        """Return the message of the `server` to this `client`, before `answer`, `local` and `evaluate` alike.
+        """Return the message from the `server` to this `client`, which `answer`, `local` and `evaluate` receive.
 
-        Pure: it may be called any number of times, for any client, and changes nothing.
+        The function must be pure: it may be called any number of times, for any client, and changes nothing.
         """
 
     @abstractmethod
@@ -195,11 +195,11 @@ class Method(KeyedObject, ABC):
 
     @property
     def has_query(self) -> bool:
-        """Whether the server queries every client with images once before round 1 (`answer`). Default: no."""
+        """Whether the server queries every client that has images before round 1 (see `answer`). Default: no."""
         return False
 
     def answer(self, client: Client, message: Message) -> Message:
-        """Answer the query before round 1, on the client: with class counts, for example. See `has_query`.
+        """Return this client's answer to the query before round 1, such as its class counts; see `has_query`.
 
         Changes of the client's memory are discarded; `message` comes from `send`.
         """
@@ -223,8 +223,8 @@ class Method(KeyedObject, ABC):
     def read_reply(self, server: Server, reply: Message) -> Message:
         """Derive further entries from one checked `reply` before it is aggregated, such as FedDF's predictions.
 
-        They are aggregated together with the entries of the reply. Pure: if it raises, this reply is left out, and
-        nothing else in `server` may have changed. Default: none.
+        These entries are aggregated together with the entries of the reply. The function must not change `server`; if
+        it raises, this reply is left out. Default: no further entries.
         """
         return Message()
 
@@ -239,7 +239,7 @@ class Method(KeyedObject, ABC):
         return ("local",)
 
     def send_exchange(self, server: Server, verb: str, client: int) -> Message:
-        """Return the message from the `server` to a `client` in the additional exchange `verb`. Pure, as `send`."""
+        """Return the message from the `server` to a `client` in the exchange `verb`. It must be pure, as `send` is."""
         return Message()
 
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
@@ -249,13 +249,13 @@ class Method(KeyedObject, ABC):
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
         """Update `server.state` with the replies of one exchange, before the next one begins.
 
-        Called after each exchange of a method that has several, and after `local` too, whose replies `receive` still
-        gets.
+        If the method has several exchanges, this function is called after each of them, including `local`, whose
+        replies `receive` gets as well.
 
         Args:
             server: server whose state to update.
             verb: name of the exchange.
-            replies: aggregated by their entries' rules; there may be none.
+            replies: replies of the exchange, aggregated by their entries' rules; there may be none.
 
         Returns:
             Clients whose replies turn out to be unusable -> the reason. They get no more requests in this round.
@@ -279,17 +279,18 @@ class Method(KeyedObject, ABC):
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
         """Update `server.state` with the round's replies, aggregated by their entries' rules. Called once per round.
 
-        There are enough replies, unless the method draws its clients itself; then there may be none.
+        The number of replies is at least `min_replies`, unless the method draws its clients itself; then there may be
+        none.
 
         Raises:
             NoUsableReply: no update can be computed from the replies.
         """
 
     def evaluate(self, client: Client, message: Message) -> Message:
-        """Test a client's models on `client.test`, after the round; the new model is in the `message`.
+        """Test a client's models on `client.test`, after the round. The `message` holds the new global model.
 
-        The client's memory is read-only. The results are groups of the task's sums, model's name ("global", "personal")
-        -> `LabelTask.sums`. An empty reply means that there is nothing to test.
+        The client's memory is read-only. The results are groups that map a model's name ("global", "personal") to
+        `LabelTask.sums`. An empty reply means that there is nothing to test.
         """
         return Message()
 
@@ -316,7 +317,7 @@ def require_method(method: object) -> Method:
     """Return `method` if it is a method.
 
     Raises:
-        TypeError: a class, an add-on or a filter, with what to write instead.
+        TypeError: `method` is a class, an add-on, a filter or another object; the message says what to write instead.
     """
     kind = method if isinstance(method, type) else type(method)
     if issubclass(kind, Component):

@@ -32,11 +32,11 @@ _EXAMPLE = "a function that makes a network, as `factory=lambda outputs: ConvNet
 class Networks:
     """Architectures of one method. Every method builds one from its options `factory` and `assign`.
 
-    A single architecture has the name "". With several, each tensor of a shared group is named "architecture/tensor";
-    `unprefixed` and `prefixed` convert between such a group and one architecture's tensors.
+    A single architecture has the name "". If there are several, each tensor of a shared group is named
+    "architecture/tensor". `unprefixed` and `prefixed` convert between such a group and one architecture's tensors.
 
-    Each architecture is built once for each number of outputs, and copied where a network is needed (under a lock,
-    because clients run in threads).
+    Each architecture is built once for each number of outputs, and copied (under a lock, because clients run in
+    threads) where a network is needed.
 
     Args:
         factory: function of the number of outputs that returns the network; or a mapping architecture -> such a
@@ -47,10 +47,10 @@ class Networks:
         initial: initial weights, by name; missing names are drawn.
 
     Raises:
-        TypeError: no network, a network instead of a factory, a function with other than one argument, or an `assign`
-            or `initial` of another type.
-        ValueError: a mapping without factories, or with an empty name or one that contains "/"; `assign` with one
-            architecture, or missing with several.
+        TypeError: `factory` is a network, does not take exactly one argument, or does not return a network; or `assign`
+            or `initial` has another type.
+        ValueError: `factory` is an empty mapping, or a name in it is empty or contains "/"; `assign` is given although
+            there is one architecture, or is missing although there are several.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Networks:
             client: index of the client.
 
         Raises:
-            ValueError: `assign` gives no name for this client, or an unknown one.
+            ValueError: `assign` gives no name or an unknown name for this client.
         """
         if self.assign is None:
             return self.names[0]
@@ -115,7 +115,7 @@ class Networks:
         return [self.architecture(client) for client in range(most)]
 
     def outputs(self, classes: int) -> int:
-        """Return the number of a network's outputs for `classes` classes, including those of add-ons."""
+        """Return the number of a network's outputs for `classes` classes, including the outputs that add-ons need."""
         return classes + self.extra
 
     def template(self, name: str, classes: int) -> nn.Module:
@@ -150,7 +150,7 @@ class Networks:
     def first(self, name: str, classes: int, seed: int) -> Tensors:
         """Return w_0, an architecture's initial state: `initial`, or else drawn from the run's seed.
 
-        The state depends on nothing else, so all methods with one seed start from the same weights on every
+        The state depends on nothing else, so all methods with the same seed start from the same weights on every
         participant.
 
         Args:
@@ -166,12 +166,12 @@ class Networks:
         return {n: given.get(n, t).detach().to("cpu", copy=True) for n, t in net.state_dict().items()}
 
     def all_first(self, server: Server) -> Tensors:
-        """Return w_0 of every architecture as one group on the server's device, for the state of the `server`."""
+        """Return the initial weights w_0 of all architectures as one group, for the state of the `server`."""
         found = self.for_each(lambda name: self.first(name, server.task.num_classes, server.seed))
         return {n: t.to(server.device) for n, t in found.items()}
 
     def for_each(self, compute: Callable[[str], Tensors]) -> Tensors:
-        """Return the tensors that `compute` returns for the name of each architecture, as one group."""
+        """Call `compute` with the name of each architecture, and return all resulting tensors as one group."""
         groups = ((name, compute(name)) for name in self.names)
         return {n: t for name, tensors in groups for n, t in self.prefixed(tensors, name).items()}
 
@@ -181,7 +181,8 @@ class Networks:
         Args:
             side: server or client whose device is used.
             weights: parameters and buffers, under the network's own names.
-            name: the architecture; default: the client's own, or the server's only one.
+            name: name of the architecture. Default: the client's architecture, or the only architecture if the
+                participant is the server.
         """
         if name is None:
             name = self.architecture(side.id) if isinstance(side, Client) else self.names[0]
@@ -205,10 +206,10 @@ class Networks:
 
     @staticmethod
     def prefixed(tensors: Tensors, name: str) -> Tensors:
-        """Return one architecture's tensors under their names in a group of all; the inverse of `unprefixed`.
+        """Return one architecture's tensors under their names in a group of all architectures; inverse of `unprefixed`.
 
         Args:
-            tensors: under the network's own names.
+            tensors: tensors of the architecture, under the network's own names.
             name: name of the architecture; "" if there is only one.
         """
         return {f"{name}/{n}": t for n, t in tensors.items()} if name else tensors
@@ -223,9 +224,10 @@ class Networks:
             features: whether the method always uses embeddings (then a classifier must be found).
 
         Raises:
-            ValueError: a network fails on such images, or does not return finite logits [2, outputs]; a client without
-                an architecture (of a mapping all clients are looked up, of a function the first thousand); or a name in
-                `initial` that no network has, or with another shape or dtype. The argument is named.
+            ValueError: a network fails on such images, or does not return finite logits [2, outputs]; a client has no
+                architecture (if `assign` is a function, only the first thousand clients are looked up); or a tensor in
+                `initial` has a name that no network has, or another shape or dtype than in the network. The message
+                names the argument.
         """
         like = torch.empty(0, *server.shape, dtype=server.dtype)
         for name, net in self.templates(server.task.num_classes).items():
@@ -254,10 +256,10 @@ class Networks:
 
 
 def _blanks(network: nn.Module, weights: Tensors) -> dict[int, Any]:
-    """Return a memo for `copy.deepcopy` that skips filling parameters which `weights` overwrites next.
+    """Return a memo for `copy.deepcopy`, which then does not copy parameters that `weights` will overwrite.
 
-    It also supplies new containers for empty ones. Every module has a dozen of them, for hooks, and they are most of
-    the cost of a copy.
+    The memo also supplies new containers for empty ones. Every module has a dozen empty containers for hooks, which
+    cause most of the cost of a copy.
     """
     plain = [p for n, p in network.named_parameters() if n in weights and type(p) is nn.Parameter and not vars(p)]
     attributes = (value for module in network.modules() for value in vars(module).values())
@@ -268,7 +270,7 @@ def _blanks(network: nn.Module, weights: Tensors) -> dict[int, Any]:
 
 @torch.no_grad()
 def embedding_size(network: nn.Module, images: Tensor) -> int:
-    """Return the length of the embeddings of a network in eval mode, from a batch of images of any value."""
+    """Return the length of a network's embeddings. The network is in eval mode, and the images may have any values."""
     return split(network.eval()).features(images).shape[1]
 
 

@@ -20,7 +20,7 @@ __all__ = ["Client", "Interrupted", "Participant", "Server"]
 
 
 class Interrupted(RuntimeError):
-    """Signal that the run is being stopped; raised by `check_running`, and not an error."""
+    """Signal that the run is being stopped. `check_running` raises it; it is not an error."""
 
 
 class Participant:
@@ -42,7 +42,7 @@ class Participant:
 class Server(Participant):
     """The server of a run, as a method sees it: the argument of all functions that run on the server.
 
-    The engine makes one for a run and passes the same one to every call. A method keeps values in `state`.
+    The engine makes one server for a run and passes it to every call. A method keeps values in `state`.
 
     Attributes:
         task: meaning of the labels.
@@ -83,7 +83,7 @@ class Server(Participant):
     def generator(self, purpose: str) -> torch.Generator:
         """Return a generator for one random draw of the server in this round, named by `purpose`.
 
-        A pure function of (seed, round, "server", purpose), so a resumed run draws the same values again.
+        The draw is a pure function of (seed, round, "server", purpose), so a resumed run draws the same values again.
         """
         return derive(self.seed, self.round, "server", purpose)
 
@@ -125,13 +125,13 @@ class Client(Participant):
     def generator(self, purpose: str) -> torch.Generator:
         """Return a generator for one random draw of this client in this round, named by `purpose`.
 
-        A pure function of (seed, round, client, purpose): neither the number of workers nor a resumption changes a
-        draw.
+        The draw is a pure function of (seed, round, client, purpose): neither the number of workers nor a resumption
+        changes it.
         """
         return derive(self.seed, self.round, self.id, purpose)
 
     def spend(self, mechanism: str, sigma: float, *, rate: float = 1.0, count: int = 1) -> Ledger:
-        """Charge this client's records for Gaussian releases (see `privacy.Event`). Call it before you draw the noise.
+        """Charge releases of this client's records to the ledger (see `privacy.Event`), before their noise is drawn.
 
         Args:
             mechanism: name of the release, for readers of the ledger.

@@ -1,4 +1,4 @@
-"""Closed schemas of replies, and the check of one reply against its schema."""
+"""Schemas of replies, and the check of a reply against its schema."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ class EntrySpec:
     expect. Values that are not finite are always refused.
 
     Attributes:
-        value: an example value. A tensor or group must have the names, shapes and dtypes of the example; a set its
-            space, dtypes, columns and `info` (usually no columns and no info), with any number of images.
+        value: an example value. A tensor or group must have the names, shapes and dtypes of the example. A set may have
+            any number of images, but must have the space, dtypes, columns and `info` of the example (usually no columns
+            and no info).
         max_rows: maximum number of rows of a set or tensor (the first dimension is then free).
         same_rows_as: entry of the same reply that must have as many rows as this one.
         max_per_class: maximum number of images of one class in a set.
@@ -72,7 +73,7 @@ Schema = dict[str, EntrySpec]
 def check_reply(reply: object, entries: Mapping[str, Entry[Any]], schema: Schema) -> Message:
     """Return the reply if it can be aggregated: exactly the entries of the schema, of the right form, finite, in range.
 
-    The engine calls it for everything that clients send, before any other code reads it.
+    The engine calls this function for every reply, before any other code reads the reply.
 
     Args:
         reply: object to check, from any client.

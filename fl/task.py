@@ -18,11 +18,11 @@ __all__ = ["Classification", "LabelTask", "MultiLabel", "clients_accuracy"]
 
 
 class LabelTask(Protocol):
-    """Interface of a task to federated methods, which are thereby independent of the form of the labels.
+    """Interface between a task and federated methods, which makes methods independent of the form of the labels.
 
     `Classification` and `MultiLabel` implement it; `simulate(..., task=...)` takes them. A task is immutable, and the
     same on the server and on every client. K is its number of classes. A network may have more outputs, K' >= K, if an
-    add-on has classes of its own.
+    add-on has additional classes.
 
     Attributes:
         single_label: whether an image has exactly one class, and labels are indices.
@@ -43,7 +43,8 @@ class LabelTask(Protocol):
     def complement(self, counts: Tensor, total: int) -> Tensor:
         """Return labels of images that would balance a client's classes; FedCOG generates such images.
 
-        At most `total` labels for a client with `counts` int64 [K]; none if it is balanced.
+        A client with `counts` images of each class (int64 [K]) gets at most `total` labels, and none if its classes are
+        balanced.
         """
 
     def distill(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
@@ -58,7 +59,7 @@ class LabelTask(Protocol):
 
         Args:
             logits: float [N, K'].
-            labels: of these images, in the task's form.
+            labels: labels of these images, in the task's form.
 
         Returns:
             float64 [3 + 3K]: count, correct, summed loss, then the true positives of each class, then their false
@@ -73,7 +74,7 @@ class LabelTask(Protocol):
 
 
 def _counts(sums: Tensor) -> tuple[float, float, float, float, float]:
-    """Return the count, the correct ones, and the sums of tp, fp and fn over the classes; refuse impossible values."""
+    """Return a test's count, correct predictions, and tp, fp and fn summed over classes; refuse impossible values."""
     counts = torch.cat([sums[:2], sums[3:]])
     if bool((counts < 0).any() | (counts != counts.floor()).any() | (counts > 2**53).any()) or float(sums[2]) < 0:
         raise ValueError("counts must be whole numbers of at least 0, and the loss at least 0")
@@ -114,7 +115,8 @@ class Classification:
     def complement(self, counts: Tensor, total: int) -> Tensor:
         """Return indices of at most `total` images that even out `counts`, by `distillkit.generate.complement_targets`.
 
-        The images of each class are proportional to what it lacks compared with the largest class.
+        The number of images of a class is proportional to the difference between its count and that of the largest
+        class.
         """
         return complement_targets(counts, total=total)
 
@@ -129,8 +131,8 @@ class Classification:
     def sums(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the test sums of `logits` [N, K'] for images with these `labels` [N]: float64 [3 + 3K].
 
-        Images, correct images, summed cross-entropy, then true positives, false positives and false negatives by class.
-        The prediction of an image is the class of its largest logit.
+        The sums are: images, correct images, summed cross-entropy, then true positives, false positives and false
+        negatives by class. The prediction of an image is the class of its largest logit.
         """
         predicted, k = logits.argmax(1), self.num_classes
         right = predicted == labels
@@ -183,16 +185,17 @@ class MultiLabel:
         return (labels > 0.5).sum(0)
 
     def complement(self, counts: Tensor, total: int) -> Tensor:
-        """Return rows of at most `total` images that even out `counts`, with one class each.
+        """Return label rows of at most `total` images that even out `counts`. Each row has one class.
 
-        The images of each class are proportional to what it lacks compared with the most frequent class.
+        The number of images of a class is proportional to the difference between its count and that of the most
+        frequent class.
         """
         return F.one_hot(complement_targets(counts, total=total), self.num_classes).float()
 
     def distill(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
         """Return the binary KL divergence of `student_logits` from `teacher_logits` for each class.
 
-        Mean over images and classes, as `loss`. Outputs beyond the K classes are ignored.
+        The divergence is averaged over images and classes, as `loss` is. Outputs beyond the K classes are ignored.
         """
         k = self.num_classes
         return binary_distillation(student_logits[:, :k], teacher_logits[:, :k]) / k
@@ -200,8 +203,8 @@ class MultiLabel:
     def sums(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the test sums of `logits` [N, K'] for images with these `labels` [N, K]: float64 [3 + 3K].
 
-        Decisions (images x classes), correct decisions, summed loss, then true positives, false positives and false
-        negatives by class.
+        The sums are: decisions (images x classes), correct decisions, summed loss, then true positives, false positives
+        and false negatives by class.
         """
         logits, truth = logits[:, : self.num_classes], labels > 0.5
         says = logits > 0

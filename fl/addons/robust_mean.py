@@ -17,7 +17,7 @@ from fl.averaging._composition import require_one_architecture
 from fl.message import Entry, Message, Tensors, declared_entries
 from fl.method import NoUsableReply
 
-__all__ = ["RobustMean", "krum_choice", "trimmed_mean"]
+__all__ = ["RobustMean"]
 
 
 @dataclass(frozen=True)
@@ -120,12 +120,12 @@ class RobustMean(AddOn):
         if count < self.needed:
             raise NoUsableReply(f"{self._requirement()}, this one has {count}: raise participation, or lower attackers")
         if self.rule == "krum":
-            chosen = krum_choice(rows, self.attackers, self.best)
+            chosen = _krum_choice(rows, self.attackers, self.best)
             server.notes["krum_clients"] = [replies.clients[i] for i in chosen]
             combined = {n: rows[n][chosen].double().mean(0) for n in mean}
         else:
             trim = (count - 1) // 2 if self.rule == "median" else self.attackers
-            combined = {n: trimmed_mean(rows[n], trim) for n in mean}
+            combined = {n: _trimmed_mean(rows[n], trim) for n in mean}
         return {n: c.to(mean[n].dtype) for n, c in combined.items()}
 
     def _requirement(self) -> str:
@@ -133,7 +133,7 @@ class RobustMean(AddOn):
         return f"RobustMean(attackers={self.attackers}, rule={self.rule!r}{kept}) needs {self.needed} replies a round"
 
 
-def trimmed_mean(rows: Tensor, trim: int) -> Tensor:
+def _trimmed_mean(rows: Tensor, trim: int) -> Tensor:
     """Return the mean of each coordinate without its `trim` smallest and `trim` largest values.
 
     This is the coordinate-wise trimmed mean of Yin et al., ICML 2018 (beta = trim / n). With trim = (n - 1) // 2 only
@@ -149,7 +149,7 @@ def trimmed_mean(rows: Tensor, trim: int) -> Tensor:
     return rows.double().sort(dim=0).values[trim : len(rows) - trim].mean(0)
 
 
-def krum_choice(rows: Tensors, attackers: int, keep: int) -> list[int]:
+def _krum_choice(rows: Tensors, attackers: int, keep: int) -> list[int]:
     """Return the ascending indices of the vectors that Krum selects: those with the `keep` smallest scores.
 
     The score s(i) is the sum of |V_i - V_j|^2 over the n - f - 2 vectors V_j closest to V_i (Blanchard et al., NeurIPS

@@ -1,4 +1,4 @@
-"""Weight averaging: FedAvg, the base class of its add-ons, a client's local training and one local step."""
+"""Weight averaging: `FedAvg`, the base class of its add-ons, and the objects that add-ons work with."""
 
 from fl.averaging._composition import require_full_models
 from fl.averaging.addon import AddOn

@@ -26,7 +26,7 @@ def active_addons(addons: Sequence[object]) -> tuple[AddOn, ...]:
     """Return the active add-ons of a method, sorted by their keys, which is the order in which they act.
 
     Args:
-        addons: as the user passed them to `FedAvg`.
+        addons: add-ons as the user passed them to `FedAvg`.
 
     Raises:
         TypeError: an argument is not an add-on, for example a class (`FedProx` instead of `FedProx()`); or an option
@@ -50,7 +50,7 @@ def active_addons(addons: Sequence[object]) -> tuple[AddOn, ...]:
 
 
 def require_composable(addons: Sequence[AddOn]) -> None:
-    """Refuse add-ons that cannot be combined; called when a method is built.
+    """Refuse add-ons that cannot be combined, when a method is built.
 
     Args:
         addons: the active add-ons, sorted by their keys.
@@ -66,7 +66,7 @@ def require_composable(addons: Sequence[AddOn]) -> None:
 
 
 def require_answer_schema(addons: Sequence[AddOn]) -> None:
-    """Refuse an add-on with `answer` but without `expect_answer`; called when a method is built.
+    """Refuse an add-on that has `answer` but no `expect_answer`, when a method is built.
 
     Args:
         addons: the active add-ons.
@@ -82,7 +82,7 @@ def require_answer_schema(addons: Sequence[AddOn]) -> None:
 
 
 def require_full_models(asking: AddOn, settings: Settings, addons: Sequence[AddOn]) -> None:
-    """Refuse a method whose replies do not hold whole models; for an add-on that runs these models on the server.
+    """Refuse a method whose replies do not hold whole models, for an add-on that runs clients' models on the server.
 
     Call it in the `check` of an add-on whose `read_reply` uses `server.trained(reply)`.
 
@@ -105,7 +105,7 @@ def require_full_models(asking: AddOn, settings: Settings, addons: Sequence[AddO
 
 
 def require_whole_models(asking: AddOn, settings: Settings, reason: str) -> None:
-    """Refuse a method with personal parameters; for the `check` of an add-on that needs all parameters on the server.
+    """Refuse a method with personal parameters, for an add-on that needs all parameters on the server.
 
     Args:
         asking: add-on that needs whole models.
@@ -123,7 +123,7 @@ def require_whole_models(asking: AddOn, settings: Settings, reason: str) -> None
 
 
 def require_unscaled(asking: AddOn, addons: Sequence[AddOn]) -> None:
-    """Refuse add-ons that rescale the clients' updates; for the `check` of an add-on that reads them.
+    """Refuse add-ons that rescale the clients' updates, for an add-on that reads the updates.
 
     Args:
         asking: add-on that reads the updates.
@@ -140,7 +140,7 @@ def require_unscaled(asking: AddOn, addons: Sequence[AddOn]) -> None:
 
 
 def require_one_architecture(addon: AddOn, settings: Settings, reason: str) -> None:
-    """Refuse a method with several architectures; for the `check` of an add-on that needs a single one.
+    """Refuse a method with several architectures, for an add-on that needs a single one.
 
     Args:
         addon: add-on that needs a single architecture.
@@ -165,7 +165,8 @@ def check_update(addon: AddOn, slot: str, got: object, mean: Tensors) -> Tensors
         mean: mean update that was passed to the add-on.
 
     Raises:
-        TypeError, ValueError: a missing return value, missing or additional names, or a changed shape.
+        TypeError, ValueError: the return value is missing, lacks names or has additional ones, or a tensor has another
+            shape.
     """
     expectation = f"{addon.name}.{slot} must return a tensor for every name of `mean`"
     if not isinstance(got, dict):
@@ -198,7 +199,7 @@ def _require_attributes(addon: AddOn) -> None:
 
 
 def _warn_of_constant_damping(addon: AddOn) -> None:
-    """Warn of `damping = alpha` in a class body, which is alpha's default and ignores the value of the option."""
+    """Warn of `damping = alpha` in a class body, which takes the default of the option alpha and ignores its value."""
     options: tuple[Field[Any], ...] = fields(addon) if is_dataclass(addon) else ()
     for option in options:
         if addon.damping and type(addon).damping is option.default:
@@ -209,7 +210,7 @@ def _warn_of_constant_damping(addon: AddOn) -> None:
 
 
 def _warn_of_misspelt_hooks(addon: AddOn) -> None:
-    """Warn of methods that are never called and whose names are close to a hook's."""
+    """Warn of methods that are never called and whose names resemble the name of a hook."""
     hooks = [n for n, value in vars(AddOn).items() if callable(value) and not n.startswith("_")]
     own = {n for kind in type(addon).__mro__[: type(addon).__mro__.index(AddOn)] for n in vars(kind)}
     for name in sorted(n for n in own - set(dir(AddOn)) if not n.startswith("_")):

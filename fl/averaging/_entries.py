@@ -1,4 +1,4 @@
-"""Entries of weight averaging: the values that are sent, and those that server and clients keep."""
+"""Entries of weight averaging: the values that are sent, and the values that server and clients keep."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ __all__ = ["Entries"]
 
 
 class Entries:
-    """Entries of `FedAvg`'s messages, server state and client memory; refer to them as `FedAvg.update` etc.
+    """Entries of `FedAvg`'s messages, server state and client memory. Code refers to them as `FedAvg.update` etc.
 
     Attributes:
         model: parameters and buffers of the global model(s); sent to clients, and kept in the server's state.
         samples: weight of a reply in the mean.
-        update: trained minus received, for every shared parameter; averaged with the weights `samples`.
+        update: trained minus received value of every shared parameter; averaged with the weights `samples`.
         buffers: float buffers (batch-norm statistics), with the client's values after training.
         counters: integer buffers.
         last: a client's memory of its last trained state, for add-ons with `needs_previous`.
-        own: a client's memory of the parameters and buffers that never travel.
+        own: a client's memory of the parameters and buffers that are never sent.
         moments: a client's memory of its optimiser's state, with `ClientOptimizer(state="client")`.
-        tested: sums of a client's test, by model.
+        tested: results of a client's test, by model; see `LabelTask.sums`.
         key: prefix of the entries' keys.
         written: name of the class through which code refers to the entries.
     """

@@ -1,4 +1,4 @@
-"""Tests in weight averaging: of the global models on the server, and of a client's models on its own images."""
+"""Models that weight averaging tests: the global models on the server, and a client's models on its own images."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["evaluate_models", "evaluated_models", "global_models"]
 
 
 def global_models(server: AveragingServer, addons: Sequence[AddOn]) -> Mapping[str, Predictor]:
-    """Return each architecture's global model for tests and saving; none if part of it stays with the clients.
+    """Return each architecture's global model for tests and saving; none if a part of the model stays with the clients.
 
     If batch-norm statistics stay with the clients, they are estimated on `server.data["calibration"]`, if the run
     has such a set.
@@ -45,7 +45,7 @@ def global_models(server: AveragingServer, addons: Sequence[AddOn]) -> Mapping[s
 
 
 def evaluated_models(settings: Settings, addons: Sequence[AddOn]) -> list[str]:
-    """Return the names of the models that a client tests on its own images: "global", "personal", or both.
+    """Return the names of the models that a client tests on its own images: "global", "personal", or both names.
 
     Args:
         settings: the method's options. With personal parameters or local statistics, a client has only its own model.
@@ -59,7 +59,7 @@ def evaluated_models(settings: Settings, addons: Sequence[AddOn]) -> list[str]:
 def evaluate_models(
     settings: Settings, addons: Sequence[AddOn], client: Client, message: Message, data: LabeledImages
 ) -> dict[str, Tensor]:
-    """Test a client's models on a set; return the task's sums over all images by model name.
+    """Test a client's models on a set; return `LabelTask.sums` over all images, by model name.
 
     Args:
         settings: the method's options and its networks.
@@ -88,7 +88,7 @@ def evaluate_models(
 def _estimate_statistics(network: nn.Module, images: Tensor) -> None:
     """Estimate a network's batch-norm statistics on these images: the cumulative mean over chunks of 64.
 
-    Everything else is in eval mode, as in the test that follows; dropout is off and draws no random values.
+    All other layers are in eval mode, as in the test that follows; dropout is off and draws no random values.
     """
     network.eval()
     for norm in (m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)):

@@ -24,7 +24,7 @@ def train(local: Local, addons: Sequence[AddOn], data: LabeledImages) -> None:
     Args:
         local: training for which every add-on has run `before_training`.
         addons: the active add-ons, in the order in which they act.
-        data: training set; `local.data`, unless a private add-on hides it from the others.
+        data: training set. This is `local.data`, unless a private add-on hides the training set from other add-ons.
     """
     offered = {a.key: a.extra_batches(local) for a in addons if overrides(a, "extra_batches")}
     streams: dict[str, Iterator[Batch]] = {key: stream for key, stream in offered.items() if stream is not None}

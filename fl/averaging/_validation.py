@@ -1,4 +1,4 @@
-"""Trials on noise before a run: of augmentation, objective and parameter patterns, and of trainings about to begin."""
+"""Trials on noise before round 1: of the augmentation, the objective, parameter patterns and add-ons."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _error_text(error: Exception) -> str:
 
 
 def try_augmentation(server: Server, augment: Callable[[Tensor, torch.Generator], Tensor] | None) -> None:
-    """Refuse an augmentation that changes the number, shape or dtype of images; called before round 1.
+    """Refuse an augmentation that changes the number, shape or dtype of images.
 
     Args:
         server: source of the images' shape, dtype and normalisation.
@@ -85,7 +85,7 @@ def try_objective(server: Server, objective: Callable[[Tensor, Tensor], Tensor] 
 
 
 def require_patterns(settings: Settings, templates: Mapping[str, nn.Module]) -> list[str]:
-    """Refuse patterns (`personal`, `phases`) that match nothing, or leave an architecture nothing to share or train.
+    """Refuse patterns (`personal`, `phases`) that match no parameter, or leave none to be shared or trained.
 
     Args:
         settings: the method's options.
@@ -95,7 +95,7 @@ def require_patterns(settings: Settings, templates: Mapping[str, nn.Module]) -> 
         The names of the parameters of all architectures.
 
     Raises:
-        ValueError: a pattern is refused; the message has the pattern and all parameter names.
+        ValueError: a pattern is refused; the message names the pattern and the parameters.
     """
     parameters = {name: [n for n, _ in net.named_parameters()] for name, net in templates.items()}
     known = list(dict.fromkeys(n for names in parameters.values() for n in names))
@@ -136,9 +136,10 @@ def require_matches(patterns: Sequence[str], names: Sequence[str], what: str) ->
 def trial_trainings(
     settings: Settings, addons: Sequence[AddOn], server: Server, send: Callable[[Server, int], Message]
 ) -> Iterator[Local]:
-    """Yield a training about to begin for each assigned architecture, with noise in place of a client's data.
+    """Yield, for each assigned architecture, a training that has not begun, with noise in place of a client's data.
 
-    For `AddOn.dry_run`; yields nothing unless an add-on overrides it. Every add-on has run `before_training`.
+    `AddOn.dry_run` gets these trainings; nothing is yielded unless an add-on overrides it. Every add-on has run
+    `before_training`.
 
     Args:
         settings: the method's options and its networks.

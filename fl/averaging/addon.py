@@ -1,4 +1,4 @@
-"""Base class of add-ons to weight averaging: additive hooks, and slots that only one add-on may fill."""
+"""Base class of add-ons to weight averaging, with additive hooks, and slots that only one add-on may fill."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ SLOTS = (
 class AddOn(Component):
     """Base class of an idea on top of `FedAvg`, such as FedProx or SCAFFOLD.
 
-    Write a frozen dataclass whose fields are the paper's options, and override the hooks that the idea needs; all
-    others do nothing. `FedAvg(MyIdea(0.1), factory=...)` then calls each hook where its docstring says. An additive
-    hook (a term of the loss, an entry of a message) runs for every add-on, in the order of their keys, so the order of
+    Write a frozen dataclass whose fields are the paper's options, and override the hooks that the idea needs. All other
+    hooks do nothing. `FedAvg(MyIdea(0.1), factory=...)` then calls each hook where its docstring says. An additive hook
+    (a term of the loss, an entry of a message) runs for every add-on, in the order of their keys, so the order of
     arguments has no effect. A slot replaces a part of the algorithm, so only one add-on may fill it.
 
     One object serves the server and all clients, whose threads share it, so it must not hold values of a run. Values
@@ -43,14 +43,13 @@ class AddOn(Component):
             `local.first_output(self)` is the index of the first.
         needs_previous: whether the add-on reads `local.previous`, the weights that this client trained when it was last
             drawn.
-        layers: names of modules of the network whose outputs the add-on reads, as `step.output(...).inner[name]`: [B,
-            m].
-        damping: mu, if the add-on adds a pull mu (w - w_0) to the weights at the start of the round to the gradient.
-            SCAFFOLD and FedNova divide by `local.effective_lrs`, which depends on mu.
+        layers: names of modules of the network whose outputs, [B, m], the add-on reads as
+            `step.output(...).inner[name]`.
+        damping: mu, if the add-on adds mu (w - w_0) to the gradient, a pull towards the weights w_0 at the start of the
+            round. SCAFFOLD and FedNova divide by `local.effective_lrs`, which depends on mu.
         data_access: private data, besides trained weights, that the add-on reads for its loss terms and for the values
-            that it sends: "none"; "example", only one example at a time and only in loss terms; or "batch", anything
-            (the default).
-            `DPSGD` accepts only the first two.
+            that it sends: "none"; "example", one example at a time and only in loss terms; or "batch", any data (the
+            default). `DPSGD` accepts only the first two.
         single_label: whether the loss terms need exactly one class per image; other tasks are refused.
         disabled_at_zero: options, such as a weight, whose value 0 disables the add-on. If several are listed, all must
             be 0.
@@ -92,7 +91,7 @@ class AddOn(Component):
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse a combination that makes no sense, with a ValueError that gives the reason and the remedy.
 
-        Called when the method is built, before there is any data.
+        Called when the method is built, when no data are known yet.
 
         Args:
             settings: the method's options and its networks.
@@ -100,7 +99,7 @@ class AddOn(Component):
         """
 
     def check_run(self, settings: Settings, names: Sequence[str]) -> None:
-        """Refuse networks with which the add-on would have no effect, with a ValueError; called before round 1.
+        """Raise ValueError for networks with which the add-on would have no effect. Called before round 1.
 
         Args:
             settings: the method's options and its networks.
@@ -110,14 +109,14 @@ class AddOn(Component):
     def start(self, server: AveragingServer) -> None:
         """Prepare the add-on's values in `server.state`. Called once, on the server, before round 1.
 
-        The initial weights are already there. A resumed run does not call it again.
+        `server.state` already holds the initial weights. A resumed run does not call this hook again.
         """
 
     def dry_run(self, local: Local) -> None:
-        """Inspect a training about to begin, on noise images; raise ValueError if the setup cannot work.
+        """Inspect a training on noise images that has not begun; raise ValueError if the setup cannot work.
 
-        Called on the server before round 1, once for each architecture; nothing is charged or trained yet. For `local`
-        every add-on has run `start` and `before_training`.
+        Called on the server before round 1, once for each architecture; nothing is charged or trained yet. Every add-on
+        has run `start`, and `before_training` for this `local`.
         """
 
     def answer(self, local: Local, reply: Message) -> None:
@@ -138,14 +137,15 @@ class AddOn(Component):
         """
 
     def receive_answers(self, server: AveragingServer, replies: AggregatedReplies) -> None:
-        """Store the needed values of the clients' aggregated answers, `replies`, in `server.state`. Called once."""
+        """Store the needed values of the aggregated answers, `replies`, in `server.state`. Called on the server."""
 
     # A round, in this order: the server sends,
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
         """Add entries to the `message` to this `client`: in a round, for the query before round 1, and for a test.
 
-        Called on the server. Pure: it may be called any number of times, for any client, and changes no state.
+        Called on the server. The hook must be pure: it may be called any number of times, for any client, and changes
+        no state.
         """
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
@@ -169,7 +169,7 @@ class AddOn(Component):
         """
 
     def extra_records(self, local: Local) -> LabeledImages | None:
-        """Return images that join the training set, or None. Called on the client, once, with `local.data` set.
+        """Return images to add to the training set, or None. Called on the client, once, when `local.data` is set.
 
         These images go through the same batches and the same objective, but do not count in the reply's weight.
         """
@@ -178,8 +178,8 @@ class AddOn(Component):
     def extra_batches(self, local: Local) -> Iterator[Batch] | None:
         """Return an endless stream of the add-on's own batches, one per step, or None.
 
-        Called on the client, once. `local.stream(self, images)` makes one from a set. In a step, `step.batch_of(self)`
-        is the batch, and `step.output(self)` the network's outputs for it.
+        Called on the client, once. `local.stream(self, images)` makes such a stream from a set. In a step,
+        `step.batch_of(self)` is the batch, and `step.output(self)` the network's outputs for it.
         """
         return None
 
@@ -215,7 +215,8 @@ class AddOn(Component):
         """Derive entries from one `reply` before it is aggregated, and write them to `out`.
 
         Called on the server for each reply; FedDF's predictions of each client's model are an example. The derived
-        entries are aggregated over the clients by their rules. Pure; an exception leaves this reply out, by name.
+        entries are aggregated over the clients by their rules. The hook must be pure. If it raises, this reply is left
+        out, and its client is named.
         """
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
@@ -230,14 +231,14 @@ class AddOn(Component):
     # Slots: at most one add-on fills each.
 
     def dataset(self, local: Local) -> LabeledImages:
-        """Return the training set in place of `local.client.data`. Called on the client, once, after `before_training`.
+        """Return the training set to use in place of `local.client.data`. Called on the client after `before_training`.
 
         The size of this set is the reply's weight if clients are weighted by samples.
         """
         return local.client.data
 
     def batches(self, local: Local, data: LabeledImages, phase: Phase) -> Iterator[Batch]:
-        """Yield the batches of a phase, in place of shuffled passes. Called on the client, once for each phase.
+        """Yield the batches of a phase; the default is shuffled passes. Called on the client, once for each phase.
 
         Args:
             local: the training.
@@ -247,7 +248,7 @@ class AddOn(Component):
         return iter(())
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
-        """Return the gradient of a step, in place of the loss's gradient at the current weights. Called in each step.
+        """Return the gradient of a step; the default is that of the loss at the current weights. Called in each step.
 
         SAM, for example, moves the weights, computes the gradient there, and moves them back.
 
@@ -265,12 +266,12 @@ class AddOn(Component):
 
         Args:
             local: the training.
-            update: trained minus received, by parameter's name.
+            update: trained minus received values, by parameter name.
         """
         return update
 
     def aggregate(self, server: AveragingServer, replies: AggregatedReplies, mean: Tensors) -> Tensors:
-        """Return the aggregated update, in place of the weighted mean. Called on the server, once a round.
+        """Return the aggregated update; the default is the weighted mean. Called on the server, once a round.
 
         Args:
             server: server whose state holds the previous model.
@@ -289,9 +290,9 @@ class AddOn(Component):
         return mean
 
     def refine(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> Tensors:
-        """Return the new model, obtained from the averaged one by further training (distillation).
+        """Return the new model after further training of the averaged model, such as distillation.
 
-        Called on the server, once a round, also when no reply holds an update.
+        Called on the server once a round, even if no reply holds an update.
 
         Args:
             server: server whose state holds the averaged model.
@@ -314,11 +315,11 @@ class AddOn(Component):
     def personal_model(self, local: Local) -> Tensors:
         """Return the client's personal model, which is tested in addition to the global one.
 
-        Called on the client, in each test. Pure. The training of `local` has not begun; use its received
-        weights, the client's memory, and `local.fit`.
+        Called on the client, in each test. The hook must be pure. The training of `local` has not begun; use its
+        received weights, the client's memory, and `local.fit`.
 
         Returns:
-            Its parameters and buffers, by name; missing names keep the received values.
+            Parameters and buffers of the personal model, by name; missing names keep the received values.
         """
         raise LookupError(f"{self.name} does not fill the slot 'personal_model'")
 
@@ -329,5 +330,5 @@ def overrides(addon: AddOn, hook: str) -> bool:
 
 
 def slot_owner(addons: Sequence[AddOn], slot: str) -> AddOn | None:
-    """Return the one of these `addons` that fills a `slot` (see `SLOTS`), or None."""
+    """Return the add-on among `addons` that fills a `slot` (see `SLOTS`), or None."""
     return next((a for a in addons if overrides(a, slot)), None)

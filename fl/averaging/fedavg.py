@@ -72,8 +72,8 @@ class FedAvg(Entries, Method):
         weights: a client's weight in the mean: its "samples" (n_k), or "uniform" for 1.
         max_samples: with "samples", the largest sample count that a client may claim; replies that claim more are
             refused. This public number limits one client's influence on an average. Give your largest client's count.
-        max_update_norm: largest l2 norm of a client's change w_k - w; a reply with a longer one is left out, and its
-            client is named. Default: 100 (1 + norm of w), which only a diverged client exceeds.
+        max_update_norm: largest l2 norm of a client's change w_k - w. A reply whose change is larger is left out, and
+            its client is named. Default: 100 (1 + norm of w), which only a diverged client exceeds.
         buffers: float buffers (batch-norm statistics) are averaged ("mean"), kept by each client ("local"), or left
             at their initial values on the server ("drop", also for integer buffers). Otherwise integer buffers take the
             maximum over clients. Buffers made with `persistent=False` are never sent: each network keeps those that its
@@ -88,9 +88,10 @@ class FedAvg(Entries, Method):
         settings: the checked options, as add-ons read them.
 
     Raises:
-        TypeError: an argument of another type, such as an add-on's class, or a network instead of a factory.
-        ValueError: an option out of range, two add-ons for one slot, an add-on given twice, or a combination that an
-            add-on refuses.
+        TypeError: an argument has another type, such as an add-on's class instead of an object, or a network instead of
+            a factory.
+        ValueError: an option is out of range, two add-ons fill one slot, an add-on is given twice, or an add-on refuses
+            the combination.
     """
 
     key = "FedAvg"
@@ -151,7 +152,7 @@ class FedAvg(Entries, Method):
         return message
 
     def local(self, client: Client, message: Message) -> Message:
-        """ClientUpdate: train from the received weights on the client's data; reply with the change w_k - w and n_k.
+        """Run ClientUpdate: train on the client's data from the received weights, and reply with w_k - w and n_k.
 
         `docs/user_methods.md` lists the add-ons' hooks in the order in which they are called from here.
         """
@@ -186,7 +187,7 @@ class FedAvg(Entries, Method):
         return reply
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """w <- w + sum_k n_k (w_k - w) / sum_k n_k; add-ons may replace the mean, take the step or refine the model.
+        """Set w <- w + sum_k n_k (w_k - w) / sum_k n_k. Add-ons may replace the mean, take the step or refine w.
 
         Buffers are replaced by the clients' mean (integers by their maximum). Without an update the weights stay.
 
@@ -214,7 +215,7 @@ class FedAvg(Entries, Method):
             addon.receive(view, replies, old)
 
     def expect(self, server: Server, client: int) -> Schema:
-        """Return the reply's schema: a change of every shared parameter, buffers, n_k and the add-ons' entries."""
+        """Return the schema of a reply: the changes of the shared parameters, buffers, n_k and the add-ons' entries."""
         name = self.networks.architecture(client)
         net = self.networks.template(name, server.task.num_classes)
         model = self.networks.unprefixed(server.state[self.model], name)
@@ -248,7 +249,7 @@ class FedAvg(Entries, Method):
         return global_models(self._view(server), self.addons)
 
     def evaluate(self, client: Client, message: Message) -> Message:
-        """Test the received model ("global") and the client's own ("personal", where there is one) on its test data."""
+        """Test the received model ("global") and the personal model, if there is one, on the client's test data."""
         if client.test is None or not len(client.test):
             return Message()
         return Message({self.tested: evaluate_models(self.settings, self.addons, client, message, client.test)})
@@ -263,8 +264,8 @@ class FedAvg(Entries, Method):
         """Try the networks, `augment` and `objective` on noise, and let every add-on check the parameters' names.
 
         Raises:
-            ValueError: one of them fails, a pattern (`personal`, `phases`) matches no parameter, or `initial` does not
-                fit; the argument is named.
+            ValueError: a network or function fails, a pattern (`personal`, `phases`) matches no parameter, or `initial`
+                does not fit the networks. The message names the argument.
         """
         self.networks.check_run(server)
         settings = self.settings
@@ -300,7 +301,7 @@ class FedAvg(Entries, Method):
         return any(a.has_query for a in self.addons)
 
     def answer(self, client: Client, message: Message) -> Message:
-        """Answer every add-on's query before round 1, on a client."""
+        """Return a client's answers to all add-ons' queries before round 1."""
         local, reply = Local(self.settings, client, message, self.addons), Message()
         for addon in self.addons:
             if addon.has_query:
@@ -316,7 +317,7 @@ class FedAvg(Entries, Method):
         return schema
 
     def receive_answers(self, server: Server, replies: AggregatedReplies) -> None:
-        """Pass the clients' answers to the add-ons, on the server."""
+        """Pass the clients' aggregated answers to the add-ons on the server."""
         for addon in self.addons:
             addon.receive_answers(self._view(server), replies)
 

@@ -53,8 +53,8 @@ class Local:
         settings, client, message, terms: the arguments; `client.data` holds the client's own images.
         task: the meaning of the labels.
         round: the round being run, from 1.
-        memory: values that the client keeps between rounds, by entry; changes made in `after_training` are kept if the
-            reply is used.
+        memory: values that the client keeps between rounds, by entry. Changes that `after_training` makes are kept if
+            the reply is used.
         architecture: the name of the client's architecture; "" if there is only one.
         received: the whole initial state of the training, parameters and buffers, by name.
         start: w, a copy of the received parameters that are shared with the server, by name.
@@ -105,7 +105,7 @@ class Local:
     def generator(self, addon: Component, purpose: str = "") -> torch.Generator:
         """Return a new generator for a random draw of `addon` in this round at this client, named by `purpose`.
 
-        A pure function of (seed, round, client, the add-on's key, purpose), so it changes no other draw.
+        The draw is a pure function of (seed, round, client, the add-on's key, purpose), so it changes no other draw.
         """
         return derive(self.client.seed, self.round, self.client.id, addon.key, purpose)
 
@@ -124,7 +124,7 @@ class Local:
         return self.settings.networks.on(self.client, self.received).train()
 
     def at(self, weights: Mapping[str, Tensor]) -> nn.Module:
-        """Return a frozen copy of the network with other weights, in eval mode, such as MOON's previous model.
+        """Return a frozen copy of the network with other weights, in eval mode. MOON uses it for the previous model.
 
         The copy is made once for each `weights` object, and kept until the end of the training.
 
@@ -143,7 +143,7 @@ class Local:
 
     @cached_property
     def delta(self) -> Tensors:
-        """w_k - w: trained minus received, for every shared parameter, by name. Read it in `after_training`.
+        """Change w_k - w (trained minus received) of every shared parameter, by name. Read it in `after_training`.
 
         The result is computed once and kept.
         """
@@ -170,12 +170,12 @@ class Local:
         return sum(p.epochs * passes if p.steps is None else p.steps for p in self.settings.phases)
 
     def batches(self, data: LabeledImages, phase: Phase, purpose: str) -> Iterator[Batch]:
-        """Yield shuffled and augmented batches of a set for one phase; none of an empty set.
+        """Yield shuffled and augmented batches of a set for one phase. An empty set has no batches.
 
         Args:
             data: set to read.
-            phase: phase, with its number of epochs or steps.
-            purpose: name under which order and augmentation are drawn, see `Client.generator`.
+            phase: phase of the training, which sets the number of epochs or steps. purpose: name under which order and
+                augmentation are drawn, see `Client.generator`.
         """
         if not len(data):
             return
@@ -253,9 +253,9 @@ class Local:
 
     @cached_property
     def effective_lrs(self) -> dict[str, float]:
-        """Distance that a constant unit gradient would have moved each shared parameter, by name; 0 for untrained ones.
+        """Distance by which a constant unit gradient would have moved each shared parameter, by name; 0 if untrained.
 
-        Read it after the training. The distance is for the optimiser, steps and damping of the training, without
+        Read it after the training. The distance depends on the optimizer, steps and damping of the training, but not on
         weight decay. SCAFFOLD divides the change of the weights by this distance to get the mean gradient. With plain
         SGD and no damping the distance is steps * lr; with momentum it is larger.
         """
@@ -273,7 +273,7 @@ class Local:
         """The single value in `effective_lrs`; 0 if no shared parameter was trained.
 
         Raises:
-            ValueError: phases that train different shared parameters have moved them by different distances.
+            ValueError: the distances of two trained parameters differ, because different phases trained them.
         """
         found = {distance for distance in self.effective_lrs.values() if distance > 0}
         if len(found) > 1:
@@ -285,7 +285,7 @@ class Local:
 
 
 def received_state(settings: Settings, client: Client, message: Message) -> Tensors:
-    """Return the whole initial state of a client: the received values, and those that it keeps (initially as drawn).
+    """Return the whole initial state of a client's model: the received values, and the values that stay on the client.
 
     Args:
         settings: the method's options and its networks.

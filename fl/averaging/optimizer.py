@@ -28,7 +28,7 @@ class ClientOptimizer:
             it from one participation to the next, as in the VHL authors' code, which never resets a client's optimiser.
 
     Raises:
-        TypeError, ValueError: an option out of range.
+        TypeError, ValueError: an option is out of range.
     """
 
     name: Literal["sgd", "adam"] = "sgd"
@@ -41,7 +41,7 @@ class ClientOptimizer:
 
     @staticmethod
     def of(optimizer: str | ClientOptimizer) -> ClientOptimizer:
-        """Return `optimizer` itself, or the optimiser of that name with default options."""
+        """Return `optimizer` itself if it is a `ClientOptimizer`, else the one of this name with default options."""
         if isinstance(optimizer, ClientOptimizer):
             return optimizer
         return ClientOptimizer(check.one_of(optimizer, "optimizer", ("sgd", "adam")))  # type: ignore[arg-type]
@@ -50,14 +50,14 @@ class ClientOptimizer:
 def effective_lr(
     optimizer: Callable[[list[Tensor]], torch.optim.Optimizer], steps: Sequence[int], damping: float
 ) -> float:
-    """Return how far a constant unit gradient moves a parameter, without weight decay.
+    """Return the distance by which a constant unit gradient moves a parameter, without weight decay.
 
     SCAFFOLD and FedNova divide a change of weights by this distance. With plain SGD and no damping it is steps * lr.
 
     Args:
         optimizer: function that makes the optimiser of some tensors; called once for each phase, as in training.
         steps: number of steps in each phase.
-        damping: strength mu of a pull to the start, which adds mu * (distance so far) against the movement.
+        damping: strength mu of a pull to the starting point, which adds mu * (distance so far) to the gradient.
 
     Returns:
         The distance, >= 0, in units of the learning rate.

@@ -35,12 +35,12 @@ class AveragingServer(Server):
 
     @property
     def rate(self) -> float:
-        """eta of this round: the clients' learning rate, lr * lr_decay ** (round - 1)."""
+        """Clients' learning rate eta in this round, lr * lr_decay ** (round - 1)."""
         return self.settings.rate(self.round)
 
     @property
     def outputs(self) -> int:
-        """Number of a network's outputs: the classes, and the add-ons' extra outputs."""
+        """Number of a network's outputs, including the add-ons' extra outputs."""
         return self.settings.networks.outputs(self.task.num_classes)
 
     def weights(self, architecture: str, of: Tensors | None = None) -> Tensors:
@@ -48,7 +48,7 @@ class AveragingServer(Server):
 
         Args:
             architecture: name of the architecture; "" if there is only one.
-            of: group of all architectures' weights to read instead, such as a hook's `old`.
+            of: group of all architectures' weights, such as a hook's `old`; default: the current weights.
         """
         return self.settings.networks.unprefixed(self.state[Entries.model] if of is None else of, architecture)
 
@@ -63,9 +63,9 @@ class AveragingServer(Server):
         return self.settings.networks.on(self, weights, architecture)
 
     def trained(self, reply: Message) -> Predictor:
-        """Return the model w + (w_k - w) that one client trained, from its `reply`, in eval mode; for `read_reply`.
+        """Return the model w + (w_k - w) that a client trained, from its `reply`, in eval mode, for `read_reply`.
 
-        An add-on that uses it calls `fl.require_full_models` in its `check`.
+        An add-on that calls this function calls `fl.require_full_models` in its `check`.
         """
         networks, state, update = self.settings.networks, self.state[Entries.model], reply[Entries.update]
         trained = {n: state[n] + d for n, d in update.items()}

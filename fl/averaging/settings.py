@@ -30,20 +30,20 @@ Objective = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Settings:
-    """Checked options of a `FedAvg`. Add-ons read them as `local.settings.batch`, `server.settings.weights` etc.
+    """Checked options of a `FedAvg`. Add-ons read them as `local.settings` and `server.settings`.
 
     Attributes:
         networks: architectures, and their assignment to clients.
         lr, momentum, optimizer: the clients' optimiser, see `FedAvg`; `rate` and `optimizer_for` apply them.
         phases: phases of a local training. `epochs` or `steps` make one phase.
         batch, augment, objective: options for a step's batches and loss, see `FedAvg`.
-        weights: kind of a reply's weight in the mean.
+        weights: kind of weight that a reply has in the mean, "samples" or "uniform".
         max_samples: largest weight that a reply may claim.
         max_update_norm: largest norm of an update, if the user gave one; see `update_limit`.
         buffers, personal: options that decide which values stay with a client; see `kept_by_client` and `sent_buffers`.
         predict: outputs that a test reads: the "real" classes, or "all".
-        first_outputs: mapping, add-on's key -> index of its first extra output, counted from the end of the task's
-            classes.
+        first_outputs: index of each add-on's first extra output, counted from the end of the task's classes, by the
+            add-on's key.
         layers: names of the inner modules whose outputs add-ons read.
         damping: total strength of the add-ons' pulls to the weights at the start of the round.
     """
@@ -91,7 +91,7 @@ class Settings:
         return self.lr * self.optimizer.lr_decay ** (round_number - 1)
 
     def optimizer_for(self, params: Sequence[Tensor], rate: float) -> torch.optim.Optimizer:
-        """Return a new optimiser of the tensors `params` at learning rate `rate`, without momentum yet."""
+        """Return a new optimizer of the tensors `params` with learning rate `rate` and an empty state."""
         given: Any = {"params": list(params), "lr": rate, "weight_decay": self.optimizer.weight_decay, "foreach": False}
         if self.optimizer.name == "adam":
             return torch.optim.Adam(**given)
@@ -116,7 +116,7 @@ class Settings:
     # What is shared, and what stays with a client.
 
     def is_personal(self, name: str) -> bool:
-        """Return whether the parameter called `name` stays with its client: whether a pattern of `personal` matches."""
+        """Return whether the parameter called `name` stays with its client because a pattern of `personal` matches."""
         return any(fnmatch.fnmatch(name, pattern) for pattern in self.personal)
 
     def kept_by_client(self, network: nn.Module) -> set[str]:
@@ -125,7 +125,7 @@ class Settings:
         return kept | (set(floating_buffers(network)) if self.buffers == "local" else set())
 
     def sent_buffers(self, network: nn.Module) -> list[tuple[Entry[Tensors], list[str]]]:
-        """Return the buffers of `network` that a reply holds, by entry: floats for the mean, integers for the max."""
+        """Return the buffers of `network` that a reply holds, by entry: float buffers and integer buffers."""
         if self.buffers == "drop":
             return []
         floating = floating_buffers(network) if self.buffers == "mean" else []
@@ -137,7 +137,7 @@ class Settings:
         return classes + self.first_outputs[addon.key]
 
     def tested_outputs(self, classes: int) -> int | None:
-        """Return how many outputs a test reads: the `classes` of the task, or None for all."""
+        """Return the number of outputs that a test reads: the `classes` of the task, or None for all outputs."""
         return classes if self.predict == "real" else None
 
 
@@ -153,7 +153,7 @@ def floating_buffers(network: nn.Module) -> list[str]:
 
 
 def _state_buffers(network: nn.Module) -> Tensors:
-    """Return the buffers of `network` in its state, by name: all but those made with `persistent=False`."""
+    """Return the buffers in the state of `network`, by name. Buffers made with `persistent=False` are not included."""
     buffers = dict(network.named_buffers())
     stored = network.state_dict() if buffers else {}
     return {n: b for n, b in buffers.items() if n in stored}
@@ -167,7 +167,7 @@ def learning_rate(value: float, name: str) -> float:
         name: name of the argument, for messages.
 
     Raises:
-        TypeError, ValueError: not a number above 0.
+        TypeError, ValueError: `value` is not a number above 0.
     """
     rate = check.real_number(value, name, above=0.0)
     if rate > 10:
@@ -180,7 +180,7 @@ def as_phases(epochs: int | None, steps: int | None, phases: Sequence[Phase] | N
 
     Raises:
         TypeError: `phases` is empty or contains anything other than phases.
-        ValueError: two of the three are given.
+        ValueError: two of `epochs`, `steps` and `phases` are given.
     """
     if phases is None:
         if epochs is not None and steps is not None:
@@ -199,7 +199,7 @@ def as_phases(epochs: int | None, steps: int | None, phases: Sequence[Phase] | N
 
 
 def as_patterns(personal: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the patterns of `personal` as a tuple, from one pattern, several, or none.
+    """Return the option `personal` (one pattern, several, or none) as a tuple of patterns.
 
     Raises:
         TypeError: a pattern is not a string.

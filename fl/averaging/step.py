@@ -1,4 +1,4 @@
-"""One local step: the forward pass of its batches, and the loss with its gradient."""
+"""One local step: the forward pass of its batches, the loss, and the gradient of the loss."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Output:
 
     Attributes:
         embedding: [B, d], the input of the classifier.
-        logits: [B, K'], for the task's classes first, then for those of the add-ons.
+        logits: [B, K'], first for the task's classes, then for the add-ons' classes.
         inner: outputs of the modules named in `AddOn.layers`, flattened: name -> [B, m].
     """
 
@@ -74,7 +74,8 @@ def outputs(network: Network, images: Tensor, layers: Mapping[str, nn.Module] | 
 class Step:
     """One optimiser step of a local training: the argument `step` of `AddOn.loss` and other hooks.
 
-    A new one is made for each step. Its methods compute the loss and the gradient; the optimiser moves after that.
+    A new object is made for each step. Its methods compute the loss and the gradient; then the optimizer changes the
+    parameters.
 
     Attributes:
         local: training to which the step belongs.
@@ -121,9 +122,9 @@ class Step:
 
     @classmethod
     def example_loss(cls, local: Local, batch: Batch, trained: Mapping[str, nn.Parameter]) -> Tensor:
-        """Return the mean over a batch of each example's loss, in a new forward pass; for `DPSGD`.
+        """Return the mean of the examples' losses in a batch, in a new forward pass. `DPSGD` uses this loss.
 
-        It consists of the objective and the terms of the add-ons whose `data_access` is "example".
+        The loss consists of the objective and the terms of the add-ons whose `data_access` is "example".
 
         Args:
             local: training to which the step belongs.
@@ -135,7 +136,7 @@ class Step:
         return step._sum(step._objective(), [a for a in local.terms if a.data_access == "example"])
 
     def public_gradient(self) -> Tensors:
-        """Return the gradient of the terms with `data_access` "none", by parameter's name; empty without such terms."""
+        """Return the gradient of the terms with `data_access` "none", by parameter name; empty if there are none."""
         total = self._sum(torch.zeros(()), [a for a in self.local.terms if a.data_access == "none"])
         if not total.requires_grad:
             return {}
@@ -144,7 +145,7 @@ class Step:
         return {n: g for n, g in zip(names, grads) if g is not None}
 
     def gradient(self) -> Tensors:
-        """Return the gradient of `loss` at the current weights, by parameter's name; zeros for unused parameters."""
+        """Return the gradient of `loss` at the current weights, by parameter name; zeros for unused parameters."""
         names, params = list(self.trained), list(self.trained.values())
         grads = torch.autograd.grad(self.loss(), params, allow_unused=True)
         return {n: torch.zeros_like(p) if g is None else g for n, p, g in zip(names, params, grads)}
@@ -164,7 +165,7 @@ class Step:
 
 @contextmanager
 def restored(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Restore these tensors in place at the end of the `with` block, bit by bit.
+    """Restore the values of tensors in place at the end of the `with` block, bit by bit.
 
     Args:
         tensors: parameters or buffers that the block changes in place.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fl import AddOn, ClientDP, FedAvg, Filtered, NoUsableReply, Run, simulate
 from fl.addons import SCAFFOLD, FedAvgM, FedProx, LocalAccuracy, RobustMean
-from fl.addons.robust_mean import krum_choice, trimmed_mean
+from fl.addons.robust_mean import _krum_choice, _trimmed_mean
 from tests.fl import quadratic
 from tests.fl.federations import Tiny, federation, images
 from tests.fl.invariances import assert_invariant, assert_same, network
@@ -145,7 +145,7 @@ def poisoned(draw: Any, least: int) -> tuple[Any, list[int], int]:
 @given(poisoned(least=1), st.sampled_from(["median", "trimmed"]))
 def test_no_coordinate_leaves_the_hull_of_the_honest(case: tuple[Any, list[int], int], rule: str) -> None:
     rows, honest, f = case
-    got = trimmed_mean(rows, (len(rows) - 1) // 2 if rule == "median" else f)
+    got = _trimmed_mean(rows, (len(rows) - 1) // 2 if rule == "median" else f)
     slack = 1e-12
     assert (got >= rows[honest].min(0).values.double() - slack).all()
     assert (got <= rows[honest].max(0).values.double() + slack).all()
@@ -161,7 +161,7 @@ def test_krum_selects_an_honest_vector_if_attackers_are_far(case: tuple[Any, lis
     apart = further * d * ((n - f - 2) / (n - 2 * f - 1)) ** 0.5 + 3**0.5
     for i in set(range(n)) - set(honest):  # all false ones at one point: the best that they can do for each other
         rows[i] = torch.tensor([apart, 0.0, 0.0])
-    assert krum_choice({"a": rows[:, :1], "b": rows[:, 1:]}, f, 1)[0] in honest
+    assert _krum_choice({"a": rows[:, :1], "b": rows[:, 1:]}, f, 1)[0] in honest
 
 
 @settings(max_examples=60, deadline=None)
@@ -170,18 +170,18 @@ def test_order_of_the_clients_changes_nothing(case: tuple[Any, list[int], int], 
     rows, _, f = case
     order = random.sample(range(len(rows)), len(rows))
     for trim in (0, f, (len(rows) - 1) // 2):
-        torch.testing.assert_close(trimmed_mean(rows[order], trim), trimmed_mean(rows, trim), rtol=0, atol=0)
+        torch.testing.assert_close(_trimmed_mean(rows[order], trim), _trimmed_mean(rows, trim), rtol=0, atol=0)
     score = scores(rows.double().numpy(), f)
-    for chosen in (krum_choice({"": rows}, f, 1)[0], order[krum_choice({"": rows[order]}, f, 1)[0]]):
+    for chosen in (_krum_choice({"": rows}, f, 1)[0], order[_krum_choice({"": rows[order]}, f, 1)[0]]):
         assert score[chosen] == pytest.approx(min(score), rel=1e-9)
 
 
 def test_smaller_client_number_wins_a_tie() -> None:
-    assert krum_choice({"": torch.ones(5, 4)}, 1, 2) == [0, 1]
+    assert _krum_choice({"": torch.ones(5, 4)}, 1, 2) == [0, 1]
 
 
 def test_median_of_an_even_number_is_the_middle_of_two() -> None:
-    assert trimmed_mean(torch.tensor([[1.0], [9.0], [2.0], [4.0]]), 1).tolist() == [3.0]
+    assert _trimmed_mean(torch.tensor([[1.0], [9.0], [2.0], [4.0]]), 1).tolist() == [3.0]
 
 
 # Runs.
