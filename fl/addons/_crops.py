@@ -1,4 +1,4 @@
-"""Images that every participant has under the same indices: crops of one picture, or a pool of pictures."""
+"""Images that all participants have in the same order: crops of one picture, or a pool of pictures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Crops", "Pool", "Source", "View"]
 
 @dataclass(frozen=True)
 class View:
-    """A participant's view of crops: shape, normalisation and dtype of its images, device, and stop check."""
+    """Form of crops for one participant: shape, normalization, dtype and device of its images, and a stop check."""
 
     shape: tuple[int, ...]
     normalization: Normalization
@@ -45,7 +45,7 @@ class View:
 
 
 class Source(ABC):
-    """Base class of `count` images that are made from a tensor that every participant has."""
+    """Base class of a source of `count` images, which are made from a tensor that every participant has."""
 
     count: int
 
@@ -56,7 +56,7 @@ class Source(ABC):
     def outputs(
         self, network: nn.Module, stored: Tensor, indices: Tensor, view: View, width: int
     ) -> tuple[Tensor, Tensor]:
-        """Return embeddings [B, d] and logits [B, width] of images, for a network in eval mode, without a graph."""
+        """Return embeddings [B, d] and logits [B, width] of images, for a network in eval mode, without gradients."""
         parted = split(network)
 
         def both(images: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class Source(ABC):
         generator: torch.Generator,
         options: Mapping[str, Any],
     ) -> Tensor:
-        """Return the ascending indices, int32 [keep], of the images that `select` keeps by a network's outputs."""
+        """Return the indices, int32 [keep] ascending, of the images that `select` keeps for a network's outputs."""
         everything = torch.arange(self.count)
         if keep == self.count:
             return everything.int()
@@ -86,10 +86,10 @@ class Source(ABC):
 
 
 class Crops(Source):
-    """Thread-safe cache of the crops of `Patches`, as 8 bits.
+    """Thread-safe cache of the crops of `Patches`, with 8 bits per pixel.
 
-    The crops are bitwise those of `Patches.batch` in any order of requests, because a crop depends only on its index.
-    50,000 crops of 3x32x32 take 154 MB once all of them have been requested.
+    The crops are bitwise equal to those of `Patches.batch` in any order of requests, because a crop depends only on its
+    index. 50,000 crops of 3x32x32 take 154 MB once all of them have been requested.
 
     Args:
         seed, count, options: options of `Patches`, except the image and the size.
@@ -103,7 +103,7 @@ class Crops(Source):
         self._image = self._pixels = self._known = torch.empty(0)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for another process, without the cache, which belongs to this process's threads."""
+        """Return the state for another process, without the cache."""
         return {name: getattr(self, name) for name in ("seed", "count", "size", "options")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -154,5 +154,5 @@ class Pool(Source):
         self.count = count
 
     def images(self, stored: Tensor, indices: Tensor, view: View) -> Tensor:
-        """Return pictures [B, C, H, W] of the pool, normalised like the images with which they are used."""
+        """Return pictures [B, C, H, W] of the pool, normalized like the participant's images."""
         return view.of_pixels(select_rows(stored, indices.long()))

@@ -43,7 +43,7 @@ def distill(
     """Train `student` in place with Adam to match the teacher's logits; return it in eval mode.
 
     Args:
-        student: network to train, on the images' device, in train mode: its batch-norm statistics change.
+        student: network to train, on the images' device. It is in train mode, so its batch-norm statistics change.
         images: normalised images, float [N, C, H, W].
         teacher_logits: logits of the teacher, float [N, K]; for averaged probabilities pass their logarithms.
         steps: number of optimiser steps, in shuffled passes; the last short batch of each pass is kept.
@@ -55,9 +55,9 @@ def distill(
         gradient_norm: largest norm of a gradient; longer gradients are rescaled to this norm.
         loss: function of the student's and the teacher's logits; default KL(softmax(teacher) || softmax(student)),
             mean over images. Each task defines one: `task.distill`.
-        running: function that is called in every step and raises an exception to stop.
-        score: function that scores the network. The best weights are kept among those after step 1, every `every`
-            steps and the last step (the earliest in a tie). None: the last weights are kept.
+        running: function that is called in every step; it stops the training by raising an exception. score: function
+            that scores the network. The best weights are kept among those after step 1, every `every` steps and the
+            last step (the earliest in a tie). None: the last weights are kept.
         patience: number of steps without a better score after which the training stops.
         every: number of steps between two scores; the network is scored in eval mode.
     """
@@ -99,9 +99,9 @@ def distill_models(
     best: bool,
     **options: Any,
 ) -> Tensors:
-    """Distil the server's copy of every architecture; return all their weights as one group.
+    """Distill into the server's model of every architecture; return the weights of all architectures as one group.
 
-    The round's row gets `distillation_steps`, the largest number of steps of an architecture.
+    The round's row of the history gets `distillation_steps`, the largest number of steps of any architecture.
 
     Args:
         server: server with the networks, and with the images for the score.
@@ -139,8 +139,8 @@ def validation_accuracy(server: AveragingServer, network: nn.Module) -> float:
 def starts_from_average(number: int, rate: float, warm_rounds: int) -> bool:
     """Return whether the distillation of round `number` >= 1 starts from the clients' average.
 
-    This is the case in the first `warm_rounds` rounds, and in a share `rate` of all rounds, evenly spaced (0.2: rounds
-    5, 10, ...).
+    This is the case in the first `warm_rounds` rounds, and in a share `rate` of all rounds, evenly spaced (rounds 5,
+    10, ... for a rate of 0.2).
     """
     exact = Fraction(rate).limit_denominator(1000)
     return number <= warm_rounds or math.floor(exact * number) > math.floor(exact * (number - 1))

@@ -1,4 +1,4 @@
-"""FedGen's generator of embeddings for given classes, and the classifiers from which it learns."""
+"""FedGen's generator of embeddings for given classes, and the classifiers that train it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def train_on_set(
     weight: Tensor | None = None,
     after_step: Callable[[], None] = lambda: None,
 ) -> None:
-    """Train `network` in place: shuffled passes over the set, mean cross-entropy, optionally weighted by image.
+    """Train `network` in place by shuffled passes over a set, with the mean cross-entropy (weighted or not).
 
     Args:
         network: network to train, on the images' device.
@@ -37,7 +37,7 @@ def train_on_set(
         epochs: number of passes over the set.
         batch: number of images per step.
         order, dropout: generators of the order of the images and of the dropout masks.
-        running: function that is called before every step and raises an exception to stop.
+        running: function that is called before every step; it stops the training by raising an exception.
         weight: weight of each image, float [N] with mean 1; None: equal weights.
         after_step: function that is called after every step.
     """

@@ -1,4 +1,4 @@
-"""The round of single-image federated learning, in which clients send logits on shared images instead of weights."""
+"""Round of single-image federated learning, in which clients send logits on shared images instead of weights."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Shared(AddOn):
                 )
 
     def has_average(self, number: int) -> bool:
-        """Return whether round `number` >= 1 has FedAvg initialisation, so that clients send their weights in it."""
+        """Return whether round `number` >= 1 has FedAvg initialization, for which clients send their weights."""
         return starts_from_average(number, self.rate, self.warm_rounds)
 
     def start(self, server: AveragingServer) -> None:
@@ -108,7 +108,7 @@ class Shared(AddOn):
                 del reply[entry]
 
     def refine(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> Tensors:
-        """Distil the ensemble's logits into the average, or else into the previous weights (lines 11 and 12)."""
+        """Distill the ensemble's logits into the average, if there is one, or the previous weights (lines 11, 12)."""
         if not float(replies.weight(self.logits)) > 0:
             raise NoUsableReply("all weights of the round's replies are zero")
         start = server.state[FedAvg.model] if self.has_average(server.round) else old

@@ -32,8 +32,8 @@ def virtual_set(
 ) -> LabeledImages:
     """Return the virtual set: noise or another given set, which is checked to fit the network.
 
-    Noise has its own normalisation (mean 0 and std 1, unless `options` sets others), as in the authors' code, where the
-    constants of the clients' images differ. A given set must have the clients' normalisation.
+    As in the authors' code, noise has its own normalization, mean 0 and std 1, unless `options` sets another. A given
+    set must have the clients' normalization.
 
     Args:
         server: server with the images' shape, the generator, and `data`, the sets that `source` may name.

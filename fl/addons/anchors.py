@@ -1,4 +1,4 @@
-"""FedLGD's global anchors: images that the server distils from the mean update and every client trains with."""
+"""FedLGD's global anchors: images that the server distills from the mean update, and that every client trains with."""
 
 from __future__ import annotations
 
@@ -29,20 +29,22 @@ class Anchors(AddOn):
 
     All clients train with the same few images per class, the anchors, so that their features agree where their data do
     not. The server keeps a set G of `ipc` labelled images per class. In the `selected` rounds clients train without G
-    (line 17). The server then changes G so that the gradient of G at the previous weights w points to (w - mean of w_k)
-    / lr, whatever server step follows (Eqs. 5-6, by the cosine of each output row). In the other rounds a client adds G
-    to its own data (Eq. 3), and adds to its loss `weight` times the supervised contrastive loss over [the batch; all of
-    G] (Eqs. 2 and 4, line 20). G is sent only to clients that use it and do not have it yet.
+    (line 17). The server then changes G so that the gradient of the loss on G at the previous weights w matches (w -
+    mean of w_k) / lr (Eqs. 5-6, by the cosine of each output row). The server's own step has no influence on it. In the
+    other rounds a client adds G to its own data (Eq. 3), and adds to its loss `weight` times the supervised contrastive
+    loss over the batch together with all of G (Eqs. 2 and 4, line 20). G is sent only to clients that use it and do not
+    have it yet.
 
-    Deviations. The contrastive term is a mean over its elements, as in the authors' code; Eq. 4 prints a sum
+    Deviations. The contrastive term is a mean over its elements, as in the authors' code; Eq. 4 has a sum
     (`reduction="sum"`), which needs another weight. With `regulariser="mmd"`, the paper's alternative (Fig. 3a), the
     term is `weight` times the squared MMD of the same two blocks of embeddings under five Gaussian kernels
-    (`losses.rbf_mmd`), without labels, as in the authors' code (fedlgd_main.py, lines 83-85). Nothing is detached, as
-    in that code. It also trains on G in the selected rounds, so G itself contributes to the matched gradient
-    (`joined="always"`). In the authors' code G starts from the clients' mean class statistics, in the paper from noise.
-    (`init="statistics-whole-set"`, as in the code, divides the sums by all of a client's pixels, and `"statistics"` by
-    those of the class.) For statistics each client is queried once, before round 1. It sends 2C values per class, and
-    states which classes it has. Classes that no client has start from noise.
+    (`losses.rbf_mmd`), without labels, as in the authors' code (fedlgd_main.py, lines 83-85). Gradients flow through
+    both blocks, as in that code. The code also trains on G in the selected rounds, so that G itself contributes to the
+    matched gradient; `joined="always"` does the same. In the authors' code G starts from the clients' mean class
+    statistics, in the paper from noise. `init="statistics-whole-set"` divides a class's sums by the number of all
+    pixels of a client, as that code does; `init="statistics"` divides by the pixels of the class. For statistics each
+    client is queried once, before round 1. It sends 2C values per class, and states which classes it has. Classes that
+    no client has start from noise.
 
     Args:
         ipc: number of images per class in G; the paper uses 10. 0 disables the add-on.
@@ -84,7 +86,7 @@ class Anchors(AddOn):
 
     @property
     def first_round(self) -> int:  # type: ignore[override]
-        """The first round in which clients read G."""
+        """First round in which clients read G."""
         return next(number for number in range(1, len(self.selected) + 2) if self._joins(number))
 
     @property
@@ -105,13 +107,13 @@ class Anchors(AddOn):
         self._draw(server, torch.zeros(shape, dtype=server.dtype), torch.ones(shape, dtype=server.dtype))
 
     def answer(self, local: Local, reply: Message) -> None:
-        """Answer with the mean and standard deviation of each channel in each class, and the classes that exist."""
+        """Write the mean and standard deviation of each channel in each class, and which classes the client has."""
         stats = class_statistics(local.client.data, whole_set=self.init == "statistics-whole-set")
         reply[self.statistics] = torch.cat(stats, 1)
         reply[self.owned] = (local.counts > 0).float()
 
     def expect_answer(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Expect a row of statistics for each class, and whether the client has the class."""
+        """Expect a row of statistics for each class, and a flag whether the client has the class."""
         blank = torch.zeros(server.task.num_classes, 2 * server.shape[0], dtype=server.dtype)
         schema[self.statistics.key] = EntrySpec(blank)
         schema[self.owned.key] = EntrySpec(torch.zeros(len(blank)), minimum=0.0, maximum=1.0)
@@ -152,7 +154,7 @@ class Anchors(AddOn):
         return local.stream(self, anchors, batch=len(anchors))
 
     def loss(self, step: Step) -> Tensor | None:
-        """Return lambda L_Con over [the batch; all of G] (Eq. 4), or lambda times the MMD of the batch and G."""
+        """Return lambda L_Con over the batch and all of G (Eq. 4), or lambda times the MMD of the batch and G."""
         if not step.has_batch(self):
             return None
         if self.regulariser == "mmd":

@@ -37,10 +37,10 @@ class Condensed(AddOn):
     `ipc=0` disables the add-on. Classes that a client does not have are left out.
 
     Deviations. Nothing is refined in round 1, as in the authors' code, because the network is untrained. A client
-    condenses its data when it is first drawn, in the authors' code before round 0; the set is the same, unless the
-    client is never drawn. The authors' code starts from statistics divided by the pixels of the whole set
-    (`init="statistics-whole-set"`); the paper, and the default, divide by the pixels of the class. Its first
-    condensation always draws a `ConvNet` (`factory`).
+    condenses its data when it is first drawn, and in the authors' code before round 0; the set is the same. The
+    authors' code starts from statistics divided by the pixels of the whole set (`init="statistics-whole-set"`); the
+    paper, and the default here, divide by the pixels of the class. The first condensation of that code always uses a
+    `ConvNet`, as `factory` can do here.
 
     Args:
         ipc: number of images per class; the paper uses 10 and 50.
@@ -76,7 +76,7 @@ class Condensed(AddOn):
         require_augmentation(self.augment, server.normalization)
 
     def dataset(self, local: Local) -> LabeledImages:
-        """Return the condensed set to train on: new, refined, or from the client's memory."""
+        """Return the condensed set for the training, which is new, refined, or taken from the client's memory."""
 
         def like() -> nn.Module:
             return local.new_network()
@@ -116,7 +116,7 @@ def condense_client(
 
     Args:
         options: object with the attributes `ipc`, `batch_real`, `lr`, `momentum` and `augment`.
-        client: client that condenses; stopping the client ends the call.
+        client: client that condenses its data. If the run is stopped, the call ends.
         data: data to condense.
         networks: sampler that draws the networks.
         generator: generator of all other random draws.

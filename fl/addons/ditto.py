@@ -35,7 +35,7 @@ class Ditto(AddOn):
     trained locally.
 
     Args:
-        lam: strength of the pull to the global model, at least 0.
+        lam: strength of the pull towards the global model, at least 0.
         epochs: number of passes over the local data for v_k in a round.
         steps: exact number of steps (the paper's s); give this or `epochs`.
     """

@@ -42,23 +42,24 @@ class DPSGD(AddOn):
 
         (sum of clipped gradients + N(0, (sigma clip)^2)) / (rate size)
 
-    plus the gradient of terms that read no private data (a proximal pull). Everything after it is post-processing:
-    momentum, weight decay, Adam, SCAFFOLD's correction, averages, server steps, distillation on the server. One record
-    of one client is protected, against the server and everyone else. Clients hold different records, so epsilon is the
-    largest of any client. The ledger is charged for a phase's steps before the first of them draws.
+    plus the gradient of terms that read no private data, such as a proximal pull. All further computations are
+    post-processing: momentum, weight decay, Adam, SCAFFOLD's correction, averages, server steps, distillation on the
+    server. The guarantee protects one record of one client against the server and everyone else. Clients hold different
+    records, so epsilon is the largest of any client. The ledger is charged for a phase's steps before the first of them
+    draws.
 
-    Before the first round (and before a client is charged, where its process has not done so) every phase's gradient
-    of one record is captured as a fixed graph; see `privacy.per_example_gradients`. No code of the network, the
-    objective, the augmentation or another add-on runs on records, and other add-ons are not handed any: their `local`
-    and `step` hold an empty set. A record whose gradient fails or is not finite counts as zero.
+    Every process captures the gradient of one record, for each phase, as a fixed graph before it charges a client; see
+    `privacy.per_example_gradients`. No code of the network, the objective, the augmentation or another add-on runs on
+    records, and other add-ons are not handed any: their `local` and `step` hold an empty set. A record whose gradient
+    fails or is not finite counts as zero.
 
     For sigma at a given epsilon use `privacy.plan_noise(epsilon, delta, rate=rate, count=steps a round *
     rounds).sigma`.
 
-    Deviations. The denominator is public, where the algorithm divides by the lot size: the size of the drawn lot, which
-    may be empty, is private. `epochs` are passes in expectation, round(epochs / rate) steps (never fewer than one),
-    whatever the client has; the method's `batch` is not used. Batches, noise, augmentation and dropout are drawn from
-    `client.secret`: with public draws a record would shift the draws of the records after it.
+    Deviations. The algorithm divides by the lot size; here the denominator is the public number rate * size, because
+    the size of a drawn lot is private. `epochs` are passes in expectation: round(epochs / rate) steps, at least one,
+    for every client. The method's `batch` is not used. Batches, noise, augmentation and dropout are drawn from
+    `client.secret`, because with public draws one record would shift the draws of later records.
 
     Args:
         sigma: noise standard deviation / clip; 0 means no noise and no guarantee.
@@ -99,7 +100,7 @@ class DPSGD(AddOn):
                 raise type(error)(f"DPSGD: {error}") from error
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse an objective that mixes the examples of a batch, by a trial on public noise.
+        """Refuse an objective that mixes the examples of a batch. It is tried on public noise.
 
         Raises:
             NotSeparable: the objective mixes examples.
@@ -114,7 +115,7 @@ class DPSGD(AddOn):
         """Capture the gradients of an architecture in every phase, and the augmentation.
 
         Raises:
-            BatchStatistics, NotCapturable, NotSeparable, PrivacyError: a part is no fixed function of one record.
+            BatchStatistics, NotCapturable, NotSeparable, PrivacyError: a part is not a fixed function of one record.
         """
         for phase in local.settings.phases:
             local.net.train()

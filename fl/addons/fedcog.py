@@ -27,7 +27,8 @@ __all__ = ["FedCOG"]
 class FedCOG(AddOn):
     """FedCOG (Ye et al., "Fake it till make it: federated learning with consensus-oriented generation", ICLR 2024).
 
-    Clients that lack classes generate images of them from the global model, and distil it on these images.
+    Clients generate images of the classes that they lack from the global model, and learn its predictions on these
+    images.
 
     From round `start_round` on, a client first generates up to `images` images of the classes that its data lack,
     max_c n_c - n_c of class c (appendix A.1.1). The global model assigns the images to these classes, while the
@@ -35,8 +36,9 @@ class FedCOG(AddOn):
 
         N_real / (N_real + N_syn) * (the objective) + N_syn / (N_real + N_syn) * KL(global || local) on these images
 
-    with N_syn = sum_c (max n - n_c) (appendix A.2.2), where the global model's logits are those of the
-    generation; or, with `weight`, on the objective + weight * KL (Eq. 3). The messages are the same as without it.
+    with N_syn = sum_c (max n - n_c) (appendix A.2.2), where the global model's logits are those of the generation. If
+    `weight` is given, the client trains on the objective + weight * KL instead (Eq. 3). The messages are those of
+    FedAvg.
 
     Not specified in the paper: a client whose classes are balanced generates nothing and trains as without FedCOG
     (counted as "FedCOG.balanced" among the round's "noted"; the authors' code divides 0 by 0); a client that takes part
@@ -56,14 +58,15 @@ class FedCOG(AddOn):
 
     Args:
         start_round: first round with generation; the paper trains 50 rounds without generation.
-        images: largest number of images to generate in a round (fewer by rounding).
+        images: largest number of images that a client generates in a round; rounding may reduce it.
         steps, lr: options of Adam on the pixels.
         disagreement: weight of 1 - JS(global, last local), at least 0.
         divergence: formula of JS: "clamped" as in the authors' code, or "jensen_shannon".
         weight: lambda_kd, the weight of the distillation; None: weights by counts. 0 disables the add-on.
         batch: number of generated images per step; default: the method's `batch`.
         labels: target of the distillation: the global model's logits ("soft"), or its predicted class ("hard").
-        targets: classes to generate: those that a client lacks ("complement"), or all equally ("uniform").
+        targets: classes to generate: those that a client lacks ("complement"), or equally many of all classes
+            ("uniform").
         decoder: function `decoder((C, H, W), latent)` that returns the generator, such as `generate.SmallDecoder`;
             with a decoder, Adam's betas are .5 and .999, as in the authors' code. None: the pixels themselves are
             optimised.

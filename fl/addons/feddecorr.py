@@ -43,7 +43,7 @@ class FedDecorr(AddOn):
     data_access = "batch"
 
     def loss(self, step: Step) -> Tensor | None:
-        """Return the term beta * L_FedDecorr of the batch's embeddings; none for a single image."""
+        """Return the term beta * L_FedDecorr of the batch's embeddings, or None for a single image."""
         embedding = step.output().embedding
         if len(embedding) < 2:
             return None

@@ -35,19 +35,19 @@ class FedDF(AddOn):
 
     The paper scores the student every 100 steps on labelled validation images, stops when its accuracy has not risen
     for 1,000 of at most 10,000 steps, and takes the best: `FedDF(steps=10_000, returns="best", patience=1000)` with
-    `server_data={"validation": ...}`. By default no such images are needed: a thousand steps, the last weights. The
-    rate falls along a cosine and gradients are clipped, as in the authors' code (epfml/federated-learning-public-code:
-    `NoiseKTSolver` in FedDF-code/pcode/aggregation/noise_knowledge_transfer.py).
+    `server_data={"validation": ...}`. By default no such images are needed: the student takes a thousand steps and
+    keeps the last weights. The rate falls along a cosine and gradients are clipped, as in the authors' code
+    (epfml/federated-learning-public-code: `NoiseKTSolver` in FedDF-code/pcode/aggregation/noise_knowledge_transfer.py).
 
-    Deviations: step 1 and the last are scored too. Teachers run in eval mode with the statistics that they sent, the
-    student trains in train mode.
+    Deviations: step 1 and the last step are scored, too. Teachers run in eval mode with the statistics that their
+    clients sent; the student trains in train mode.
 
     In "Federated Learning with a Single Shared Image" (Soni, Saeed and Asano, 2024) FedDF is the baseline. There the
     student starts from the average in a share of the rounds only ("FedAvg initialisation"), otherwise from the server's
     last model (lines 366-375 of strategy/fed_df.py in its code), and its logits are clipped: `FedDF(steps=500,
     batch=32, lr=0.005, schedule="constant", gradient_norm=None, rate=0.2, clip=2.5)`, beside clients that train as
-    `SingleImage`'s. There the clients send logits, here their weights, from which the server computes the same logits:
-    the bytes are FedAvg's in every round.
+    `SingleImage`'s. In that paper clients send logits. Here they send their weights, from which the server computes the
+    same logits, so every round has the bytes of FedAvg.
 
     Args:
         steps: number of Adam steps in a round; 0 disables the add-on.

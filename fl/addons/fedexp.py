@@ -25,8 +25,6 @@ def _square(tensors: Iterable[Tensor]) -> float:
 class FedExP(AddOn):
     """FedExP (Jhunjhunwala et al., "Speeding up federated averaging via extrapolation", ICLR 2023, Algorithm 1).
 
-    The server's step size follows the disagreement of the clients' changes.
-
     The server moves by eta_g times the mean change, with
 
         eta_g = max(1, sum_i p_i ||Delta_i||^2 / (2 (||mean Delta||^2 + epsilon)))

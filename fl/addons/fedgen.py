@@ -29,25 +29,29 @@ __all__ = ["FedGen"]
 class FedGen(AddOn):
     """Data-free knowledge distillation for heterogeneous federated learning (Zhu et al., ICML 2021, Algorithm 1).
 
-    Clients share what their classifiers know through a generator of embeddings; no image is needed.
+    Clients share the knowledge of their classifiers through a generator of embeddings; no image is needed.
 
     The server learns a generator G of embeddings z = G(y, noise) that the clients' classifiers h_k agree to assign to
     y:
 
         sum_k mean_y [a_k(y) CE(h_k(z), y)] + diversity_weight * diversity(noise, z),
 
-    where a_k(y) is client k's share of the counts of class y: one plus the images of it that its steps read. Classes
-    that no client read in a round are not generated in it. From the second round on clients receive G and add
+    where a_k(y) is client k's share of the counts of class y. A count is one plus the number of images of the class
+    that the client's steps read. A class that no client read in a round is not generated in that round. From the second
+    round on clients receive G and add
 
         alpha_t mean_y CE(h(G(y)), y) + beta_t mean_x KL(softmax(h(G(y_x))) || softmax(logits of x)),
 
-    y uniform over the classes seen so far, y_x the true class of x, the softmax of the generated side without gradient;
-    both weights decay by `decay` a round. Both follow the released code (zhuangdizhu/FedGen:
-    FLAlgorithms/servers/serverpFedGen.py and users/userpFedGen.py), the counts too: the paper has the cross-entropy of
-    the mean logits in the first and no KL in the second. Noise is Gaussian as in the paper (the code's is uniform); as
-    many embeddings are generated as the batch has images; images of a class that the generator has not seen have no KL
-    (the code's have one, towards an untrained embedding, and it draws y among all the federation's classes); its
-    adversarial student term, 0 in all its settings, and its stop after 20 local epochs are left out.
+    where y is uniform over the classes seen so far, y_x is the true class of x, and the softmax of the generated side
+    has no gradient. Both weights decay by the factor `decay` in each round.
+
+    Both formulas and the counts follow the authors' code (zhuangdizhu/FedGen: FLAlgorithms/servers/serverpFedGen.py and
+    users/userpFedGen.py). The paper has the cross-entropy of the mean logits in the first formula and no KL in the
+    second. As many embeddings are generated as the batch has images.
+
+    Deviations from the code. Noise is Gaussian, as in the paper, and not uniform. An image of a class that the
+    generator has not seen has no KL term, and y is not drawn among unseen classes. The adversarial student term, whose
+    weight is 0 in all settings of the code, and the stop after 20 local epochs are left out.
 
     Args:
         alpha, beta: weights of the two terms on the clients, at least 0; the code takes 10 and 10 (1 on EMNIST).
@@ -93,7 +97,7 @@ class FedGen(AddOn):
         return cast("LatentGenerator", build(made, draw or torch.Generator()))
 
     def start(self, server: AveragingServer) -> None:
-        """Draw the generator G; no class is seen yet."""
+        """Draw the generator G, which has seen no class yet."""
         classes, embedding = server.task.num_classes, self._head(server).embedding
         drawn = self._generator(classes, embedding, server.generator("FedGen init")).to(server.dtype)
         server.state[self.generator] = copied(drawn)
@@ -106,7 +110,7 @@ class FedGen(AddOn):
             message[self.generator], message[self.seen] = server.state[self.generator], server.state[self.seen]
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Expect one plus the count of each class's images that the steps read, at most all that they read."""
+        """Expect a count for each class: one plus the number of its images that the steps read."""
         settings = server.settings
         read = sum(
             p.epochs * settings.max_samples if p.steps is None else p.steps * settings.batch for p in settings.phases
@@ -123,7 +127,7 @@ class FedGen(AddOn):
             local.scratch(self).update(net=net.eval(), draws=local.generator(self))
 
     def loss(self, step: Step) -> Tensor | None:
-        """Return alpha_t CE on generated embeddings plus beta_t KL towards each image's generated twin."""
+        """Return alpha_t CE on generated embeddings plus beta_t KL to a generated embedding of each image's class."""
         local, labels = step.local, step.batch.labels
         scratch, factor = local.scratch(self), self.decay ** (local.round - 1)
         if "net" not in scratch:

@@ -28,10 +28,10 @@ class FedNova(AddOn):
     |a_i|_1 is the distance that the client's optimiser moves for a constant unit gradient, over lr: tau for SGD, sum_k
     (1 - rho^(tau - k)) / (1 - rho) with momentum rho, sum_k (1 - lr mu)^k with a proximal term.
 
-    Deviations. With both momentum and a proximal term, |a_i|_1 is computed for their combination; the authors' code
-    mixes two formulas. With a proximal term, the authors' code sets tau_eff to the mean number of steps. One
-    normaliser per tensor is sent instead of one per model, because phases may train parts of the model for different
-    numbers of steps. Under Adam the normaliser is the number of steps.
+    Deviations. If there are both momentum and a proximal term, |a_i|_1 is computed for their combination; the authors'
+    code mixes two formulas. With a proximal term, the authors' code sets tau_eff to the mean number of steps. A client
+    sends one normalizer per tensor instead of one per model, because phases may train parts of the model for different
+    numbers of steps. For Adam the normalizer is the number of steps.
     """
 
     key = "Nova"
@@ -39,14 +39,14 @@ class FedNova(AddOn):
     tau = Entry[Tensors]("mean", by=FedAvg.samples)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse momentum of earlier rounds: |a_i|_1 counts this round's gradients."""
+        """Refuse momentum that is kept between rounds, because |a_i|_1 counts the gradients of one round."""
         if settings.optimizer.state == "client":
             raise ValueError(
                 "FedNova needs ClientOptimizer(state='round'), got 'client': old momentum holds earlier gradients"
             )
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Expect |a_i|_1 for every tensor of the update, one number each."""
+        """Expect one number, |a_i|_1, for every tensor of the update."""
         update = cast(Tensors, schema[FedAvg.update.key].value)
         schema[self.tau.key] = EntrySpec({n: torch.tensor(1.0) for n in update}, minimum=0.0)
 

@@ -20,14 +20,14 @@ __all__ = ["FedAdagrad", "FedAdam", "FedAvgM", "FedYogi", "ServerAdaptive"]
 class FedAvgM(AddOn):
     """FedAvgM (Hsu et al., "Measuring the effects of non-identical data distribution", 2019, section 4.3).
 
-    The server moves with momentum over the rounds. With the mean change Delta of a round: v <- beta v + Delta, w <- w +
-    lr v. With momentum 0 it is a plain server step size (such as SCAFFOLD's eta_g); with momentum 0 and lr 1 it is
-    disabled. Buffers have no momentum. A tensor that no drawn client has (another architecture) stays unchanged, v
-    included.
+    The server's steps have momentum over the rounds: for the mean change Delta of a round, v <- beta v + Delta and w <-
+    w + lr v. With momentum 0, lr is a plain server step size (such as SCAFFOLD's eta_g); with momentum 0 and lr 1 the
+    add-on is disabled. Buffers have no momentum. A tensor that no drawn client has (another architecture) stays
+    unchanged, v included.
 
     Args:
         momentum: beta, the momentum, in [0, 1).
-        lr: eta, the server's step size, above 0; the paper's text has no step size, which is lr 1.
+        lr: eta, the server's step size, above 0. The paper's text has no step size, which corresponds to 1.
         rule: formula of the step. "heavy-ball" is the formula of the paper. "nesterov" is used in its experiments: w <-
             w + lr (Delta + beta v). "fedcog" is the baseline in FedCOG's code: v as above, but from the second round
             on the step is v / (1 + beta).
@@ -46,7 +46,7 @@ class FedAvgM(AddOn):
         return self.momentum == 0 and self.lr == 1
 
     def server_step(self, server: AveragingServer, mean: Tensors) -> Tensors:
-        """Move v by the mean change, and the model by lr v (or as `rule` says)."""
+        """Update v by the mean change, and return the step lr v, or the step of another `rule`."""
         known: Tensors = server.state.get(self.velocity, {})
         v = {n: self.momentum * known[n] + delta if n in known else delta for n, delta in mean.items()}
         server.state[self.velocity] = {**known, **v}
@@ -60,7 +60,7 @@ class FedAvgM(AddOn):
 class ServerAdaptive(AddOn, ABC):
     """Base of `FedAdagrad`, `FedAdam` and `FedYogi` (Reddi et al., "Adaptive federated optimization", ICLR 2021).
 
-    It is Algorithm 2; a subclass defines the update of v.
+    The class implements Algorithm 2; a subclass defines the update of v.
 
     With the mean change Delta of a round, element by element:
 
@@ -89,7 +89,7 @@ class ServerAdaptive(AddOn, ABC):
 
     @abstractmethod
     def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """Return the new v, from the old `v` and `square`, Delta^2; the three methods differ only in this."""
+        """Return the new v, from the old `v` and `square` (Delta^2). The three methods differ only in this function."""
 
     def server_step(self, server: AveragingServer, mean: Tensors) -> Tensors:
         """Update m and v, and return the step lr m / (sqrt(v) + tau)."""
@@ -108,7 +108,8 @@ class ServerAdaptive(AddOn, ABC):
 class FedAdagrad(ServerAdaptive):
     """FedAdagrad: an adaptive step on the server, with v <- v + Delta^2.
 
-    Arguments as for `ServerAdaptive`, which takes the step; `beta1` is 0, because the paper has no momentum here.
+    The arguments are those of `ServerAdaptive`. The default of `beta1` is 0, because the paper's FedAdagrad has no
+    momentum.
     """
 
     key = "ServerAdagrad"
@@ -123,7 +124,7 @@ class FedAdagrad(ServerAdaptive):
 class FedAdam(ServerAdaptive):
     """FedAdam: an adaptive step on the server, with v <- beta2 v + (1 - beta2) Delta^2.
 
-    The other arguments are those of `ServerAdaptive`, which gives the step.
+    The other arguments are those of `ServerAdaptive`.
 
     Args:
         beta2: decay of v, in [0, 1).
@@ -141,7 +142,7 @@ class FedAdam(ServerAdaptive):
 class FedYogi(FedAdam):
     """FedYogi: an adaptive step on the server, with v <- v - (1 - beta2) Delta^2 sign(v - Delta^2).
 
-    Arguments as for `FedAdam`.
+    The arguments are those of `FedAdam`.
 
     v moves towards Delta^2 by a share of Delta^2, so a few small changes do not erase the memory of large ones.
     """

@@ -32,7 +32,7 @@ class FedProx(AddOn):
 
     @property
     def damping(self) -> float:  # type: ignore[override]
-        """mu, the strength of the pull, which shortens a client's drift (`local.effective_lrs`)."""
+        """Strength mu of the pull, which shortens a client's drift (`local.effective_lrs`)."""
         return self.mu
 
     def loss(self, step: Step) -> Tensor:

@@ -1,4 +1,4 @@
-"""FedReg: local steps with less forgetting of the global model, by projections against generated images."""
+"""FedReg: local steps that forget less of the global model, by projections based on generated images."""
 
 from __future__ import annotations
 
@@ -24,24 +24,25 @@ __all__ = ["FedReg"]
 class FedReg(AddOn):
     """FedReg (Xu et al., "Acceleration of Federated Learning with Alleviated Forgetting in Local Training", ICLR 2022).
 
-    Local steps forget less of what the global model knew, by means of images that each client makes for itself.
+    Local steps forget less of the global model's knowledge, because each client generates images that represent it.
 
-    From its own images a client makes, by `iterations` signed gradient steps that raise the received model's loss on
-    their labels, pseudo images (large steps, into other classes; labelled with the received model's softmax, which
-    carries its knowledge) and perturbed images (small steps; with the true labels). Then each local step
+    From its own images a client generates two kinds of images, by `iterations` signed gradient steps that raise the
+    received model's loss on their labels. Pseudo images (large steps, into other classes) are labelled with the
+    received model's softmax, which carries its knowledge. Perturbed images (small steps) keep their true labels. Then
+    each local step
 
-    1. takes the gradient at gamma w + (1 - gamma) w_t instead of at w, and takes the SGD step with it;
-    2. takes the gradients g_s on pseudo and g_p on perturbed images at (w + w_t) / 2, and removes from the drift w -
-    w_t its component along g_s, then along g_p, wherever that component raises their loss to first order.
+    1. takes the gradient at gamma w + (1 - gamma) w_t instead of at w, and takes the SGD step with it; 2. takes the
+    gradients g_s on pseudo and g_p on perturbed images at (w + w_t) / 2, and removes from the drift w - w_t its
+    component along g_s, then along g_p, if that component raises the loss of these images to first order.
 
     These operations and their order are those of the authors' code (Zoesgithub/FedReg: `step_func` in
     FedUtils/fed/fedreg.py, `FSGM` in FedUtils/models/utils.py), which averages clients uniformly (`weights="uniform"`).
     The batches of generated images are made once a round and used in turn, so they are not made from the step's own
-    images. Nothing is clamped to the images' range, as in that code, which clamps a discarded tensor.
+    images. Images are not clamped to the range of pixels; the code clamps a tensor that it then discards.
 
-    Deviations. Its optional mask for privacy is not implemented. Its batch statistics never move, since every gradient
-    is taken on copies; here step 1 moves them as in FedAvg, step 2 does not. On a CPU its pseudo and perturbed images
-    are one and the same tensor (both share the batch's memory); on its GPUs they are two, as here.
+    Deviations. The optional privacy mask of the code is not implemented. Batch statistics never change in the code,
+    which computes every gradient on copies; here step 1 updates them as in FedAvg, and step 2 does not. On a CPU,
+    pseudo and perturbed images are the same tensor in the code; on a GPU they are two tensors, as here.
 
     Args:
         gamma: weight of the local model in step 1, in [0, 1]; the code's settings have 0.5, or 0.25 to 0.4.
@@ -72,7 +73,7 @@ class FedReg(AddOn):
                 )
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
-        """Step 1: return the gradient at gamma w + (1 - gamma) w_t, in place of that at w."""
+        """Return the gradient at gamma w + (1 - gamma) w_t, in place of the gradient at w (step 1)."""
         local, shared = step.local, step.local.shared_parameters()
         with restored(shared.values()):
             with torch.no_grad():
@@ -81,7 +82,7 @@ class FedReg(AddOn):
             return compute()
 
     def after_step(self, step: Step) -> None:
-        """Step 2: remove from the drift the components that raise the loss on pseudo, then on perturbed images."""
+        """Remove from the drift the components that raise the loss on pseudo, then on perturbed images (step 2)."""
         local, scratch = step.local, step.local.scratch(self)
         names = [n for n in step.trained if n in local.start]
         if not names:

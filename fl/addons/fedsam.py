@@ -26,7 +26,7 @@ class FedSAM(AddOn):
 
     Both passes use the same images and dropout masks. The weights are restored from a copy, bit by bit. Batch-norm
     statistics move once, in the pass at w. (The paper does not specify these; plain implementations of SAM move the
-    statistics twice.) With a zero gradient the weights stay. A step costs two gradients.
+    statistics twice.) If the gradient is zero, the weights are not perturbed. A step costs two gradients.
 
     Args:
         rho: radius of the perturbation, at least 0; 0 disables the add-on.

@@ -22,7 +22,7 @@ class FineTune(AddOn):
     result is tested as its "personal" model (`accuracy_personal` in the history) and discarded.
 
     The paper fine-tunes all parameters with the clients' optimiser, as here; `train` selects parameters (only the last
-    layer: "classifier.*"). The client's own images are used, even if a method trains on others.
+    layer: "classifier.*"). The client's own images are used, even if the method trains on other images.
 
     Args:
         epochs: number of passes over the local data.

@@ -20,12 +20,12 @@ __all__ = ["LocalAccuracy"]
 
 @dataclass(frozen=True)
 class LocalAccuracy(AddOn):
-    """Adds `accuracy_locals` to the rows of the history: mean, std and worst tenth over the round's trained models.
+    """Test of the clients' trained models, which adds the mean, std and worst tenth of their accuracies to the history.
 
-    "We evaluate each local model on the uniform test dataset to examine the preservation of general knowledge during
-    local training" (FedCOG, Ye et al., ICLR 2024, section 6.4, Fig. 2b). The server runs each model as it arrives, on
-    `server_data={"test": ...}`. The training is unchanged bit by bit, and nothing more is sent. With `SharedImage` and
-    `SharedPool` only rounds in which weights travel have the column.
+    The column of the history is `accuracy_locals`. "We evaluate each local model on the uniform test dataset to examine
+    the preservation of general knowledge during local training" (FedCOG, Ye et al., ICLR 2024, section 6.4, Fig. 2b).
+    The server runs each model as it arrives, on `server_data={"test": ...}`. The training is unchanged bit by bit, and
+    nothing more is sent. With `SharedImage` and `SharedPool` only rounds in which weights travel have the column.
 
     Args:
         on: name of the set in `server_data`.
@@ -41,7 +41,7 @@ class LocalAccuracy(AddOn):
 
     @property
     def first_round(self) -> int:  # type: ignore[override]
-        """The round of the first test: `every`."""
+        """Round of the first test, which is `every`."""
         return self.every
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
@@ -49,7 +49,7 @@ class LocalAccuracy(AddOn):
         require_full_models(self, settings, addons)
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse a run without the set, or with other labels than the clients'."""
+        """Refuse a run without the set, or with a set whose labels differ in kind from the clients' labels."""
         if self.on not in server.data:
             raise ValueError(f"LocalAccuracy needs images on the server: server_data={{{self.on!r}: ...}}")
         data = server.data[self.on]

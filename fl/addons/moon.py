@@ -1,4 +1,4 @@
-"""MOON: embeddings near the global model's, and away from the client's previous ones."""
+"""MOON: a term that keeps embeddings near the global model's and away from the client's previous model's."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class MOON(AddOn):
     model in training, by the received model, and by this client's model after its latest participation. The received
     and the previous model are frozen and in eval mode.
 
-    The embedding is the input of the last linear layer. The paper puts a two-layer projection head before it: use a
-    network that has one (FedCOG's MOON has none). When a client takes part for the first time, its previous model would
-    be the received one: cos(z, z_prev) = cos(z, z_glob), the loss is log 2 and its gradient exactly 0, so the term is
-    left out. The released code starts from a randomly drawn model instead.
+    The embedding is the input of the last linear layer. The paper puts a two-layer projection head before this layer:
+    use a network that has one (FedCOG's MOON has none). In a client's first round the term is left out, because the
+    previous model would be the received one: then cos(z, z_prev) = cos(z, z_glob), the loss is log 2 and its gradient
+    is exactly 0. The authors' code starts from a randomly drawn model instead.
 
     Args:
         mu: weight of the contrastive term, at least 0; 0 disables the add-on. The paper tunes it over {0.1, 1, 5, 10};
@@ -45,7 +45,7 @@ class MOON(AddOn):
     data_access = "example"
 
     def loss(self, step: Step) -> Tensor | None:
-        """Return the term mu * l_con (Eq. 3) of the batch; none before the client has a previous model."""
+        """Return the term mu * l_con (Eq. 3) of the batch, or None if the client has no previous model yet."""
         local = step.local
         if local.previous is None:
             return None

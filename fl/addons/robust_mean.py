@@ -28,18 +28,20 @@ class RobustMean(AddOn):
     clients' changes by a rule that a few such replies cannot move far:
 
     * "median": the median of every coordinate (the mean of the middle two if n is even).
-    * "trimmed": the mean of every coordinate without the f smallest and the f largest values: theirs with beta = f / n.
+    * "trimmed": the mean of every coordinate without the f smallest and the f largest values, which is their trimmed
+      mean for beta = f / n.
     * "krum": the whole change of the client with the smallest sum of squared distances to the n - f - 2 changes closest
-      to it (Blanchard et al., "Machine learning with adversaries", NeurIPS 2017). With `best` > 1 the mean of the
-      `best` ones, their Multi-Krum. The history's rows list the selected clients as "krum_clients".
+      to it (Blanchard et al., "Machine learning with adversaries", NeurIPS 2017). With `best` > 1 it is the mean of the
+      `best` changes with the smallest sums (Multi-Krum). The history's rows list the selected clients as
+      "krum_clients".
 
-    n is the number of a round's replies. While at most f are false, each coordinate of the median and of the trimmed
-    mean lies between the smallest and the largest value of the honest clients. All replies have the same weight, as in
-    both papers, so `weights="uniform"` is required. The server keeps all n updates of a round in memory.
+    n is the number of replies in a round. If at most f of them are false, each coordinate of the median and of the
+    trimmed mean lies between the smallest and the largest value of the honest clients. All replies have the same
+    weight, as in both papers, so `weights="uniform"` is required. The server keeps all n updates of a round in memory.
 
-    Deviations. The papers' vectors are gradients, here they are the clients' changes after their local steps. The
+    Deviations. The papers combine gradients; here the vectors are the clients' changes after their local steps. The
     papers' guarantees are for clients with similar data: if classes are distributed unevenly, honest changes differ,
-    and the removed clients may be the only ones that know a class. Multi-Krum takes at most n - f, where the paper
+    and the removed clients may be the only ones that know a class. Multi-Krum averages at most n - f changes; the paper
     allows n.
 
     Args:
@@ -49,9 +51,10 @@ class RobustMean(AddOn):
         best: number of changes that Krum averages, at least 1.
 
     Raises:
-        ValueError: `best` with another rule; `weights="samples"`; several architectures; buffers that travel; an add-on
-            that combines more of the replies, such as SCAFFOLD, or rescales the mean, such as FedNova; before round 1,
-            fewer clients than the rule needs: 2 f + 1, for Krum 2 f + 3 and f + `best`.
+        ValueError: `best` is given for another rule than Krum; `weights` is "samples"; there are several architectures,
+            or buffers that are averaged; an add-on combines further entries of the replies, such as SCAFFOLD, or
+            rescales the mean, such as FedNova; or a round has fewer clients than the rule needs (2 f + 1, and for Krum
+            2 f + 3 and f + `best`).
         NoUsableReply: a round has fewer replies than the rule needs.
     """
 
@@ -107,7 +110,7 @@ class RobustMean(AddOn):
             )
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Accept a change of any finite size: the rule, not a bound, takes its influence away."""
+        """Accept a change of any finite size, because the rule limits its influence."""
         schema[FedAvg.update.key] = EntrySpec.finite(schema[FedAvg.update.key].value)
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:

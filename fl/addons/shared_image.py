@@ -1,4 +1,4 @@
-"""Federated learning with a single shared image: clients send logits on crops that everybody can render."""
+"""Federated learning with a single shared image, or with a shared pool: clients send logits instead of weights."""
 
 from __future__ import annotations
 
@@ -31,15 +31,17 @@ class SharedImage(Shared):
     clients' average, otherwise from its previous weights. It learns the softmax of the weighted mean of all logits.
     `fl.methods.SingleImage` sets the paper's options.
 
-    Deviations: the server sends crop indices, as in the paper; the authors' code sends the crops, 61 MB per client and
-    round. Averages are weighted by samples (the authors' code: by batches). As in that code, the first round has FedAvg
-    initialisation, and the student's logits are rescaled to norm 2.5, which the paper does not mention. The last
-    weights are kept, as in the paper; the authors' code keeps the best on the clients' own validation images
-    (`returns="best"` uses `server.data["validation"]`). With several architectures, the model that is best on that set
-    selects, or else the first one (the authors' code: the best on the test set).
+    Deviations. The server sends crop indices, as in the paper; the authors' code sends the crops, 61 MB per client and
+    round. Averages are weighted by the number of samples (in the authors' code by the number of batches). As in that
+    code, the first round has FedAvg initialization, and the norm of the student's logits is limited to 2.5. The paper
+    does not mention this limit. The last weights are kept, as in the paper; the authors' code keeps the best on the
+    clients' own validation images (`returns="best"` uses `server.data["validation"]`). If there are several
+    architectures, the model that is best on that set selects the crops; without the set, the first model (in the
+    authors' code, the model that is best on the test set).
 
     Args:
-        image: uint8 [C, H, W], or float in [0, 1], which is rounded to 8 bits; C as in the clients' images.
+        image: the shared image, uint8 [C, H, W], or float in [0, 1], which is rounded to 8 bits; C as in the clients'
+            images.
         keep, count: number of crops in a round, and number of crops from which they are selected; if both are equal,
             nothing is selected.
         seed: seed of the crops, with which every participant renders the same crops.
@@ -52,8 +54,9 @@ class SharedImage(Shared):
         clip: largest norm of the students' logits (`losses.clip_logit_norm`), or None.
         returns: weights that the distillation returns: the "last", or the "best" on `server.data["validation"]`.
         crops: further options of `generate.Patches` (the paper: rotation=35, flip=0.5).
-        selection: options of `select.select`; the default {"kmeans_share": 0} only prunes. At 5,000 of 50,000 crops
-            the entropy pruning of section 4.1 ("we remove 90 % of the training examples") leaves k-means no choice.
+        selection: options of `select.select`; the default {"kmeans_share": 0} only prunes. If 5,000 of 50,000 crops are
+            kept, the entropy pruning of section 4.1 ("we remove 90 % of the training examples") leaves k-means nothing
+            to select.
     """
 
     key = "SharedImage"
@@ -79,11 +82,11 @@ class SharedImage(Shared):
 class SharedPool(Shared):
     """Soni, Saeed and Asano, "Federated Learning with a Single Shared Image" (2024), Table 6: selection over a pool.
 
-    Like `SharedImage`, with the images of a public set instead of the crops of one image: "use cases where we already
-    have a shared public dataset at hand". Every participant has the pool, which is sent once. In each round the global
-    model selects `keep` images. The server sends their indices and receives the clients' logits. Clients send weights
-    only in rounds with FedAvg initialisation. The labels of the pool are not read. If `keep` is the size of the pool,
-    all images are used: this is the paper's FedDF (first row of Table 6), which exchanges logits.
+    It works like `SharedImage`, with the images of a public set instead of the crops of one image: "use cases where we
+    already have a shared public dataset at hand". Every participant has the pool, which is sent once. In each round the
+    global model selects `keep` images. The server sends their indices and receives the clients' logits. Clients send
+    weights only in rounds with FedAvg initialisation. The labels of the pool are not read. If `keep` is the size of the
+    pool, all images are used: this is the paper's FedDF (first row of Table 6), which exchanges logits.
 
     Table 6 uses 1,000 images of CIFAR-100's training split with private CIFAR-10. In the authors' code, runs with
     selection draw them from a pool of 10,000; runs without selection have only these 1,000.

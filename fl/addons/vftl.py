@@ -20,11 +20,11 @@ __all__ = ["VFTL"]
 
 @dataclass(frozen=True)
 class VFTL(AddOn):
-    """VFTL, a control for VHL (Tang et al., ICML 2022, section 5.3): pretrain on the virtual set, then plain rounds.
+    """VFTL, a control for VHL (Tang et al., ICML 2022, section 5.3): pretraining on the virtual set, then plain rounds.
 
     Neither the paper nor its code specifies the pretraining. Here the server minimises the cross-entropy by SGD with
-    momentum before round 1, with virtual class k as output k. All pretrained weights are used, including the
-    classifier's. The messages are the same as without the add-on.
+    momentum before round 1, and virtual class k is output k. All pretrained weights are used, including the
+    classifier's. The messages are those of FedAvg.
 
     Args:
         epochs: number of passes over the virtual set; 0 disables the add-on.
@@ -51,7 +51,7 @@ class VFTL(AddOn):
         require_source(self.source)
 
     def start(self, server: AveragingServer) -> None:
-        """Make the virtual set, and pretrain the first weights of every architecture on it."""
+        """Make the virtual set, and pretrain the initial weights of every architecture on it."""
         if self.classes > server.task.num_classes:
             raise ValueError(
                 f"VFTL: {self.classes} virtual classes, but outputs for {server.task.num_classes} only: give "

@@ -34,7 +34,7 @@ class VHL(AddOn):
     Clients whose data differ share a set of noise images, on which their features are aligned.
 
     The server makes a set of `classes` kinds of noise, which each client downloads once. Every step also reads a batch
-    of it, forwarded together with the real one (joint batch statistics), and adds to the objective
+    of these images, which is forwarded together with the real batch (joint batch statistics), and adds to the objective
 
         cross_entropy * CE(virtual logits, virtual labels)
         + calibration * SupCon([real, virtual features], labels), virtual features detached
@@ -44,11 +44,11 @@ class VHL(AddOn):
 
     Deviations. Only the authors' code has the third term (weight .1). It keeps the virtual classes apart, which the
     detached second term cannot do. That code calibrates only in the first five local epochs of a round, which no
-    published setting exceeds, and drops the last short virtual batch of a pass. In tests it counts outputs of virtual
-    classes as predictions (errors): use `predict="all"` for that. Its rate decays with each client's participations;
-    here the rate decays with the rounds, as in the paper. Its momentum continues after the round:
-    `ClientOptimizer(state="client")`. It crops and flips the virtual images, whatever the augmentation of the real
-    images (`augment`).
+    published setting exceeds, and drops the last short virtual batch of a pass. In its tests, a prediction of a virtual
+    class counts as an error; `predict="all"` does the same here. In the code, a client's rate decays with each of its
+    participations; here the rate decays with the rounds, as in the paper. The code keeps momentum between rounds, as
+    `ClientOptimizer(state="client")` does. It crops and flips the virtual images, whatever the augmentation of the real
+    images is; see `augment`.
 
     Args:
         source: "stylegan", "gaussian" or "cnn" (see `distillkit.generate`), the name of a set in `server_data`, or a
@@ -97,12 +97,12 @@ class VHL(AddOn):
 
     @property
     def extra_outputs(self) -> int:  # type: ignore[override]
-        """One output for each virtual class."""
+        """Number of virtual classes, each of which has an output."""
         return self.classes
 
     @property
     def layers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The inner layer whose outputs are compared, if `layer` names one."""
+        """Inner layer whose outputs are compared, if `layer` names one."""
         return () if self.layer is None else (self.layer,)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
@@ -114,7 +114,7 @@ class VHL(AddOn):
             )
 
     def start(self, server: AveragingServer) -> None:
-        """Make the virtual set, and check on it that the layer's outputs can be compared."""
+        """Make the virtual set, and check with it that the layer's outputs can be compared."""
         noise = virtual_set(server, self, self.source, self.classes, self.per_class, self.options)
         for architecture in server.settings.networks.names if self.layer is not None else ():
             net = server.network(architecture).eval()
@@ -138,7 +138,7 @@ class VHL(AddOn):
         return local.stream(self, noise, batch=self.batch, joint=True, augment=augment)
 
     def loss(self, step: Step) -> Tensor:
-        """Return the three terms: cross-entropy of virtual images, calibration and contrast of features."""
+        """Return the sum of the three terms: cross-entropy of virtual images, calibration, and contrast of features."""
         real, virtual, labels = step.output(), step.output(self), step.batch_of(self).labels
         x, v = (o.embedding if self.layer is None else o.inner[self.layer] for o in (real, virtual))
         contrast = partial(supervised_contrastive, temperature=self.temperature, empty=self.empty)
