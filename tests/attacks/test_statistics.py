@@ -142,26 +142,31 @@ def test_ppv_interval_is_between_the_extremes(hits: int, false: int, prior: floa
     assert [worth.low, worth.high] == pytest.approx([o / (1 + o) for o in odds])
 
 
-def test_interval_of_a_selected_threshold_is_zou_and_donners() -> None:
+@pytest.mark.parametrize(("members", "count", "rate", "confidence"), [
+    (200, 400, 0.1, 0.95), (50, 60, 0.5, 0.9), (30, 500, 0.02, 0.99), (100, 100, 0.3, 0.5),
+])  # fmt: skip
+def test_interval_of_a_selected_threshold_is_zou_and_donners(
+    members: int, count: int, rate: float, confidence: float
+) -> None:
     """Zou and Donner's: around the rate found, the error of the count and that of the threshold, whose true
     false-positive rate is that of an order statistic, a beta variable."""
-    member = torch.arange(600) < 200
-    scores = torch.randn(600, generator=derive(9), dtype=torch.float64) + member
-    found = roc(scores, member).at(0.1).tpr
-    inside, others = scores[member], scores[~member].sort(descending=True).values
-    hits = int((inside >= others[39]).sum())
-    low, high = clopper_pearson(hits, 200)
-    # As many others at least lie above a threshold of a true rate of 10 %, and at most: 2.5 % of the time fewer, more.
-    strict = max(k for k in range(400) if beta.cdf(0.1, k + 1, 400 - k) >= 0.975)
-    loose = min(k for k in range(1, 400) if beta.cdf(0.1, k, 401 - k) <= 0.025)
-    at_strict = int((inside > others[strict]).sum()) / 200
-    at_loose = int((inside >= others[loose - 1]).sum()) / 200
-    value = found.value
-    assert found.hits in (hits, int((inside > others[40]).sum()))
-    assert at_strict < value < at_loose
-    low, high = clopper_pearson(found.hits, 200)
-    assert found.low == pytest.approx(value - math.sqrt((value - low) ** 2 + (value - at_strict) ** 2))
-    assert found.high == pytest.approx(value + math.sqrt((high - value) ** 2 + (at_loose - value) ** 2))
+    tail = (1 - confidence) / 2
+    # As many others at least lie above a threshold of that true rate, and at most: with probability `tail` fewer, more.
+    strict = max(k for k in range(count) if beta.cdf(rate, k + 1, count - k) >= 1 - tail)
+    loose = min(k for k in range(1, count) if beta.cdf(rate, k, count + 1 - k) <= tail)
+    member = torch.arange(members + count) < members
+    for seed in range(40):
+        scores = torch.randn(members + count, generator=derive(9, seed), dtype=torch.float64) + member
+        found = roc(scores, member).at(rate, confidence=confidence).tpr
+        inside, others = scores[member], scores[~member].sort(descending=True).values
+        at_strict = int((inside > others[strict]).sum()) / members
+        at_loose = int((inside >= others[loose - 1]).sum()) / members
+        assert found.hits == int((inside > others[int(rate * count + 1e-9)]).sum())
+        value = found.hits / members
+        assert at_strict <= value <= at_loose
+        low, high = clopper_pearson(found.hits, members, confidence)
+        ends = value - math.hypot(value - low, value - at_strict), value + math.hypot(high - value, at_loose - value)
+        assert (found.low, found.high) == pytest.approx((max(0.0, ends[0]), min(1.0, ends[1])))
 
 
 def test_threshold_selected_on_the_scores_is_refused() -> None:

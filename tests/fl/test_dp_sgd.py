@@ -565,3 +565,13 @@ def test_crop_flip_and_kept_momentum_keep_the_same_epsilon() -> None:
         assert [row["failed"] for row in run.rows] == [{}, {}]
         epsilons.append([row["epsilon"] for row in run.rows])
     assert epsilons[0] == epsilons[1]
+
+
+@pytest.mark.parametrize(
+    ("rate", "epochs", "steps"), [(0.15, 1, 7), (0.6, 1, 2), (0.6, 2, 3), (0.95, 3, 3), (1.0, 1, 1)]
+)
+def test_epochs_are_rounded_to_the_nearest_number_of_steps(rate: float, epochs: int, steps: int) -> None:
+    ledger = Ledger(delta=DELTA)
+    method = FedAvg(DPSGD(sigma=1.5, rate=rate, size=12), factory=Tiny, epochs=epochs, weights="uniform", lr=0.1)
+    simulate(method, [images(12, 1)], rounds=1, ledger=ledger, progress=False)
+    assert [event.count for event in ledger.events] == [steps]

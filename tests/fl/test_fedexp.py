@@ -84,3 +84,12 @@ def test_refusals() -> None:
         FedAvg(FedExP(), factory={"a": Tiny, "b": network}, assign=lambda k: "a")
     with pytest.raises(ValueError, match="epsilon must be at least 0"):
         FedExP(-1.0)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 4])
+def test_tested_model_is_the_mean_of_the_last_two_iterates(rounds: int) -> None:
+    last, before = (quadratic.weights(quadratic.run(FedExP(), rounds=max(n, 1))) for n in (rounds, rounds - 1))
+    run = quadratic.run(FedExP(), rounds=rounds)
+    tested = run.models[""].w.detach().double().numpy()  # type: ignore[union-attr]
+    assert tested == pytest.approx((last + before) / 2, abs=1e-6)
+    assert rounds == 1 or abs(last - before).max() > 1e-3

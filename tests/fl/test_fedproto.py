@@ -180,3 +180,43 @@ def test_values_of_condensed_are_checked() -> None:
         FedProto(factory=Tiny, condensed=Condensed)  # type: ignore[arg-type]
     assert FedProto(factory=Tiny, condensed=Condensed(ipc=0, selected=())).condensed is None
     assert "Condensed(ipc=2" in repr(FedProto(factory=Tiny, condensed=Condensed(ipc=2, refine_steps=0)))
+
+
+def test_prototypes_are_means_in_eval_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With batch norm and dropout, embeddings differ between the modes."""
+
+    class Dropping(Tiny):
+        def features(self, x: torch.Tensor) -> torch.Tensor:
+            return self.drop(super().features(x))
+
+    def factory(outputs: int) -> nn.Module:
+        net = Dropping(outputs, norm=True)
+        net.drop = nn.Dropout(0.5)
+        return net
+
+    data, own, nets = images(24, 3), FedProto._network, []
+    monkeypatch.setattr(FedProto, "_network", lambda self, client: nets.append(own(self, client)) or nets[-1])
+    run = simulate(FedProto(factory=factory, lr=0.05, batch=6), [data], rounds=2, progress=False)
+    net = nets[-1].eval()
+    with torch.no_grad():
+        z = net.features(data.images)
+    wanted = torch.stack([z[data.labels == c].mean(0) for c in range(3)])
+    assert torch.allclose(run.server.state[FedProto.prototypes], wanted, atol=1e-5)
+
+
+def test_classes_of_earlier_rounds_stay_known() -> None:
+    """One of two clients is drawn in each round, and they share no class."""
+    data = images(40, 3)
+    halves = [data[data.labels == 0], data[data.labels == 1]]
+    before, seen = torch.zeros(3, 48), set()
+    for rounds in range(1, 6):
+        method = FedProto(factory=Tiny, lr=0.05)
+        run = simulate(method, halves, rounds=rounds, participation=1, seed=2, progress=False)
+        (drawn,) = run.rows[-1]["drawn"]
+        seen.add(drawn)
+        state = run.server.state
+        assert set(state[FedProto.known].nonzero().flatten().tolist()) == seen
+        assert run.rows[-1]["prototypes"] == len(seen)
+        assert torch.equal(state[FedProto.prototypes][1 - drawn], before[1 - drawn])
+        before = state[FedProto.prototypes]
+    assert seen == {0, 1}

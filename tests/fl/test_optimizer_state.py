@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from fl import ClientOptimizer, FedAvg, simulate
 from fl.addons import SCAFFOLD, Ditto, FedNova, FedProx
+from fl.averaging.optimizer import load_state, saved_state
 from fl.batches import Phase
 from tests.fl import linear
 from tests.fl.federations import Tiny, federation
@@ -111,3 +112,30 @@ def test_refusals() -> None:
     for addon in (SCAFFOLD(), FedNova()):
         with pytest.raises(ValueError, match=rf"{addon.name} needs ClientOptimizer\(state='round'\)"):
             FedAvg(addon, factory=Tiny, momentum=0.9, optimizer=ClientOptimizer(state="client"))
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_saved_state_is_a_copy(kind: str) -> None:
+    """Neither the optimiser that was saved nor one that loads the state changes what was saved."""
+
+    def optimizer() -> torch.optim.Optimizer:
+        points = [torch.zeros(2), torch.ones(3)]
+        return torch.optim.Adam(points) if kind == "adam" else torch.optim.SGD(points, 0.1, 0.9)
+
+    def step(stepper: torch.optim.Optimizer) -> None:
+        for point in stepper.param_groups[0]["params"]:
+            point.grad = torch.ones_like(point)
+        stepper.step()
+
+    first, second, names = optimizer(), optimizer(), ["a", "b"]
+    step(first)
+    saved = saved_state(first, names)
+    kept = {name: value.clone() for name, value in saved.items()}
+    step(first)
+    load_state(second, names, saved)
+    step(second)
+    assert saved.keys() == kept.keys()
+    assert all(torch.equal(value, kept[name]) for name, value in saved.items())
+    assert all(
+        torch.equal(a, b) for a, b in zip(saved_state(first, names).values(), saved_state(second, names).values())
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
 import stat
 from collections import Counter
 from pathlib import Path
@@ -360,3 +362,43 @@ def test_error_without_cryptography_names_the_remedy(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(__import__("sys").modules, "cryptography.hazmat.primitives.asymmetric.x25519", None)
     with pytest.raises(MissingCryptography, match=r'pip install "distillkit\[secure\]"'):
         SecureSums(Registry({0: "ab" * 32, 1: "cd" * 32}), threshold=2)
+
+
+# Keys and nonces.
+
+
+def test_reflected_box_does_not_open() -> None:
+    """Two clients share one secret in both directions, so the box's key must depend on the direction."""
+    run = ProtocolRun(range(3), 2).run_until("deal")
+    reflected = {**run.boxes_for(0), 1: run.boxes[0][1]}
+    with pytest.raises(AuthenticationError, match="client 1: cannot open a box"):
+        run.sessions[0].mask_vector(plain([0])[0], reflected)
+    pairs = list(itertools.permutations(range(4), 2))
+    assert len({run.context.box_context(bytes(32), *pair) for pair in pairs}) == len(pairs)
+
+
+def test_no_key_is_kept_once_it_was_used() -> None:
+    run = ProtocolRun(range(3), 2).run_until("deal")
+    keys = {k: [run.keyring.sessions[k][name] for name in ("agreement", "mask", "seed")] for k in range(3)}
+    assert all(len(key) == 64 for own in keys.values() for key in own)
+    run.mask(plain(range(3)), range(3))
+    for k in range(3):
+        assert not [key for key in keys[k] if key in json.dumps(run.keyring.sessions[k])]
+    run.assent()
+    run.disclose(range(3))
+    assert run.keyring.sessions == {}
+
+
+def test_secrets_are_synced_before_a_step_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    sync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(handle), sync(handle))[1])
+    ring = Keyring(tmp_path)
+    for change in (lambda: ring.enroll(0), lambda: ring.save_session(0, {"step": "keys"})):
+        synced.clear()
+        change()
+        assert len(synced) == 2  # the file, and its name in the folder
+    synced.clear()
+    ring.delete_session(0)
+    assert len(synced) == 1
+    assert ring.load_session(0) is None

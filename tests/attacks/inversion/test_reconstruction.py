@@ -312,3 +312,25 @@ BAD: list[tuple[Any, str]] = [
 def test_invalid_arguments_are_named(call: Any, said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=said):
         call()
+
+
+@pytest.mark.parametrize(
+    "search", [lambda f, x: signed_adam([f], [x], 12, 0.3, IDENTITY)[0], lambda f, x: lbfgs(f, x, 2)]
+)
+def test_best_of_all_iterates_is_returned(search: Any) -> None:
+    """The loss is bumpy, so that the last iterate is rarely the best one."""
+    last_was_best = 0
+    for seed in range(8):
+        tried: list[tuple[float, Tensor]] = []
+
+        def bumpy(x: Tensor, tried: list[tuple[float, Tensor]] = tried) -> Tensor:
+            value = (x - 0.5).square().sum() + (15 * x).sin().sum()
+            tried.append((float(value.detach()), x.detach().clone()))
+            return value
+
+        images, least = search(bumpy, torch.rand(1, 1, 2, 2, generator=derive(seed), dtype=torch.float64))
+        best = min(tried, key=lambda one: one[0])
+        assert least == best[0]
+        assert torch.equal(images, best[1])
+        last_was_best += tried[-1][0] == best[0]
+    assert last_was_best < 8

@@ -332,6 +332,17 @@ def test_few_hits_have_an_interval_at_least_as_wide_as_a_count() -> None:
     assert nobody.tpr.high >= high
 
 
+def test_few_misses_have_an_interval_at_least_as_wide_as_a_count() -> None:
+    """If every member is predicted in every target there is no spread, but no certainty either."""
+    one = drawn(5, count=8, records=40, effect=100.0)
+    sure = leave_one_out(one, {"a": lambda t: t.scores}, fpr=0.05, progress=False)
+    hits = sum(p.tpr.hits for p in sure["a"].points)
+    low, high = clopper_pearson(hits, 8 * 20)
+    assert 8 * 20 - hits < 10
+    assert sure["a"].tpr.low <= low
+    assert sure["a"].tpr.high >= high
+
+
 def test_independently_drawn_halves_are_accepted() -> None:
     """Rows without complements are units of their own, and left out alone."""
     g, n = derive(11), 14

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,10 +22,13 @@ from distillkit.rng import derive
 class Several(nn.Module):
     """Two arbitrary convolutions, a third one whose weight depends on the images, and one that is not trained."""
 
-    def __init__(self, channels: int, bias: bool, kernel: int, stride: int, padding: int, dilation: int, groups: int):
+    def __init__(
+        self, channels: int, bias: bool, kernel: int, stride: int, padding: int, dilation: int, groups: int,
+        depthwise: bool,
+    ) -> None:  # fmt: skip
         super().__init__()
         setting: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation, "bias": bias}
-        self.first = nn.Conv2d(channels, 6, kernel, **setting)
+        self.first = nn.Conv2d(channels, 6, kernel, groups=math.gcd(channels, 6) if depthwise else 1, **setting)
         self.second = nn.Conv2d(6, 4, 3, padding=1, groups=groups, bias=bias)
         self.frozen = nn.Conv2d(4, 5, (1, 3), padding="same").requires_grad_(False)
         self.last = nn.Linear(5, 3)
@@ -38,12 +42,14 @@ class Several(nn.Module):
 
 @given(
     st.integers(1, 6), st.booleans(), st.integers(1, 3), st.integers(1, 2), st.integers(0, 2), st.integers(1, 2),
-    st.sampled_from([1, 2]), st.booleans(),
+    st.sampled_from([1, 2]), st.booleans(), st.booleans(),
 )  # fmt: skip
+@example(channels=2, bias=False, kernel=3, stride=1, padding=1, dilation=1, groups=1, depthwise=True, last_only=False)
 def test_second_derivative_equals_pytorchs(
-    channels: int, bias: bool, kernel: int, stride: int, padding: int, dilation: int, groups: int, last_only: bool
-) -> None:
-    net = build(lambda: Several(channels, bias, kernel, stride, padding, dilation, groups), 0).double()
+    channels: int, bias: bool, kernel: int, stride: int, padding: int, dilation: int, groups: int, depthwise: bool,
+    last_only: bool,
+) -> None:  # fmt: skip
+    net = build(lambda: Several(channels, bias, kernel, stride, padding, dilation, groups, depthwise), 0).double()
     parameters = [p for p in net.parameters() if p.requires_grad][-2 if last_only else 0 :]
     images = torch.randn(3, channels, 7, 6, generator=derive(1), dtype=torch.float64)
     labels = torch.tensor([0, 2, 1])

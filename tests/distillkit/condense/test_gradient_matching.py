@@ -103,7 +103,15 @@ def slow_dc(
     synthetic = start.clone().requires_grad_()
     pixels = torch.optim.SGD([synthetic], lr=0.1, momentum=0.5)
     weights = torch.optim.SGD(network.parameters(), lr=0.05)
+    norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm2d)]
     for j in range(outer):
+        for norm in norms:
+            norm.momentum = 1.0
+            norm.train()
+        with torch.no_grad():
+            network(real.images)  # fewer than 16 of each class: the mixed batch has all of them
+        for norm in norms:
+            norm.eval()
         loss = torch.zeros((), dtype=torch.float64)
         for c in range(real.num_classes):
             x, s = real.images[real.labels == c], synthetic[labels == c]
@@ -124,6 +132,8 @@ def slow_dc(
         if j == outer - 1:
             break
         draws = derive(seed, 0, j, "train")
+        for norm in norms:
+            norm.train()
         for _ in range(inner):
             for index in torch.randperm(len(labels), generator=draws).split(3):
                 x = synthetic.detach()[index]
@@ -134,14 +144,15 @@ def slow_dc(
     return synthetic.detach()
 
 
+@pytest.mark.parametrize("norm", ["instance", "batch"])
 @pytest.mark.parametrize("augment", [None, DSA(mode="M")])
-def test_result_equals_the_algorithm_box(augment: DSA | None, global_rng_untouched: None) -> None:
+def test_result_equals_the_algorithm_box(augment: DSA | None, norm: str, global_rng_untouched: None) -> None:
     real, generator = data([5, 7]), derive(3)
     seed = int(torch.randint(2**62, (), generator=generator.clone_state()))
     states: list[Progress] = []
     got = gradient_matching(
         real,
-        networks=RandomNetworks(convnet()),
+        networks=RandomNetworks(convnet(norm)),
         ipc=2,
         iterations=1,
         inner=InnerTraining(loops=(3, 2), lr=0.05, batch=3),
@@ -153,7 +164,7 @@ def test_result_equals_the_algorithm_box(augment: DSA | None, global_rng_untouch
         callback=states.append,
     )
     start = torch.randn(4, 1, 8, 8, generator=derive(seed, "init"), dtype=torch.float64)
-    want = slow_dc(real, start, build(convnet(), derive(seed, 0, "network")), 3, 2, augment, seed)
+    want = slow_dc(real, start, build(convnet(norm), derive(seed, 0, "network")), 3, 2, augment, seed)
     torch.testing.assert_close(got.images, want)
     assert not torch.equal(got.images, start)
     assert got.labels.tolist() == [0, 0, 1, 1]
@@ -418,6 +429,24 @@ def test_fit_to_gradient_equals_torch_sgd_on_the_distance(global_rng_untouched: 
         assert torch.equal(value, before[name]), name
     assert torch.equal(made.labels, start.labels)
     assert made.info["steps"] == 3
+
+
+def test_fit_to_gradient_uses_running_statistics_in_either_mode() -> None:
+    network = build(lambda: nn.Sequential(convnet("batch")(), nn.Dropout(0.5)), 1)
+    with torch.no_grad():
+        network(data([20, 20], seed=4).images)
+    start, target = data([2, 3], seed=5), [torch.ones_like(p) for p in network.parameters()]
+    found = [
+        fit_to_gradient(network.train(mode), start, target, steps=2, metric="mse").images for mode in (True, False)
+    ]
+    assert torch.equal(*found)
+    network.eval()
+    leaf = start.images.clone().requires_grad_()
+    g = torch.autograd.grad(F.cross_entropy(network(leaf), start.labels), list(network.parameters()), create_graph=True)
+    moved = leaf - torch.autograd.grad(gradient_distance(g, target, metric="mse"), leaf)[0]
+    once = fit_to_gradient(network.train(), start, target, steps=1, metric="mse")
+    torch.testing.assert_close(once.images, moved.detach())
+    assert network.training
 
 
 def test_fit_to_gradient_with_some_parameters_soft_labels_and_chunks() -> None:

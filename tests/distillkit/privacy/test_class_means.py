@@ -365,3 +365,18 @@ def test_siamese_augmentation_is_drawn_once_per_network(toy_set: LabeledImages, 
         vectors = network.features(shifted) - embedders[k].center
         vectors = vectors / vectors.norm(dim=1, keepdim=True)
         torch.testing.assert_close(sums[k, 2], vectors[toy_set.labels == 2].sum(0))
+
+
+@pytest.mark.parametrize("first_share", [0.0, 0.2])
+@pytest.mark.parametrize("count", [2, 3])
+def test_budget_is_checked_for_all_passes_before_the_first(
+    count: int, first_share: float, toy_set: LabeledImages, toy_network: Factory
+) -> None:
+    """All passes together cost 8: a little less is refused before anything is charged, a little more is enough."""
+    options: dict[str, Any] = {"count": count, "first_share": first_share, "num_networks": 2, "steps": 1}
+    poor, rich = Ledger(budget=7.99), Ledger(budget=8.01)
+    with pytest.raises(BudgetExhausted):
+        condensed(toy_set, toy_network, ledger=poor, **options)
+    assert poor.events == ()
+    condensed(toy_set, toy_network, ledger=rich, **options)
+    assert rich.epsilon() == pytest.approx(8.0, rel=1e-9)

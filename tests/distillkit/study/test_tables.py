@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -257,4 +258,7 @@ def test_swapping_base_and_candidate_flips_the_sign(a: list[float], b: list[floa
     [there], [back] = compare_studies(one, other).rows, compare_studies(other, one).rows
     assert there["difference"] == -back["difference"]
     assert (there["before"], there["verdict"]) == (back["after"], back["verdict"])
+    if a != b:
+        wide = abs(there["difference"]) > max(statistics.stdev(a), statistics.stdev(b))
+        assert there["verdict"] == ("changed" if wide else "")
     assert compare_studies(one, one).rows[0]["verdict"] == "the same"

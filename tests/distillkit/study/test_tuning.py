@@ -10,6 +10,7 @@ import pytest
 
 from distillkit.serialization import to_config
 from distillkit.study import RecordError, equal_search_sizes, read_choice, tuning_table
+from distillkit.study._tuning import RULES, best_configuration, score_configuration
 
 
 def tried(*scores: float | None, **settings: list[Any]) -> dict[str, Any]:
@@ -94,3 +95,19 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         write(tmp_path, {"FedAvg": {**AVG, "chosen": wrong}})
         with pytest.raises(RecordError, match=f"configuration {wrong} of FedAvg on digits is not the best"):
             tuning_table(tmp_path)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_configuration_with_a_failed_seed_has_no_score(rule: str) -> None:
+    """It would otherwise be compared on the seeds on which it happens to work."""
+    column = RULES[rule]
+    good = [{"settings": {}, "run": str(k), column: value} for k, value in enumerate((0.2, 0.6, 0.7))]
+    failed = {"settings": {}, "run": "3", "error": "diverged"}
+    assert score_configuration(good, rule)["score"] == pytest.approx(0.5)
+    for lines in ([*good, failed], [failed, *good], [failed]):
+        found = score_configuration(lines, rule)
+        assert found["score"] is None
+        assert found["scores"] == [line.get(column) for line in lines]
+        assert found["errors"] == ["diverged"]
+    scores = [score_configuration(lines, rule) for lines in ([failed, *good[2:]], good, good[:1])]
+    assert best_configuration(scores, "here") == 1

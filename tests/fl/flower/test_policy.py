@@ -296,3 +296,21 @@ def test_policy_name_lists_class_add_ons_and_filters() -> None:
         "PrivateFedDM", "FedAvg(DPSGD)", "Filtered(FedAvg, ClientDP)",
     ]  # fmt: skip
     assert policy_name(FedAvg(DPSGD(sigma=1.0, rate=0.5, size=9), **FAST, weights="uniform")) == "FedAvg(DPSGD)"
+
+
+@pytest.mark.parametrize("verb", ["local", "answer", "evaluate"])
+@pytest.mark.parametrize("charged", [False, True])
+@pytest.mark.parametrize("epsilon", ["8.0", "inf"])
+def test_only_charged_replies_from_images_pass_a_finite_epsilon(
+    verb: str, charged: bool, epsilon: str, tmp_path: Path
+) -> None:
+    policy = read_policy(written(tmp_path / "policy.toml", epsilon=epsilon))
+    ledger = NodeLedger(tmp_path / "ledgers", 1, "a", policy)
+    ledger.charged = charged
+    guard = ReleaseGuard(NoisySum(), policy, ledger)
+    result = ClientResult(1, Message({NoisySum.total: torch.ones(1)}))
+    job = Job(RequestHeader(verb, 1, "x", 0), 1, ClientRequest(Message()))
+    reply, facts = from_parts(*guard.reply_parts(job, result, {"name": "a", "seen": 0}))
+    refused = epsilon == "8.0" and not charged and verb != "evaluate"
+    assert ("refused" in facts) == refused
+    assert bool(len(reply)) == (not refused)
