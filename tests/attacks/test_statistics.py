@@ -157,6 +157,7 @@ def test_interval_of_a_selected_threshold_is_zou_and_donners(
     member = torch.arange(members + count) < members
     for seed in range(40):
         scores = torch.randn(members + count, generator=derive(9, seed), dtype=torch.float64) + member
+        scores = scores if seed % 2 else scores.mul(8).round() / 8  # with many ties
         found = roc(scores, member).at(rate, confidence=confidence).tpr
         inside, others = scores[member], scores[~member].sort(descending=True).values
         at_strict = int((inside > others[strict]).sum()) / members

@@ -333,6 +333,9 @@ def test_untracked_batch_norm_uses_mixed_batch_statistics() -> None:
         for factory in (convnet(norm="batch"), untracked)
     )
     assert torch.equal(a, b)
+    modes = [FixedNetwork(build(untracked, 0).train(mode)) for mode in (True, False)]  # in eval mode it has no others
+    c, d = (gradient_matching(data([6, 6]), networks=networks, **options).images for networks in modes)
+    assert torch.equal(c, d)
 
 
 def test_fixed_network_with_batch_norm_is_unchanged() -> None:
