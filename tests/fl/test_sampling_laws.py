@@ -1,14 +1,16 @@
-"""Laws of the random draws of a run: every client, and every pair of clients, is drawn equally often."""
+"""Laws of the random draws of a run: clients, pairs of clients and the order of batches are drawn uniformly."""
 
 from __future__ import annotations
 
 from collections import Counter
-from itertools import combinations
+from itertools import combinations, permutations
 from types import SimpleNamespace
 
 import pytest
 from scipy.stats import chisquare
 
+from distillkit.rng import derive
+from fl.batches import shuffled_indices
 from fl.engine._rounds import RoundRunner
 
 ROUNDS, LEVEL = 3000, 1e-4
@@ -41,3 +43,24 @@ def test_clients_and_pairs_are_drawn_equally_often(clients: int, wanted: int) ->
 
 def test_every_client_is_drawn_if_all_are_wanted() -> None:
     assert draws(4, 4) == [[0, 1, 2, 3]] * ROUNDS
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 4])
+def test_every_pass_has_an_order_of_its_own(batch: int) -> None:
+    """Every image is seen once in each pass, and all pairs of orders of two passes are equally likely."""
+    orders = list(permutations(range(3)))
+    seen: Counter[tuple[object, ...]] = Counter()
+    for seed in range(ROUNDS):
+        found = [i for part in shuffled_indices(3, batch, derive(seed), 2, None) for i in part.tolist()]
+        seen[tuple(found[:3]), tuple(found[3:])] += 1
+    pairs = [(one, other) for one in orders for other in orders]
+    assert set(seen) == set(pairs)
+    assert chisquare([seen[pair] for pair in pairs]).pvalue > LEVEL
+
+
+def test_steps_go_over_as_many_passes_as_needed() -> None:
+    parts = list(shuffled_indices(5, 2, derive(0), 1, 8))
+    assert [len(part) for part in parts] == [2, 2, 1, 2, 2, 1, 2, 2]
+    assert sorted(i for part in parts[:3] for i in part.tolist()) == list(range(5))
+    assert [len(part) for part in shuffled_indices(5, 2, derive(0), 2, None)] == [2, 2, 1] * 2
+    assert list(shuffled_indices(5, 2, derive(0), 1, 0)) == []
