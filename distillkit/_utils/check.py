@@ -190,6 +190,10 @@ def real_number(
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    try:
+        value = float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must be finite, got a number beyond 1e308") from None
     if not math.isfinite(value):
         raise ValueError(f"{name} must be finite, got {value}")
     if above is not None and value <= above:
@@ -202,7 +206,7 @@ def real_number(
         else:
             wanted = f"at most {most:g}" if math.isinf(least) else f"in [{least:g}, {most:g}]"
         raise ValueError(f"{name} must be {wanted}, got {value:g}")
-    return float(value)
+    return value
 
 
 def one_of(value: T, name: str, allowed: Collection[T]) -> T:

@@ -10,15 +10,16 @@ Where to find what in this package:
 - Where is noise drawn? `secret.py` (`Secret`). Where is it added? `gradients/private_gradient.py` (DP-SGD on networks
   and images), `condensation/class_means.py` (`release`) and `condensation/histogram.py`. Callers outside this package
   that add noise themselves draw it from a `Secret` and charge an `Account`.
-- Where is a ledger line written? `ledger.py` (`Ledger.spend`), into the file of `_journal.py`; `events.py` defines the
-  events, `Account` the client and round that a call charges, `_child_ledger.py` the ledgers on other machines.
+- Where is a ledger line written? `ledger.py` (`Ledger.spend`), into the hash chain of `_journal.py`; `events.py`
+  defines the events, `Account` the client and round that a call charges, `_child_ledger.py` the ledgers on other
+  machines.
 - Where is epsilon computed? `accounting/composition.py` (`compose`); `accounting/planning.py` inverts it.
 - Where does user code meet records? Nowhere: `capture/` traces it on one example without values, to a fixed graph.
 - Where are inputs refused? `validation/`: data and options, networks and losses that mix examples, delta. `errors.py`
   defines the errors, `assumptions.py` the inputs that each entry point assumes to be public.
 """
 
-from distillkit.privacy.accounting.composition import Bound, Spend, compose
+from distillkit.privacy.accounting.composition import Bound, Spend, compose, filter_order
 from distillkit.privacy.accounting.gaussian import gaussian_delta, gaussian_epsilon, gaussian_sigma
 from distillkit.privacy.accounting.planning import NoisePlan, plan_noise
 from distillkit.privacy.assumptions import ASSUMPTIONS, PUBLIC_INPUTS
@@ -90,6 +91,7 @@ __all__ = [
     "class_sums",
     "compose",
     "condense_private",
+    "filter_order",
     "fit_to_means",
     "gaussian_delta",
     "gaussian_epsilon",

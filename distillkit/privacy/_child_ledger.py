@@ -12,13 +12,19 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from distillkit.privacy._journal import Journal
-from distillkit.privacy.errors import NotAccountable
+from distillkit.privacy.assumptions import PUBLIC_INPUTS
 from distillkit.privacy.events import ALL_CLIENTS, Event, client_id
 from distillkit.privacy.ledger import Ledger
 
 __all__ = ["ChildLedger", "child_state", "ledger_lines", "merge_child", "mirror_lines", "mirrored_count"]
 
 Line = dict[str, Any]
+
+_MOST_ROUNDS, _LONGEST_TEXT = 10**9, 1000
+"""Bounds of what another machine's ledger may say."""
+
+_OPTIONS = ("delta", "budget", "disjoint", "renyi_order", "relation")
+"""Options of a ledger that its child ledgers share."""
 
 
 def child_state(ledger: Ledger, client: int | str) -> dict[str, Any]:
@@ -39,8 +45,9 @@ def child_state(ledger: Ledger, client: int | str) -> dict[str, Any]:
     lines: list[Line] = [{"void": reason, "client": owner} for owner, reason in ledger._reasons.items()]
     lines += [{"remark": remark} for remark in ledger._remarks]
     lines += [{"assumed": list(facts), "by": entry} for entry, facts in ledger._assumed.items()]
+    lines += [{"clients": [client_id(client)]}]
     lines += [{"event": asdict(replace(event, count=count))} for event, count in counts.items()]
-    return {"delta": ledger.delta, "budget": ledger.budget, "disjoint": ledger.disjoint, "lines": lines}
+    return {name: getattr(ledger, name) for name in _OPTIONS} | {"lines": lines}
 
 
 class _MemoryJournal(Journal):
@@ -70,7 +77,7 @@ class ChildLedger(Ledger):
     """
 
     def __init__(self, state: Mapping[str, Any], before: Callable[[Sequence[Line]], None] | None = None) -> None:
-        super().__init__(None, delta=state["delta"], budget=state["budget"], disjoint=state["disjoint"])
+        super().__init__(None, **{name: state[name] for name in _OPTIONS})
         for number, line in enumerate(state["lines"], start=1):
             self._read_line(number, line)
         self._journal = self._memory = _MemoryJournal(before)
@@ -93,7 +100,7 @@ def merge_child(ledger: Ledger, lines: Sequence[Line]) -> None:
     """
     with ledger._synced():
         new = [line for line in lines if not _is_recorded(ledger, line)]
-        ledger._journal.append(*new)
+        ledger._write(*new)
         for number, line in enumerate(new, start=1):
             ledger._read_line(number, line)
 
@@ -107,7 +114,7 @@ def _is_recorded(ledger: Ledger, line: Line) -> bool:
 
 
 def ledger_lines(ledger: Ledger, since: int = 0) -> list[tuple[int, Line]]:
-    """Return the lines of a ledger's file after the first `since`, each with its line number, counted from 1.
+    """Return the lines on charges of a ledger's file after the first `since`, each with its number, counted from 1.
 
     Args:
         ledger: a ledger with a file.
@@ -115,7 +122,7 @@ def ledger_lines(ledger: Ledger, since: int = 0) -> list[tuple[int, Line]]:
     """
     with ledger._synced():
         lines, _ = Journal(ledger.path).unread()
-    return [(number, line) for number, line in lines if number > since]
+    return [(number, line) for number, line in lines if number > since and not {"ledger", "clients"} & line.keys()]
 
 
 def mirrored_count(ledger: Ledger, source: str) -> int:
@@ -127,8 +134,9 @@ def mirrored_count(ledger: Ledger, source: str) -> int:
 def mirror_lines(ledger: Ledger, source: str, client: int | str, lines: Sequence[tuple[int, Line]]) -> None:
     """Copy the lines of another ledger of the same records, each line once even if it is received repeatedly.
 
-    No line is refused, whatever the budget, because the privacy has already been spent. The lines are on disk when the
-    function returns.
+    No line is refused, whatever the budget, because the privacy has already been spent. Releases under a neighbouring
+    relation other than the ledger's leave that client without a guarantee. The lines are on disk when the function
+    returns.
 
     Args:
         ledger: the ledger to extend, for instance of a run.
@@ -138,20 +146,13 @@ def mirror_lines(ledger: Ledger, source: str, client: int | str, lines: Sequence
             trusted.
 
     Raises:
-        ValueError: the lines are invalid, or their neighbouring relation differs from that of `ledger`.
+        ValueError: the lines are invalid.
     """
     owner = client_id(client)
     with ledger._synced():
         seen = ledger._mirrored.get(source, 0)
         new = [{**_for_client(line, owner), "from": [source, number]} for number, line in lines if number > seen]
-        relations = {line["event"]["relation"] for line in new if "event" in line}
-        relations |= {event.relation for event in ledger._events[:1]}
-        if len(relations) > 1:
-            raise NotAccountable(
-                f"client {owner}'s records were released under {' and under '.join(sorted(relations))}, which one "
-                "epsilon cannot cover"
-            )
-        ledger._journal.append(*new)
+        ledger._write(*new)
         for number, line in enumerate(new, start=1):
             ledger._read_line(number, line)
 
@@ -163,10 +164,13 @@ def _for_client(line: Line, owner: str) -> Line:
             event = Event(**{**line["event"], "client": owner})
             if [type(x) for x in (event.mechanism, event.round, event.seeded)] != [str, int, bool]:
                 raise TypeError("mechanism, round or seeded")
+            if not 0 <= event.round < _MOST_ROUNDS or len(event.mechanism) > _LONGEST_TEXT:
+                raise ValueError(f"round or mechanism of an event is out of range: {str(line)[:80]}")
             return {"event": asdict(event)}
         if "assumed" in line:
-            return {"assumed": [str(fact) for fact in line["assumed"]], "by": str(line["by"])}
+            facts = [str(fact)[:_LONGEST_TEXT] for fact in line["assumed"][: len(PUBLIC_INPUTS)]]
+            return {"assumed": facts, "by": str(line["by"])[:_LONGEST_TEXT]}
         kind = "void" if "void" in line else "remark"
-        return {kind: str(line[kind])} | ({"client": owner} if kind == "void" else {})
+        return {kind: str(line[kind])[:_LONGEST_TEXT]} | ({"client": owner} if kind == "void" else {})
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a line of a ledger: {str(line)[:80]}") from error

@@ -1,36 +1,109 @@
-"""Append-only file of JSON lines that survives a kill at any byte; a ledger is stored in it."""
+"""Append-only file of JSON lines, chained by hashes, that survives a kill at any byte; a ledger is stored in it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from distillkit._utils.files import write_atomically
 from distillkit.locking import locked
 
-__all__ = ["Journal"]
+__all__ = ["Chain", "Journal"]
 
 _TORN = {"torn": True}
+_AFTER = "after"
+
+
+class Chain:
+    """Hash chain over the lines of a file.
+
+    Every line holds, in the field "after", the hash of all lines before it. A line that was edited, moved, inserted or
+    removed therefore contradicts the next one. Files of earlier versions begin with lines that lack the field. Once a
+    line has it, all later lines must have it.
+
+    Attributes:
+        unchained: number of lines that lack the field.
+    """
+
+    def __init__(self) -> None:
+        self.unchained = 0
+        self._hashes = [""]
+        self._started = False
+
+    @property
+    def lines(self) -> int:
+        """Number of lines so far."""
+        return len(self._hashes) - 1
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """Number and hash of the lines so far, for `continues`."""
+        return {"lines": self.lines, "hash": self._hashes[-1]}
+
+    def continues(self, head: Any) -> bool:
+        """Return whether the lines begin with the lines that an earlier `head` describes."""
+        count = head.get("lines") if isinstance(head, dict) else None
+        return type(count) is int and 0 <= count <= self.lines and self._hashes[count] == head.get("hash")
+
+    def add(self, raw: bytes) -> None:
+        """Add the bytes of a line, or of a torn one, without the line break."""
+        self._hashes.append(hashlib.sha256(self._hashes[-1].encode() + raw).hexdigest())
+
+    def read(self, raw: bytes, line: dict[str, Any]) -> bool:
+        """Add a parsed line and remove the field from `line`, unless the line belongs after other lines.
+
+        Returns:
+            Whether the line was added.
+        """
+        after = line.pop(_AFTER, None)
+        if after is None and not self._started:
+            self.unchained += 1
+        elif after == self._hashes[-1]:
+            self._started = True
+        else:
+            return False
+        self.add(raw)
+        return True
+
+    def texts(self, lines: Sequence[dict[str, Any]]) -> list[bytes]:
+        """Return the texts of new lines, with the field and without line breaks; the lines are not added yet.
+
+        Raises:
+            ValueError: a line contains NaN or infinity.
+        """
+        ahead, texts = Chain(), []
+        ahead._hashes = self._hashes[-1:]
+        for line in lines:
+            texts.append(json.dumps({**line, _AFTER: ahead._hashes[-1]}, allow_nan=False).encode())
+            ahead.add(texts[-1])
+        return texts
 
 
 class Journal:
     """File to which several processes append JSON objects; no line is lost once `append` has returned.
 
     A line is torn if the process that wrote it died before `append` returned. The next process that opens the file ends
-    the line and marks it as torn. Any other damaged line is refused.
+    the line and marks it as torn. Any other damaged line is refused. So is a file that contradicts its hash chain, or
+    the file `<name>.head` beside it, which shows that lines at the end were removed.
 
     Args:
         path: path of the file, which is created when the first line is written; None writes nothing.
+
+    Attributes:
+        chain: hash chain of the lines that were read or written so far.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._offset = 0
-        self._line = 0
         self._bad: list[int] = []
+        self._refusal = ""
+        self.chain = Chain()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -66,36 +139,35 @@ class Journal:
             (line number, object) pairs, and the number of torn lines among them.
 
         Raises:
-            ValueError: a line in the middle is damaged, or the file has become shorter.
+            ValueError: a line is damaged, or the file was edited or has lost lines.
         """
-        if self._path is None or not (self._offset or self._path.exists()):
+        if self._path is None:
             return [], 0
-        if not self._path.exists() or self._path.stat().st_size < self._offset:
+        opening, size = not self._offset, self._path.stat().st_size if self._path.exists() else -1
+        head = self._head() if opening else None
+        if size < self._offset and (head is not None or not opening):
             raise ValueError(f"{self._path} lost lines since it was read, so there is no epsilon: restore the file")
-        with open(self._path, "rb") as file:
-            file.seek(self._offset)
-            text = file.read()
-        if text and not text.endswith(b"\n"):
-            text += self._close(text[text.rfind(b"\n") + 1 :])
-        self._offset += len(text)
         lines, torn = [], 0
-        for raw in text.splitlines():
-            self._line += 1
+        for raw in self._new_lines() if size > self._offset else ():
+            self._offset += len(raw) + 1
             line = _parsed(raw)
-            if line == _TORN:
+            if line is None:
+                self.chain.add(raw)
+                self._bad.append(self.chain.lines)
+            elif self._bad and not line.get("torn"):
+                self._refuse(f"line {self._bad[0]} of {self._path} is damaged, so its charge is unknown")
+            elif not self.chain.read(raw, line):
+                number = self.chain.lines + 1
+                self._refuse(f"line {number} of {self._path} does not follow the lines before it: the file was edited")
+            elif line == _TORN:
                 torn += len(self._bad)
                 self._bad.clear()
-            elif line is None:
-                self._bad.append(self._line)
-            elif self._bad:
-                break
             else:
-                lines.append((self._line, line))
-        if self._bad:
-            raise ValueError(
-                f"line {self._bad[0]} of {self._path} is damaged, so its charge is unknown and there is no epsilon: "
-                "restore the file"
-            )
+                lines.append((self.chain.lines, line))
+        if head is not None and not self.chain.continues(head):
+            self._refuse(f"{self._path} lost or changed some of its first {head['lines']} lines")
+        if self._refusal:
+            raise ValueError(f"{self._refusal}, and there is no epsilon: restore the file")
         return lines, torn
 
     def append(self, *lines: dict[str, Any]) -> None:
@@ -110,14 +182,41 @@ class Journal:
         """
         if self._path is None or not lines:
             return
-        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+        texts = self.chain.texts(lines)
         with self.run_lock(wait=0.0):
-            self._offset += len(self._write(text.encode()))
-            self._line += len(lines)
+            self._offset += len(self._write(b"".join(text + b"\n" for text in texts)))
+        for text in texts:
+            self.chain.read(text, json.loads(text))
+        with suppress(OSError):  # an older head is still true
+            write_atomically(self._head_path(), json.dumps(self.chain.head) + "\n")
 
-    def _close(self, tail: bytes) -> bytes:
-        mark = b"" if _parsed(tail) is not None else json.dumps(_TORN).encode() + b"\n"
-        return self._write(b"\n" + mark)
+    def _new_lines(self) -> Iterator[bytes]:
+        """Yield the file's lines after the last one read; end and mark a torn last line."""
+        assert self._path is not None
+        with open(self._path, "rb") as file:
+            file.seek(self._offset)
+            *whole, tail = file.read().split(b"\n")
+        yield from whole
+        if tail:
+            self._write(b"\n")
+            yield tail
+            if _parsed(tail) is None:
+                (mark,) = self.chain.texts([_TORN])
+                self._write(mark + b"\n")
+                yield mark
+
+    def _refuse(self, why: str) -> None:
+        self._refusal = self._refusal or why
+
+    def _head_path(self) -> Path:
+        assert self._path is not None
+        return self._path.with_name(f"{self._path.name}.head")
+
+    def _head(self) -> dict[str, Any] | None:
+        try:
+            return _parsed(self._head_path().read_bytes())
+        except FileNotFoundError:
+            return None
 
     def _write(self, text: bytes) -> bytes:
         assert self._path is not None

@@ -23,6 +23,7 @@ PUBLIC_INPUTS = {
     "clients": "the number of clients",
     "taking part": "which clients take part in which round",
     "disjoint": "that no two clients hold the same record",
+    "schedule": "sigma and rate of all releases: they follow a plan, however early it stops",
 }
 """Inputs that an entry point may assume to be public: name -> description."""
 
@@ -38,6 +39,7 @@ ASSUMPTIONS: dict[str, tuple[str, ...]] = {
     "DPSGD": ("classes", "space", "size", "budget", "clip", "model", "seed", "options", *_RUN),
     "PrivateFedDM": (*_SET, "model", *_RUN),
     "SummedFedDM": (*_SET, "model", *_RUN),
+    "Ledger": ("disjoint", "schedule"),
     "ClientDP": ("classes", "space", "budget", "clip", "model", "seed", "options", "clients"),
 }
 """Entry point -> the names (in `PUBLIC_INPUTS`) of the inputs that it assumes to be public."""

@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import Any
 
 from distillkit._utils import check
+from distillkit.privacy.accounting._ranges import MOST_RELEASES, check_sigma
 from distillkit.privacy.errors import NotAccountable
 
 __all__ = ["ADD_OR_REMOVE_CLIENT", "ADD_OR_REMOVE_RECORD", "ALL_CLIENTS", "REPLACE_RECORD", "Event", "Guarantee"]
@@ -39,6 +40,22 @@ def client_id(client: int | str) -> str:
     return str(client)
 
 
+def check_relation(relation: str, mechanism: str = "") -> str:
+    """Return a neighbouring relation if an accountant covers it.
+
+    Args:
+        relation: the relation.
+        mechanism: name of the mechanism, for the error message.
+
+    Raises:
+        NotAccountable: the relation is unknown.
+    """
+    if relation not in _RELATIONS:
+        who = f"{mechanism}: " if mechanism else ""
+        raise NotAccountable(f"{who}relation must be one of {_RELATIONS}, got {relation!r}")
+    return relation
+
+
 @dataclass(frozen=True)
 class Event:
     """Charge to a ledger: `count` Gaussian releases of the same kind, with everything that determines their cost.
@@ -62,7 +79,8 @@ class Event:
         seeded: whether the noise is drawn from a seed; if so, no guarantee holds.
 
     Raises:
-        NotAccountable: the sampling is not supported, or no accountant covers the relation at this rate.
+        NotAccountable: the sampling is not supported, no accountant covers the relation at this rate, or sigma is
+            positive but too small or too large.
         TypeError, ValueError: an argument has the wrong type or is out of range.
     """
 
@@ -78,9 +96,9 @@ class Event:
 
     def __post_init__(self) -> None:
         # Convert NumPy's numbers to Python's, which the ledger's JSON file can hold.
-        object.__setattr__(self, "sigma", check.real_number(self.sigma, "sigma", least=0.0))
+        object.__setattr__(self, "sigma", check_sigma(self.sigma))
         object.__setattr__(self, "rate", check.real_number(self.rate, "rate", above=0.0, most=1.0))
-        object.__setattr__(self, "count", check.positive_int(self.count, "count"))
+        object.__setattr__(self, "count", check.positive_int(self.count, "count", most=MOST_RELEASES))
         object.__setattr__(self, "client", client_id(self.client))
         if not self.sampling:
             object.__setattr__(self, "sampling", "everything" if self.rate == 1 else "poisson")
@@ -90,8 +108,7 @@ class Event:
                 "every record independently (sampling='poisson'); or account each pass over shuffled or fixed batches "
                 "as one event of rate 1; amplification holds for Poisson sampling only"
             )
-        if self.relation not in _RELATIONS:
-            raise NotAccountable(f"{self.mechanism}: relation must be one of {_RELATIONS}, got {self.relation!r}")
+        check_relation(self.relation, self.mechanism)
         if self.relation == REPLACE_RECORD and self.rate < 1:
             raise NotAccountable(
                 f"{self.mechanism}: Poisson amplification is proved for {ADD_OR_REMOVE_RECORD!r}, not for "
@@ -105,8 +122,11 @@ class Guarantee:
 
     `Ledger.guarantee` returns it. Its string form is a sentence for a report.
 
+    Epsilon is an odometer value: it holds if the number of releases was fixed in advance. If releases, or this value,
+    decided when to stop, only the budget holds.
+
     Attributes:
-        epsilon: the guaranteed epsilon, or None if no guarantee holds.
+        epsilon: epsilon of the releases so far, or None if no guarantee holds.
         reason: reason why no guarantee holds, or "".
         nominal: epsilon computed from the noise scale, whether or not the noise was secret; used for planning and
             budgets.
@@ -116,6 +136,7 @@ class Guarantee:
         remarks: limits of the guarantee, such as tuning on the private data.
         assumptions: inputs that are assumed to be public, for each entry point (`ASSUMPTIONS`); epsilon does not cover
             these inputs.
+        budget: the ledger's budget, which holds at the same delta whatever decides when to stop; None without one.
     """
 
     epsilon: float | None
@@ -126,6 +147,7 @@ class Guarantee:
     reason: str = ""
     remarks: tuple[str, ...] = ()
     assumptions: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    budget: float | None = None
 
     def info(self) -> dict[str, Any]:
         """Return the guarantee as JSON values, for a set's `info` or a run's history."""
@@ -135,6 +157,7 @@ class Guarantee:
             values |= {"reason": self.reason, "nominal_epsilon": nominal}
         else:
             values["accountant"] = self.accountant
+            values |= {} if self.budget is None else {"budget": self.budget}
         if self.remarks:
             values["remarks"] = list(self.remarks)
         if self.assumptions:
@@ -144,5 +167,6 @@ class Guarantee:
     def __str__(self) -> str:
         if self.epsilon is None:
             return f"no guarantee: {self.reason}"
-        notes = "".join(f"; {r}" for r in self.remarks)
+        notes = "" if self.budget is None else f"; within a budget of {self.budget:g}, which holds however it stopped"
+        notes += "".join(f"; {r}" for r in self.remarks)
         return f"epsilon {self.epsilon:.4g} at delta {self.delta:g} ({self.relation or 'nothing spent'}){notes}"

@@ -1,4 +1,4 @@
-"""Privacy ledger: an append-only file of charges, written before each release and never rolled back.
+"""Privacy ledger: an append-only hash chain of charges, written before each release and never rolled back.
 
 An `Account` combines a ledger with the client and round to charge and the source of the noise.
 """
@@ -9,7 +9,7 @@ import json
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -17,15 +17,19 @@ from typing import Any
 
 from distillkit._utils import check
 from distillkit.privacy._journal import Journal
+from distillkit.privacy.accounting._ranges import check_delta
 from distillkit.privacy.accounting.composition import Bound, Spend, compose
-from distillkit.privacy.accounting.gaussian import check_delta
 from distillkit.privacy.assumptions import ASSUMPTIONS
-from distillkit.privacy.errors import BudgetExhausted, NotAccountable
-from distillkit.privacy.events import ALL_CLIENTS, Event, Guarantee, client_id
+from distillkit.privacy.errors import BudgetExhausted, NotAccountable, PrivacyError
+from distillkit.privacy.events import ALL_CLIENTS, Event, Guarantee, check_relation, client_id
 from distillkit.privacy.secret import Secret, as_secret
 
 __all__ = ["Account", "Ledger"]
 
+_FORMAT = "distillkit.ledger/2"
+_NEW: dict[str, Any] = {
+    "delta": 1e-5, "budget": None, "disjoint": True, "renyi_order": None, "relation": None, "data": None
+}  # fmt: skip
 _ROUNDING = 1 + 1e-9
 _RDP_REMARK = (
     "by RDP: an upper bound, 5 to 26 % above the truth in the settings compared; distillkit[pld] brings a tight one"
@@ -47,45 +51,87 @@ class Ledger:
     covers the charges to *this* ledger; releases of the same records that were charged elsewhere, or nowhere, increase
     the true epsilon.
 
+    **File**: the first line pins the options, and every line carries the hash of the lines before it. A file that was
+    cut, edited, reordered or deleted is refused, as far as its own lines and the file `<path>.head` show it; a run's
+    folder keeps a head of its own (`head`, `require_head`). Whoever changes all of these files is not noticed. Files of
+    earlier versions are read; the guarantee then has a remark that their lines are not chained.
+
+    **Budget**: no charge brings a client's epsilon above the budget, whatever the rule by which you stop. State
+    the *budget* if the rule depends on releases. Epsilon itself (`guarantee`) is an odometer: it holds for a number of
+    releases that was fixed in advance, and looking at it to decide when to stop is not covered by delta. Which
+    releases may depend on earlier ones? If all have rate 1, any may: a limit on the sum of 1/sigma^2 is a filter for
+    the Gaussian mechanism (Smith and Thakurta, "Fully adaptive composition for Gaussian differential privacy", 2022).
+    At lower rates, sigma and rate must follow a plan, and stopping early is free, because less of the plan is
+    released. `renyi_order=` lifts this condition: the budget is then a Renyi filter of that order (Feldman and Zrnic,
+    "Individual privacy accounting via a Renyi filter", NeurIPS 2021), which allows fewer releases.
+
     Args:
         path: path of a file of JSON lines; an existing file is continued. None keeps the ledger in memory, for
             experiments.
         delta: delta of the guarantee, in (0, 1), well below one over the number of records of the largest client.
-        budget: epsilon that no client may exceed; None for no limit. The budget is compared with the nominal epsilon,
-            so a seeded test run stops at the same point as the real run.
+            Default: the file's; 1e-5 for a new ledger.
+        budget: epsilon that no client may exceed. Default: the file's; no limit for a new ledger. The budget is
+            compared with the nominal epsilon, so a seeded test run stops at the same point as the real run.
         disjoint: whether no two clients hold the same record. This is assumed and cannot be checked here. If False the
-            events of all clients compose.
+            events of all clients compose. Default: the file's; True for a new ledger.
+        renyi_order: order of the Renyi filter, above 1, if sigma and rate of a release may depend on earlier releases;
+            `filter_order` computes one. Default: the file's; none for a new ledger.
+        relation: neighbouring relation of all events. Default: the file's; for a new ledger that of the first event.
+        data: fingerprint of the records, for instance `distillkit.fingerprint.set_fingerprint(data, key=...)`, which
+            reopening the file must repeat. Default: the file's. With a key, the fingerprint does not reveal the data.
 
     Threads and processes may share a ledger file: a charge reads the lines of the others and appends its own in one
     step. During a run (`run_lock`), other processes may read the ledger, but their charges are refused.
 
     Raises:
         NotAccountable: delta is out of range.
-        ValueError: the file is damaged, or is not a ledger.
+        PrivacyError: the file was begun with another option; the message names it.
+        ValueError: the file is damaged, was changed, or is not a ledger.
     """
+
+    delta: float
+    budget: float | None
+    disjoint: bool
+    renyi_order: float | None
+    relation: str | None
+    data: str | None
 
     def __init__(
         self,
         path: str | os.PathLike[str] | None = None,
         *,
-        delta: float = 1e-5,
+        delta: float | None = None,
         budget: float | None = None,
-        disjoint: bool = True,
+        disjoint: bool | None = None,
+        renyi_order: float | None = None,
+        relation: str | None = None,
+        data: str | None = None,
     ) -> None:
-        self.delta, self.disjoint = check_delta(delta), check.boolean(disjoint, "disjoint")
-        self.budget = None if budget is None else check.real_number(budget, "budget", above=0.0)
+        self._given = {
+            "delta": None if delta is None else check_delta(delta),
+            "budget": None if budget is None else check.real_number(budget, "budget", above=0.0),
+            "disjoint": None if disjoint is None else check.boolean(disjoint, "disjoint"),
+            "renyi_order": None if renyi_order is None else check.real_number(renyi_order, "renyi_order", above=1.0),
+            "relation": None if relation is None else check_relation(relation),
+            "data": None if data is None else check.instance(data, str, "data", "a fingerprint"),
+        }
+        self._pin(_NEW | {name: value for name, value in self._given.items() if value is not None})
         self.path = None if path is None else Path(path)
         self._journal = Journal(self.path)
         self._lock = threading.Lock()
         self._events: list[Event] = []
         self._events_of: dict[int | str, list[Event]] = {}
         self._totals: dict[int | str, dict[tuple[float, float], int]] = {}
+        self._relations: dict[int | str, set[str]] = {}
         self._reasons: dict[int | str, str] = {}
         self._remarks: list[str] = []
         self._assumed: dict[str, tuple[str, ...]] = {}
         self._mirrored: dict[str, int] = {}
+        self._registered: set[str] = set()
+        self._register_count = 0
         self._pending: deque[tuple[int, dict[str, Any]]] = deque()
         self._torn = 0
+        self._empty = True
         with self._synced():
             pass
 
@@ -96,7 +142,36 @@ class Ledger:
         shared = "" if self.disjoint else ", disjoint=False"
         clients = len({e.client for e in self._events})
         known = f"{len(self._events)} events of {clients} clients" if self._events else "nothing spent"
-        return f"Ledger({where}, delta={self.delta:g}{limit}{shared}: {known})"
+        order = "" if self.renyi_order is None else f", renyi_order={self.renyi_order:g}"
+        return f"Ledger({where}, delta={self.delta:g}{limit}{shared}{order}: {known})"
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """Number of lines of the file and the hash of all of them, for `require_head`."""
+        with self._synced():
+            return self._journal.chain.head
+
+    def require_head(self, head: Mapping[str, Any]) -> None:
+        """Check that the file still begins with the lines that it had when its `head` was read.
+
+        Args:
+            head: an earlier value of `head`, kept elsewhere.
+
+        Raises:
+            ValueError: lines were changed or removed, or the file is another ledger.
+        """
+        with self._synced():
+            if not self._journal.chain.continues(head):
+                raise ValueError(
+                    f"the ledger {self.path} is not the one that had {head.get('lines')} lines with the hash "
+                    f"{str(head.get('hash'))[:8]}...: it was cut, edited or replaced. Restore the file"
+                )
+
+    @property
+    def unchained(self) -> int:
+        """Number of lines of an earlier version, in which a change is not noticed."""
+        with self._synced():
+            return self._journal.chain.unchained
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -130,9 +205,25 @@ class Ledger:
         """
         with self._synced():
             self._check_budget(events)
-            self._journal.append(*({"event": asdict(event)} for event in events))
+            self._write(*({"event": asdict(event)} for event in events))
             for event in events:
                 self._add_event(event)
+
+    def register(self, clients: int | Iterable[int | str]) -> None:
+        """Record clients that may spend nothing, so that their epsilon is 0 and not an error.
+
+        Args:
+            clients: ids of clients; or a number n, for the clients 0 to n - 1.
+        """
+        named = clients if isinstance(clients, int) else [client_id(client) for client in clients]
+        with self._synced():
+            if isinstance(named, int):
+                new: Any = named if named > self._register_count else None
+            else:
+                new = [name for name in named if not self._is_named(name)]
+            if new:
+                self._write({"clients": new})
+                self._add_clients(new)
 
     def remaining(self, event: Event) -> int:
         """Return how many of the event's `count` releases the budget still allows; charge nothing.
@@ -162,7 +253,7 @@ class Ledger:
             distillkit.locking.InUse: another process owns the ledger.
         """
         with self._synced():
-            self._journal.append({"void": reason, "client": client_id(client)})
+            self._write({"void": reason, "client": client_id(client)})
             self._reasons.setdefault(client_id(client), reason)
 
     def add_remark(self, text: str) -> None:
@@ -173,7 +264,7 @@ class Ledger:
         """
         with self._synced():
             if text not in self._remarks:
-                self._journal.append({"remark": text})
+                self._write({"remark": text})
                 self._remarks.append(text)
 
     def assume(self, entry: str, facts: Sequence[str] | None = None) -> None:
@@ -186,7 +277,7 @@ class Ledger:
         found = tuple(ASSUMPTIONS[entry] if facts is None else facts)
         with self._synced():
             if self._assumed.get(entry) != found:
-                self._journal.append({"assumed": list(found), "by": entry})
+                self._write({"assumed": list(found), "by": entry})
                 self._assumed[entry] = found
 
     def spends(self, client: int | str | None = None) -> list[Spend]:
@@ -201,30 +292,41 @@ class Ledger:
     def guarantee(self, client: int | str | None = None, *, delta: float | None = None) -> Guarantee:
         """Return the guarantee for a client's records after all charges, or the reason why none holds.
 
+        Epsilon is an odometer value: it holds if the number of releases was fixed in advance. If you look at it, or at
+        releases, to decide when to stop, state the ledger's budget instead, which holds for any such rule.
+
         Args:
             client: id of the client; None or `ALL_CLIENTS` for the client with the largest epsilon.
             delta: delta of the guarantee, in (0, 1); default: the ledger's delta.
 
         Raises:
             NotAccountable: delta is outside (0, 1).
+            PrivacyError: the client was never charged or registered.
         """
         client = None if client in (None, ALL_CLIENTS) else client_id(client)
         with self._synced():
             delta = self.delta if delta is None else delta
             clients = self._clients() if client is None else [client]
+            if client is not None and not self._is_known(client):
+                count = f" and 0 to {self._register_count - 1}" if self._register_count else ""
+                raise PrivacyError(
+                    f"client {client!r} was neither charged nor registered, so its epsilon is unknown; known are "
+                    f"{self._names()[:10]}{count}. Check the name, or call register([{client!r}]) if it spent nothing"
+                )
             bounds = [compose(self._spends(c), delta) for c in clients]
             worst = max(bounds, key=lambda b: b.epsilon, default=Bound(0.0, "exact"))
             owners = [o for c in clients for o in self._touching(c)]
-            reason = next((self._reasons[o] for o in owners if o in self._reasons), "")
+            reason = self._reason(owners)
             return Guarantee(
                 epsilon=None if reason else worst.epsilon,
                 delta=delta,
-                relation=self._events[0].relation if self._events else "",
+                relation=self.relation or (self._events[0].relation if self._events else ""),
                 nominal=worst.epsilon,
                 accountant=worst.accountant,
                 reason=reason,
-                remarks=(*self._remarks, *([_RDP_REMARK] if worst.accountant == "rdp" and not reason else [])),
-                assumptions=dict(self._assumed),
+                remarks=self._all_remarks(worst if not reason else None),
+                assumptions=self._assumptions(),
+                budget=self.budget,
             )
 
     def epsilon(self, client: int | str | None = None, *, delta: float | None = None) -> float | None:
@@ -235,15 +337,67 @@ class Ledger:
         """
         return self.guarantee(client, delta=delta).epsilon
 
-    def _add_event(self, event: Event) -> None:
+    def _add_event(self, event: Event, mirrored: bool = False) -> None:
         self._events.append(event)
+        if not mirrored:
+            self.relation = self.relation or event.relation
         self._events_of.setdefault(event.client, []).append(event)
+        self._relations.setdefault(event.client, set()).add(event.relation)
         totals = self._totals.setdefault(event.client, {})
         totals[event.sigma, event.rate] = totals.get((event.sigma, event.rate), 0) + event.count
         if event.sigma == 0:
             self._reasons.setdefault(event.client, f"{event.mechanism} was released without noise")
         elif event.seeded:
             self._reasons.setdefault(event.client, f"the noise of {event.mechanism} was seeded, so it is known")
+
+    def _reason(self, owners: Sequence[int | str]) -> str:
+        """Return the reason why no guarantee holds for the events of `owners`, or ""."""
+        given = next((self._reasons[owner] for owner in owners if owner in self._reasons), "")
+        if given:
+            return given
+        for owner in owners:
+            relations = {self.relation or self._events[0].relation, *self._relations.get(owner, ())}
+            if len(relations) > 1:
+                names = " and under ".join(sorted(relations))
+                return f"releases are charged under {names} (client {owner}), which one epsilon cannot cover"
+        return ""
+
+    def _names(self) -> list[str]:
+        """Return the clients that were charged or registered by name."""
+        owners = dict.fromkeys(map(str, (*self._totals, *self._reasons, *sorted(self._registered))))
+        return [name for name in owners if name != ALL_CLIENTS]
+
+    def _is_named(self, client: str) -> bool:
+        numbered = client.isdecimal() and str(int(client)) == client and int(client) < self._register_count
+        return numbered or client in self._registered or client in self._totals or client in self._reasons
+
+    def _is_known(self, client: str) -> bool:
+        """Return whether a client was charged or registered; without any names, all clients share one epsilon."""
+        anyone = ALL_CLIENTS in {*self._totals, *self._reasons} and not self._register_count and not self._names()
+        return anyone or self._is_named(client)
+
+    def _add_clients(self, clients: Any) -> None:
+        if isinstance(clients, int):
+            self._register_count = max(self._register_count, check.positive_int(clients, "clients"))
+        else:
+            self._registered.update(map(client_id, clients))
+
+    def _all_remarks(self, bound: Bound | None) -> tuple[str, ...]:
+        remarks, unchained = list(self._remarks), self._journal.chain.unchained
+        if bound is not None and bound.accountant == "rdp":
+            remarks.append(_RDP_REMARK)
+        if unchained:
+            remarks.append(f"{unchained} lines of the ledger are of an earlier version, without a hash chain")
+        return tuple(remarks)
+
+    def _assumptions(self) -> dict[str, tuple[str, ...]]:
+        """Return the recorded assumptions and those of the ledger itself."""
+        found = {by: tuple(f for f in facts if f != "disjoint" or self.disjoint) for by, facts in self._assumed.items()}
+        own = ["disjoint"] if self.disjoint and len(self._names()) + self._register_count > 1 else []
+        kinds = {kind for totals in self._totals.values() for kind in totals}
+        if self.renyi_order is None and len(kinds) > 1 and any(rate < 1 for _, rate in kinds):
+            own.append("schedule")
+        return found | ({"Ledger": tuple(own)} if own else {})
 
     def _clients(self) -> list[int | str]:
         owners = dict.fromkeys([*self._totals, *self._reasons])
@@ -272,7 +426,17 @@ class Ledger:
             own = [e for e in events if not self.disjoint or e.client in (client, ALL_CLIENTS)]
             return [*self._spends(client), *((e.sigma, e.rate, e.count) for e in own)]
 
-        return max(compose(all_of(c), self.delta).epsilon for c in dict.fromkeys(clients))
+        return max(self._filtered(all_of(client)) for client in dict.fromkeys(clients))
+
+    def _filtered(self, spends: list[Spend]) -> float:
+        """Return the epsilon that is compared with the budget; an upper bound is enough below it."""
+        if self.renyi_order is not None:
+            return compose(spends, self.delta, accountant="rdp", order=self.renyi_order).epsilon
+        if self.budget is not None and any(rate < 1 for _, rate, _ in spends):
+            bound = compose(spends, self.delta, accountant="rdp").epsilon
+            if bound <= self.budget:
+                return bound
+        return compose(spends, self.delta).epsilon
 
     def _remaining(self, event: Event) -> int:
         def within(count: int) -> bool:
@@ -287,13 +451,11 @@ class Ledger:
         return low
 
     def _check_budget(self, events: Sequence[Event]) -> None:
-        relations = [self._events[0], *events] if self._events else list(events)
         for event in events:
-            if event.relation != relations[0].relation:
+            if event.relation != (relation := self.relation or events[0].relation):
                 raise NotAccountable(
-                    f"{event.mechanism} is private under {event.relation!r}, but the ledger contains "
-                    f"{relations[0].mechanism} under {relations[0].relation!r}; one epsilon cannot cover both: keep "
-                    "two ledgers"
+                    f"{event.mechanism} is private under {event.relation!r}, but the ledger is for {relation!r}; one "
+                    "epsilon cannot cover both: keep two ledgers"
                 )
         if not events or self.budget is None or (after := self._epsilon_after(events)) <= self.budget * _ROUNDING:
             return
@@ -317,7 +479,39 @@ class Ledger:
                 self._pending.popleft()
             yield
 
+    def _write(self, *lines: dict[str, Any]) -> None:
+        """Append lines to the file, after a line with the options if it is empty."""
+        if self._empty and self.path is not None and lines:
+            found = next((line["event"]["relation"] for line in lines if "event" in line and "from" not in line), None)
+            lines = ({"ledger": _FORMAT, **self._options, "relation": self._options["relation"] or found}, *lines)
+        self._journal.append(*lines)
+        self._empty = self._empty and not lines
+
+    def _pin(self, options: Mapping[str, Any]) -> None:
+        self._options = {name: options[name] for name in _NEW}
+        for name, value in self._options.items():
+            setattr(self, name, value)
+
+    def _adopt(self, options: Mapping[str, Any]) -> None:
+        """Take the options of the file's first line.
+
+        Raises:
+            PrivacyError: a given option differs; the message names it.
+        """
+        for name, given in self._given.items():
+            if given is not None and given != options[name] and not (name == "relation" and options[name] is None):
+                raise PrivacyError(
+                    f"{name} must be that of the ledger {self.path}, {options[name]!r}, got {given!r}: leave {name} "
+                    "out, or give the path of a new file. The options of a ledger do not change"
+                )
+        self._pin(options)
+
     def _read_line(self, number: int, line: dict[str, Any]) -> None:
+        if self._empty and line.get("ledger") == _FORMAT and set(_NEW) <= set(line):
+            self._adopt(line)
+            self._empty = False
+            return
+        self._empty = False
         try:
             self._apply(line)
         except (KeyError, TypeError, ValueError) as error:
@@ -332,7 +526,7 @@ class Ledger:
             source, place = line["from"]
             self._mirrored[source] = max(place, self._mirrored.get(source, 0))
         if isinstance(line.get("event"), dict) and set(line["event"]) <= known:
-            self._add_event(Event(**line["event"]))
+            self._add_event(Event(**line["event"]), mirrored="from" in line)
         elif "void" in line:
             self._reasons.setdefault(client_id(line.get("client", ALL_CLIENTS)), line["void"])
         elif "remark" in line:
@@ -340,6 +534,8 @@ class Ledger:
                 self._remarks.append(line["remark"])
         elif "assumed" in line:
             self._assumed[line["by"]] = tuple(line["assumed"])
+        elif "clients" in line:
+            self._add_clients(line["clients"])
         else:
             raise ValueError("unknown kind of line")
 
@@ -373,6 +569,8 @@ class Account:
         if not isinstance(ledger, Ledger):
             raise TypeError(f"ledger must be a Ledger, got {type(ledger).__name__}")
         self.ledger, self.client, self.round = ledger, client_id(client), round
+        if self.client != ALL_CLIENTS:
+            ledger._registered.add(self.client)
         self.secret = as_secret(secret)
 
     @classmethod

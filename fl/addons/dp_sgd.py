@@ -14,6 +14,7 @@ from distillkit._utils import check
 from distillkit._utils.options import NonNegative, PositiveInt, Rate
 from distillkit._utils.user_warnings import warn
 from distillkit.privacy import ExampleGradients, PrivateGradient, per_example_gradients, require_per_example
+from distillkit.privacy.accounting._ranges import check_sigma
 from distillkit.privacy.capture._augmentation import captured_augmentation
 from distillkit.privacy.capture._captured_function import CapturedFunction
 from distillkit.privacy.validation._arguments import refuse_half_precision, refuse_large_delta
@@ -81,7 +82,7 @@ class DPSGD(AddOn):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sigma == 0:
+        if check_sigma(self.sigma) == 0:
             warn("DPSGD(sigma=0) adds no noise: nothing is guaranteed, and the history's epsilon is None")
         if self.sigma or not (isinstance(self.clip, float) and self.clip == math.inf):
             check.real_number(self.clip, "clip", above=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -243,6 +244,8 @@ class RoundRunner:
             for row in rows:
                 self.store.append(row)
             metadata, changes = self.dispatcher.transport.metadata(), self.dispatcher.cache_index.changes()
+            if self.server.ledger is not None:
+                metadata = {**metadata, "ledger": json.dumps(self.server.ledger.head)}
             self.store.commit(number, self.run_id, self.server.state, models, metadata, changes, open_row)
         self.dispatcher.commit()
         self.committed, self.open_row = number, open_row

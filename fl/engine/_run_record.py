@@ -167,15 +167,17 @@ def _without_address(value: Any) -> str:
     return re.sub(" at 0x[0-9a-f]+", "", identity(value))
 
 
-def require_whole_ledger(ledger: Ledger | None, row: dict[str, Any]) -> None:
-    """Refuse to resume a run with a ledger that has recorded less epsilon than the run has spent.
+def require_whole_ledger(ledger: Ledger | None, row: dict[str, Any], metadata: Mapping[str, str]) -> None:
+    """Refuse to resume a run with a ledger that lacks charges of the run, or whose lines were changed.
 
     Args:
         ledger: ledger of the resumed run, if any.
         row: row of the last completed round.
+        metadata: metadata of the run's checkpoint, with the ledger's head.
 
     Raises:
-        CheckpointError: the ledger has recorded less; the message names both epsilons.
+        CheckpointError: the ledger has recorded less epsilon than the run had spent, or lines that the checkpoint
+            refers to were changed or removed.
     """
     if ledger is None:
         return
@@ -188,6 +190,11 @@ def require_whole_ledger(ledger: Ledger | None, row: dict[str, Any]) -> None:
             f"the ledger {ledger.path} has epsilon {known:.4g}, but the run had spent {spent:.4g} after round "
             f"{row['round']}: resume with the ledger that the run was started with"
         )
+    if "ledger" in metadata:
+        try:
+            ledger.require_head(json.loads(metadata["ledger"]))
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
 
 
 def config_of(

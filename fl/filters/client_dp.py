@@ -14,6 +14,7 @@ from distillkit._utils import check
 from distillkit._utils.options import Fraction, NonNegative, Positive, Rate, check_options
 from distillkit._utils.user_warnings import warn
 from distillkit.privacy import ADD_OR_REMOVE_CLIENT, ALL_CLIENTS, Event, Ledger, NotAccountable, PrivacyError
+from distillkit.privacy.accounting._ranges import check_sigma
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging.fedavg import FedAvg
 from fl.filters._boundable import require_shapes, require_sums
@@ -97,7 +98,7 @@ class ClientDP(Filter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sigma == 0:
+        if check_sigma(self.sigma) == 0:
             warn("ClientDP(sigma=0) adds no noise: nothing is guaranteed, and the history's epsilon is None")
         given = self.clip if isinstance(self.clip, Mapping) else {FedAvg.update: self.clip}
         wrong = [e for e in given if not isinstance(e, Entry)]

@@ -15,6 +15,7 @@ from distillkit._utils import check
 from distillkit._utils.user_warnings import warn
 from distillkit.networks import NetworkBall
 from distillkit.privacy import PrivacyError, PublicEmbedders
+from distillkit.privacy.accounting._ranges import check_sigma
 from distillkit.privacy.validation._arguments import (
     as_private_set,
     initial_images,
@@ -107,7 +108,7 @@ class PrivateFedDM(FedDM):
         self.mechanism = check.one_of(mechanism, "mechanism", ("class_means", "image_sgd"))
         lr = (200.0 if mechanism == "class_means" else 0.1) if lr is None else lr
         super().__init__(init="noise", steps=steps, lr=lr, **options)
-        self.sigma = check.real_number(sigma, "sigma", least=0.0)
+        self.sigma = check_sigma(sigma)
         if self.sigma == 0:
             name = type(self).__name__
             warn(f"{name}(sigma=0) adds no noise: nothing is guaranteed, and the history's epsilon is None")
@@ -119,7 +120,7 @@ class PrivateFedDM(FedDM):
             )
         given = () if sizes is None else check.sequence(sizes, "sizes", "numbers, one a class")
         self.sizes = None if sizes is None else [check.real_number(n, "sizes", above=0.0) for n in given]
-        self.sigma_sizes = 0.0 if sigma_sizes is None else check.real_number(sigma_sizes, "sigma_sizes", least=0.0)
+        self.sigma_sizes = 0.0 if sigma_sizes is None else check_sigma(sigma_sizes, "sigma_sizes")
         self.least = None if least is None else check.real_number(least, "least", least=0.0)
         self.warm = check.boolean(warm, "warm")
         self.public_statistics = check.boolean(public_statistics, "public_statistics")

@@ -155,14 +155,29 @@ def test_budget_stops_the_run_before_the_round_that_exceeds_it(tmp_path: Path) -
     assert caught.value.remaining == 0
     assert [row["round"] for row in rows] == [1, 2]
     assert rows[-1]["epsilon"] == pytest.approx(budget)
-    more = play(rounds=3, ledger=ledger_of(tmp_path), out=tmp_path, resume=True)
-    assert [row["round"] for row in more.rows] == [1, 2, 3]
+    for options, error, why in (
+        ({}, BudgetExhausted, "over the budget"),
+        ({"budget": 9.0}, PrivacyError, "budget must be"),
+    ):
+        with pytest.raises(error, match=why):  # the file keeps its budget
+            play(rounds=3, ledger=ledger_of(tmp_path, **options), out=tmp_path, resume=True)
 
 
 def test_run_with_an_incomplete_ledger_is_not_resumed(tmp_path: Path) -> None:
     play(rounds=2, out=tmp_path)
-    (tmp_path / "ledger.jsonl").unlink()
+    path, beside = tmp_path / "ledger.jsonl", tmp_path / "ledger.jsonl.head"
+    lines = path.read_bytes().splitlines()
+    path.unlink()
+    with pytest.raises(ValueError, match="lost lines"):
+        play(rounds=3, out=tmp_path, resume=True)
+    beside.unlink()
     with pytest.raises(CheckpointError, match="has epsilon 0, but the run had spent 2.943"):
+        play(rounds=3, out=tmp_path, resume=True)
+    for file in tmp_path.glob("ledger.jsonl*"):
+        file.unlink()
+    other = Ledger(path, delta=DELTA)  # as much epsilon, but not the charges of this run
+    other.spend(*(Event(**{**json.loads(text)["event"], "mechanism": "other"}) for text in lines if b'"event"' in text))
+    with pytest.raises(CheckpointError, match=f"had {len(lines)} lines .* it was cut, edited or replaced"):
         play(rounds=3, out=tmp_path, resume=True)
     with pytest.raises(ValueError, match="ledger must be in a file"):
         play(rounds=3, out=tmp_path / "other", ledger=Ledger(delta=DELTA))

@@ -9,10 +9,11 @@ from functools import lru_cache
 
 from distillkit._utils import check
 from distillkit.privacy.accounting import _pld
-from distillkit.privacy.accounting.gaussian import check_delta, gaussian_epsilon
+from distillkit.privacy.accounting._ranges import MOST_RELEASES, check_delta, check_sigma
+from distillkit.privacy.accounting.gaussian import gaussian_epsilon
 from distillkit.privacy.errors import NotAccountable
 
-__all__ = ["Bound", "Spend", "compose"]
+__all__ = ["Bound", "Spend", "compose", "filter_order"]
 
 Spend = tuple[float, float, int]
 """(sigma, rate, count): noise standard deviation / sensitivity, sample rate, number of releases."""
@@ -26,6 +27,10 @@ _ORDERS = (
     *(float(i) for i in range(40, 64, 2)),
     *(64.0, 72.0, 80.0, 96.0, 112.0, 128.0, 160.0, 192.0, 256.0, 384.0, 512.0),
 )
+_MAX_PLD_RELEASES = 10**7
+_MAX_PLD_KINDS, _MAX_KINDS, _MAX_RDP_KINDS = 8, 24, 160
+"""Largest numbers of kinds of releases that `compose` gives to PLD on its own, to PRV, and to RDP."""
+
 _CHEAP_ORDERS = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 160.0, 256.0, 512.0)
 
 _PRV_POINTS = 1_500_000
@@ -45,7 +50,7 @@ class Bound:
     accountant: str
 
 
-def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto") -> Bound:
+def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto", order: float | None = None) -> Bound:
     """Compute the epsilon of several noised releases of the same records together, at a given delta.
 
     `Ledger` calls this function for you; call it yourself to account for releases outside a ledger, or to compare
@@ -58,12 +63,18 @@ def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto") 
         delta: delta at which epsilon is computed, in (0, 1), well below one over the number of records.
         accountant: `"auto"` uses the closed form if every rate is 1. Otherwise it uses RDP, or PRV if its bound is
             smaller and it is affordable (RDP epsilon below 100, at most 1.5 million points). If only the number of
-            points is too large for PRV and dp-accounting is installed, it uses the smaller of the PLD and RDP bounds.
+            points is too large for PRV, there are at most 8 kinds and ten million releases, and dp-accounting is
+            installed, it uses the smaller of the PLD and RDP bounds.
             `"rdp"`, `"prv"` or `"pld"` selects one accountant.
+        order: order of RDP, above 1, instead of the best one. At an order that was fixed beforehand, the bound is also
+            that of a filter: it holds if sigma, rate and number of releases depend on earlier releases.
 
     All results are upper bounds. PRV (Gopi et al., NeurIPS 2021) takes the larger of the bounds for an added and for a
     removed record; Opacus' own accountant covers the removed record only. RDP uses orders from 1.01 to 512, a wider
     range than Opacus' default.
+
+    More than 24 different kinds of releases are grouped: sigma is rounded down and the rate up. The
+    result is still an upper bound, slightly larger than without groups.
 
     Returns:
         Epsilon, and the accountant that computed it.
@@ -76,11 +87,69 @@ def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto") 
     check.one_of(accountant, "accountant", ("auto", "rdp", "prv", "pld"))
     merged: dict[tuple[float, float], int] = {}
     for sigma, rate, count in spends:
-        check.real_number(sigma, "sigma", least=0.0)
+        check_sigma(sigma)
         check.real_number(rate, "rate", least=0.0, most=1.0)
-        if check.positive_int(count, "count", least=0) and rate:
+        if check.positive_int(count, "count", least=0, most=MOST_RELEASES) and rate:
             merged[sigma, rate] = merged.get((sigma, rate), 0) + count
-    return _bound(tuple((s, q, n) for (s, q), n in sorted(merged.items())), check_delta(delta), accountant)
+    every, delta = tuple((s, q, n) for (s, q), n in sorted(merged.items())), check_delta(delta)
+    if order is not None:
+        check.real_number(order, "order", above=1.0)
+        return Bound(max(0.0, _rdp_at(_grouped(every, _MAX_RDP_KINDS), delta, order)), "rdp")
+    if len(every) <= _MAX_KINDS or all(rate == 1 for _, rate, _ in every):
+        return _bound(every, delta, accountant)
+    if accountant in ("prv", "pld"):
+        return _bound(_grouped(every, _MAX_KINDS), delta, accountant)
+    by_rdp, coarse = _bound(_grouped(every, _MAX_RDP_KINDS), delta, "rdp"), _grouped(every, _MAX_KINDS)
+    if accountant == "rdp" or not _prv_affordable(coarse, delta, by_rdp.epsilon):
+        return by_rdp
+    return min(by_rdp, Bound(_prv(coarse, delta, by_rdp.epsilon), "prv"), key=lambda bound: bound.epsilon)
+
+
+def filter_order(sigma: float, rate: float, budget: float, delta: float) -> float:
+    """Return an order for `Ledger(renyi_order=...)`: the one at which the most releases of a kind fit the budget.
+
+    The filter is sound at every order, if the order is fixed before the first release.
+
+    Args:
+        sigma: noise standard deviation / sensitivity of the releases that you expect, > 0.
+        rate: their sample rate, in (0, 1].
+        budget, delta: options of the ledger.
+
+    Raises:
+        NotAccountable: `sigma` or `delta` is out of range.
+        TypeError, ValueError: an argument has the wrong type or is out of range.
+    """
+    check.real_number(sigma, "sigma", above=0.0)
+    check_sigma(sigma)
+    check.real_number(rate, "rate", above=0.0, most=1.0)
+    check.real_number(budget, "budget", above=0.0)
+    check_delta(delta)
+    return max(_ORDERS, key=lambda order: (budget - _rdp_at((), delta, order)) / _renyi(sigma, rate, order))
+
+
+def _grouped(spends: tuple[Spend, ...], most: int) -> tuple[Spend, ...]:
+    """Return at most `most` kinds of releases that cost at least as much: less noise, higher rates, equal numbers.
+
+    Releases of rate 1 together equal one release. Others are rounded to a grid, which does not change with the spends
+    unless it gets coarser.
+    """
+    at_one = sum(count / sigma**2 for sigma, rate, count in spends if rate == 1)
+    kinds, step = [spend for spend in spends if spend[1] < 1], 2.0**-10
+    found: dict[tuple[float, float], int] = {(sigma, rate): count for sigma, rate, count in kinds}
+    while len(found) >= most:
+        found = {}
+        for sigma, rate, count in kinds:
+            coarse = _below(sigma, step), min(1.0, 1 / _below(1 / rate, step))
+            found[coarse] = found.get(coarse, 0) + count
+        step *= 2
+    if at_one:
+        found[at_one**-0.5, 1.0] = found.get((at_one**-0.5, 1.0), 0) + 1
+    return tuple((sigma, rate, count) for (sigma, rate), count in sorted(found.items()))
+
+
+def _below(value: float, step: float) -> float:
+    """Return the largest power of e^step that is at most `value`, or `value` if it is one up to rounding."""
+    return min(value, math.exp(step * math.floor(math.log(value) / step)))
 
 
 @lru_cache(maxsize=4096)
@@ -97,7 +166,7 @@ def _bound(spends: tuple[Spend, ...], delta: float, accountant: str) -> Bound:
         return Bound(by_rdp, "rdp")
     if accountant == "pld":
         return Bound(_pld_epsilon(spends, delta), "pld")
-    affordable = by_rdp < _PRV_EPSILON and _prv_points(spends, delta, by_rdp) <= _PRV_POINTS
+    affordable = _prv_affordable(spends, delta, by_rdp)
     if affordable:
         by_prv = _prv(spends, delta, by_rdp)
         if by_prv < by_rdp or (accountant == "prv" and by_prv < math.inf):
@@ -107,7 +176,8 @@ def _bound(spends: tuple[Spend, ...], delta: float, accountant: str) -> Bound:
             f"PRV would need {_prv_points(spends, delta, by_rdp):.1e} points at delta {delta:g} for these spends (RDP "
             f"epsilon {by_rdp:.4g}), or is not accurate enough there; use accountant='rdp', a sound upper bound"
         )
-    if not affordable and by_rdp < _PRV_EPSILON and _pld.dp_accounting_installed():
+    few = len(spends) <= _MAX_PLD_KINDS and sum(count for _, _, count in spends) <= _MAX_PLD_RELEASES
+    if not affordable and by_rdp < _PRV_EPSILON and few and _pld.dp_accounting_installed():
         return min(Bound(_pld_epsilon(spends, delta), "pld"), Bound(by_rdp, "rdp"), key=lambda bound: bound.epsilon)
     return Bound(by_rdp, "rdp")
 
@@ -132,13 +202,17 @@ def _renyi(sigma: float, rate: float, order: float) -> float:
     return value if value >= 0 else math.inf
 
 
+def _rdp_at(spends: tuple[Spend, ...], delta: float, order: float) -> float:
+    """Return the bound of one order (Canonne, Kamath and Steinke, NeurIPS 2020, proposition 12)."""
+    total = sum(count * _renyi(sigma, rate, order) for sigma, rate, count in spends)
+    return total + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+
+
 def _rdp(spends: tuple[Spend, ...], delta: float) -> float:
     """Return the smallest bound found over the orders. Every order gives a valid bound, so a local search is sound."""
 
     def bound(index: int) -> float:
-        order = _ORDERS[index]
-        total = sum(count * _renyi(sigma, rate, order) for sigma, rate, count in spends)
-        return total + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+        return _rdp_at(spends, delta, _ORDERS[index])
 
     best, at = min((bound(i), i) for i, order in enumerate(_ORDERS) if order in _CHEAP_ORDERS)
     for step in (-1, 1):
@@ -156,6 +230,10 @@ def _prv_width(spends: tuple[Spend, ...], delta_error: float) -> float:
     total = sum(count for _, _, count in spends)
     single = max(_rdp(((sigma, rate, 1),), delta_error / (8 * total)) for sigma, rate, _ in spends)
     return max(_rdp(spends, delta_error / 4), single) + 3
+
+
+def _prv_affordable(spends: tuple[Spend, ...], delta: float, by_rdp: float) -> bool:
+    return by_rdp < _PRV_EPSILON and _prv_points(spends, delta, by_rdp) <= _PRV_POINTS
 
 
 def _prv_points(spends: tuple[Spend, ...], delta: float, by_rdp: float) -> float:

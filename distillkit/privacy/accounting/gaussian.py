@@ -8,7 +8,7 @@ import torch
 
 from distillkit._utils import check
 from distillkit.privacy.accounting._bisection import bisect, smallest_sigma
-from distillkit.privacy.errors import NotAccountable
+from distillkit.privacy.accounting._ranges import check_delta
 
 __all__ = ["gaussian_delta", "gaussian_epsilon", "gaussian_sigma"]
 
@@ -76,16 +76,3 @@ def gaussian_sigma(epsilon: float, delta: float, *, releases: int = 1) -> float:
     check.real_number(epsilon, "epsilon", above=0.0)
     check.positive_int(releases, "releases")
     return math.sqrt(releases) * smallest_sigma(lambda s: gaussian_epsilon(s, delta), epsilon, 1e-12)
-
-
-def check_delta(delta: float) -> float:
-    """Return `delta` if it is in (0, 1).
-
-    Raises:
-        NotAccountable: `delta` is outside (0, 1), where no accountant applies.
-        TypeError: `delta` is not a number.
-    """
-    check.real_number(delta, "delta")
-    if not 0 < delta < 1:
-        raise NotAccountable(f"delta must be in (0, 1), well below one over the number of records, got {delta:g}")
-    return float(delta)

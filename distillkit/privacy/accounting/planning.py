@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from distillkit._utils import check
 from distillkit.privacy.accounting._bisection import bisect, smallest_sigma
+from distillkit.privacy.accounting._ranges import check_sigma
 from distillkit.privacy.accounting.composition import Bound, Spend, compose
 from distillkit.privacy.errors import NotAccountable, PrivacyError
 
@@ -124,6 +125,6 @@ def resolve_sigma(epsilon: float | None, sigma: float | None, *, delta: float, c
             "give either epsilon, from which sigma follows, or sigma; got " + ("neither" if sigma is None else "both")
         )
     if sigma is not None:
-        return sigma
+        return check_sigma(sigma)
     assert epsilon is not None
     return plan_noise(epsilon, delta, count=count, rate=rate).sigma

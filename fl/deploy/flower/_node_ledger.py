@@ -44,8 +44,10 @@ class NodeLedger:
 
     def __init__(self, folder: Path, partition: int, name: str, policy: Policy | None) -> None:
         self.name, self.refused, self.charged, self._policy = name, "", False, policy
-        options: dict[str, Any] = {} if policy is None else {"delta": policy.delta, "budget": policy.budget}
-        self.ledger = Ledger(folder / f"{name}.jsonl", disjoint=False, **options)
+        self.ledger = Ledger(folder / f"{name}.jsonl", disjoint=False)
+        self.ledger.budget = None  # the owner may change the policy, but not the ledger's first line
+        if policy is not None:
+            self.ledger.delta, self.ledger.budget = policy.delta, policy.budget
         history = Journal(folder / f"partition-{partition}.names")
         with history.transaction():
             names = [line["data"] for _, line in history.unread()[0]]
@@ -145,7 +147,7 @@ def mirror_report(ledger: Ledger, info: NodeInfo, facts: Mapping[str, str]) -> N
     if len(lines) > _MAX_LINES:
         raise ValueError(f"its ledger report has {len(lines)} lines, more than {_MAX_LINES}")
     numbers = [number for number, _ in lines]
-    ordered = all(type(n) is int and n > 0 for n in numbers) and numbers == sorted(set(numbers))
+    ordered = all(type(n) is int and 0 < n < 2**53 for n in numbers) and numbers == sorted(set(numbers))
     if type(since) is not int or not ordered:
         raise ValueError("the lines of its ledger report are not in order")
     if since > mirrored_count(ledger, name):

@@ -42,6 +42,10 @@ from distillkit.privacy import (
 ONE = Event("class_means", 2.0, client=0)
 
 
+def head_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.head")
+
+
 def test_spends_of_a_client_compose() -> None:
     ledger = Ledger()
     assert ledger.epsilon() == 0.0
@@ -74,6 +78,7 @@ def test_event_for_all_clients_is_charged_to_each() -> None:
     ledger.spend(Event("local", 2.0, client=1))
     both = compose([(3.0, 1.0, 1), (2.0, 1.0, 1)], 1e-5).epsilon
     assert ledger.epsilon(1) == both == ledger.epsilon()
+    ledger.register([2])
     assert ledger.epsilon(2) == compose([(3.0, 1.0, 1)], 1e-5).epsilon
 
 
@@ -81,7 +86,9 @@ def test_file_contains_the_event_when_spend_returns(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "ledger.jsonl"
     ledger = Ledger(path)
     ledger.spend(replace(ONE, client="a", round=4, seeded=True))
-    line = json.loads(path.read_text(encoding="utf-8").splitlines()[0])["event"]
+    first, charge = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    assert first["relation"] == "add or remove one record"
+    line = charge["event"]
     assert line == {
         "mechanism": "class_means",
         "sigma": 2.0,
@@ -107,11 +114,12 @@ def test_line_torn_at_any_byte_counts_as_the_costliest(tmp_path: Path) -> None:
     path = tmp_path / "l"
     ledger = Ledger(path)
     ledger.spend(replace(ONE, client=1), replace(ONE, client=2, sigma=9.0))
-    kept, acknowledged = path.read_bytes(), ledger.events
+    kept, acknowledged, head = path.read_bytes(), ledger.events, head_of(path).read_bytes()
     ledger.spend(replace(ONE, client=2, sigma=3.0, count=2))
     whole, everything = path.read_bytes(), ledger.events
     for cut in range(len(kept) + 1, len(whole), 7):
         path.write_bytes(whole[:cut])
+        head_of(path).write_bytes(head)  # written after the line
         for _ in range(2):
             opened = Ledger(path)
             assert opened.events == acknowledged
@@ -120,7 +128,9 @@ def test_line_torn_at_any_byte_counts_as_the_costliest(tmp_path: Path) -> None:
         opened.spend(ONE)
         assert len(Ledger(path).events) == 3
     path.write_bytes(whole[:-1])
+    head_of(path).write_bytes(head)
     assert Ledger(path).events == everything
+    head_of(path).unlink()
     path.write_bytes(b'{"event": {"mech')
     assert Ledger(path).epsilon() == 0.0
 
@@ -142,7 +152,7 @@ def test_damaged_and_missing_lines_are_refused(tmp_path: Path) -> None:
     ledger.spend(ONE)
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace('"sigma": 2.0', '"sigma: 2.0', 1), encoding="utf-8")
-    with pytest.raises(ValueError, match="line 1 of .* is damaged"):
+    with pytest.raises(ValueError, match="line 2 of .* is damaged"):
         Ledger(path)
     path.write_text(text[: len(text) // 2], encoding="utf-8")
     with pytest.raises(ValueError, match="lost lines"):
@@ -150,6 +160,7 @@ def test_damaged_and_missing_lines_are_refused(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(ValueError, match="lost lines"):
         ledger.spend(ONE)
+    head_of(path).unlink()
     path.write_text('{"accuracy": 1}\n', encoding="utf-8")
     with pytest.raises(ValueError, match="line 1 of .* is not a line of a ledger"):
         Ledger(path)
@@ -164,8 +175,8 @@ def test_damaged_and_missing_lines_are_refused(tmp_path: Path) -> None:
     ids=str,
 )  # fmt: skip
 def test_refused_line_stays_refused_and_later_lines_are_not_skipped(odd: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "l").write_text(json.dumps({"event": asdict(ONE)}) + "\n", encoding="utf-8")
     ledger = Ledger(tmp_path / "l")
-    ledger.spend(ONE)
     with open(tmp_path / "l", "a", encoding="utf-8") as file:
         file.write(f"{json.dumps(odd)}\n{json.dumps({'event': asdict(ONE)})}\n")
     for use in (ledger.epsilon, ledger.epsilon, lambda: ledger.spend(ONE), lambda: Ledger(tmp_path / "l")):
@@ -191,7 +202,7 @@ def test_interrupted_reading_loses_nothing(tmp_path: Path, monkeypatch: pytest.M
         ledger.epsilon()
     assert ledger.events == other.events
     assert ledger.epsilon() == other.epsilon()
-    assert taken == [1, 2, 2, 3]
+    assert taken == [1, 2, 2, 3, 4]
 
 
 def test_no_acknowledged_event_is_lost_after_a_kill(tmp_path: Path) -> None:
@@ -378,6 +389,7 @@ def test_event_without_a_client_is_charged_to_all() -> None:
     assert (
         ledger.epsilon("A") == ledger.epsilon(ALL_CLIENTS) == ledger.epsilon() == compose([(2.0, 1.0, 2)], 1e-5).epsilon
     )
+    ledger.register(["B"])
     assert ledger.epsilon("B") == compose([(2.0, 1.0, 1)], 1e-5).epsilon
 
 
@@ -387,7 +399,7 @@ def test_remarks_and_assumptions_are_written_once_and_read_back(tmp_path: Path) 
         ledger.add_remark("the clip was tuned on private data")
         ledger.assume("private_histogram")
         ledger.assume("mine", ["classes"])
-    assert len((tmp_path / "l").read_text(encoding="utf-8").splitlines()) == 3
+    assert len((tmp_path / "l").read_text(encoding="utf-8").splitlines()) == 4
     for one in (ledger, Ledger(tmp_path / "l")):
         assert one.guarantee().remarks == ("the clip was tuned on private data",)
         assert one.guarantee().info()["assumed_public"] == {

@@ -221,6 +221,7 @@ def start_a_new_file(patch: Patch) -> None:
     def fresh(self: Any, path: Path | None) -> None:
         if path is not None:
             path.unlink(missing_ok=True)
+            path.with_name(f"{path.name}.head").unlink(missing_ok=True)
         init(self, path)
 
     patch.setattr(journal_module.Journal, "__init__", fresh)

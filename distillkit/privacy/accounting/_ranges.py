@@ -1,0 +1,47 @@
+"""Ranges of sigma, delta and numbers of releases for which the accountants are exact enough."""
+
+from __future__ import annotations
+
+from distillkit._utils import check
+from distillkit.privacy.errors import NotAccountable
+
+__all__ = ["MOST_RELEASES", "check_delta", "check_sigma"]
+
+_LEAST_SIGMA, _MOST_SIGMA = 1e-4, 1e9
+"""Range of noise for which the accountants' floating-point numbers suffice."""
+
+MOST_RELEASES = 10**12
+"""Largest number of releases in one event."""
+
+
+def check_delta(delta: float) -> float:
+    """Return `delta` if it is in (0, 1).
+
+    Raises:
+        NotAccountable: `delta` is outside (0, 1), where no accountant applies.
+        TypeError: `delta` is not a number.
+    """
+    check.real_number(delta, "delta")
+    if not 0 < delta < 1:
+        raise NotAccountable(f"delta must be in (0, 1), well below one over the number of records, got {delta:g}")
+    return float(delta)
+
+
+def check_sigma(sigma: float, name: str = "sigma") -> float:
+    """Return `sigma` as a float if it is 0, which means no noise, or large enough to be accounted for.
+
+    Args:
+        sigma: noise standard deviation / sensitivity.
+        name: name of the argument, used in error messages.
+
+    Raises:
+        NotAccountable: `sigma` is positive, but too small or too large for the accountants.
+        TypeError, ValueError: `sigma` is not a number, negative or not finite.
+    """
+    sigma = check.real_number(sigma, name, least=0.0)
+    if sigma and not _LEAST_SIGMA <= sigma <= _MOST_SIGMA:
+        raise NotAccountable(
+            f"{name} must be in [{_LEAST_SIGMA:g}, {_MOST_SIGMA:g}], or 0 for no noise and no guarantee, got "
+            f"{sigma:g}: no accountant is exact enough there"
+        )
+    return sigma

@@ -1,0 +1,299 @@
+"""The ledger's file is a hash chain with pinned options, and names must be known."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from distillkit.privacy import (
+    ALL_CLIENTS,
+    REPLACE_RECORD,
+    Account,
+    Event,
+    Ledger,
+    NotAccountable,
+    PrivacyError,
+    compose,
+    train_private,
+)
+from distillkit.sets import LabeledImages
+
+ONE = Event("class_means", 2.0, client="a")
+OLD = Path(__file__).parent / "old_ledger.jsonl"
+"""A ledger as commit e6fffac wrote it: no first line with options, no hashes."""
+
+
+def charged(path: Path, count: int = 5) -> Ledger:
+    ledger = Ledger(path, budget=50.0)
+    for round in range(count):
+        ledger.spend(replace(ONE, round=round, sigma=5.0 + round))
+    return ledger
+
+
+def edited(path: Path, number: int) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines[number] = lines[number].replace('"sigma": ', '"sigma": 1').replace('"delta": 1e-05', '"delta": 1e-06')
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def moved(path: Path, number: int) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    other = number - 1 if number == len(lines) - 1 else number + 1
+    lines[number], lines[other] = lines[other], lines[number]
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def removed(path: Path, number: int) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join(lines[:number] + lines[number + 1 :]), encoding="utf-8")
+
+
+def repeated(path: Path, number: int) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join([*lines[: number + 1], *lines[number:]]), encoding="utf-8")
+
+
+def cut(path: Path, number: int) -> None:
+    path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:number]), encoding="utf-8")
+
+
+def deleted(path: Path, number: int) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("change", [edited, moved, removed, repeated, cut, deleted])
+@pytest.mark.parametrize("number", range(6))
+def test_changed_file_is_refused(change: Any, number: int, tmp_path: Path) -> None:
+    charged(tmp_path / "l")
+    change(tmp_path / "l", number)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"edited|lost|not a line"):
+            Ledger(tmp_path / "l").epsilon()
+
+
+def test_any_changed_byte_is_refused(tmp_path: Path) -> None:
+    """A byte of the last line is found by the file beside the ledger, every other byte by the chain too."""
+    charged(tmp_path / "l")
+    whole, draws = (tmp_path / "l").read_bytes(), random.Random(0)
+    for place in draws.sample(range(len(whole) - 1), 200):
+        other = bytes([whole[place] ^ (1 << draws.randrange(7))])
+        (tmp_path / "l").write_bytes(whole[:place] + other + whole[place + 1 :])
+        with pytest.raises((ValueError, UnicodeError)):
+            Ledger(tmp_path / "l")
+
+
+@pytest.mark.parametrize("change", [edited, removed, cut])
+def test_head_detects_changes_of_a_rewritten_chain(change: Any, tmp_path: Path) -> None:
+    """Whoever writes the whole file again cannot match a head that was kept elsewhere."""
+    ledger = charged(tmp_path / "l")
+    head = ledger.head
+    assert head["lines"] == 6
+    ledger.spend(ONE)
+    Ledger(tmp_path / "l").require_head(head)
+    (tmp_path / "l").unlink()
+    (tmp_path / "l.head").unlink()
+    fresh = charged(tmp_path / "l", 4)
+    with pytest.raises(ValueError, match="is not the one that had 6 lines .* cut, edited or replaced"):
+        fresh.require_head(head)
+    fresh.spend(replace(ONE, sigma=4.0), ONE)
+    with pytest.raises(ValueError, match="is not the one that had 6 lines"):
+        fresh.require_head(head)
+    with pytest.raises(ValueError, match="is not the one"):
+        fresh.require_head({"lines": 10**9, "hash": "x"})
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "other"),
+    [
+        ("delta", 1e-6, 1e-5), ("budget", 3.0, 4.0), ("disjoint", False, True), ("data", "abc", "abd"),
+        ("relation", "replace one record", "add or remove one record"), ("renyi_order", 4.0, 5.0),
+    ],
+)  # fmt: skip
+def test_options_are_pinned(name: str, given: Any, other: Any, tmp_path: Path) -> None:
+    event = replace(ONE, relation=given) if name == "relation" else ONE
+    Ledger(tmp_path / "l", **{name: given}).spend(event)
+    assert json.loads((tmp_path / "l").read_text(encoding="utf-8").splitlines()[0])[name] == given
+    for options in ({}, {name: given}):
+        assert getattr(Ledger(tmp_path / "l", **options), name) == given
+    with pytest.raises(PrivacyError, match=rf"{name} must be that of the ledger .*{given}.*, got .*{other}"):
+        Ledger(tmp_path / "l", **{name: other})
+    Ledger(tmp_path / "plain").spend(ONE)
+    if name in ("budget", "data", "renyi_order"):
+        with pytest.raises(PrivacyError, match=f"{name} must be that of the ledger .*None"):
+            Ledger(tmp_path / "plain", **{name: given})
+
+
+def test_options_of_a_concurrent_ledger_are_compared(tmp_path: Path) -> None:
+    first, second = Ledger(tmp_path / "l", budget=3.0), Ledger(tmp_path / "l", budget=4.0)
+    first.spend(ONE)
+    for use in (second.epsilon, lambda: second.spend(ONE)):
+        with pytest.raises(PrivacyError, match="budget must be that of the ledger"):
+            use()
+    assert len(first.events) == 1
+
+
+def test_given_relation_is_the_only_one(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "l", relation=REPLACE_RECORD)
+    with pytest.raises(NotAccountable, match="keep two ledgers"):
+        ledger.spend(ONE)
+    assert not (tmp_path / "l").exists()
+    with pytest.raises(NotAccountable, match="relation must be one of"):
+        Ledger(relation="label change")
+
+
+def test_ledger_of_an_earlier_version_is_read_and_continued(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    path.write_bytes(OLD.read_bytes())
+    old = Ledger(path, budget=9.0)
+    assert old.unchained == 4
+    assert old.epsilon("1") == compose([(2.0, 1.0, 3)], 1e-5).epsilon
+    assert "4 lines of the ledger are of an earlier version, without a hash chain" in str(old.guarantee())
+    old.spend(replace(ONE, client=1))
+    again = Ledger(path)
+    assert again.epsilon(1) == compose([(2.0, 1.0, 4)], 1e-5).epsilon
+    edited(path, 2)
+    with pytest.raises(ValueError, match="edited"):  # the new line follows the old ones as they were
+        Ledger(path)
+    (tmp_path / "l.head").unlink()
+    removed(path, 4)
+    assert Ledger(path).unchained == 4
+
+
+def test_chained_file_cannot_pass_for_an_old_one_without_a_trace(tmp_path: Path) -> None:
+    head = charged(tmp_path / "l").head
+    lines = [json.loads(line) for line in (tmp_path / "l").read_text(encoding="utf-8").splitlines()]
+    plain = [{k: v for k, v in line.items() if k != "after"} for line in lines[1:-1]]
+    (tmp_path / "l").write_text("".join(json.dumps(line) + "\n" for line in plain), encoding="utf-8")
+    with pytest.raises(ValueError, match="lost or changed"):
+        Ledger(tmp_path / "l")
+    (tmp_path / "l.head").unlink()
+    with pytest.raises(ValueError, match="is not the one"):
+        Ledger(tmp_path / "l").require_head(head)
+    assert "without a hash chain" in str(Ledger(tmp_path / "l").guarantee())
+
+
+def test_failed_write_is_not_counted_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk leaves half a line; the next charge ends it, and the chain goes on."""
+    ledger = charged(tmp_path / "l", 1)
+    write = ledger._journal._write
+
+    def half(text: bytes) -> bytes:
+        write(text[: len(text) // 2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ledger._journal, "_write", half)
+    with pytest.raises(OSError, match="No space"):
+        ledger.spend(ONE)
+    monkeypatch.undo()
+    ledger.spend(replace(ONE, sigma=7.0))
+    assert ledger.epsilon() == Ledger(tmp_path / "l").epsilon()
+    assert [e.sigma for e in Ledger(tmp_path / "l").events] == [5.0, 7.0]
+    monkeypatch.setattr("distillkit.privacy._journal.write_atomically", lambda *_: half(b""))
+    ledger.spend(replace(ONE, sigma=8.0))  # the head beside the file is older
+    assert [e.sigma for e in Ledger(tmp_path / "l").events] == [5.0, 7.0, 8.0] == [e.sigma for e in ledger.events]
+
+
+# Names.
+
+
+def test_unknown_client_is_an_error(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "l")
+    ledger.spend(replace(ONE, client="A"))
+    for known in (ledger, Ledger(tmp_path / "l")):
+        for ask in (known.epsilon, known.guarantee):
+            with pytest.raises(PrivacyError, match="client 'a' was neither charged nor registered"):
+                ask("a")
+    with pytest.raises(PrivacyError, match="neither charged nor registered"):
+        Ledger().epsilon("a")
+
+
+def test_registered_clients_that_spent_nothing_have_epsilon_0(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "l")
+    ledger.spend(replace(ONE, client=1))
+    for _ in range(2):
+        ledger.register(3)
+        ledger.register(["b", "A"])
+    lines = len((tmp_path / "l").read_text(encoding="utf-8").splitlines())
+    for known in (ledger, Ledger(tmp_path / "l")):
+        assert [known.epsilon(c) for c in (0, 2, "b", "A")] == [0.0] * 4
+        assert known.epsilon(1) == known.epsilon() == compose([(2.0, 1.0, 1)], 1e-5).epsilon
+        for unknown in (3, "a", "-1", "01", "1.0"):
+            with pytest.raises(PrivacyError, match="neither charged"):
+                known.epsilon(unknown)
+    assert lines == 4
+    assert Account(Ledger(), client="x").guarantee().epsilon == 0.0
+
+
+def test_charge_to_all_clients_is_every_clients_while_none_has_a_name() -> None:
+    ledger = Ledger()
+    ledger.spend(replace(ONE, client=ALL_CLIENTS))
+    assert ledger.epsilon("anyone") == ledger.epsilon() == compose([(2.0, 1.0, 1)], 1e-5).epsilon
+    ledger.register(["anyone"])
+    with pytest.raises(PrivacyError, match="neither charged"):
+        ledger.epsilon("someone")
+
+
+def test_disjoint_is_an_assumption_if_there_are_several_clients() -> None:
+    pair = replace(ONE, client="A"), replace(ONE, client="B")
+    disjoint, overlapping, single = Ledger(), Ledger(disjoint=False), Ledger()
+    for ledger in (disjoint, overlapping):
+        ledger.spend(*pair)
+        ledger.assume("DPSGD")
+    single.spend(pair[0])
+    assert disjoint.guarantee().assumptions["Ledger"] == ("disjoint",)
+    assert disjoint.guarantee().info()["assumed_public"]["Ledger"] == ["disjoint"]
+    assert "disjoint" in disjoint.guarantee().assumptions["DPSGD"]
+    assert "Ledger" not in overlapping.guarantee().assumptions
+    assert "disjoint" not in overlapping.guarantee().assumptions["DPSGD"]
+    assert single.guarantee().assumptions == {}
+
+
+# Numbers that no accountant can handle.
+
+
+@pytest.mark.parametrize("sigma", [1e-300, 9e-5, 2e9, 10**400, float("inf"), float("nan"), -1.0])
+@pytest.mark.parametrize("rate", [1.0, 0.5])
+def test_noise_beyond_accounting_is_refused_before_anything_is_written(
+    sigma: float, rate: float, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="sigma must be"):
+        Event("x", sigma, rate)
+    with pytest.raises(ValueError, match="sigma must be"):
+        compose([(sigma, rate, 1)], 1e-5)
+    with pytest.raises(ValueError, match="sigma must be"):
+        Account(Ledger(tmp_path / "l")).spend("x", sigma, rate=rate)
+    assert not (tmp_path / "l").exists()
+
+
+def test_largest_and_smallest_numbers_are_accounted_for() -> None:
+    for sigma, count in [(1e-4, 1), (1e-4, 10**12), (1e9, 10**12)]:
+        for rate in (1.0, 0.5, 1e-9):
+            assert compose([(sigma, rate, count)], 1e-5).epsilon >= 0
+    for count in (10**12 + 1, 10**400):
+        with pytest.raises(ValueError, match="count must be at most"):
+            Event("x", 1.0, count=count)
+
+
+def test_nothing_is_trained_with_noise_beyond_accounting(toy_set: LabeledImages) -> None:
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, toy_set.num_classes))
+    before = [p.clone() for p in network.parameters()]
+    with pytest.raises(NotAccountable, match="sigma must be in"):
+        train_private(network, toy_set, size=40, sigma=1e-300, clip=1.0, rate=0.5, steps=1, lr=0.1, progress=False)
+    assert all(torch.equal(a, b) for a, b in zip(before, network.parameters()))
+
+
+@pytest.mark.parametrize("name", ["sigma", "count", "round"])
+def test_line_with_a_huge_number_is_refused(name: str, tmp_path: Path) -> None:
+    line = json.dumps({"event": {**asdict(ONE), name: 7}}).replace(f'"{name}": 7', f'"{name}": 1{"0" * 400}')
+    (tmp_path / "l").write_text(line + "\n", encoding="utf-8")
+    if name == "round":
+        assert len(Ledger(tmp_path / "l").events) == 1
+    else:
+        with pytest.raises(ValueError, match="line 1 of .* is not a line of a ledger"):
+            Ledger(tmp_path / "l")
