@@ -1,4 +1,4 @@
-"""Encoding of messages as safetensors bytes, for the wire, checkpoints and client memory; digests of values."""
+"""Encoding of messages as safetensors bytes for the network, checkpoints and client memory, and digests of values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PARTS = ("images", "labels", "zca.center", "zca.matrix", "zca.inverse")
 
 
 def _pack(key: str, value: Value, tensors: Tensors) -> dict[str, Any]:
-    """Put a value's tensors into `tensors`; return the remaining facts needed to rebuild it."""
+    """Put a value's tensors into `tensors`; return its form, that is, the other facts needed to rebuild the value."""
     if isinstance(value, Tensor):
         tensors[key] = value
         return {"kind": "tensor"}
@@ -110,15 +110,15 @@ def to_parts(message: Message, facts: Mapping[str, str] | None = None) -> Parts:
 
 
 def entry_key(name: str) -> str:
-    """Return the key of the entry to which the tensor of this `name` belongs, in a message's parts."""
+    """Return the key of the entry to which a tensor belongs, from the tensor's `name` in a message's parts."""
     return name.split(_SEPARATOR)[0]
 
 
 def from_parts(tensors: Mapping[str, Tensor], strings: Mapping[str, str]) -> tuple[Message, dict[str, str]]:
     """Rebuild a message and its facts from the parts that `to_parts` returned.
 
-    The parts may come from an untrusted source: every form is checked, and every tensor must belong to exactly one
-    entry.
+    The parts may come from an untrusted source: the form of every value is checked, and every tensor must belong to
+    exactly one entry.
 
     Args:
         tensors: tensors by name, on the CPU.

@@ -43,7 +43,7 @@ class KeyedObject(Configurable):
         cls.key = stated
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]] | None:
-        """Return the arguments that distinguish this object from others of its class: positional ones, and named ones.
+        """Return the positional and the named arguments that distinguish this object from other objects of its class.
 
         `repr` shows them and the record of a run contains them, so a run is resumed only with equal arguments. Return
         None in a class whose own `__repr__` serves both purposes, such as a dataclass.

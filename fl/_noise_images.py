@@ -22,7 +22,7 @@ def two_noise_images(server: Server) -> Tensor:
 
 
 def pixel_limit(server: Server) -> float:
-    """Return the largest pixel value that the server accepts, 300 times the largest of black, white or noise images."""
+    """Return the server's limit on absolute pixel values: 300 times the largest in black, white and noise images."""
     shape = (1, *server.shape)
     pixels = torch.cat([torch.zeros(shape, dtype=server.dtype), torch.ones(shape, dtype=server.dtype)])
     return 300 * max(

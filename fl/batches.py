@@ -110,7 +110,7 @@ def shuffled_indices(
 
 
 def select_rows(values: Tensor, index: Tensor) -> Tensor:
-    """Return some rows of a tensor, on the tensor's device (orders are drawn on the CPU).
+    """Return some rows of a tensor on the tensor's device; `index` may be on another device.
 
     Args:
         values: [N, ...].

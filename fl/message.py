@@ -50,7 +50,7 @@ class Entry(Generic[V]):
     Attributes:
         key: the entry's name in messages, files and histories.
         name: the entry's name in code, `Class.attribute`. If code refers to the entries through another class, the
-            declaring class names it in `written`.
+            declaring class gives the name of that class in `written`.
         owner: the declaring class, with its module.
 
     Raises:
@@ -112,8 +112,8 @@ class Message:
 
     Build a message from its values, `Message({self.model: weights})`, or build an empty message and set its entries one
     by one. `message[self.model]` reads a value, typed by the entry's annotation; `self.model in message` tells whether
-    the message holds one. A server's state and a client's memory are messages, too. Values are shared, not copied:
-    treat a message as read-only once it is sent.
+    the message holds a value of this entry. A server's state and a client's memory are messages, too. Values are
+    shared, not copied: treat a message as read-only once it is sent.
 
     Args:
         values: initial values, entry -> value.

@@ -170,7 +170,7 @@ class Method(KeyedObject, ABC):
         return self.networks.assigned(clients) if hasattr(self, "networks") else ()
 
     def check_run(self, server: Server, rounds: int) -> None:
-        """Raise ValueError if the method cannot run on the clients' data; warn of parts without effect in `rounds`.
+        """Raise ValueError if the method cannot run on the clients' data; warn of parts that `rounds` rounds never use.
 
         Called before `start`, and before a run is resumed, with a `server` whose state is still empty. Use it to detect
         errors that would otherwise appear only in a late round.
@@ -216,8 +216,8 @@ class Method(KeyedObject, ABC):
     def local(self, client: Client, message: Message) -> Message:
         """Run the client's part of a round, on the client: train, and reply with the result.
 
-        It reads only `client` and the `message` of `send`, and returns a reply that matches `expect`. An exception
-        leaves this client out of the round, by name; `BudgetExhausted` ends the run.
+        It reads only `client` and the `message` of `send`, and returns a reply that matches `expect`. If it raises an
+        exception, the client is left out of the round and reported; `BudgetExhausted` ends the run.
         """
 
     def read_reply(self, server: Server, reply: Message) -> Message:
@@ -243,7 +243,7 @@ class Method(KeyedObject, ABC):
         return Message()
 
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
-        """Return the schema of a client's reply in the additional exchange `verb`; as `expect`, on the `server`."""
+        """Return the schema of a reply to the `server` in the exchange `verb`, as `expect` does for `local`."""
         return {}
 
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:

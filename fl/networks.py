@@ -221,7 +221,7 @@ class Networks:
 
         Args:
             server: source of the images' shape and dtype, and the number of clients.
-            features: whether the method always uses embeddings (then a classifier must be found).
+            features: whether the method always uses embeddings, so that the network's classifier must be found.
 
         Raises:
             ValueError: a network fails on such images, or does not return finite logits [2, outputs]; a client has no

@@ -87,7 +87,7 @@ def _counts(sums: Tensor) -> tuple[float, float, float, float, float]:
 
 @dataclass(frozen=True)
 class Classification:
-    """Task with one class per image: cross-entropy; accuracy is the share of images whose largest logit is their class.
+    """Task with one class per image: cross-entropy; accuracy is the share of images whose class has the largest logit.
 
     A network may have more than K outputs (virtual classes). An image predicted as a virtual class counts as wrong.
 
@@ -109,11 +109,11 @@ class Classification:
         return F.cross_entropy(logits, labels)
 
     def counts(self, labels: Tensor) -> Tensor:
-        """Count the `labels`, indices int64 [N], of each class: int64 [K]."""
+        """Return the number of images of each class, int64 [K], for images with these `labels` (indices, int64 [N])."""
         return torch.bincount(labels, minlength=self.num_classes)
 
     def complement(self, counts: Tensor, total: int) -> Tensor:
-        """Return indices of at most `total` images that even out `counts`, by `distillkit.generate.complement_targets`.
+        """Return the classes of at most `total` new images that even out `counts` (`generate.complement_targets`).
 
         The number of images of a class is proportional to the difference between its count and that of the largest
         class.
@@ -144,7 +144,7 @@ class Classification:
         return torch.cat([head, torch.cat([tp, fp, fn]).double().cpu()])
 
     def check_sums(self, sums: Tensor) -> None:
-        """Refuse `sums` unless each image is a true positive of its class, or a false negative of its class."""
+        """Check that `sums` count each image as either a true positive or a false negative of its class."""
         count, correct, tp, fp, fn = _counts(sums)
         if tp != correct or fn != count - correct or fp > fn:
             raise ValueError(f"of {count:g} images {correct:g} are right, but tp, fp, fn sum to {tp:g}, {fp:g}, {fn:g}")
@@ -181,11 +181,11 @@ class MultiLabel:
         return F.binary_cross_entropy_with_logits(logits[:, : self.num_classes], labels.to(logits.dtype))
 
     def counts(self, labels: Tensor) -> Tensor:
-        """Count the images with these `labels` [N, K] that have each class: int64 [K]."""
+        """Return the number of images that have each class, int64 [K], for images with these `labels` [N, K]."""
         return (labels > 0.5).sum(0)
 
     def complement(self, counts: Tensor, total: int) -> Tensor:
-        """Return label rows of at most `total` images that even out `counts`. Each row has one class.
+        """Return label rows of at most `total` new images that even out `counts`. Each row has one class.
 
         The number of images of a class is proportional to the difference between its count and that of the most
         frequent class.
@@ -214,7 +214,7 @@ class MultiLabel:
         return torch.cat([head, torch.cat(cells).double().cpu()])
 
     def check_sums(self, sums: Tensor) -> None:
-        """Refuse `sums` unless each wrong decision is a false positive or a false negative of its class."""
+        """Check that `sums` count each wrong decision as either a false positive or a false negative of its class."""
         count, correct, tp, fp, fn = _counts(sums)
         if fp + fn != count - correct or tp > correct:
             raise ValueError(

@@ -51,7 +51,7 @@ class Source(ABC):
 
     @abstractmethod
     def images(self, stored: Tensor, indices: Tensor, view: View) -> Tensor:
-        """Return images [B, C, H, W], normalised, in the order of `indices` int [B]."""
+        """Return images [B, C, H, W], normalized, in the order of `indices` int [B]."""
 
     def outputs(
         self, network: nn.Module, stored: Tensor, indices: Tensor, view: View, width: int
@@ -113,8 +113,8 @@ class Crops(Source):
         """Return the side of a crop for images of `shape`.
 
         Raises:
-            ValueError: the picture has other channels than the images, or the images are not square and no `size` is
-                given.
+            ValueError: the picture has another number of channels than the images, or the images are not square and no
+                `size` is given.
         """
         if len(image) != shape[0]:
             raise ValueError(
@@ -135,7 +135,7 @@ class Crops(Source):
         return patches
 
     def images(self, stored: Tensor, indices: Tensor, view: View) -> Tensor:
-        """Return normalised crops [B, C, size, size] of an image uint8 [C, H, W], by `indices` int [B]."""
+        """Return normalized crops [B, C, size, size] of an image uint8 [C, H, W], by `indices` int [B]."""
         size, where = self.side(stored, view.shape), indices.long().cpu()
         with self._lock:
             patches = self._of(stored.cpu(), size)
@@ -148,7 +148,7 @@ class Crops(Source):
 
 
 class Pool(Source):
-    """Existing pictures, uint8 [count, C, H, W]."""
+    """Source of existing pictures, uint8 [count, C, H, W]."""
 
     def __init__(self, count: int) -> None:
         self.count = count

@@ -44,9 +44,9 @@ def distill(
 
     Args:
         student: network to train, on the images' device. It is in train mode, so its batch-norm statistics change.
-        images: normalised images, float [N, C, H, W].
+        images: normalized images, float [N, C, H, W].
         teacher_logits: logits of the teacher, float [N, K]; for averaged probabilities pass their logarithms.
-        steps: number of optimiser steps, in shuffled passes; the last short batch of each pass is kept.
+        steps: number of optimizer steps, in shuffled passes; the last short batch of each pass is kept.
         batch: number of images per step.
         lr: Adam's rate; betas are 0.9 and 0.999.
         generator: generator of the order of the images and of dropout.
@@ -55,9 +55,9 @@ def distill(
         gradient_norm: largest norm of a gradient; longer gradients are rescaled to this norm.
         loss: function of the student's and the teacher's logits; default KL(softmax(teacher) || softmax(student)),
             mean over images. Each task defines one: `task.distill`.
-        running: function that is called in every step; it stops the training by raising an exception. score: function
-            that scores the network. The best weights are kept among those after step 1, every `every` steps and the
-            last step (the earliest in a tie). None: the last weights are kept.
+        running: function that is called in every step; it stops the training by raising an exception.
+        score: function that scores the network after step 1, every `every` steps, and the last step. The weights with
+            the highest score are kept (the earliest in a tie). With None the last weights are kept.
         patience: number of steps without a better score after which the training stops.
         every: number of steps between two scores; the network is scored in eval mode.
     """
@@ -106,7 +106,7 @@ def distill_models(
     Args:
         server: server with the networks, and with the images for the score.
         start: initial weights of all architectures, in one group.
-        images: normalised images, float [N, C, H, W].
+        images: normalized images, float [N, C, H, W].
         teacher_logits: logits of the teacher, float [N, K].
         owner: key of the calling add-on, which names the random draws.
         best: whether to keep the best weights on `server.data["validation"]` instead of the last weights.

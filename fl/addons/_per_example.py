@@ -23,7 +23,7 @@ _BESIDE_A_TERM = ("correct_gradient", "after_step", "scale_update", "after_train
 def unsound(addon: AddOn) -> str:
     """Return the reason why an add-on would leak private data beside the noised gradients, or "" if it does not.
 
-    The reason is the end of a sentence.
+    The reason is worded as the end of a sentence.
     """
     for hook, why in _DERIVED.items():
         if overrides(addon, hook) and (hook != "answer" or addon.has_query):

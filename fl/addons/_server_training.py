@@ -33,7 +33,7 @@ def train_on_set(
     Args:
         network: network to train, on the images' device.
         data: set to train on.
-        optimizer: optimiser of the network's parameters.
+        optimizer: optimizer of the network's parameters.
         epochs: number of passes over the set.
         batch: number of images per step.
         order, dropout: generators of the order of the images and of the dropout masks.

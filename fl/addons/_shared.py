@@ -92,14 +92,14 @@ class Shared(AddOn):
         message[self.picture], message[self.index] = self.pixels, server.state[self.index]
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Expect a row of logits for each image, and weights only in rounds with FedAvg initialisation."""
+        """Expect a row of logits for each image, and weights only in rounds with FedAvg initialization."""
         shape = len(server.state[self.index]), server.outputs
         schema[self.logits.key] = EntrySpec(torch.zeros(shape, dtype=server.dtype))
         for entry in () if self.has_average(server.round) else _WEIGHTS:
             schema.pop(entry.key, None)
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
-        """Send the logits on the images, and weights only in rounds with FedAvg initialisation (lines 9-10)."""
+        """Send the logits on the images, and weights only in rounds with FedAvg initialization (lines 9-10)."""
         net, width = local.at(local.state()), local.settings.networks.outputs(local.task.num_classes)
         message, view = local.message, View.of(local.client)
         reply[self.logits] = self.source.outputs(net, message[self.picture], message[self.index], view, width)[1]
@@ -108,7 +108,7 @@ class Shared(AddOn):
                 del reply[entry]
 
     def refine(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> Tensors:
-        """Distill the ensemble's logits into the average, if there is one, or the previous weights (lines 11, 12)."""
+        """Distill the ensemble's logits into the clients' average if there is one, else into the previous weights."""
         if not float(replies.weight(self.logits)) > 0:
             raise NoUsableReply("all weights of the round's replies are zero")
         start = server.state[FedAvg.model] if self.has_average(server.round) else old

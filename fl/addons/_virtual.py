@@ -30,7 +30,7 @@ def require_source(source: object) -> None:
 def virtual_set(
     server: Server, owner: AddOn, source: str | LabeledImages, classes: int, per_class: int, options: Mapping[str, Any]
 ) -> LabeledImages:
-    """Return the virtual set: noise or another given set, which is checked to fit the network.
+    """Return the virtual set: either generated noise, or a given set that is checked to fit the network.
 
     As in the authors' code, noise has its own normalization, mean 0 and std 1, unless `options` sets another. A given
     set must have the clients' normalization.
@@ -44,8 +44,8 @@ def virtual_set(
         options: further arguments of the noise function.
 
     Raises:
-        ValueError: the source is unknown, the images are not square (noise), or a given set does not fit or has no
-            images or no class indices.
+        ValueError: the source is unknown; noise is requested but the images are not square; or a given set does not
+            fit, has no images, or has no class indices.
     """
     channels, height, width = server.shape
     if isinstance(source, str) and source in NOISE:

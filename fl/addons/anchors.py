@@ -1,4 +1,4 @@
-"""FedLGD's global anchors: images that the server distills from the mean update, and that every client trains with."""
+"""FedLGD's global anchors: images that the server distills from the mean update and every client trains with."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Anchors(AddOn):
     All clients train with the same few images per class, the anchors, so that their features agree where their data do
     not. The server keeps a set G of `ipc` labelled images per class. In the `selected` rounds clients train without G
     (line 17). The server then changes G so that the gradient of the loss on G at the previous weights w matches (w -
-    mean of w_k) / lr (Eqs. 5-6, by the cosine of each output row). The server's own step has no influence on it. In the
+    mean of w_k) / lr (Eqs. 5-6, by the cosine of each output row). The server's own step has no influence on G. In the
     other rounds a client adds G to its own data (Eq. 3), and adds to its loss `weight` times the supervised contrastive
     loss over the batch together with all of G (Eqs. 2 and 4, line 20). G is sent only to clients that use it and do not
     have it yet.
@@ -42,9 +42,9 @@ class Anchors(AddOn):
     both blocks, as in that code. The code also trains on G in the selected rounds, so that G itself contributes to the
     matched gradient; `joined="always"` does the same. In the authors' code G starts from the clients' mean class
     statistics, in the paper from noise. `init="statistics-whole-set"` divides a class's sums by the number of all
-    pixels of a client, as that code does; `init="statistics"` divides by the pixels of the class. For statistics each
-    client is queried once, before round 1. It sends 2C values per class, and states which classes it has. Classes that
-    no client has start from noise.
+    pixels of a client, as that code does; `init="statistics"` divides by the pixels of the class. For both kinds of
+    statistics each client is queried once, before round 1. It sends 2C values per class, and states which classes it
+    has. Classes that no client has start from noise.
 
     Args:
         ipc: number of images per class in G; the paper uses 10. 0 disables the add-on.

@@ -37,10 +37,10 @@ class Condensed(AddOn):
     `ipc=0` disables the add-on. Classes that a client does not have are left out.
 
     Deviations. Nothing is refined in round 1, as in the authors' code, because the network is untrained. A client
-    condenses its data when it is first drawn, and in the authors' code before round 0; the set is the same. The
-    authors' code starts from statistics divided by the pixels of the whole set (`init="statistics-whole-set"`); the
-    paper, and the default here, divide by the pixels of the class. The first condensation of that code always uses a
-    `ConvNet`, as `factory` can do here.
+    condenses its data when it is first drawn. In the authors' code all clients do so before round 0, with the same
+    result. The authors' code starts from statistics divided by the pixels of the whole set
+    (`init="statistics-whole-set"`); the paper, and the default here, divide by the pixels of the class. The first
+    condensation of that code always uses a `ConvNet`, as `factory` can do here.
 
     Args:
         ipc: number of images per class; the paper uses 10 and 50.

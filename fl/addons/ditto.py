@@ -24,13 +24,13 @@ class Ditto(AddOn):
 
         v_k <- v_k - lr (grad F_k(v_k) + lam (v_k - w_t)),
 
-    the gradient of F_k(v) + (lam / 2) ||v - w_t||^2 (the paper's h_k) on separately drawn batches, where w_t is the
-    model received in this round. The global model is bitwise the same as without Ditto. v_k has its own batch-norm
-    statistics, and is tested as the "personal" model (`accuracy_personal` in the history). A client that was never
-    drawn is tested with the global model.
+    where w_t is the model received in this round. The bracket is the gradient of the paper's h_k, F_k(v) + (lam / 2)
+    ||v - w_t||^2, on separately drawn batches. The global model is bitwise the same as without Ditto. v_k has its own
+    batch-norm statistics, and is tested as the "personal" model (`accuracy_personal` in the history). A client that was
+    never drawn is tested with the global model.
 
     Deviations: v_k starts from the first model that the client receives (the paper leaves v_k^0 open), and its steps
-    use the method's optimiser (momentum and decay, if any), as the global steps do. The paper picks lam per client on
+    use the method's optimizer (momentum and decay, if any), as the global steps do. The paper picks lam per client on
     validation data in some experiments; here lam is the same for all clients. With lam = 0 the personal models are only
     trained locally.
 
@@ -53,7 +53,7 @@ class Ditto(AddOn):
         Phase(self.epochs, self.steps)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse personal parameters, because v_k is pulled towards a whole global model, and private training."""
+        """Refuse private training; also personal parameters, because v_k is pulled towards a whole global model."""
         if private := next((a.name for a in addons if a.private), ""):
             raise ValueError(
                 f"Ditto cannot be combined with {private}: it trains a second model on the records, which {private} "

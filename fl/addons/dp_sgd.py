@@ -46,12 +46,12 @@ class DPSGD(AddOn):
     plus the gradient of terms that read no private data, such as a proximal pull. All further computations are
     post-processing: momentum, weight decay, Adam, SCAFFOLD's correction, averages, server steps, distillation on the
     server. The guarantee protects one record of one client against the server and everyone else. Clients hold different
-    records, so epsilon is the largest of any client. The ledger is charged for a phase's steps before the first of them
-    draws.
+    records, so the run's epsilon is the largest epsilon of any client. The ledger is charged for all steps of a phase
+    before the first step draws its records.
 
     Every process captures the gradient of one record, for each phase, as a fixed graph before it charges a client; see
     `privacy.per_example_gradients`. No code of the network, the objective, the augmentation or another add-on runs on
-    records, and other add-ons are not handed any: their `local` and `step` hold an empty set. A record whose gradient
+    records, and no other add-on receives records: their `local` and `step` hold an empty set. A record whose gradient
     fails or is not finite counts as zero.
 
     For sigma at a given epsilon use `privacy.plan_noise(epsilon, delta, rate=rate, count=steps a round *
@@ -170,7 +170,7 @@ class DPSGD(AddOn):
             yield batch_at(data[:0], torch.zeros(0, dtype=torch.int64))
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
-        """Return the clipped and noised gradient of the examples, plus that of the terms that read no private data."""
+        """Return the clipped and noised gradient of the examples, plus the gradient of terms without private data."""
         noised = dict(zip(step.trained, step.local.scratch(self)["noised"], strict=True))
         public = step.public_gradient()
         return {n: g + public[n] if n in public else g for n, g in noised.items()}

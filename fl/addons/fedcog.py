@@ -30,31 +30,32 @@ class FedCOG(AddOn):
     Clients generate images of the classes that they lack from the global model, and learn its predictions on these
     images.
 
-    From round `start_round` on, a client first generates up to `images` images of the classes that its data lack,
-    max_c n_c - n_c of class c (appendix A.1.1). The global model assigns the images to these classes, while the
-    client's own last model does not (Eqs. 1-2). Then the client trains on
+    From round `start_round` on, a client first generates up to `images` images of the classes that its data lack. With
+    n_c images of class c in its data, it generates max n - n_c of this class (appendix A.1.1). The images are optimized
+    until the global model assigns them to these classes, while the client's own last model does not (Eqs. 1-2). Then
+    the client trains on
 
         N_real / (N_real + N_syn) * (the objective) + N_syn / (N_real + N_syn) * KL(global || local) on these images
 
-    with N_syn = sum_c (max n - n_c) (appendix A.2.2), where the global model's logits are those of the generation. If
-    `weight` is given, the client trains on the objective + weight * KL instead (Eq. 3). The messages are those of
-    FedAvg.
+    with N_syn = sum_c (max n - n_c) (appendix A.2.2). The global model's logits are stored with the images when they
+    are generated. If `weight` is given, the client trains on the objective + weight * KL instead (Eq. 3). The messages
+    are those of FedAvg.
 
-    Not specified in the paper: a client whose classes are balanced generates nothing and trains as without FedCOG
-    (counted as "FedCOG.balanced" among the round's "noted"; the authors' code divides 0 by 0); a client that takes part
-    for the first time has no last model, so the disagreement is left out (counted as "FedCOG.first"; their code
-    takes a random network). In a multi-label task each generated image has one lacking class as its target, and the
-    distillation is binary for each class.
+    The paper does not specify two cases. A client whose classes are balanced generates nothing and trains as without
+    FedCOG (counted as "FedCOG.balanced" among the round's "noted"; the authors' code divides 0 by 0). A client that
+    takes part for the first time has no last model, so the disagreement is left out (counted as "FedCOG.first"; the
+    authors' code takes a random network). In a multi-label task each generated image has one lacking class as its
+    target, and the distillation is binary for each class.
 
-    The other rows are options. Table 5: `steps=0` (1, Gaussian noise), `disagreement=0.0` (2) and `labels="hard"` (3:
-    cross-entropy with the global model's predicted class, `hard_label` in the code). `targets="uniform"` is the
-    basic strategy of section 4.1, equally many images of all classes (`gen_complement` in the code: two of each).
-    `decoder` generates the images with a network (appendix A.4). `regenerate` is `double_gen` in the authors' code: the
-    client generates again after half of the local steps, against the model in training.
+    The variants of Table 5 are options: `steps=0` (row 1, Gaussian noise), `disagreement=0.0` (row 2) and
+    `labels="hard"` (row 3: cross-entropy with the global model's predicted class, `hard_label` in the code).
+    `targets="uniform"` is the basic strategy of section 4.1, equally many images of all classes (`gen_complement` in
+    the code: two of each). `decoder` generates the images with a network (appendix A.4). `regenerate` is `double_gen`
+    in the authors' code: the client generates again after half of the local steps, against the model in training.
 
     Deviations. `steps` is the paper's 100 (500 in the authors' code). The images are the best iterates with their own
-    logits (the authors' code pairs the last images with the logits of other iterates). See `invert` for the
-    disagreement.
+    logits (the authors' code pairs the last images with the logits of other iterates). See `invert` for the formula of
+    the disagreement.
 
     Args:
         start_round: first round with generation; the paper trains 50 rounds without generation.
@@ -69,7 +70,7 @@ class FedCOG(AddOn):
             ("uniform").
         decoder: function `decoder((C, H, W), latent)` that returns the generator, such as `generate.SmallDecoder`;
             with a decoder, Adam's betas are .5 and .999, as in the authors' code. None: the pixels themselves are
-            optimised.
+            optimized.
         latent: length of the decoder's latent vectors.
         regenerate: whether to generate a second time, after half of the local steps.
     """
@@ -104,7 +105,7 @@ class FedCOG(AddOn):
         return self.start_round
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse `regenerate` if another add-on makes the batches: the number of steps must be known."""
+        """Refuse `regenerate` if another add-on makes the batches, because the number of steps must be known."""
         slot = slot_owner(addons, "batches")
         if self.regenerate and slot is not None:
             raise ValueError(

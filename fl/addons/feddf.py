@@ -43,10 +43,10 @@ class FedDF(AddOn):
     clients sent; the student trains in train mode.
 
     In "Federated Learning with a Single Shared Image" (Soni, Saeed and Asano, 2024) FedDF is the baseline. There the
-    student starts from the average in a share of the rounds only ("FedAvg initialisation"), otherwise from the server's
+    student starts from the average in a share of the rounds only ("FedAvg initialization"), otherwise from the server's
     last model (lines 366-375 of strategy/fed_df.py in its code), and its logits are clipped: `FedDF(steps=500,
-    batch=32, lr=0.005, schedule="constant", gradient_norm=None, rate=0.2, clip=2.5)`, beside clients that train as
-    `SingleImage`'s. In that paper clients send logits. Here they send their weights, from which the server computes the
+    batch=32, lr=0.005, schedule="constant", gradient_norm=None, rate=0.2, clip=2.5)`, with clients that train as in
+    `SingleImage`. In that paper clients send logits. Here they send their weights, from which the server computes the
     same logits, so every round has the bytes of FedAvg.
 
     Args:
@@ -59,7 +59,8 @@ class FedDF(AddOn):
         patience: number of steps without a better score after which the distillation stops; needs returns="best". The
             paper uses 1,000.
         rate: share of rounds, in [0, 1], evenly spaced, in which the student starts from the average.
-        warm_rounds: number of first rounds that always start from the average; the single image's code has 1.
+        warm_rounds: number of first rounds that always start from the average; the code of the single-image paper uses
+            1.
         clip: largest norm of the student's logits (`losses.clip_logit_norm`), or None.
     """
 

@@ -72,7 +72,7 @@ class FedExP(AddOn):
         return {n: step * m for n, m in mean.items()}
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Keep the previous weights, for the mean of the last two."""
+        """Keep the previous weights, for the mean of the last two iterates."""
         if server.round > 1:
             server.state[self.before] = old
 

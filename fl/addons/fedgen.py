@@ -1,4 +1,4 @@
-"""FedGen: a generator of embeddings, learnt from the clients' classifiers, regularises local training."""
+"""FedGen: a generator of embeddings, learned from the clients' classifiers, regularizes local training."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class FedGen(AddOn):
 
     Both formulas and the counts follow the authors' code (zhuangdizhu/FedGen: FLAlgorithms/servers/serverpFedGen.py and
     users/userpFedGen.py). The paper has the cross-entropy of the mean logits in the first formula and no KL in the
-    second. As many embeddings are generated as the batch has images.
+    second. In each step the number of generated embeddings is the number of images in the batch.
 
     Deviations from the code. Noise is Gaussian, as in the paper, and not uniform. An image of a class that the
     generator has not seen has no KL term, and y is not drawn among unseen classes. The adversarial student term, whose
@@ -84,7 +84,7 @@ class FedGen(AddOn):
     first_round = 2
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse replies without every client's classifier, or with classifiers of several kinds."""
+        """Refuse several architectures, personal parameters and rescaled updates: the server needs every classifier."""
         require_one_architecture(self, settings, "its generator learns from one kind of classifier")
         require_whole_models(self, settings, "its generator learns from the clients' classifiers")
         require_unscaled(self, addons)

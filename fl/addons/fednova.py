@@ -1,4 +1,4 @@
-"""FedNova: updates normalised by each client's effective number of steps."""
+"""FedNova: updates normalized by each client's effective number of steps."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ __all__ = ["FedNova"]
 class FedNova(AddOn):
     """FedNova (Wang et al., "Tackling the objective inconsistency problem", NeurIPS 2020, section 4).
 
-    The updates of clients with unequal numbers of steps are normalised before averaging.
+    The updates of clients with unequal numbers of steps are normalized before averaging.
 
     A client sends d_i = (its change) / |a_i|_1, where a_i holds the weight of each of its gradients in that change; the
     server adds tau_eff sum_i p_i d_i with tau_eff = sum_i p_i |a_i|_1. So a client with more steps has no more weight,
     and the fixed point is that of the true objective. With equal |a_i|_1 FedNova equals FedAvg, up to rounding.
 
-    |a_i|_1 is the distance that the client's optimiser moves for a constant unit gradient, over lr: tau for SGD, sum_k
-    (1 - rho^(tau - k)) / (1 - rho) with momentum rho, sum_k (1 - lr mu)^k with a proximal term.
+    |a_i|_1 is the distance that the client's optimizer moves in its tau steps for a constant unit gradient, divided by
+    lr. It is tau for SGD, sum_k (1 - rho^(tau - k)) / (1 - rho) with momentum rho, and sum_k (1 - lr mu)^k with a
+    proximal term.
 
     Deviations. If there are both momentum and a proximal term, |a_i|_1 is computed for their combination; the authors'
     code mixes two formulas. With a proximal term, the authors' code sets tau_eff to the mean number of steps. A client
@@ -51,7 +52,7 @@ class FedNova(AddOn):
         schema[self.tau.key] = EntrySpec({n: torch.tensor(1.0) for n in update}, minimum=0.0)
 
     def scale_update(self, local: Local, update: Tensors) -> Tensors:
-        """Return d_i = change / |a_i|_1. A tensor that was not trained has no change."""
+        """Return d_i = change / |a_i|_1; it is zero for a tensor that was not trained."""
         return {
             n: u * local.lr / local.effective_lrs[n] if local.effective_lrs[n] > 0 else u for n, u in update.items()
         }

@@ -17,9 +17,9 @@ __all__ = ["FedProx"]
 class FedProx(AddOn):
     """FedProx (Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, Algorithm 2).
 
-    A pull keeps every client near the weights that it received, however its data differ. It adds (mu / 2) ||w - w_t||^2
-    to the local objective (the paper's h_k), over the shared parameters; buffers are not pulled. For the paper's
-    inexactness gamma (uneven local work), use `FedAvg(steps=...)`.
+    A pull keeps every client near the weights that it received, even if its data differ from those of other clients.
+    FedProx adds (mu / 2) ||w - w_t||^2 to the local objective (the paper's h_k), over the shared parameters; buffers
+    are not pulled. For the paper's inexactness gamma (uneven local work), use `FedAvg(steps=...)`.
 
     Args:
         mu: strength of the pull, at least 0; 0 disables the add-on. The paper tunes over {0.001, 0.01, 0.1, 1}.

@@ -31,9 +31,9 @@ class FedReg(AddOn):
     received model's softmax, which carries its knowledge. Perturbed images (small steps) keep their true labels. Then
     each local step
 
-    1. takes the gradient at gamma w + (1 - gamma) w_t instead of at w, and takes the SGD step with it; 2. takes the
-    gradients g_s on pseudo and g_p on perturbed images at (w + w_t) / 2, and removes from the drift w - w_t its
-    component along g_s, then along g_p, if that component raises the loss of these images to first order.
+    1. takes the gradient at gamma w + (1 - gamma) w_t instead of at w, and takes the SGD step with it;
+    2. takes the gradients g_s on pseudo and g_p on perturbed images at (w + w_t) / 2, and removes from the drift w -
+       w_t its component along g_s, then along g_p, if that component raises the loss of these images to first order.
 
     These operations and their order are those of the authors' code (Zoesgithub/FedReg: `step_func` in
     FedUtils/fed/fedreg.py, `FSGM` in FedUtils/models/utils.py), which averages clients uniformly (`weights="uniform"`).
@@ -46,7 +46,7 @@ class FedReg(AddOn):
 
     Args:
         gamma: weight of the local model in step 1, in [0, 1]; the code's settings have 0.5, or 0.25 to 0.4.
-        eta: step size for the pseudo images, in normalised pixels; the code uses 0.1 on CIFAR and 0.2 on MNIST.
+        eta: step size for the pseudo images, in normalized pixels; the code uses 0.1 on CIFAR and 0.2 on MNIST.
         eta_perturbed: step size for the perturbed images; None: eta / 100, as in the code.
         iterations: number of gradient steps that make an image; the code uses 10.
     """

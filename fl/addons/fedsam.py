@@ -1,4 +1,4 @@
-"""FedSAM: sharpness-aware minimisation on the clients."""
+"""FedSAM: sharpness-aware minimization on the clients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["FedSAM"]
 class FedSAM(AddOn):
     """FedSAM (Qu et al., "Generalized federated learning via sharpness aware minimization", ICML 2022, Algorithm 1).
 
-    Clients look for flat minima: they minimise the loss at the worst nearby point instead of at their weights. Each
+    Clients look for flat minima: they minimize the loss at the worst nearby point instead of at their weights. Each
     local gradient is computed at w + rho g / ||g||, where g is the gradient of the same batch at w, and the norm is
     over all trained parameters together. The loss is the whole local loss, including every add-on's term and batch.
     Corrections such as SCAFFOLD's are applied to the resulting gradient.

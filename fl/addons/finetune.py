@@ -17,11 +17,11 @@ __all__ = ["FineTune"]
 class FineTune(AddOn):
     """Fine-tuned federated averaging (Wang et al., "Federated Evaluation of On-device Personalization", 2019).
 
-    It measures the gain of personalisation: each client trains the global model further for itself before it is tested.
-    The global training is unchanged bit by bit. A tested client first trains the received model on its own data. The
-    result is tested as its "personal" model (`accuracy_personal` in the history) and discarded.
+    It measures the gain from personalization: each client trains the global model further for itself before it is
+    tested. The global training is unchanged bit by bit. A tested client first trains the received model on its own
+    data. The result is tested as its "personal" model (`accuracy_personal` in the history) and discarded.
 
-    The paper fine-tunes all parameters with the clients' optimiser, as here; `train` selects parameters (only the last
+    The paper fine-tunes all parameters with the clients' optimizer, as here; `train` selects parameters (only the last
     layer: "classifier.*"). The client's own images are used, even if the method trains on other images.
 
     Args:

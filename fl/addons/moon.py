@@ -19,10 +19,10 @@ __all__ = ["MOON"]
 class MOON(AddOn):
     """Model-contrastive federated learning (Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021).
 
-    A client's embeddings are kept near the global model's, and away from those of its own previous model. It adds mu *
-    l_con to the local objective (Algorithm 1; l_con is Eq. 3). z, z_glob and z_prev are the batch's embeddings by the
-    model in training, by the received model, and by this client's model after its latest participation. The received
-    and the previous model are frozen and in eval mode.
+    A client's embeddings are kept near those of the global model, and away from those of its own previous model. MOON
+    adds mu * l_con to the local objective (Algorithm 1; l_con is Eq. 3). z, z_glob and z_prev are the batch's
+    embeddings by the model in training, by the received model, and by this client's model after its latest
+    participation. The received and the previous model are frozen and in eval mode.
 
     The embedding is the input of the last linear layer. The paper puts a two-layer projection head before this layer:
     use a network that has one (FedCOG's MOON has none). In a client's first round the term is left out, because the

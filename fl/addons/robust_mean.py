@@ -77,7 +77,7 @@ class RobustMean(AddOn):
 
     @property
     def needed(self) -> int:
-        """Number of replies that a round must have."""
+        """Number of replies in a round without which the rule is undefined; see `RobustMean`."""
         f = self.attackers
         return max(2 * f + 3, f + self.best) if self.rule == "krum" else 2 * f + 1
 
@@ -114,7 +114,7 @@ class RobustMean(AddOn):
         schema[FedAvg.update.key] = EntrySpec.finite(schema[FedAvg.update.key].value)
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Keep one client's change as a row."""
+        """Derive one row from the client's change, so that `aggregate` gets the change of every single client."""
         out[self.updates] = {n: u.unsqueeze(0) for n, u in reply[FedAvg.update].items()}
 
     def aggregate(self, server: AveragingServer, replies: AggregatedReplies, mean: Tensors) -> Tensors:

@@ -45,7 +45,7 @@ class SCAFFOLD(AddOn):
     drift = Entry[Tensors]("sum")
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse Adam and momentum of earlier rounds: option II needs a change that is a sum of gradients."""
+        """Refuse Adam and momentum kept between rounds: option II needs a change that is a sum of gradients."""
         if settings.optimizer.name == "adam":
             raise ValueError(
                 "SCAFFOLD needs optimizer='sgd', got 'adam': its steps do not tell the size of the gradient"

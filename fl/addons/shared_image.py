@@ -27,9 +27,9 @@ class SharedImage(Shared):
 
     All participants render the same `count` crops of one image (section 3.1). In each round the global model selects
     `keep` of them (section 3.2). The server sends their indices, and clients reply with logits. They send weights only
-    in rounds with "FedAvg initialisation". In these rounds each architecture's model on the server starts from its
-    clients' average, otherwise from its previous weights. It learns the softmax of the weighted mean of all logits.
-    `fl.methods.SingleImage` sets the paper's options.
+    in rounds with "FedAvg initialization". In these rounds each architecture's model on the server starts from its
+    clients' average, otherwise from its previous weights. The server then trains the model to match the softmax of the
+    weighted mean of all logits. `fl.methods.SingleImage` sets the paper's options.
 
     Deviations. The server sends crop indices, as in the paper; the authors' code sends the crops, 61 MB per client and
     round. Averages are weighted by the number of samples (in the authors' code by the number of batches). As in that
@@ -46,11 +46,11 @@ class SharedImage(Shared):
             nothing is selected.
         seed: seed of the crops, with which every participant renders the same crops.
         size: side of a crop in pixels; None: the side of the clients' images, which must then be square.
-        rate: share of rounds with FedAvg initialisation, in [0, 1], evenly spaced; the paper uses 1, 0.5 and 0.2.
-        warm_rounds: number of first rounds that always have FedAvg initialisation.
+        rate: share of rounds with FedAvg initialization, in [0, 1], evenly spaced; the paper uses 1, 0.5 and 0.2.
+        warm_rounds: number of first rounds that always have FedAvg initialization.
         steps, batch, lr: options of Adam on the server (batch in the authors' code: 32 in Tables 1, 3 and 4, else 512).
-        least_steps: minimum number of steps: the steps decay to it along half a cosine and restart in rounds with
-            FedAvg initialisation (Table 4: 250; `falling_steps`).
+        least_steps: minimum number of steps. The number decays to this minimum along half a cosine and restarts in
+            rounds with FedAvg initialization (Table 4: 250; see `falling_steps`).
         clip: largest norm of the students' logits (`losses.clip_logit_norm`), or None.
         returns: weights that the distillation returns: the "last", or the "best" on `server.data["validation"]`.
         crops: further options of `generate.Patches` (the paper: rotation=35, flip=0.5).
@@ -85,11 +85,11 @@ class SharedPool(Shared):
     It works like `SharedImage`, with the images of a public set instead of the crops of one image: "use cases where we
     already have a shared public dataset at hand". Every participant has the pool, which is sent once. In each round the
     global model selects `keep` images. The server sends their indices and receives the clients' logits. Clients send
-    weights only in rounds with FedAvg initialisation. The labels of the pool are not read. If `keep` is the size of the
+    weights only in rounds with FedAvg initialization. The labels of the pool are not read. If `keep` is the size of the
     pool, all images are used: this is the paper's FedDF (first row of Table 6), which exchanges logits.
 
     Table 6 uses 1,000 images of CIFAR-100's training split with private CIFAR-10. In the authors' code, runs with
-    selection draw them from a pool of 10,000; runs without selection have only these 1,000.
+    selection choose these images from a pool of 10,000; runs without selection have only a pool of 1,000.
 
     Args:
         pool: a set, which is converted to 8-bit pixels, or pictures uint8 [N, C, H, W]; C, H and W are those of the

@@ -22,7 +22,7 @@ __all__ = ["VFTL"]
 class VFTL(AddOn):
     """VFTL, a control for VHL (Tang et al., ICML 2022, section 5.3): pretraining on the virtual set, then plain rounds.
 
-    Neither the paper nor its code specifies the pretraining. Here the server minimises the cross-entropy by SGD with
+    Neither the paper nor its code specifies the pretraining. Here the server minimizes the cross-entropy by SGD with
     momentum before round 1, and virtual class k is output k. All pretrained weights are used, including the
     classifier's. The messages are those of FedAvg.
 

@@ -52,13 +52,13 @@ class VHL(AddOn):
 
     Args:
         source: "stylegan", "gaussian" or "cnn" (see `distillkit.generate`), the name of a set in `server_data`, or a
-            set of images in the clients' normalisation and shape.
+            set of images in the clients' normalization and shape.
         classes: number of virtual classes (10; 100 for CIFAR-100).
         per_class: number of noise images per class; the authors' code leaves open whether this is 200 or 5,000.
         cross_entropy, calibration, contrast: weights of the three terms, at least 0; all at 0 disable the add-on.
         batch: number of virtual images per step; default: the method's `batch`, as in the paper.
         augment: augmentation of the virtual images: "method" for the method's augmentation, another augmentation, or
-            None. `CropFlip` pads virtual images with black in the normalisation of the virtual set.
+            None. `CropFlip` pads virtual images with black in the normalization of the virtual set.
         layer: name of the module (as in `named_modules()`) whose flattened outputs the contrastive terms compare
             (`model_out_feature_layer` in the authors' code, Table 6); None: the embedding.
         temperature: temperature of the contrastive loss.
@@ -131,7 +131,7 @@ class VHL(AddOn):
         message[self.noise] = server.state[self.noise]
 
     def extra_batches(self, local: Local) -> Iterator[Batch]:
-        """Return batches of the virtual set, augmented in the space of its own normalisation."""
+        """Return batches of the virtual set, augmented in the space of its own normalization."""
         noise = local.message[self.noise]
         change = local.settings.augment if isinstance(self.augment, str) else self.augment
         augment = None if change is None else adapt_normalization(change, noise.normalization)

@@ -20,7 +20,7 @@ class Entries:
         counters: integer buffers.
         last: a client's memory of its last trained state, for add-ons with `needs_previous`.
         own: a client's memory of the parameters and buffers that are never sent.
-        moments: a client's memory of its optimiser's state, with `ClientOptimizer(state="client")`.
+        moments: a client's memory of its optimizer's state, with `ClientOptimizer(state="client")`.
         tested: results of a client's test, by model; see `LabelTask.sums`.
         key: prefix of the entries' keys.
         written: name of the class through which code refers to the entries.

@@ -21,7 +21,7 @@ __all__ = ["evaluate_models", "evaluated_models", "global_models"]
 
 
 def global_models(server: AveragingServer, addons: Sequence[AddOn]) -> Mapping[str, Predictor]:
-    """Return each architecture's global model for tests and saving; none if a part of the model stays with the clients.
+    """Return the global model of each architecture for tests and saving, unless a part of it stays with the clients.
 
     If batch-norm statistics stay with the clients, they are estimated on `server.data["calibration"]`, if the run
     has such a set.

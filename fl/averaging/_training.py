@@ -1,4 +1,4 @@
-"""A client's local training: phases, batches and optimiser steps, and the order in which add-ons act in a step."""
+"""A client's local training: phases, batches and optimizer steps, and the order in which add-ons act in a step."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def train(local: Local, addons: Sequence[AddOn], data: LabeledImages) -> None:
 
 
 def train_step(step: Step, addons: Sequence[AddOn], optimizer: torch.optim.Optimizer) -> None:
-    """Take one step: compute the gradient, correct it, step the optimiser, and run the add-ons' `after_step`.
+    """Take one step: compute the gradient, correct it, step the optimizer, and run the add-ons' `after_step`.
 
     Args:
         step: batches of the step, and the parameters that it trains.
         addons: the active add-ons, in the order in which they act.
-        optimizer: optimiser of the step's parameters.
+        optimizer: optimizer of the step's parameters.
     """
     slot = slot_owner(addons, "gradient")
     grads: Tensors = slot.gradient(step, step.gradient) if slot else step.gradient()

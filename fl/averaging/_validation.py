@@ -1,4 +1,4 @@
-"""Trials on noise before round 1: of the augmentation, the objective, parameter patterns and add-ons."""
+"""Checks of the augmentation, the objective, parameter patterns and add-ons before round 1, on noise images."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def try_augmentation(server: Server, augment: Callable[[Tensor, torch.Generator]
     """Refuse an augmentation that changes the number, shape or dtype of images.
 
     Args:
-        server: source of the images' shape, dtype and normalisation.
+        server: source of the images' shape, dtype and normalization.
         augment: option as the user passed it; None is skipped.
 
     Raises:
-        ValueError: the function fails on noise, or returns anything else.
+        ValueError: the augmentation fails on noise images, or changes their number, shape or dtype.
     """
     if augment is None:
         return
@@ -53,7 +53,7 @@ def try_augmentation(server: Server, augment: Callable[[Tensor, torch.Generator]
 
 
 def try_objective(server: Server, objective: Callable[[Tensor, Tensor], Tensor] | None, outputs: int) -> None:
-    """Refuse an objective that does not return one number with a gradient for logits and labels like the task's.
+    """Refuse an objective that does not return a differentiable scalar for logits and labels like the task's.
 
     Args:
         server: source of the task and the images' dtype.
@@ -61,7 +61,7 @@ def try_objective(server: Server, objective: Callable[[Tensor, Tensor], Tensor] 
         outputs: number of a network's outputs.
 
     Raises:
-        ValueError: the function fails on noise, or returns anything else.
+        ValueError: the objective fails on random logits, or does not return a differentiable scalar.
     """
     if objective is None:
         return
@@ -138,14 +138,14 @@ def trial_trainings(
 ) -> Iterator[Local]:
     """Yield, for each assigned architecture, a training that has not begun, with noise in place of a client's data.
 
-    `AddOn.dry_run` gets these trainings; nothing is yielded unless an add-on overrides it. Every add-on has run
-    `before_training`.
+    `AddOn.dry_run` gets these trainings; nothing is yielded if no add-on overrides that hook. For each training, every
+    add-on has run `before_training`.
 
     Args:
         settings: the method's options and its networks.
         addons: the active add-ons.
         server: server with the initial weights.
-        send: the method's own `send`.
+        send: function that returns the message to a client, the method's `send`.
     """
     if not any(overrides(a, "dry_run") for a in addons):
         return

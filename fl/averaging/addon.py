@@ -34,19 +34,19 @@ class AddOn(Component):
     (a term of the loss, an entry of a message) runs for every add-on, in the order of their keys, so the order of
     arguments has no effect. A slot replaces a part of the algorithm, so only one add-on may fill it.
 
-    One object serves the server and all clients, whose threads share it, so it must not hold values of a run. Values
+    One object serves the server and all clients, whose threads share it, so it must not store values of a run. Values
     that persist go to `server.state` or a client's `local.memory`, under entries that the class declares. Values needed
     only within one training go to the dict `local.scratch(self)`.
 
     Attributes:
         extra_outputs: number of network outputs that the add-on gets after those of the classes;
             `local.first_output(self)` is the index of the first.
-        needs_previous: whether the add-on reads `local.previous`, the weights that this client trained when it was last
-            drawn.
+        needs_previous: whether the add-on reads `local.previous`, the weights that this client trained in the last
+            round for which it was drawn.
         layers: names of modules of the network whose outputs, [B, m], the add-on reads as
             `step.output(...).inner[name]`.
-        damping: mu, if the add-on adds mu (w - w_0) to the gradient, a pull towards the weights w_0 at the start of the
-            round. SCAFFOLD and FedNova divide by `local.effective_lrs`, which depends on mu.
+        damping: mu, if the add-on adds mu (w - w_0) to the gradient, which pulls the weights w towards their values w_0
+            at the start of the round. SCAFFOLD and FedNova divide by `local.effective_lrs`, which depends on mu.
         data_access: private data, besides trained weights, that the add-on reads for its loss terms and for the values
             that it sends: "none"; "example", one example at a time and only in loss terms; or "batch", any data (the
             default). `DPSGD` accepts only the first two.
@@ -113,7 +113,7 @@ class AddOn(Component):
         """
 
     def dry_run(self, local: Local) -> None:
-        """Inspect a training on noise images that has not begun; raise ValueError if the setup cannot work.
+        """Inspect a training that is set up with noise images but not run; raise ValueError if the setup cannot work.
 
         Called on the server before round 1, once for each architecture; nothing is charged or trained yet. Every add-on
         has run `start`, and `before_training` for this `local`.
@@ -142,7 +142,7 @@ class AddOn(Component):
     # A round, in this order: the server sends,
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Add entries to the `message` to this `client`: in a round, for the query before round 1, and for a test.
+        """Add entries to the `message` that the server sends to this `client` for a round, a query or a test.
 
         Called on the server. The hook must be pure: it may be called any number of times, for any client, and changes
         no state.
@@ -171,7 +171,7 @@ class AddOn(Component):
     def extra_records(self, local: Local) -> LabeledImages | None:
         """Return images to add to the training set, or None. Called on the client, once, when `local.data` is set.
 
-        These images go through the same batches and the same objective, but do not count in the reply's weight.
+        They are trained on together with the client's own images, but do not count in the reply's weight.
         """
         return None
 
@@ -191,14 +191,14 @@ class AddOn(Component):
         return None
 
     def correct_gradient(self, step: Step, grads: Tensors) -> None:
-        """Change the gradient in place, by parameter's name in `grads`. Called on the client in each step.
+        """Change the gradients `grads`, by parameter name, in place. Called on the client in each step.
 
-        It runs after everything that computes the gradient (losses, the slot `gradient`), and before the optimiser
-        moves.
+        It runs after everything that computes the gradient (losses, the slot `gradient`), and before the optimizer's
+        step.
         """
 
     def after_step(self, step: Step) -> None:
-        """Change the parameters, `step.trained`, after the optimiser's step. Called on the client in each step."""
+        """Change the parameters, `step.trained`, after the optimizer's step. Called on the client in each step."""
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
         """Add entries to the reply, and store values in `local.memory`. Called on the client after training.
@@ -212,11 +212,11 @@ class AddOn(Component):
     # and the server takes the replies.
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Derive entries from one `reply` before it is aggregated, and write them to `out`.
+        """Derive further entries from one `reply` before it is aggregated, and write them to `out`.
 
-        Called on the server for each reply; FedDF's predictions of each client's model are an example. The derived
-        entries are aggregated over the clients by their rules. The hook must be pure. If it raises, this reply is left
-        out, and its client is named.
+        Called on the server for each reply. FedDF, for example, computes the predictions of each client's model. The
+        derived entries are aggregated over the clients by their rules. The hook must be pure. If it raises an
+        exception, the reply is left out and its client is reported.
         """
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
@@ -262,7 +262,7 @@ class AddOn(Component):
         return compute()
 
     def scale_update(self, local: Local, update: Tensors) -> Tensors:
-        """Return the update as it is sent, rescaled. Called on the client after training.
+        """Return the rescaled update, which the client sends. Called on the client after training.
 
         Args:
             local: the training.

@@ -4,7 +4,7 @@ The algorithm is in three files. Read them in this order:
 
 1. `fl/averaging/fedavg.py` (this file): a round is `FedAvg.send` on the server, `FedAvg.local` on the clients and
    `FedAvg.receive` on the server.
-2. `fl/averaging/_training.py`: `train` runs the phases, epochs and optimiser steps of `FedAvg.local`.
+2. `fl/averaging/_training.py`: `train` runs the phases, epochs and optimizer steps of `FedAvg.local`.
 3. `fl/averaging/step.py`: `Step` computes the loss of one batch and its gradient.
 
 `addon.py` lists the hooks that add-ons override. The other modules check options, test models and hold state.
@@ -60,7 +60,7 @@ class FedAvg(Entries, Method):
         lr: eta, the clients' learning rate in round 1. Default: 0.1 for SGD, which has no momentum in Algorithm 1 of
             McMahan et al., and 0.001 for Adam, its authors' value.
         momentum: momentum of the clients' SGD, in [0, 1); 0 with Adam.
-        optimizer: the clients' optimiser: "sgd", "adam", or a `ClientOptimizer` with weight decay, a decay of the rate,
+        optimizer: the clients' optimizer: "sgd", "adam", or a `ClientOptimizer` with weight decay, a decay of the rate,
             or momentum that is kept between rounds.
         epochs: passes over the local data in a round (default 1). More epochs cost client time and save rounds. Or:
         steps: an exact number of steps in a round.
@@ -71,7 +71,8 @@ class FedAvg(Entries, Method):
             loss.
         weights: a client's weight in the mean: its "samples" (n_k), or "uniform" for 1.
         max_samples: with "samples", the largest sample count that a client may claim; replies that claim more are
-            refused. This public number limits one client's influence on an average. Give your largest client's count.
+            refused. This public number limits one client's influence on an average. Pass the sample count of your
+            largest client.
         max_update_norm: largest l2 norm of a client's change w_k - w. A reply whose change is larger is left out, and
             its client is named. Default: 100 (1 + norm of w), which only a diverged client exceeds.
         buffers: float buffers (batch-norm statistics) are averaged ("mean"), kept by each client ("local"), or left
@@ -79,8 +80,8 @@ class FedAvg(Entries, Method):
             maximum over clients. Buffers made with `persistent=False` are never sent: each network keeps those that its
             factory made.
         personal: patterns of names of parameters that stay with the client and are never sent (FedRep: "classifier.*").
-        predict: outputs among which a test takes the largest, if an add-on adds classes (VHL): those of the "real"
-            classes, or "all".
+        predict: outputs that a test compares if an add-on adds classes (VHL): those of the "real" classes, or "all".
+            The largest one is the prediction.
 
     Attributes:
         addons: the active add-ons, in the order in which they act.
@@ -189,7 +190,8 @@ class FedAvg(Entries, Method):
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
         """Set w <- w + sum_k n_k (w_k - w) / sum_k n_k. Add-ons may replace the mean, take the step or refine w.
 
-        Buffers are replaced by the clients' mean (integers by their maximum). Without an update the weights stay.
+        Buffers are replaced by the clients' mean (integers by their maximum). If no reply holds an update, the weights
+        do not change.
 
         Raises:
             NoUsableReply: all weights n_k are zero.
@@ -245,7 +247,7 @@ class FedAvg(Entries, Method):
     # Tests.
 
     def predictors(self, server: Server) -> Mapping[str, Predictor]:
-        """Return the global model of each architecture; none if part of it stays with the clients."""
+        """Return the global model of each architecture, unless a part of it stays with the clients."""
         return global_models(self._view(server), self.addons)
 
     def evaluate(self, client: Client, message: Message) -> Message:
@@ -255,7 +257,7 @@ class FedAvg(Entries, Method):
         return Message({self.tested: evaluate_models(self.settings, self.addons, client, message, client.test)})
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
-        """Return the schema of `evaluate`: sums over the client's test images for each tested model."""
+        """Return the schema of the results of `evaluate`: sums over the client's test images, for each tested model."""
         return {self.tested.key: evaluation_spec(server.task, *evaluated_models(self.settings, self.addons))}
 
     # Before round 1.

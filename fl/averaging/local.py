@@ -47,7 +47,7 @@ class Local:
         settings: the method's options and its networks.
         client: client on which the training runs.
         message: message from the server.
-        terms: add-ons, which add terms to a step's loss.
+        terms: the active add-ons, which add terms to a step's loss.
 
     Attributes:
         settings, client, message, terms: the arguments; `client.data` holds the client's own images.
@@ -65,9 +65,9 @@ class Local:
         layers: inner modules of `net` that add-ons read (`AddOn.layers`), by name.
         data: the training set: the client's own, or one that add-ons supply.
         counts: images of each class in the client's own data, int64 [K].
-        weight: factor of the base objective, 1; an add-on may change it in `before_training`.
+        weight: factor of the base objective, initially 1; an add-on may change it in `before_training`.
         lr: this round's learning rate.
-        steps: optimiser steps taken so far.
+        steps: optimizer steps taken so far.
         dropout: the generator of the dropout layers of `net`.
     """
 
@@ -150,7 +150,7 @@ class Local:
         return {n: p.detach() - self.start[n] for n, p in self._shared.items()}
 
     def optimizer(self, params: Sequence[Tensor]) -> torch.optim.Optimizer:
-        """Return a new optimiser of the tensors `params`, of the method's kind and at this round's learning rate."""
+        """Return a new optimizer of the tensors `params`, of the method's kind and at this round's learning rate."""
         return self.settings.optimizer_for(params, self.lr)
 
     def prefixed(self, tensors: Tensors) -> Tensors:
@@ -174,8 +174,8 @@ class Local:
 
         Args:
             data: set to read.
-            phase: phase of the training, which sets the number of epochs or steps. purpose: name under which order and
-                augmentation are drawn, see `Client.generator`.
+            phase: phase of the training, which sets the number of epochs or steps.
+            purpose: name of the random draws of order and augmentation, see `Client.generator`.
         """
         if not len(data):
             return
@@ -216,7 +216,7 @@ class Local:
     ) -> Tensors:
         """Train a second network of this client, such as a personal model (Ditto).
 
-        It trains on `data` with the method's objective and optimiser, without the add-ons. All random draws are
+        It trains on `data` with the method's objective and optimizer, without the add-ons. All random draws are
         the owner's own, so the training of `net` stays bit-identical. Without images the state is returned unchanged.
 
         Args:

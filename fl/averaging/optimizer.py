@@ -1,4 +1,4 @@
-"""The clients' optimiser: its options, its state between two trainings, and its effective learning rate."""
+"""The clients' optimizer: its options, its state between two trainings, and its effective learning rate."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["ClientOptimizer", "effective_lr", "load_state", "saved_state"]
 
 @dataclass(frozen=True)
 class ClientOptimizer:
-    """The clients' optimiser with more options than a learning rate and momentum, for `FedAvg(optimizer=...)`.
+    """The clients' optimizer with more options than a learning rate and momentum, for `FedAvg(optimizer=...)`.
 
     Args:
         name: "sgd" or "adam".
         weight_decay: lambda, at least 0; lambda w is added to the gradient.
         lr_decay: the rate of round t is lr * lr_decay ** (t - 1).
         state: lifetime of the momentum. With "round" it starts at zero in each round. With "client" each client keeps
-            it from one participation to the next, as in the VHL authors' code, which never resets a client's optimiser.
+            it from one participation to the next, as in the VHL authors' code, which never resets a client's optimizer.
 
     Raises:
         TypeError, ValueError: an option is out of range.
@@ -41,7 +41,7 @@ class ClientOptimizer:
 
     @staticmethod
     def of(optimizer: str | ClientOptimizer) -> ClientOptimizer:
-        """Return `optimizer` itself if it is a `ClientOptimizer`, else the one of this name with default options."""
+        """Return `optimizer` if it is a `ClientOptimizer`, else the one with this name and default options."""
         if isinstance(optimizer, ClientOptimizer):
             return optimizer
         return ClientOptimizer(check.one_of(optimizer, "optimizer", ("sgd", "adam")))  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ def effective_lr(
     SCAFFOLD and FedNova divide a change of weights by this distance. With plain SGD and no damping it is steps * lr.
 
     Args:
-        optimizer: function that makes the optimiser of some tensors; called once for each phase, as in training.
+        optimizer: function that makes the optimizer of some tensors; called once for each phase, as in training.
         steps: number of steps in each phase.
         damping: strength mu of a pull to the starting point, which adds mu * (distance so far) to the gradient.
 
@@ -75,11 +75,11 @@ def effective_lr(
 
 
 def saved_state(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> Tensors:
-    """Return a copy of the optimiser's state, such as momentum, to keep it between two trainings.
+    """Return a copy of the optimizer's state, such as momentum, to keep it between two trainings.
 
     Args:
-        optimizer: optimiser after its last step.
-        names: names of the optimiser's parameters, in the optimiser's order.
+        optimizer: optimizer after its last step.
+        names: names of the optimizer's parameters, in the optimizer's order.
 
     Returns:
         "parameter/buffer" -> tensor.
@@ -93,11 +93,11 @@ def saved_state(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> Tenso
 
 
 def load_state(optimizer: torch.optim.Optimizer, names: Sequence[str], saved: Tensors) -> None:
-    """Load the state of an earlier optimiser; a parameter without saved state starts from zero.
+    """Load the state of an earlier optimizer; a parameter without saved state starts from zero.
 
     Args:
-        optimizer: optimiser before its first step.
-        names: names of the optimiser's parameters, in the optimiser's order.
+        optimizer: optimizer before its first step.
+        names: names of the optimizer's parameters, in the optimizer's order.
         saved: state that `saved_state` returned.
     """
     positions = {name: index for index, name in enumerate(names)}

@@ -34,7 +34,7 @@ class Settings:
 
     Attributes:
         networks: architectures, and their assignment to clients.
-        lr, momentum, optimizer: the clients' optimiser, see `FedAvg`; `rate` and `optimizer_for` apply them.
+        lr, momentum, optimizer: the clients' optimizer, see `FedAvg`; `rate` and `optimizer_for` apply them.
         phases: phases of a local training. `epochs` or `steps` make one phase.
         batch, augment, objective: options for a step's batches and loss, see `FedAvg`.
         weights: kind of weight that a reply has in the mean, "samples" or "uniform".

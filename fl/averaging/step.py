@@ -72,7 +72,7 @@ def outputs(network: Network, images: Tensor, layers: Mapping[str, nn.Module] | 
 
 
 class Step:
-    """One optimiser step of a local training: the argument `step` of `AddOn.loss` and other hooks.
+    """One optimizer step of a local training: the argument `step` of `AddOn.loss` and other hooks.
 
     A new object is made for each step. Its methods compute the loss and the gradient; then the optimizer changes the
     parameters.
@@ -116,13 +116,13 @@ class Step:
                 self._outputs[key] = run(batch.images)
 
     def loss(self) -> Tensor:
-        """Return the objective of the real batch times `local.weight`, plus every add-on's term, in a forward pass."""
+        """Run a forward pass; return the objective of the real batch times `local.weight`, plus every add-on's term."""
         self._forward()
         return self._sum(self._objective(), self.local.terms)
 
     @classmethod
     def example_loss(cls, local: Local, batch: Batch, trained: Mapping[str, nn.Parameter]) -> Tensor:
-        """Return the mean of the examples' losses in a batch, in a new forward pass. `DPSGD` uses this loss.
+        """Run a new forward pass; return the mean loss of the examples in a batch. `DPSGD` uses this loss.
 
         The loss consists of the objective and the terms of the add-ons whose `data_access` is "example".
 

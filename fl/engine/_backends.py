@@ -48,7 +48,7 @@ class RunContext:
 
 @runtime_checkable
 class Backend(Protocol):
-    """A way to run the clients of `simulate`: the value of its `backend` option."""
+    """Base class of the ways to run clients, the values of `simulate`'s option `backend`."""
 
     @property
     def faults(self) -> str | None:

@@ -67,7 +67,7 @@ class MemoryStore:
                 only reads: `version` may still be pending, and the committed version is needed if the round fails.
 
         Raises:
-            CheckpointError: the memory is lost or damaged. Treating the client as one without memory would be wrong.
+            CheckpointError: the memory is lost or damaged. The client is not treated as one without memory.
         """
         if tidy:
             self._keep(client, version)

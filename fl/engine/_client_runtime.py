@@ -102,7 +102,10 @@ def respond(
 
 
 def _shown_reason(method: Method, error: Exception) -> str:
-    """Return why a client has no reply. For a private method the sentence is constant and the reason is only logged."""
+    """Return the reason of a failure for the run's record.
+
+    For a private method it is a constant sentence, and the actual reason is only logged on this machine.
+    """
     if not method.private or isinstance(error, RequestError):
         return reason_of(error)
     logging.getLogger(__name__).warning("%s", reason_of(error))

@@ -23,9 +23,9 @@ def unusable(method: Method, server: Server, before: Message) -> str | None:
     """Return the reason why a round's new state must not be committed, or None.
 
     A state is unusable if it holds NaN or Inf, or if a global model's outputs on noise are not finite. If a value has
-    more than tripled in the round, a client's work is tried on noise, too: the state is unusable if the reply
-    would be refused, unless the state before the round fails in the same way. Private methods are not tried, because
-    their work is charged to a ledger.
+    more than tripled in the round, a client's work is also tried on noise, with the new state and the state before the
+    round. The new state is unusable if the reply to it would be refused, but the reply to the earlier state would not.
+    Private methods are not tried, because their work is charged to a ledger.
 
     Args:
         method: method whose state is tested.

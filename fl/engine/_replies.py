@@ -172,7 +172,8 @@ class RoundStats:
         up: bytes of the valid replies, by entry key.
         down: bytes of the requests, by entry key.
         by_client: total bytes of each client, as [up, down].
-        failed: reasons why clients failed up to the "local" exchange, by client. Their replies are not used.
+        failed: reasons why clients failed in the "local" exchange or an earlier one, by client. Their replies are not
+            used.
         failed_after: reasons why clients failed in an exchange after "local", by verb and client. Their "local" replies
             are used.
         noted: sums of the clients' notes, by name.

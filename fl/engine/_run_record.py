@@ -50,7 +50,7 @@ def warn_if_not_resumable(config: dict[str, Any], out: Path) -> None:
 
 
 def data_fingerprint(clients: ClientRegistry, key: bytes = b"") -> str:
-    """Return the fingerprint of all clients' images, or of the first client's if clients are read when drawn.
+    """Return the fingerprint of all clients' images, or of the first client's images if the others are not read yet.
 
     Args:
         clients: the clients' data.

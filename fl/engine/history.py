@@ -64,7 +64,7 @@ def _flat(row: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def with_tests(row: Row, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a round's `row` with the results `found` on its clients' test images.
+    """Return a round's `row` with the results `found`, which were measured on the clients' own test images.
 
     A column of `row` whose name is also in `found` gets the prefix "note_". Without a global test set, `accuracy` is
     the mean of the clients' own accuracies.

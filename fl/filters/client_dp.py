@@ -1,4 +1,4 @@
-"""Differential privacy for whole clients, around the averaging family."""
+"""Differential privacy for whole clients, as a filter around methods that average updates."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ class ClientDP(Filter):
         clips: initial norms by entry, in the order of the entries' keys.
 
     Raises:
-        PrivacyError, ValueError: when built or started, if a reply has an entry that no clip bounds. The message names
-            the entry.
-        BudgetExhausted: before a round starts whose release would exceed the budget.
+        PrivacyError, ValueError: a reply has an entry that no clip bounds; raised when the filter is built or the run
+            starts. The message names the entry.
+        BudgetExhausted: the release of the next round would exceed the budget.
     """
 
     key = "ClientDP"
@@ -246,7 +246,7 @@ def _like(tensors: Tensors, value: Value) -> Any:
 
 
 def _clipped(value: Value, most: float) -> tuple[Any, bool]:
-    """Scale a value, as one vector, to norm at most `most`; return it, and whether its norm was within the limit.
+    """Scale a value, as one vector, to norm at most `most`; return it and whether the norm was within this limit.
 
     A value that is not finite is replaced by zeros.
     """

@@ -31,9 +31,9 @@ __all__ = ["FedDM"]
 class FedDM(Method):
     """Federated learning with iterative distribution matching (Xiong et al., CVPR 2023, Algorithm 1).
 
-    In each round a client learns `ipc` images for each of its classes so that their mean embeddings and mean logits
-    match its real ones (Eq. 8) under networks drawn around the current weights, at distance rho (`NetworkBall`). The
-    server trains the current weights on the union of all clients' images, inside the same ball (section 4.4).
+    In each round a client learns `ipc` images for each of its classes. Their mean embeddings and mean logits match
+    those of its real images (Eq. 8) under networks drawn around the current weights, at distance rho (`NetworkBall`).
+    The server trains the current weights on the union of all clients' images, inside the same ball (section 4.4).
 
     Deviations, each an option. Eq. 9 weighs client k's mean loss by n_k^S / n, so every synthetic image has the same
     weight (`weights="synthetic"`). Eq. 9 approximates Eq. 2, which weighs by the real counts (`"samples"`: one more
@@ -104,7 +104,7 @@ class FedDM(Method):
         """Draw w_0, the network's first weights, from the run's seed.
 
         Raises:
-            ValueError: a task with several classes per image.
+            ValueError: the task has several classes per image.
         """
         require_single_label(type(self).__name__, server.task)
         server.state[self.model] = self.networks.all_first(server)
@@ -169,7 +169,7 @@ class FedDM(Method):
         """Return the weight of each image of the union, float [N] with mean 1, in the server's loss.
 
         Args:
-            replies: contain the union, and with `weights="samples"` the clients' counts.
+            replies: aggregated replies; they hold the union and, with `weights="samples"`, the clients' counts.
 
         Raises:
             NoUsableReply: all counts are zero.

@@ -23,7 +23,7 @@ class FedLGD(FedAvg):
     """FedLGD (Huang et al., TMLR 2024, Algorithm 1): `FedAvg(Condensed(...), Anchors(...), weights="uniform")`.
 
     "Federated learning on virtual heterogeneous data with local-global dataset distillation". Clients train on small
-    sets that were condensed from their data, and on anchors, images that the server distils for all of them.
+    sets that were condensed from their data, and on anchors, images that the server distills for all of them.
 
     The defaults are the paper's (section 5.1): SGD with rate .01, batch 32, one local epoch, 100 rounds. See
     `Condensed` and `Anchors` for the two halves and their deviations from the authors' code. The published numbers come
@@ -39,10 +39,10 @@ class FedLGD(FedAvg):
         anchors: number of global images per class.
         weight: lambda, the weight of the contrastive term (the paper: 10 on DIGITS, 1 on CIFAR10C).
         regulariser: "contrastive", or "mmd" for Fig. 3a (where lambda varies from 0 to 20).
-        selected: tau, the rounds in which clients refine their sets and the server the anchors; with `()`, nothing
-            changes after the start.
-        condense_steps, refine_steps: number of distribution-matching steps of the first condensation, and in a selected
-            round.
+        selected: tau, the rounds in which clients refine their sets and the server refines the anchors; with `()`, sets
+            and anchors keep their initial images.
+        condense_steps, refine_steps: number of distribution-matching steps in the first condensation, and in each
+            refinement.
         match_steps: number of gradient-matching steps in a selected round.
         joined: rounds in which the anchors are training data, as in `Anchors`.
         init, anchors_init: source of the initial local and global images.
@@ -51,7 +51,7 @@ class FedLGD(FedAvg):
         batch_real: number of real images per class in each step of the distribution matching.
         augment: augmentation in the distribution matching.
         weights: "uniform" (Algorithm 1, line 26), or "samples": by the number of condensed images.
-        lr: learning rate of the clients; None: the optimiser's default in `FedAvg`.
+        lr: learning rate of the clients; None: the optimizer's default in `FedAvg`.
         options: further options of `FedAvg`, except `augment`: clients train on the condensed images unchanged.
 
     Raises:

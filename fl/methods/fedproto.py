@@ -54,15 +54,15 @@ class FedProto(Method):
             dimensions of the embedding, which corresponds to 1 / d here: for large d, weight 1 makes the embeddings
             collapse. With 0 the networks are only trained locally.
         lr, momentum, weight_decay: options of SGD on the clients; the authors' code uses rate 0.01 and momentum 0.5.
-        epochs, batch: number of passes over the local data in a round, and of images per step.
+        epochs, batch: number of passes over the local data in a round, and number of images per step.
         weights: weight of a client's prototype of a class: the client's number of "samples" of the class, or "uniform"
             for 1.
         max_samples: with "samples", the largest count of a class that a client may report; larger counts are refused.
         predict: prediction that is tested: the nearest prototype ("prototype", as in the paper) or the output of the
             client's own "classifier".
-        condensed: `Condensed(refine_steps=0, ...)`: each client condenses a set from its data once, and trains and
-            computes prototypes on this set, as FedProto does in the tables of FedLGD (Huang et al., TMLR 2024, section
-            5.1).
+        condensed: None, or a `Condensed(refine_steps=0, ...)`. With it each client condenses its data once, and trains
+            and computes prototypes on the condensed set, as FedProto does in the tables of FedLGD (Huang et al., TMLR
+            2024, section 5.1).
 
     Raises:
         TypeError, ValueError: an option has a wrong type or is out of range. The message names the option.
@@ -131,7 +131,7 @@ class FedProto(Method):
         server.state[self.known] = torch.zeros(classes, dtype=torch.bool)
 
     def send(self, server: Server, client: int) -> Message:
-        """Send the global prototypes, and for which classes they exist."""
+        """Send the global prototypes, and a flag for each class that has one."""
         return Message({e: server.state[e] for e in (self.prototypes, self.known)})
 
     def _network(self, client: Client) -> nn.Module:
@@ -197,7 +197,7 @@ class FedProto(Method):
 
 
 class _Nearest(nn.Module):
-    """Classifier by the nearest existing prototype; the logits are the negative squared distances."""
+    """Classifier that predicts the class of the nearest prototype: logits are negative squared distances."""
 
     def __init__(self, network: nn.Module, prototypes: Tensor, known: Tensor) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ class FedRep(FedAvg):
         head_epochs: tau, the number of passes over the local data for the head; the paper uses 10.
         body_epochs: number of passes over the local data for the representation; the paper uses 1 or 5.
         lr, momentum, batch: options of the clients' training. The defaults are those of the authors' code
-            (github.com/lgcollins/FedRep, utils/options.py, lines 15 to 18). lr None is the optimiser's default in
+            (github.com/lgcollins/FedRep, utils/options.py, lines 15 to 18). lr None is the optimizer's default in
             `FedAvg`; Adam needs momentum 0.
         weights: weighting of the clients in the mean, "uniform" or by "samples".
         options: further options of `FedAvg`, except `personal`, `phases`, `epochs` and `steps`, which FedRep sets.

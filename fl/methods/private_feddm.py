@@ -33,17 +33,17 @@ __all__ = ["PrivateFedDM"]
 
 
 class PrivateFedDM(FedDM):
-    """FedDM whose clients' sets are differentially private (Xiong et al., CVPR 2023, section 3.3), record by record.
+    """FedDM whose clients' sets are differentially private for each record (Xiong et al., CVPR 2023, section 3.3).
 
     With `"class_means"`, a client embeds its records with public networks around the received weights. It adds noise
     once to the class sums of all classes, and fits images to the noised means at no further privacy cost.
     `"image_sgd"` is the paper's method: DP-SGD on the images. Every client takes part, even one without records. Noise
     is charged to the run's ledger before it is drawn. Epsilon composes over rounds and is the largest of any client.
 
-    Deviations from the paper, which its privacy claim needs. All classes are released, because the paper's sets reveal
-    which client has a class. Denominators are public or noised once. Epsilon comes from the accountant, for the whole
-    run (Theorem 3.2 covers one round). See `privacy.image_sgd`. Classes whose *noised* count is below `least` are not
-    sent; otherwise the server would train on noise for every class that a client lacks.
+    Deviations from the paper, without which its privacy claim does not hold. All classes are released, because the
+    paper's sets reveal which client has a class. Denominators are public or noised once. Epsilon comes from the
+    accountant, for the whole run (Theorem 3.2 covers one round). See `privacy.image_sgd`. Classes whose *noised* count
+    is below `least` are not sent; otherwise the server would train on noise for every class that a client lacks.
 
     Args:
         sigma: noise standard deviation / sensitivity of each of the `num_networks` (or `steps`) releases of a round.
@@ -57,18 +57,18 @@ class PrivateFedDM(FedDM):
         least: minimum noised number of records of a class for its images to be sent; default 3 standard deviations of
             the noise in this number (0 with `sizes`); 0 sends all classes.
         warm: whether to continue from the latest released images, instead of noise. The fit starts from these images,
-            and their mean embedding is the centre of the unit vectors. A closer centre separates classes better.
+            and their mean embedding is the center of the unit vectors. A closer center separates classes better.
         clip: bound on the norm of a record's vector or gradient; None: unit vectors ("class_means"), or the median
             gradient norm on public noise ("image_sgd").
         rate: probability that a record takes part in a step (image SGD only).
         steps, lr, momentum: options of the fit; lr defaults to 200 for unit vectors, and to 0.1 for image SGD.
-        public_statistics: whether the normalisation of the images was measured, or fitted, on public data.
+        public_statistics: whether the normalization of the images was measured, or fitted, on public data.
         weights: "synthetic", or "samples": weigh each class of each client by its noised count.
         options: further options of `FedDM`: factory, ipc, rho, match, augment, and the options of the server.
 
     Raises:
-        PrivacyError: a subclass of it, when the method is built or the run starts: initialization with real images,
-            batch statistics, private statistics, or noise without a clip.
+        PrivacyError: one of its subclasses, raised when the method is built or the run starts, for initialization with
+            real images, batch statistics, private statistics, or noise without a clip.
         ValueError, TypeError: an option has a wrong type or is out of range.
     """
 
@@ -145,7 +145,7 @@ class PrivateFedDM(FedDM):
         """Draw w_0, and refuse settings that would reveal private data.
 
         Raises:
-            PrivacyError: a subclass of it: the normalisation was measured on the data, delta is too large for the
+            PrivacyError: one of its subclasses: the normalization was measured on the data, delta is too large for the
                 number of records, or the network has batch statistics.
             ValueError: the task has several classes per image, or `sizes` has another length than the classes.
         """
@@ -167,13 +167,13 @@ class PrivateFedDM(FedDM):
     def embedders(
         self, network: nn.Module, like: LabeledImages, generator: torch.Generator, around: Tensor | None = None
     ) -> PublicEmbedders:
-        """Return a round's public embedders: networks around the received weights, centred on released images or noise.
+        """Return a round's public embedders: networks near the received weights, centered on released images or noise.
 
         Args:
             network: network with the received weights, in eval mode.
             like: set that defines the space of the images; the images in this set are not read.
             generator: generator that draws the networks.
-            around: previously released images, whose mean embedding is the centre; None: noise.
+            around: previously released images, whose mean embedding is the center; None: noise.
         """
         seed = int(torch.randint(2**62, (), generator=generator))
         options: dict[str, Any] = {"clip": self.clip, "match": self.match, "augment": self.augment}
@@ -292,7 +292,7 @@ class PrivateFedDM(FedDM):
         return schema
 
     def train(self, server: Server, union: LabeledImages, weight: Tensor) -> None:
-        """Train as FedDM does, if any client sent a class."""
+        """Train as FedDM does; end the run if no client sent an image."""
         if not len(union):
             raise NoUsableReply(
                 "no class of any client has enough noised records to be sent (`least`): the clients are too small "

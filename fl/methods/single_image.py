@@ -54,7 +54,7 @@ class SingleImage(FedAvg):
         addons: further add-ons.
         factory: one architecture, or several with `assign`; the server then has a copy of each.
         shared: options of `SharedImage`, by name.
-        optimizer, lr, batch: options of the clients, as published; lr None is the optimiser's default in `FedAvg`.
+        optimizer, lr, batch: options of the clients, as published; lr None is the optimizer's default in `FedAvg`.
         epochs: number of passes over the local data in a round; default 40, unless `steps` or `phases` are given.
         objective: loss of the clients; default: `ClippedCrossEntropy(clip)` with the clip in `shared`, or the task's
             loss if that clip is None.

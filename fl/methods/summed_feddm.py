@@ -28,7 +28,7 @@ REMARK = (
 class SummedFedDM(PrivateFedDM):
     """Private FedDM with one sum over clients (after Xiong et al., CVPR 2023, section 3.3).
 
-    Clients do not optimise images. In each round all clients embed their records with the *same* public embedders
+    Clients do not optimize images. In each round all clients embed their records with the *same* public embedders
     around the received weights, and send noised class sums. The server only adds the sums, so a secure sum can hide
     each client's sums. The server fits `ipc` images per class to the noised means of all clients' records, and trains
     on them as FedDM does.
@@ -73,18 +73,18 @@ class SummedFedDM(PrivateFedDM):
             server.ledger.add_remark(REMARK)
 
     def shared_embedders(self, side: Server | Client, holds: Message, like: LabeledImages) -> PublicEmbedders:
-        """Return this round's embedders, which depend only on seed, round and message: all participants get the same.
+        """Return this round's embedders, which are equal for all participants: they depend on seed, round and message.
 
         Args:
             side: server or client that makes the embedders.
-            holds: the server's state or the client's message, with the weights and the images to centre on.
+            holds: the server's state or the client's message, with the weights and the images to center on.
             like: set that defines the space of the images; the images in this set are not read.
         """
         net = self.networks.on(side, holds[self.model])
         return self.embedders(net.eval(), like, derive(side.seed, side.round, "maps"), holds.get(self.around))
 
     def send(self, server: Server, client: int) -> Message:
-        """Send the current weights, the number of clients that share the noise, and the images for the centres."""
+        """Send the current weights, the number of clients that share the noise, and the images for the centers."""
         among = float(len(server.drawn)) if self.noise == "shares" else 1.0
         message = Message({self.model: server.state[self.model], self.among: among})
         if self.around in server.state:
@@ -110,7 +110,7 @@ class SummedFedDM(PrivateFedDM):
 
     @staticmethod
     def noised(client: Client, mechanism: str, sums: Tensor, sigma: float, sensitivity: float, share: float) -> Tensor:
-        """Add this client's share of the noise to its sums; the ledger is charged for all of it.
+        """Add this client's share of the noise to its sums; charge the ledger for the total noise.
 
         Args:
             client: client that draws the noise and is charged.

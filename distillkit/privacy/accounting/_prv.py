@@ -44,7 +44,7 @@ def prv_epsilon(
 
 
 class _Loss:
-    """Privacy loss of one step: log of the ratio of the two output densities, for an output drawn from the first.
+    """Privacy loss of one step: log of the ratio of two output densities, for an output drawn from the first density.
 
     With t the loss, N = N(0, sigma^2) and M = (1 - q) N + q N(1, sigma^2), the ratio M/N at x is 1 - q + q exp((2x - 1)
     / (2 sigma^2)), so `_point(r)` is the x at which the ratio is r (minus infinity if there is none).
