@@ -15,6 +15,7 @@ from distillkit import LabeledImages
 from distillkit.augment import DSA, CropFlip
 from distillkit.condense._condensation import Condensation
 from distillkit.data._dirichlet import _log_gamma
+from distillkit.data._hold_out import hold_out
 from distillkit.generate import Patches
 from distillkit.networks import FixedNetwork, build
 from distillkit.normalization import IDENTITY
@@ -187,6 +188,19 @@ def test_shares_of_a_class_have_the_law_of_dirichlet(alpha: float) -> None:
     shares = _log_gamma(alpha, (5000, 3), derive(0)).softmax(1)
     for client in range(3):
         assert kstest(shares[:, client], beta(alpha, 2 * alpha).cdf).pvalue > LEVEL
+
+
+@pytest.mark.parametrize("fraction", [0.2, 0.37])
+def test_held_out_images_lie_anywhere(fraction: float) -> None:
+    """Of every class its own share, rounded to the nearest number, at uniform places."""
+    sizes = [1000, 1003, 7, 4, 1]
+    labels = torch.cat([torch.full((n,), k) for k, n in enumerate(sizes)])
+    kept, held_out = hold_out(labels, fraction)
+    assert torch.equal(torch.cat([kept, held_out]).sort().values, torch.arange(len(labels)))
+    assert labels[held_out].bincount(minlength=5).tolist() == [round(fraction * n) for n in sizes]
+    for k, first in ((0, 0), (1, 1000)):
+        own = held_out[labels[held_out] == k] - first
+        assert kstest(own / sizes[k], "uniform").pvalue > LEVEL
 
 
 def test_checks_notice_wrong_draws() -> None:

@@ -132,6 +132,8 @@ def test_short_missing_and_unbalanced_classes(choose: Chooser, global_rng_untouc
     for part, distinct in ((rows[:5], 2), (rows[5:10], 5), (rows[10:], 4)):
         assert len(set(part)) == distinct
     assert rows[:2] == rows[2:4]
+    for ipc, short in ((2, []), (3, [0]), (4, [0]), (9, [0, 3]), (10, [0, 1, 3])):
+        assert choose(images, labels, ipc=ipc, num_classes=4).info["with_replacement"] == short
 
 
 @pytest.mark.parametrize("choose", ALL)

@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from distillkit import LabeledImages, Normalization
 from distillkit.augment import DSA
 from distillkit.condense import (
+    InnerTraining,
     distance_to_means,
     distribution_matching,
     embedding_means,
+    gradient_matching,
     load_state,
     save_state,
 )
-from distillkit.networks import ConvNet, FixedNetwork, NetworkBall, RandomNetworks, build, split
+from distillkit.networks import ConvNet, FixedNetwork, Network, NetworkBall, RandomNetworks, build, split
 from distillkit.rng import derive
 
 SHAPE, CLASSES = (2, 8, 8), 3
@@ -508,3 +510,21 @@ def test_divergence_raises_an_error() -> None:
 
     with pytest.raises(FloatingPointError, match=r"diverged; lower lr"):
         distribution_matching(data(), networks=RandomNetworks(Steep), ipc=1, steps=20, lr=10.0)
+
+
+@pytest.mark.parametrize("method", ["distribution", "gradient"])
+def test_every_step_draws_a_network_of_its_own(method: str) -> None:
+    drawn: list[float] = []
+
+    class Noting(RandomNetworks):
+        def draw(self, generator: torch.Generator) -> Network:
+            drawn.append(float(torch.rand((), generator=generator.clone_state())))
+            return super().draw(generator)
+
+    networks = Noting(convnet)
+    drawn.clear()
+    if method == "distribution":
+        distribution_matching(data(), networks=networks, ipc=1, steps=6)
+    else:
+        gradient_matching(data(), networks=networks, ipc=1, iterations=6, inner=InnerTraining((1, 0)))
+    assert len(drawn) == len(set(drawn)) == 6

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -49,6 +50,13 @@ class TenLines(nn.Module):
 def test_default_loops_are_the_published_ones() -> None:
     published = {1: (1, 1), 10: (10, 50), 20: (20, 25), 30: (30, 20), 40: (40, 15), 50: (50, 10), 100: (100, 2)}
     assert {ipc: loops_for(ipc) for ipc in published} == published
+
+
+def test_default_loops_are_interpolated_and_rounded_half_up() -> None:
+    """Against NumPy's interpolation, whose numbers with a half are exact here."""
+    ipc, inner = [1, 10, 20, 30, 40, 50, 100], [1, 50, 25, 20, 15, 10, 2]
+    wanted = np.floor(np.interp(np.arange(1, 201), ipc, inner) + 0.5 + 1e-9)
+    assert [loops_for(n)[1] for n in range(1, 201)] == wanted.astype(int).tolist()
 
 
 def test_default_loops_exist_for_every_ipc() -> None:
@@ -333,9 +341,14 @@ def test_untracked_batch_norm_uses_mixed_batch_statistics() -> None:
         for factory in (convnet(norm="batch"), untracked)
     )
     assert torch.equal(a, b)
-    modes = [FixedNetwork(build(untracked, 0).train(mode)) for mode in (True, False)]  # in eval mode it has no others
-    c, d = (gradient_matching(data([6, 6]), networks=networks, **options).images for networks in modes)
-    assert torch.equal(c, d)
+
+    real, seed = data([6, 6]), int(torch.randint(2**62, (), generator=derive(2)))
+    start = torch.randn(4, 1, 8, 8, generator=derive(seed, "init"), dtype=torch.float64)
+    options["inner"] = InnerTraining((3, 2), lr=0.05, batch=3)
+    frozen = FixedNetwork(build(untracked, 0))  # in eval mode, where it has no other statistics either
+    fixed = gradient_matching(real, networks=frozen, batch_real=None, **options)
+    want = slow_dc(real, start, build(convnet("batch"), 0), 3, 2, None, seed)
+    torch.testing.assert_close(fixed.images, want)
 
 
 def test_fixed_network_with_batch_norm_is_unchanged() -> None:

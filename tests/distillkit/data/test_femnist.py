@@ -133,6 +133,7 @@ WHITE = [[1.0] * 784] * 2
         ([1, 2], "not of LEAF's layout"),
         (wrong(num_samples=[2, 3]), "not of LEAF's layout"),
         (wrong(num_samples=[3]), "user 'u' must have as many pictures"),
+        (wrong(num_samples=[1]), "user 'u' must have as many pictures"),
         (wrong(users=["v"]), "has pictures of 'u', who is not among its users"),
         (wrong(users=["u", "u"], num_samples=[2, 2]), "names a user twice"),
         (wrong(user_data={}), "user 'u' must have"),

@@ -148,6 +148,15 @@ def test_capped_dirichlet_gives_nothing_more_to_a_full_client(seed: int, alpha: 
     assert (counts[full] == 0).all()
 
 
+@pytest.mark.parametrize("clients", [2, 5])
+def test_client_that_reached_the_cap_exactly_is_full(clients: int) -> None:
+    """With a tiny alpha every class goes to one client as a whole, and a class has as many images as a client may."""
+    labels = balanced(clients, 20)
+    for seed in range(10):
+        parts = partition.dirichlet_capped(labels, clients, 1e-6, min_size=0, generator=seed)
+        assert [len(part) for part in parts] == [20] * clients
+
+
 def test_the_cap_changes_the_split() -> None:
     labels = balanced(10, 40)
     free, capped = (

@@ -119,6 +119,24 @@ def test_descent_on_the_prior_brings_the_statistics_closer(images):
         assert float(prior.value().detach()) < float(before.detach())
 
 
+@pytest.mark.parametrize("multiplier", [0.0, 1.0, 10.0])
+def test_only_the_first_layer_is_multiplied(multiplier, images):
+    """The distance of a layer: l2 norms of the differences of means and of population variances."""
+    model = nn.Sequential(nn.BatchNorm2d(5), nn.Conv2d(5, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm2d(4)).eval()
+    expected, x = 0.0, images
+    with torch.no_grad():
+        for layer in model:
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.running_mean.uniform_(-1, 1, generator=torch.Generator().manual_seed(2))
+                mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0)
+                distance = float((mean - layer.running_mean).norm() + (var - layer.running_var).norm())
+                expected += distance * (multiplier if layer is model[0] else 1)
+            x = layer(x)
+    with BatchNormPrior(model, first_multiplier=multiplier) as prior:
+        model(images)
+        assert float(prior.value().detach()) == pytest.approx(expected, rel=1e-5)
+
+
 def test_network_without_batch_norm_is_refused_by_name():
     with pytest.raises(
         ValueError, match="must have a BatchNorm layer with running statistics, but Sequential has none"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,8 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from distillkit.networks._dropout import seeded_dropout
 from distillkit.networks._layers import AveragePool, InstanceNorm, MaxPool
 from distillkit.privacy import per_example_gradients
+from distillkit.rng import derive
 
 LAYOUTS = {
     "contiguous": lambda maps: maps,
@@ -161,3 +165,29 @@ class TestMaxPool:
             assert MaxPool()(maps[:0]).shape == (0, 3, 4, 3)
             with pytest.raises(RuntimeError, match="too small"):
                 MaxPool()(maps[..., :1])
+
+
+@pytest.mark.parametrize(("layer", "shape"), [
+    (nn.Dropout, (400, 6, 2, 2)), (nn.Dropout1d, (400, 6, 3)), (nn.Dropout2d, (400, 6, 2, 2)),
+    (nn.Dropout3d, (400, 6, 2, 1, 2)),
+])  # fmt: skip
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+def test_seeded_dropout_has_the_law_of_the_layer(
+    layer: Callable[[float], nn.Module], shape: tuple[int, ...], p: float, global_rng_untouched: None
+) -> None:
+    net = nn.Sequential(layer(p)).train()
+    x = torch.ones(shape)
+    with seeded_dropout(net, derive(3)):
+        seen = net(x)
+        other = net(x)
+        assert torch.equal(net.eval()(x), x)
+    with seeded_dropout(net.train(), derive(3)):
+        assert torch.equal(net(x), seen)
+    assert set(seen.unique().tolist()) <= {0.0, float(torch.tensor(1.0) / (1 - p)) if p < 1 else 0.0}
+    if layer is not nn.Dropout:
+        assert torch.equal(seen, seen.flatten(2)[:, :, :1].view(*shape[:2], *[1] * (len(shape) - 2)).expand(shape))
+    units = (seen > 0) if layer is nn.Dropout else (seen > 0).flatten(2)[:, :, 0]
+    spread = (p * (1 - p) / units.numel()) ** 0.5
+    assert float(units.double().mean()) == pytest.approx(1 - p, abs=5 * spread)
+    assert torch.equal(seen, other) == (p in (0.0, 1.0))
+    assert torch.equal(seen[0], seen[1]) == (p in (0.0, 1.0)) or layer is not nn.Dropout
