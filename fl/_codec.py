@@ -18,7 +18,7 @@ from fl.message import DTYPES, Message, Tensors, Value, check_value
 __all__ = ["Parts", "as_bytes", "decode", "digest", "encode", "entry_key", "from_parts", "to_parts"]
 
 Parts = tuple[Tensors, dict[str, str]]
-"""A message taken apart: its tensors by name, and strings that say what they are."""
+"""Parts of a message: its tensors by name, and strings that describe the values to which they belong."""
 
 _SEPARATOR = "\x1f"
 _FORMS = {
@@ -27,7 +27,7 @@ _FORMS = {
     "set": {"kind", "names", "mean", "std", "num_classes", "info"},
     "plain": {"kind", "value"},
 }
-"""The fields of each kind of form: all of them, and no others but a set's flags."""
+"""Fields of each kind of form. All of them are required; a set's form may have flags in addition."""
 _FLAGS = ("measured", "given")
 _PARTS = ("images", "labels", "zca.center", "zca.matrix", "zca.inverse")
 

@@ -16,7 +16,7 @@ __all__ = ["AggregatedReplies", "Aggregator", "BadReply", "EntrySpec", "Schema",
 
 
 _PIECE = 1 << 18
-"""Numbers that are multiplied and added at once: 2 MiB in float64, which caches hold, in few calls."""
+"""Number of elements that are multiplied and added per call: 2 MiB in float64, which fits in a CPU's cache."""
 
 
 def _number(value: float, rule: str) -> Tensor:

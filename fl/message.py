@@ -22,7 +22,7 @@ DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
 )  # fmt: skip
-"""The dtypes that a message may hold: those for which order, sums and the file format are defined."""
+"""Dtypes that a message may hold. Order, sums and the file format are defined for these dtypes."""
 
 
 class Entry(Generic[V]):

@@ -21,10 +21,10 @@ from fl.participants import Client, Server
 __all__ = ["Factory", "Networks", "copied", "embedding_size"]
 
 Factory = Callable[[int], nn.Module]
-"""Called with the number of outputs, gives the network."""
+"""Function of the number of outputs that returns the network."""
 
 _LOOKED_UP = 1000
-"""How many clients are looked up in an `assign` that is a function: there may be millions."""
+"""Maximum number of clients for which a function `assign` is called before a run."""
 
 _EXAMPLE = "a function that makes a network, as `factory=lambda outputs: ConvNet((3, 32, 32), outputs)`"
 

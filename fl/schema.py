@@ -16,12 +16,12 @@ from fl.message import Entry, Message, Value, check_value
 __all__ = ["MAX_MAGNITUDE", "MAX_WEIGHT", "BadReply", "EntrySpec", "Schema", "check_reply", "value_parts"]
 
 MAX_WEIGHT = 1e6
-"""The largest weight that one reply may claim where its schema names no other: a public number."""
+"""Largest weight that one reply may claim, unless its schema gives another maximum. This number is public."""
 
 _LARGEST = 1e300
 
 MAX_MAGNITUDE = 1e9
-"""The largest absolute value of a float in a reply where its schema gives no range; only diverged clients exceed it."""
+"""Largest absolute value of a float in a reply if the schema gives no range; only diverged clients exceed it."""
 
 
 class BadReply(ValueError):
@@ -67,7 +67,7 @@ class EntrySpec:
 
 
 Schema = dict[str, EntrySpec]
-"""The entries that are due in a reply, by key; it is closed: what it does not name is refused."""
+"""Specifications of the entries of a reply, by key. A reply with any other entry is refused."""
 
 
 def check_reply(reply: object, entries: Mapping[str, Entry[Any]], schema: Schema) -> Message:

@@ -15,7 +15,7 @@ __all__ = ["ADD_OR_REMOVE_CLIENT", "ADD_OR_REMOVE_RECORD", "ALL_CLIENTS", "REPLA
 
 
 ALL_CLIENTS = "*"
-"""The client of an event that touches the records of all clients."""
+"""Value of `Event.client` for releases that involve the records of all clients."""
 
 ADD_OR_REMOVE_RECORD, REPLACE_RECORD, ADD_OR_REMOVE_CLIENT = (
     "add or remove one record",
@@ -41,7 +41,7 @@ def client_id(client: int | str) -> str:
 
 
 def check_relation(relation: str, mechanism: str = "") -> str:
-    """Return a neighbouring relation if an accountant covers it.
+    """Return the neighboring relation `relation` if an accountant covers it.
 
     Args:
         relation: the relation.
@@ -74,7 +74,7 @@ class Event:
         round: round of the release, for readers of the ledger only.
         sampling: sampling method: `"poisson"` (each record is drawn independently), or `"everything"` (rate 1).
             Default: `"everything"` at rate 1, otherwise `"poisson"`.
-        relation: the neighbouring relation: `"add or remove one record"`, `"replace one record"` (at rate 1
+        relation: the neighboring relation: `"add or remove one record"`, `"replace one record"` (at rate 1
             only) or `"add or remove one client"`.
         seeded: whether the noise is drawn from a seed; if so, no guarantee holds.
 
@@ -122,21 +122,22 @@ class Guarantee:
 
     `Ledger.guarantee` returns it. Its string form is a sentence for a report.
 
-    Epsilon is an odometer value: it holds if the number of releases was fixed in advance. If releases, or this value,
-    decided when to stop, only the budget holds.
+    Epsilon covers the releases so far. It holds if the number of releases was fixed in advance. If the decision to stop
+    depended on released values or on epsilon, only the budget holds.
 
     Attributes:
-        epsilon: epsilon of the releases so far, or None if no guarantee holds.
+        epsilon: upper bound on the epsilon of the releases so far, or None if no guarantee holds.
         reason: reason why no guarantee holds, or "".
         nominal: epsilon computed from the noise scale, whether or not the noise was secret; used for planning and
             budgets.
-        delta, relation: delta and neighbouring relation to which epsilon refers; the relation is "" if nothing was
+        delta, relation: delta and neighboring relation to which epsilon refers; the relation is "" if nothing was
             spent.
         accountant: name of the accountant that computed epsilon as an upper bound; see `compose`.
         remarks: limits of the guarantee, such as tuning on the private data.
         assumptions: inputs that are assumed to be public, for each entry point (`ASSUMPTIONS`); epsilon does not cover
             these inputs.
-        budget: the ledger's budget, which holds at the same delta whatever decides when to stop; None without one.
+        budget: the ledger's budget, an epsilon that holds at the same delta whenever the releases stop. None: the
+            ledger has no budget.
     """
 
     epsilon: float | None

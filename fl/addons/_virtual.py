@@ -17,7 +17,7 @@ NOISE: dict[str, Callable[..., LabeledImages]] = {
     "gaussian": upsampled_gaussian,
     "cnn": cnn_noise,
 }
-"""VHL's three sources of noise by name."""
+"""VHL's three sources of noise, by name."""
 
 
 def require_source(source: object) -> None:

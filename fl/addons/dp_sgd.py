@@ -28,7 +28,7 @@ from fl.networks import Networks
 __all__ = ["DPSGD"]
 
 _CAPTURED: WeakKeyDictionary[Networks, dict[tuple[object, ...], CapturedFunction]] = WeakKeyDictionary()
-"""Gradients that were captured in this process, so that no capture is repeated in every round."""
+"""Cache of the gradients captured in this process, so that they are not captured again in every round."""
 _LOCK = threading.Lock()
 
 
@@ -134,7 +134,7 @@ class DPSGD(AddOn):
             return Step.example_loss(local, batch, moved).expand(len(images))
 
         if any(term.data_access == "example" for term in local.terms):  # they may use values of this round
-            with torch.no_grad():  # what they prepare at the first call must not be traced
+            with torch.no_grad():  # values prepared at the first call must not be traced
                 losses(*(t.new_zeros(1, *t.shape[1:]) for t in tensors))
             return per_example_gradients(local.net, losses, tensors, trained=moved)
         with _LOCK:

@@ -23,7 +23,7 @@ SLOTS = (
     "dataset", "batches", "gradient", "scale_update", "aggregate", "server_step", "refine",
     "evaluation_model", "personal_model",
 )  # fmt: skip
-"""What does not commute: one add-on may fill each, a second is refused when the method is built."""
+"""Names of the slots. Only one add-on may fill a slot, because the result would depend on the order of several."""
 
 
 class AddOn(Component):
@@ -209,7 +209,7 @@ class AddOn(Component):
             reply: reply to extend with the entries that `expect` describes.
         """
 
-    # and the server takes the replies.
+    # and the server receives the replies.
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
         """Derive further entries from one `reply` before it is aggregated, and write them to `out`.

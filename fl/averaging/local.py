@@ -92,7 +92,7 @@ class Local:
         self._twins: dict[int, tuple[Mapping[str, Tensor], nn.Module]] = {}
         self._phases: list[tuple[frozenset[str], int]] = []
 
-    # What belongs to an add-on.
+    # Values of one add-on.
 
     def scratch(self, addon: Component) -> dict[str, Any]:
         """Return the dict in which `addon` keeps values during this training; initially empty."""
@@ -245,7 +245,7 @@ class Local:
             optimizer.step()
         return copied(net)
 
-    # How far the training has gone.
+    # Progress of the training.
 
     def record_phase(self, trained: Mapping[str, object], steps: int) -> None:
         """Record that a phase trained the parameters named in `trained` for `steps` steps."""

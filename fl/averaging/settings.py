@@ -83,7 +83,7 @@ class Settings:
             example = "`torch.nn.CrossEntropyLoss()`, say"
             check.callable_with(self.objective, "objective", ["logits", "labels"], example)
 
-    # The optimiser.
+    # The optimizer.
 
     def rate(self, round_number: int) -> float:
         """Return the clients' learning rate in round `round_number` >= 1: lr * lr_decay ** (round_number - 1)."""
@@ -113,7 +113,7 @@ class Settings:
         """Return the loss of a step: `objective`, or the loss of the `task`."""
         return self.objective or task.loss
 
-    # What is shared, and what stays with a client.
+    # Parameters and buffers that are shared, or stay with a client.
 
     def is_personal(self, name: str) -> bool:
         """Return whether the parameter called `name` stays with its client because a pattern of `personal` matches."""

@@ -29,7 +29,7 @@ from fl.task import LabelTask
 __all__ = ["FAILED_PRIVATELY", "ClientRuntime", "respond"]
 
 FAILED_PRIVATELY = "failed; the reason is in its own log, because it may depend on private records"
-"""Only words that a server learns about the failure of a private client."""
+"""Text that the server gets if a private client fails, whatever the reason."""
 
 
 @dataclass(frozen=True)

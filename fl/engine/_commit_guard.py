@@ -70,6 +70,6 @@ def _trial(method: Method, server: Server) -> str | None:
         check_reply(reply, {e.key: e for e in method.entries()}, method.expect(server, number))
     except BadReply as error:
         return str(error)
-    except Exception:  # the method needs more than noise images can give: nothing is known
+    except Exception:  # the method may need more than noise images: this failure tells nothing
         return None
     return None

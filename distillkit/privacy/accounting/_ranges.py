@@ -8,7 +8,7 @@ from distillkit.privacy.errors import NotAccountable
 __all__ = ["MOST_RELEASES", "check_delta", "check_sigma"]
 
 _LEAST_SIGMA, _MOST_SIGMA = 1e-4, 1e9
-"""Range of noise for which the accountants' floating-point numbers suffice."""
+"""Range of sigma in which floating-point numbers are accurate enough for the accountants."""
 
 MOST_RELEASES = 10**12
 """Largest number of releases in one event."""

@@ -29,7 +29,7 @@ _ORDERS = (
 )
 _MAX_PLD_RELEASES = 10**7
 _MAX_PLD_KINDS, _MAX_KINDS, _MAX_RDP_KINDS = 8, 24, 160
-"""Largest numbers of kinds of releases that `compose` gives to PLD on its own, to PRV, and to RDP."""
+"""Maximum number of kinds of releases for which `compose` chooses PLD, computes PRV, and computes RDP."""
 
 _CHEAP_ORDERS = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 160.0, 256.0, 512.0)
 
@@ -54,27 +54,27 @@ def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto", 
     """Compute the epsilon of several noised releases of the same records together, at a given delta.
 
     `Ledger` calls this function for you; call it yourself to account for releases outside a ledger, or to compare
-    accountants. Neighbours differ by one added or removed record.
+    accountants. Neighbors differ by one added or removed record.
 
     Args:
         spends: (sigma, rate, count) tuples: noise standard deviation / sensitivity, the probability with which each
             record takes part, and the number of such releases. At rates below 1 the records must be drawn by Poisson
             sampling.
         delta: delta at which epsilon is computed, in (0, 1), well below one over the number of records.
-        accountant: `"auto"` uses the closed form if every rate is 1. Otherwise it uses RDP, or PRV if its bound is
-            smaller and it is affordable (RDP epsilon below 100, at most 1.5 million points). If only the number of
-            points is too large for PRV, there are at most 8 kinds and ten million releases, and dp-accounting is
-            installed, it uses the smaller of the PLD and RDP bounds.
-            `"rdp"`, `"prv"` or `"pld"` selects one accountant.
-        order: order of RDP, above 1, instead of the best one. At an order that was fixed beforehand, the bound is also
-            that of a filter: it holds if sigma, rate and number of releases depend on earlier releases.
+        accountant: `"auto"` uses the closed form if every rate is 1. Otherwise it uses the smaller of the RDP and PRV
+            bounds; PRV is computed only if the RDP epsilon is below 100 and at most 1.5 million points are needed. If
+            only the number of points is too large, PLD replaces PRV, provided that dp-accounting is installed and there
+            are at most 8 kinds and ten million releases. `"rdp"`, `"prv"` or `"pld"` selects one accountant.
+        order: order of RDP, above 1; None: the order with the smallest bound. If the order is fixed before the first
+            release, the bound is also valid as a privacy filter: sigma, rate and the number of releases may then depend
+            on earlier releases.
 
     All results are upper bounds. PRV (Gopi et al., NeurIPS 2021) takes the larger of the bounds for an added and for a
     removed record; Opacus' own accountant covers the removed record only. RDP uses orders from 1.01 to 512, a wider
     range than Opacus' default.
 
-    More than 24 different kinds of releases are grouped: sigma is rounded down and the rate up. The
-    result is still an upper bound, slightly larger than without groups.
+    If there are more than 24 kinds of releases (different sigma or rate), similar kinds are grouped: sigma is rounded
+    down and the rate up. The result is still an upper bound, slightly larger than without groups.
 
     Returns:
         Epsilon, and the accountant that computed it.
@@ -106,14 +106,14 @@ def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto", 
 
 
 def filter_order(sigma: float, rate: float, budget: float, delta: float) -> float:
-    """Return an order for `Ledger(renyi_order=...)`: the one at which the most releases of a kind fit the budget.
+    """Return the RDP order at which the most releases of one kind fit the budget, for `Ledger(renyi_order=...)`.
 
     The filter is sound at every order, if the order is fixed before the first release.
 
     Args:
         sigma: noise standard deviation / sensitivity of the releases that you expect, > 0.
-        rate: their sample rate, in (0, 1].
-        budget, delta: options of the ledger.
+        rate: sample rate of these releases, in (0, 1].
+        budget, delta: options of the ledger: the largest allowed epsilon, and its delta.
 
     Raises:
         NotAccountable: `sigma` or `delta` is out of range.
@@ -128,10 +128,10 @@ def filter_order(sigma: float, rate: float, budget: float, delta: float) -> floa
 
 
 def _grouped(spends: tuple[Spend, ...], most: int) -> tuple[Spend, ...]:
-    """Return at most `most` kinds of releases that cost at least as much: less noise, higher rates, equal numbers.
+    """Group releases into at most `most` kinds that cost at least as much: sigma is rounded down, the rate up.
 
-    Releases of rate 1 together equal one release. Others are rounded to a grid, which does not change with the spends
-    unless it gets coarser.
+    All releases at rate 1 are combined into one equivalent release. At lower rates, sigma and rate are rounded to a
+    fixed grid, which becomes coarser only if there are still too many kinds.
     """
     at_one = sum(count / sigma**2 for sigma, rate, count in spends if rate == 1)
     kinds, step = [spend for spend in spends if spend[1] < 1], 2.0**-10
@@ -148,7 +148,7 @@ def _grouped(spends: tuple[Spend, ...], most: int) -> tuple[Spend, ...]:
 
 
 def _below(value: float, step: float) -> float:
-    """Return the largest power of e^step that is at most `value`, or `value` if it is one up to rounding."""
+    """Return the largest power of e^step that is at most `value`; never more than `value`, despite rounding."""
     return min(value, math.exp(step * math.floor(math.log(value) / step)))
 
 
@@ -203,13 +203,13 @@ def _renyi(sigma: float, rate: float, order: float) -> float:
 
 
 def _rdp_at(spends: tuple[Spend, ...], delta: float, order: float) -> float:
-    """Return the bound of one order (Canonne, Kamath and Steinke, NeurIPS 2020, proposition 12)."""
+    """Return the bound on epsilon at one RDP order (Canonne, Kamath and Steinke, NeurIPS 2020, proposition 12)."""
     total = sum(count * _renyi(sigma, rate, order) for sigma, rate, count in spends)
     return total + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
 def _rdp(spends: tuple[Spend, ...], delta: float) -> float:
-    """Return the smallest bound found over the orders. Every order gives a valid bound, so a local search is sound."""
+    """Return the smallest bound found over the RDP orders; a local search suffices, as every order's bound is valid."""
 
     def bound(index: int) -> float:
         return _rdp_at(spends, delta, _ORDERS[index])
@@ -226,7 +226,7 @@ def _prv_errors(by_rdp: float, delta: float) -> tuple[float, float]:
 
 
 def _prv_width(spends: tuple[Spend, ...], delta_error: float) -> float:
-    """Return the width beyond which losses of the composition have negligible mass (Gopi et al., remark 5.6)."""
+    """Return the width beyond which the total privacy loss has negligible mass (Gopi et al., remark 5.6)."""
     total = sum(count for _, _, count in spends)
     single = max(_rdp(((sigma, rate, 1),), delta_error / (8 * total)) for sigma, rate, _ in spends)
     return max(_rdp(spends, delta_error / 4), single) + 3

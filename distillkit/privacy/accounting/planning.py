@@ -69,7 +69,7 @@ def plan_noise(
 ) -> NoisePlan:
     """Compute the noise multiplier sigma for a target (epsilon, delta), before any budget is spent.
 
-    Call this function before a run to choose the number of steps, the sample rate and sigma. Neighbours differ by one
+    Call this function before a run to choose the number of steps, the sample rate and sigma. Neighbors differ by one
     added or removed record.
 
     Args:
