@@ -1,0 +1,90 @@
+"""A budget holds for every stopping rule, epsilon only for a fixed number of releases; both by simulated adversaries.
+
+An adversary tells two neighbouring data sets apart by the log-likelihood ratio L of all releases. If a guarantee
+(epsilon, delta) holds, then P(E) - e^epsilon Q(E) <= delta for every event E, also for one that depends on when the
+releases stopped. P and Q are exact: a release of noise sigma moves L by N(m / 2, m) or N(-m / 2, m), m = 1 / sigma^2.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from distillkit.privacy import Event, Ledger, compose, gaussian_epsilon, gaussian_sigma
+from distillkit.privacy.accounting.composition import _rdp
+from distillkit.rng import derive
+
+DELTA, STEPS, RUNS = 0.01, 200, 40_000
+ERROR = 5 * math.sqrt(DELTA / RUNS)
+"""Five standard deviations of an estimated delta."""
+
+
+@cache
+def ratios(adaptive: bool) -> Tensor:
+    """Return L [runs, steps] under P, with a total of 1 / sigma^2 of at most 1.
+
+    Args:
+        adaptive: whether the noise of a release depends on the releases before it.
+    """
+    noise = torch.randn(RUNS, STEPS, generator=derive(0, "filter")).double()
+    ratio, spent, columns = torch.zeros(RUNS).double(), torch.zeros(RUNS).double(), []
+    for step in range(STEPS):
+        m = torch.where(ratio > 0, 4.0, 0.5).double() / STEPS if adaptive else torch.full_like(spent, 1 / STEPS)
+        m = m.minimum(1 - spent).clamp_min(0.0)
+        ratio, spent = ratio + m.sqrt() * noise[:, step] + m / 2, spent + m
+        columns.append(ratio)
+    return torch.stack(columns, 1)
+
+
+def delta_of(ratio: Tensor, epsilon: Tensor, above: float) -> float:
+    """Return the delta of an adversary that stops as soon as L exceeds epsilon [steps] by `above`.
+
+    It is the sum over steps k of P(stops at k) - e^epsilon_k Q(stops at k), with Q(E) = mean over P of e^-L in E.
+    """
+    hit = ratio > epsilon + above
+    stop = hit.double().argmax(1)
+    gain = 1 - (epsilon[stop] - ratio.gather(1, stop[:, None])[:, 0]).exp()
+    return float((gain * hit.any(1)).mean())
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("above", [0.0, 0.1, 0.3])
+def test_budget_holds_for_an_adversary_that_stops_at_will(adaptive: bool, above: float) -> None:
+    budget = torch.full((STEPS,), gaussian_epsilon(1.0, DELTA)).double()
+    assert 0.0005 < delta_of(ratios(adaptive), budget, above) <= DELTA + ERROR
+
+
+@pytest.mark.parametrize("above", [0.0, 0.1, 0.3])
+def test_epsilon_read_while_running_does_not_hold_for_such_an_adversary(above: float) -> None:
+    """Otherwise the ledger's warning about epsilon as an odometer would be unnecessary."""
+    epsilon = torch.tensor([gaussian_epsilon((STEPS / k) ** 0.5, DELTA) for k in range(1, STEPS + 1)]).double()
+    assert delta_of(ratios(False), epsilon, above) > 1.5 * DELTA
+
+
+def test_ledger_allows_what_the_filter_allows_whatever_the_noise_of_earlier_releases() -> None:
+    """The limit on the sum of 1 / sigma^2 is reached to rounding, and never exceeded."""
+    limit, draws = gaussian_sigma(2.0, 1e-5) ** -2, torch.rand(40, generator=derive(1))
+    ledger, spent = Ledger(budget=2.0), 0.0
+    for draw in draws.tolist():
+        event = Event("sum", sigma=3.0 + 30 * draw)
+        if ledger.remaining(event):
+            ledger.spend(event)
+            spent += event.sigma**-2
+        else:
+            assert spent + event.sigma**-2 > limit
+    rest = Event("sum", sigma=(limit - spent) ** -0.5 * (1 + 1e-6))
+    ledger.spend(rest)
+    assert ledger.remaining(Event("sum", sigma=100.0)) == 0
+    assert ledger.guarantee().nominal == pytest.approx(2.0, rel=1e-4)
+
+
+@pytest.mark.parametrize("count", [50, 500])
+def test_many_distinct_kinds_of_noise_are_grouped_from_above(count: int) -> None:
+    spends = [(1.5 + 3 * draw, 0.05, 20) for draw in torch.rand(count, generator=derive(2)).tolist()]
+    exact, bound = _rdp(tuple(spends), 1e-5), compose(spends, 1e-5, accountant="rdp").epsilon
+    assert exact <= bound * (1 + 1e-12)
+    assert bound <= 1.02 * exact
