@@ -31,7 +31,7 @@ def pixel_limit(server: Server) -> float:
 
 
 def empty_set(server: Server) -> LabeledImages:
-    """Return a set without images in the clients' space, with the space, shape and dtype that the `server` records."""
+    """Return a set without images, with the normalization, shape and dtype of the clients' images from the `server`."""
     images = torch.zeros(0, *server.shape, device=server.device, dtype=server.dtype)
     nothing = images, torch.zeros(0, device=server.device, dtype=torch.int64)
     return LabeledImages(*nothing, num_classes=server.task.num_classes, normalization=server.normalization)

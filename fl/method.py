@@ -99,8 +99,8 @@ class Method(KeyedObject, ABC):
     Method objects are immutable and exist on the server and on every client. Changing values are kept in `server.state`
     and `client.memory`. A subclass declares its entries as class attributes and implements `start`, `send`, `local`,
     `receive`, and `expect`, which describes a reply. A subclass that overrides `answer` or `evaluate` also overrides
-    `expect_answer` or `expect_evaluation`. These schemas are closed: a reply that does not match is left out, and its
-    client is named.
+    `expect_answer` or `expect_evaluation`. These schemas are closed: a reply that does not match is left out, and the
+    history names its client.
     """
 
     networks: Networks
@@ -243,7 +243,7 @@ class Method(KeyedObject, ABC):
         return Message()
 
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
-        """Return the schema of a reply to the `server` in the exchange `verb`, as `expect` does for `local`."""
+        """Return the schema of a `client`'s reply to the `server` in the exchange `verb`; see `expect`."""
         return {}
 
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:

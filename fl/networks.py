@@ -258,8 +258,8 @@ class Networks:
 def _blanks(network: nn.Module, weights: Tensors) -> dict[int, Any]:
     """Return a memo for `copy.deepcopy`, which then does not copy parameters that `weights` will overwrite.
 
-    The memo also supplies new containers for empty ones. Every module has a dozen empty containers for hooks, which
-    cause most of the cost of a copy.
+    The memo also supplies new empty containers in place of the copies of empty ones. Every module has a dozen empty
+    containers for hooks, and copying them is most of the cost.
     """
     plain = [p for n, p in network.named_parameters() if n in weights and type(p) is nn.Parameter and not vars(p)]
     attributes = (value for module in network.modules() for value in vars(module).values())

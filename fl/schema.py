@@ -71,7 +71,7 @@ Schema = dict[str, EntrySpec]
 
 
 def check_reply(reply: object, entries: Mapping[str, Entry[Any]], schema: Schema) -> Message:
-    """Return the reply if it can be aggregated: exactly the entries of the schema, of the right form, finite, in range.
+    """Return the reply if it has exactly the entries of the schema, each of the right form, finite and in range.
 
     The engine calls this function for every reply, before any other code reads the reply.
 

@@ -242,7 +242,7 @@ class MultiLabel:
 
 
 def clients_accuracy(accuracies: Sequence[float]) -> dict[str, float]:
-    """Return how evenly a model serves its clients, for the history's `accuracy_clients`.
+    """Return statistics of the clients' accuracies, which show how evenly a model serves them (`accuracy_clients`).
 
     Args:
         accuracies: accuracy of each tested client, a fraction; at least one.

@@ -36,9 +36,9 @@ def virtual_set(
     set must have the clients' normalization.
 
     Args:
-        server: server with the images' shape, the generator, and `data`, the sets that `source` may name.
+        server: server, whose `data` holds the sets that `source` may name.
         owner: add-on that uses the set; it names the random draws and appears in error messages.
-        source: key of `NOISE`, name in `server.data`, or set.
+        source: name of a noise in `NOISE`, name of a set in `server.data`, or a set.
         classes: number of classes of the virtual set.
         per_class: number of noise images per class.
         options: further arguments of the noise function.

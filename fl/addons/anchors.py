@@ -31,20 +31,20 @@ class Anchors(AddOn):
     not. The server keeps a set G of `ipc` labelled images per class. In the `selected` rounds clients train without G
     (line 17). The server then changes G so that the gradient of the loss on G at the previous weights w matches (w -
     mean of w_k) / lr (Eqs. 5-6, by the cosine of each output row). The server's own step has no influence on G. In the
-    other rounds a client adds G to its own data (Eq. 3), and adds to its loss `weight` times the supervised contrastive
-    loss over the batch together with all of G (Eqs. 2 and 4, line 20). G is sent only to clients that use it and do not
-    have it yet.
+    other rounds a client adds G to its own data (Eq. 3). Its loss gets an additional term: `weight` times the
+    supervised contrastive loss over the batch together with all of G (Eqs. 2 and 4, line 20). G is sent only to clients
+    that use it and do not have it yet.
 
     Deviations. The contrastive term is a mean over its elements, as in the authors' code; Eq. 4 has a sum
-    (`reduction="sum"`), which needs another weight. With `regulariser="mmd"`, the paper's alternative (Fig. 3a), the
-    term is `weight` times the squared MMD of the same two blocks of embeddings under five Gaussian kernels
+    (`reduction="sum"`), which needs another weight. `regulariser="mmd"` is the paper's alternative (Fig. 3a). The term
+    is then `weight` times the squared MMD between the embeddings of the batch and of G under five Gaussian kernels
     (`losses.rbf_mmd`), without labels, as in the authors' code (fedlgd_main.py, lines 83-85). Gradients flow through
-    both blocks, as in that code. The code also trains on G in the selected rounds, so that G itself contributes to the
-    matched gradient; `joined="always"` does the same. In the authors' code G starts from the clients' mean class
-    statistics, in the paper from noise. `init="statistics-whole-set"` divides a class's sums by the number of all
-    pixels of a client, as that code does; `init="statistics"` divides by the pixels of the class. For both kinds of
-    statistics each client is queried once, before round 1. It sends 2C values per class, and states which classes it
-    has. Classes that no client has start from noise.
+    both sets of embeddings, as in that code. The code also trains on G in the selected rounds, so that G itself
+    contributes to the matched gradient; `joined="always"` does the same. In the authors' code G starts from the
+    clients' mean class statistics, in the paper from noise. `init="statistics-whole-set"` divides a class's sums by the
+    number of all pixels of a client, as that code does; `init="statistics"` divides by the pixels of the class. For
+    both kinds of statistics each client is queried once, before round 1. It sends 2C values per class, and states which
+    classes it has. Classes that no client has start from noise.
 
     Args:
         ipc: number of images per class in G; the paper uses 10. 0 disables the add-on.

@@ -118,7 +118,7 @@ class FedGen(AddOn):
         schema[self.counts.key] = EntrySpec(torch.zeros(1, server.task.num_classes), minimum=0.0, maximum=1 + read)
 
     def before_training(self, local: Local) -> None:
-        """Start the counts of each class at one, and set up the received generator."""
+        """Set the count of every class to one, and set up the received generator."""
         local.scratch(self)["counts"] = torch.ones_like(local.counts, dtype=torch.float32)
         if self.generator in local.message:
             weights = local.message[self.generator]

@@ -77,7 +77,7 @@ class RobustMean(AddOn):
 
     @property
     def needed(self) -> int:
-        """Number of replies in a round without which the rule is undefined; see `RobustMean`."""
+        """Smallest number of replies in a round for which the rule is defined."""
         f = self.attackers
         return max(2 * f + 3, f + self.best) if self.rule == "krum" else 2 * f + 1
 

@@ -21,10 +21,10 @@ class SCAFFOLD(AddOn):
     """SCAFFOLD (Karimireddy et al., ICML 2020, Algorithm 1 with option II).
 
     Control variates estimate the drift of clients whose data differ, and every gradient is corrected by them. Every
-    local gradient becomes g - c_i + c (line 10). After training, c_i <- c_i - c + (x - y_i) / (K eta_l) (line 12), and
-    the server moves c by 1/N times the sum of the changes of the drawn clients, where N is the number of all clients
-    (line 17). All variates start at zero. c_i stays with its client, and changes only if the server has used the reply.
-    Buffers and personal parameters have no variate. The variate of a parameter that was not trained does not change.
+    local gradient becomes g - c_i + c (line 10). After training, c_i <- c_i - c + (x - y_i) / (K eta_l) (line 12). The
+    server moves c by the sum of the drawn clients' changes of c_i, divided by the number N of all clients (line 17).
+    All variates start at zero. c_i stays with its client, and changes only if the server has used the reply. Buffers
+    and personal parameters have no variate. The variate of a parameter that was not trained does not change.
 
     Deviations. K eta_l is replaced by `local.effective_lrs`, the distance that a constant unit gradient moves a weight.
     This is K eta_l for plain SGD. With momentum or a proximal pull, K eta_l itself would make the variates too large (6

@@ -171,7 +171,7 @@ class AddOn(Component):
     def extra_records(self, local: Local) -> LabeledImages | None:
         """Return images to add to the training set, or None. Called on the client, once, when `local.data` is set.
 
-        They are trained on together with the client's own images, but do not count in the reply's weight.
+        These images are trained on together with the client's own, but do not count in the reply's weight.
         """
         return None
 

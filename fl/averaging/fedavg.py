@@ -62,8 +62,8 @@ class FedAvg(Entries, Method):
         momentum: momentum of the clients' SGD, in [0, 1); 0 with Adam.
         optimizer: the clients' optimizer: "sgd", "adam", or a `ClientOptimizer` with weight decay, a decay of the rate,
             or momentum that is kept between rounds.
-        epochs: passes over the local data in a round (default 1). More epochs cost client time and save rounds. Or:
-        steps: an exact number of steps in a round.
+        epochs: passes over the local data in a round (default 1). More epochs cost client time and save rounds.
+        steps: exact number of steps in a round, instead of `epochs`.
         phases: several phases of a local training, one after the other, instead of `epochs` or `steps` (FedRep).
         batch: images per step. The last batch of a pass may be smaller.
         augment: function `augment(images, generator)`, applied to every batch of the client's own data.
@@ -74,11 +74,11 @@ class FedAvg(Entries, Method):
             refused. This public number limits one client's influence on an average. Pass the sample count of your
             largest client.
         max_update_norm: largest l2 norm of a client's change w_k - w. A reply whose change is larger is left out, and
-            its client is named. Default: 100 (1 + norm of w), which only a diverged client exceeds.
-        buffers: float buffers (batch-norm statistics) are averaged ("mean"), kept by each client ("local"), or left
-            at their initial values on the server ("drop", also for integer buffers). Otherwise integer buffers take the
-            maximum over clients. Buffers made with `persistent=False` are never sent: each network keeps those that its
-            factory made.
+            the history names its client. Default: 100 (1 + norm of w), which only a diverged client exceeds.
+        buffers: treatment of float buffers (batch-norm statistics): averaged ("mean"), kept by each client ("local"),
+            or left at their initial values on the server ("drop"). Integer buffers take the maximum over clients,
+            except that "drop" applies to them, too. Buffers made with `persistent=False` are never sent: each network
+            keeps those that its factory made.
         personal: patterns of names of parameters that stay with the client and are never sent (FedRep: "classifier.*").
         predict: outputs that a test compares if an add-on adds classes (VHL): those of the "real" classes, or "all".
             The largest one is the prediction.

@@ -58,14 +58,14 @@ class ClientDP(Filter):
     q N, which is public, and not by the private number of replies. Several entries with norms C_e form one vector of
     norm sqrt(sum C_e^2). The noise is the same in rounds without clients, and with lost, failed or NaN replies.
 
-    **Guarantee**, with the ledger's epsilon and delta: anyone who sees the *models* of all rounds, and what the server
-    derives from the models, cannot tell whether any one client, with all of its data, takes part. The server and the
+    **Guarantee**, with the ledger's epsilon and delta: the participation of one client, with all of its data, is hidden
+    from anyone who sees the *models* of all rounds and values that are derived from these models. The server and the
     channel are trusted, because they see single updates, clipped and without noise. A run's folder is not covered: it
     holds fingerprints of the data, bytes, the number of failed clients, seconds, the memories of the drawn clients, and
     every message if you request a transcript. Publish the model, not the folder.
 
     Deviations. Every client has the same weight, whereas the paper's weights are min(n_k / n, 1). `weights="uniform"`
-    is required, so that the run's record does not name weights by samples. Of the paper's options, this class has flat
+    is required, so that the run's record does not claim weights by samples. Of the paper's options, this class has flat
     clipping (one clip for the whole update) and the estimator with the fixed denominator. The noise comes from the
     operating system's generator.
 

@@ -85,7 +85,7 @@ class Filtered(Method):
 
     @property
     def exchanges(self) -> tuple[str, ...]:
-        """Names of all exchanges: the method's, with those of the filters before and after."""
+        """Names of all exchanges: those of the method, with the filters' exchanges before and after them."""
         before = [verb for one in self.filters for verb in one.before]
         return (*before, *self.method.exchanges, *(verb for one in self.filters for verb in one.after))
 

@@ -39,7 +39,7 @@ class FedProto(Method):
     differ as long as their embeddings have one size. There is no global model: `accuracy` in the history is the
     clients' mean.
 
-    Deviations. The paper's aggregation divides the mean weighted by image counts once more by the number of clients
+    Deviations. The paper's aggregation takes the mean weighted by image counts, and divides it by the number of clients
     that have the class, which would shrink the prototypes. This division is left out (`weights="samples"`). The
     authors' code takes the plain mean over these clients (`"uniform"`). The distance is computed for each image instead
     of between a batch's class means (see `losses.prototype_distance`). Prototypes are computed in eval mode after

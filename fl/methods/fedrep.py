@@ -15,10 +15,10 @@ __all__ = ["FedRep"]
 class FedRep(FedAvg):
     """FedRep: federated averaging of a representation, with personal heads (Collins et al., ICML 2021, Algorithm 1).
 
-    "Exploiting Shared Representations for Personalized Federated Learning". In each round a client fits its head h_k to
-    its data under the received representation phi, then takes steps on phi under that head, and sends the change of
-    phi. Heads never leave their clients. There is no global predictor, so `accuracy` in the history is the clients'
-    mean accuracy on their own test data.
+    "Exploiting Shared Representations for Personalized Federated Learning". In each round a client first fits its head
+    h_k to its data with the received representation phi fixed. Then it takes steps on phi with this head fixed, and
+    sends the change of phi. Heads never leave their clients. There is no global predictor, so `accuracy` in the history
+    is the clients' mean accuracy on their own test data.
 
     Deviations: the paper writes the head's update as GRD, which means an optimal solution in the linear analysis and
     epochs of SGD in the experiments; this class trains for epochs. All heads start from the same initial weights. The
