@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from distillkit.generate._noise_set import class_latents
-from distillkit.generate.cnn_noise import NoiseDecoder, cnn_noise, decorrelation
+from distillkit.generate.cnn_noise import NoiseDecoder, _calibrate, cnn_noise, decorrelation
 from distillkit.generate.stylegan2 import StyleGAN2, _base_and_doublings
 from distillkit.generate.stylegan_noise import stylegan_noise, upsampled_gaussian
 from distillkit.networks import build
 from distillkit.normalization import Normalization
 from distillkit.privacy.validation._arguments import refuse_measured_normalization
-from distillkit.rng import as_generator
+from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages
 
 MAKERS: dict[str, Callable[..., LabeledImages]] = {
@@ -292,3 +292,14 @@ def test_invalid_arguments_are_named(name: str, match: str, options: dict[str, A
 def test_invalid_options_are_named(make: Callable[[], Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         make()
+
+
+@pytest.mark.parametrize("count", [40, 300])
+def test_batch_norm_has_the_statistics_of_at_most_256_latents(count: int) -> None:
+    network = build(lambda: NoiseDecoder(8, 1, latent=4, width=4), 0)
+    latents = torch.randn(count, 4, generator=derive(6))
+    with torch.no_grad():
+        _calibrate(network, latents, derive(7))
+        used = latents[torch.randperm(count, generator=derive(7))[:256]]
+        fixed = network.eval()(used)
+        assert torch.allclose(network.train()(used), fixed, atol=2e-2)  # running variances are unbiased

@@ -137,12 +137,14 @@ def test_crops_agree_with_the_published_pipeline_in_an_image_library(jittered: f
         assert float(difference.mean()) < mean
 
 
-def test_without_motion_or_jitter_a_crop_is_the_centre_of_the_resized_rectangle() -> None:
-    patches = Patches(picture(), 5, rotation=0.0, shear=0.0, jitter_probability=0.0)
+@pytest.mark.parametrize(("size", "large"), [(32, 45), (28, 39), (4, 5)])
+def test_without_motion_or_jitter_a_crop_is_the_centre_of_the_resized_rectangle(size: int, large: int) -> None:
+    """The resized rectangle has int(sqrt(2) size) pixels, and a crop begins as an image library's does."""
+    patches = Patches(picture(), 5, size=size, rotation=0.0, shear=0.0, jitter_probability=0.0)
     r = patches.crop_parameters(2)
     source = patches.image[None, :, r.top : r.top + r.height, r.left : r.left + r.width]
-    wanted = torch.nn.functional.interpolate(source, (45, 45), mode="bicubic", antialias=True)[0, :, 6:38, 6:38]
-    assert (patches[2] - wanted).abs().max() < 1.01 / 255
+    resized = torch.nn.functional.interpolate(source, (large, large), mode="bicubic", antialias=True)[0]
+    assert (patches[2] - pil.center_crop(resized, [size, size])).abs().max() < 1.01 / 255
 
 
 def test_a_flip_mirrors() -> None:
