@@ -7,6 +7,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,11 +18,13 @@ from distillkit._utils.progress import bar
 from distillkit._utils.provenance import git_commit, versions
 from distillkit.data import Split
 from distillkit.locking import locked
+from distillkit.privacy import Guarantee
 from distillkit.serialization import to_config
 from distillkit.study._cost_estimate import Estimate, estimate_rows
 from distillkit.study._design import make_design
 from distillkit.study._execution import PreparedRun, RunSpec
 from distillkit.study._formatting import Table
+from distillkit.study._guarantee import ledgers_of, total_guarantee
 from distillkit.study._record_files import FORMATS, read_json, read_records
 from distillkit.study._records import Records
 from distillkit.study._tables import summary_table
@@ -167,7 +170,42 @@ class Study:
         Args:
             columns: names of further columns of the records, such as "bytes_up"; see `summary_table`.
         """
-        return summary_table(self.records(), columns=columns)
+        table, notes = summary_table(self.records(), columns=columns), []
+        for names in self._tasks_by_data().values():
+            total = self._total(names[0])
+            if total is not None:
+                notes.append(f"All runs on {' and '.join(names)} that read private images: {total}.")
+        return replace(table, notes=(*table.notes, *notes))
+
+    def guarantee(self, task: str) -> Guarantee:
+        """Return the privacy guarantee of all runs of this study that read the images of a task.
+
+        Tuning runs, failed runs and runs on other tasks with the same images are included. Whoever sees the chosen
+        settings, the tables or several of the models learns from all of these runs.
+
+        Args:
+            task: name of the task.
+
+        Raises:
+            ValueError: the study has no such task, or no run on its images charged a ledger.
+        """
+        total = self._total(check.one_of(task, "task", tuple({**self.design.tuned_tasks, **self.design.tasks})))
+        if total is None:
+            raise ValueError(f"task must be one whose images a private method has read; {task!r} has no ledger")
+        return total
+
+    def _total(self, task: str) -> Guarantee | None:
+        ledgers, without = ledgers_of(self.out, json.loads(self._data_key(self.design.task(task))))
+        return total_guarantee(ledgers, without) if ledgers else None
+
+    def _tasks_by_data(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for name in {**self.design.tuned_tasks, **self.design.tasks}:
+            found.setdefault(self._data_key(self.design.task(name)), []).append(name)
+        return found
+
+    def _data_key(self, task: Task) -> str:
+        return json.dumps(to_config(task.data, store=self.out / "data", name=f"tasks[{task.name!r}].data"))
 
     def curves(self, **options: Any) -> Figure:
         """Draw accuracy over rounds, with mean and spread over seeds.
@@ -300,7 +338,7 @@ class Study:
 
     def _split(self, task: Task) -> Split:
         """Return the images of a task, which are read once for all tasks with the same data. Free all other images."""
-        key = json.dumps(to_config(task.data, store=self.out / "data", name=f"tasks[{task.name!r}].data"))
+        key = self._data_key(task)
         if key not in self._splits:
             self._splits = {key: task.load()}
         return self._splits[key]

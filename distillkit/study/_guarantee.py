@@ -1,0 +1,68 @@
+"""Privacy of a whole study: the guarantee of all runs, also tuning runs, that read the same images."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from distillkit.privacy import ALL_CLIENTS, Guarantee, Ledger, compose
+from distillkit.study._record_files import read_json
+
+__all__ = ["ledgers_of", "total_guarantee"]
+
+
+def ledgers_of(out: Path, data: Any) -> tuple[list[Ledger], int]:
+    """Return the ledgers of all runs in a study's folder that read the same images, and the number of other such runs.
+
+    Unfinished and failed runs are included, because they may have released something.
+
+    Args:
+        out: the study's folder.
+        data: config of the images, as in the runs' `config.json`.
+    """
+    ledgers, without = [], 0
+    for path in sorted(out.rglob("config.json")):
+        task = (read_json(path).get("notes") or {}).get("task")
+        if task is None or json.dumps(task["with"]["data"]) != json.dumps(data):
+            continue
+        if (ledger := path.with_name("ledger.jsonl")).exists():
+            ledgers.append(Ledger(ledger))
+        else:
+            without += 1
+    return ledgers, without
+
+
+def total_guarantee(ledgers: Sequence[Ledger], without: int = 0) -> Guarantee:
+    """Return the guarantee for one record over all `ledgers`, whichever client has the record in each run.
+
+    For each kind of release, a run counts the largest number of any client, because a record may belong to different
+    clients in different runs. Delta is the largest of the ledgers' deltas.
+
+    Args:
+        ledgers: ledgers of the runs; at least one.
+        without: number of runs on the same images that have no ledger; a remark states it.
+    """
+    total: Counter[tuple[float, float]] = Counter()
+    for ledger in ledgers:
+        clients: Sequence[Any] = sorted({str(e.client) for e in ledger.events} - {ALL_CLIENTS}) or [None]
+        largest: Counter[tuple[float, float]] = Counter()
+        for client in clients:
+            largest |= Counter({(sigma, rate): count for sigma, rate, count in ledger.spends(client)})
+        total += largest
+    single, delta = [ledger.guarantee() for ledger in ledgers], max(ledger.delta for ledger in ledgers)
+    bound = compose([(sigma, rate, count) for (sigma, rate), count in total.items()], delta)
+    relations = dict.fromkeys(g.relation for g in single if g.relation)
+    reason = next((g.reason for g in single if g.reason), "")
+    if len(relations) > 1:
+        reason = reason or f"the runs are private under {' and '.join(relations)}, which one epsilon cannot cover"
+    remarks = [f"{len(ledgers)} runs together, tuning runs included"]
+    if without:
+        remarks.append(f"{without} further runs on the same images have no ledger, so nothing bounds what they reveal")
+    return Guarantee(
+        None if reason else bound.epsilon, delta, next(iter(relations), ""), bound.epsilon, bound.accountant, reason,
+        (*remarks, *dict.fromkeys(remark for g in single for remark in g.remarks)),
+        {entry: facts for g in single for entry, facts in g.assumptions.items()},
+    )  # fmt: skip

@@ -1,0 +1,93 @@
+"""The guarantee of a study composes all runs on the same images: tuning runs, seeds, failed runs, other tasks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distillkit import LabeledImages
+from distillkit.condense import random_subset
+from distillkit.privacy import ADD_OR_REMOVE_CLIENT, Event, Ledger, compose
+from distillkit.study import Condense, Study
+from distillkit.study._guarantee import total_guarantee
+from distillkit.training import Protocol
+from tests.distillkit.study.test_study import task
+
+SIGMA = 4.0
+
+
+def charged(real: LabeledImages, *, ledger: Ledger, generator: Any, sigma: float, fails: bool = False) -> LabeledImages:
+    ledger.spend(Event("a test", sigma=sigma))
+    if fails:
+        raise FloatingPointError("the images diverged")
+    return random_subset(real, ipc=1, generator=generator)
+
+
+def private(**settings: Any) -> Condense:
+    def make(factory: Any, **chosen: Any) -> Any:
+        def condense(real: LabeledImages, *, ledger: Ledger, generator: Any) -> LabeledImages:
+            return charged(real, ledger=ledger, generator=generator, **chosen)
+
+        return condense
+
+    return Condense(make, num_networks=1, protocol=Protocol(epochs=1), **settings)
+
+
+def test_every_run_on_the_images_counts_also_tuning_and_failed_runs(tmp_path: Path) -> None:
+    """Three configurations with two tuning seeds, one of which always fails, and two final runs: eight charges."""
+    search = [{"sigma": SIGMA}, {"sigma": SIGMA, "fails": True}, {"sigma": 2 * SIGMA}]
+    plain = Condense(lambda factory: random_first, num_networks=1, protocol=Protocol(epochs=1), search=[{}, {}, {}])
+    study = Study(tmp_path, task(), {"A": private(search=search), "B": plain}, seeds=(0, 1), tune_seeds=(100, 101))
+    study.run(trial=False, progress=False)
+    charges = sorted(e.sigma for p in tmp_path.rglob("ledger.jsonl") for e in Ledger(p).events)
+    assert len(charges) == 3 * 2 + 2
+    total = study.guarantee(next(iter(study.design.tasks)))
+    assert total.epsilon == pytest.approx(compose([(sigma, 1.0, 1) for sigma in charges], 1e-5).epsilon)
+    assert total.epsilon > 2 * max(study.records(), key=lambda r: r.line["epsilon"] or 0).line["epsilon"]
+    assert "8 runs together, tuning runs included" in total.remarks
+    assert any("8 further runs on the same images have no ledger" in remark for remark in total.remarks)
+    assert f"epsilon {total.epsilon:.4g}" in str(study.table())
+
+
+def random_first(real: LabeledImages, *, generator: Any) -> LabeledImages:
+    return random_subset(real, ipc=1, generator=generator)
+
+
+def test_study_without_private_runs_has_no_guarantee_and_no_note(tmp_path: Path) -> None:
+    plain = Condense(lambda factory: random_first, num_networks=1, protocol=Protocol(epochs=1))
+    study = Study(tmp_path, task(), {"B": plain}, seeds=(0,))
+    study.run(trial=False, progress=False)
+    name = next(iter(study.design.tasks))
+    with pytest.raises(ValueError, match="has no ledger"):
+        study.guarantee(name)
+    with pytest.raises(ValueError, match="task must be one of"):
+        study.guarantee("another")
+    assert "private images" not in str(study.table())
+
+
+def of(*events: Event, **options: Any) -> Ledger:
+    ledger = Ledger(**options)
+    ledger.spend(*events)
+    return ledger
+
+
+def test_a_record_may_belong_to_another_client_in_every_run() -> None:
+    """Each client of a run is charged once, but one record meets the client with most charges in both runs."""
+    one = of(Event("m", SIGMA, client=0), Event("m", SIGMA, client=1, count=3))
+    other = of(Event("m", SIGMA, client=0, count=3), Event("m", SIGMA, client=1), Event("m", 2 * SIGMA))
+    total = total_guarantee([one, other])
+    assert total.epsilon == pytest.approx(compose([(SIGMA, 1.0, 6), (2 * SIGMA, 1.0, 1)], 1e-5).epsilon)
+    assert total_guarantee([one]).epsilon == pytest.approx(one.epsilon())
+    assert total_guarantee([of(Event("m", SIGMA), delta=1e-6), of(Event("m", SIGMA))]).delta == 1e-5
+
+
+def test_seeded_noise_and_mixed_relations_leave_no_guarantee() -> None:
+    event = Event("m", SIGMA)
+    seeded = total_guarantee([of(event), of(replace(event, seeded=True))])
+    assert (seeded.epsilon, "seeded" in seeded.reason) == (None, True)
+    assert seeded.nominal == pytest.approx(compose([(SIGMA, 1.0, 2)], 1e-5).epsilon)
+    mixed = total_guarantee([of(event), of(replace(event, relation=ADD_OR_REMOVE_CLIENT))])
+    assert (mixed.epsilon, "one epsilon cannot cover" in mixed.reason) == (None, True)
