@@ -50,8 +50,8 @@ class Phase:
     parameters in a second.
 
     Args:
-        epochs: number of passes over the data; or
-        steps: exact number of steps.
+        epochs: number of passes over the data.
+        steps: exact number of steps, instead of `epochs`.
         train: a pattern of parameter names (`"classifier.*"`); "!pattern" matches all names that "pattern" does not.
 
     Raises:
@@ -81,8 +81,8 @@ def shuffled_indices(
         count: number of images.
         batch: images per step; the last batch of a pass may be smaller.
         generator: source of a new random order for each pass.
-        epochs: number of passes; or
-        steps: exact number of steps, over as many passes as needed; None to use `epochs`.
+        epochs: number of passes, if `steps` is None.
+        steps: exact number of steps, over as many passes as needed.
 
     Yields:
         Indices, int64 [batch or fewer].

@@ -66,8 +66,8 @@ class Event:
     Args:
         mechanism: name of the mechanism, for readers of the ledger only.
         sigma: noise standard deviation / sensitivity under `relation`. 0 is allowed and means that no guarantee holds.
-        rate: sample rate: the probability with which a record takes part. If it differs between records or classes,
-            give the largest. 1 if all records take part.
+        rate: sample rate: the probability with which a record takes part. If the rate differs between records or
+            classes, give the largest rate. 1 if all records take part.
         count: number of releases.
         client: index or name of the client whose records are released, stored as a string. Default `ALL_CLIENTS`, which
             is always safe.

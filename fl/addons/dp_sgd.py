@@ -54,8 +54,8 @@ class DPSGD(AddOn):
     records, and no other add-on receives records: their `local` and `step` hold an empty set. A record whose gradient
     fails or is not finite counts as zero.
 
-    For sigma at a given epsilon use `privacy.plan_noise(epsilon, delta, rate=rate, count=steps a round *
-    rounds).sigma`.
+    For sigma at a given epsilon use `privacy.plan_noise(epsilon, delta, rate=rate, count=count).sigma`, where `count`
+    is the number of steps in a round times the number of rounds.
 
     Deviations. The algorithm divides by the lot size; here the denominator is the public number rate * size, because
     the size of a drawn lot is private. `epochs` are passes in expectation: round(epochs / rate) steps, at least one,

@@ -19,7 +19,7 @@ class FedDecorr(AddOn):
     """FedDecorr (Shi et al., ICLR 2023): a penalty against dimensional collapse.
 
     "Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning". The penalty keeps
-    the embeddings of clients with few classes from collapsing into few dimensions. It adds beta times a penalty on the
+    the embeddings of clients with few classes from collapsing into few dimensions. It is beta times a measure of the
     correlations between the d dimensions of the batch's embeddings (the input of the last linear layer). A batch of one
     image has no correlations, so no penalty is added.
 

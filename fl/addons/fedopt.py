@@ -22,8 +22,8 @@ class FedAvgM(AddOn):
 
     The server's steps have momentum over the rounds: for the mean change Delta of a round, v <- beta v + Delta and w <-
     w + lr v. With momentum 0, lr is a plain server step size (such as SCAFFOLD's eta_g); with momentum 0 and lr 1 the
-    add-on is disabled. Buffers have no momentum. A tensor that no drawn client has (another architecture) stays
-    unchanged, v included.
+    add-on is disabled. Buffers have no momentum. If no drawn client has the architecture of a tensor, the tensor and
+    its v stay unchanged.
 
     Args:
         momentum: beta, the momentum, in [0, 1).
@@ -66,8 +66,8 @@ class ServerAdaptive(AddOn, ABC):
 
         m <- beta1 m + (1 - beta1) Delta,    v <- (see the subclass),    w <- w + lr m / (sqrt(v) + tau)
 
-    There is no bias correction. m starts at 0, v at `initial`. Buffers take their plain mean. A tensor that no drawn
-    client has (another architecture) stays unchanged, m and v included.
+    There is no bias correction. m starts at 0, v at `initial`. Buffers take their plain mean. If no drawn client has
+    the architecture of a tensor, the tensor, its m and its v stay unchanged.
 
     Args:
         lr: eta, the server's step size. The paper tunes it over 10^-3 ... 10 together with the clients' rate. A weight

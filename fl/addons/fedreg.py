@@ -27,9 +27,9 @@ class FedReg(AddOn):
     Local steps forget less of the global model's knowledge, because each client generates images that represent it.
 
     From its own images a client generates two kinds of images, by `iterations` signed gradient steps that raise the
-    received model's loss on their labels. Pseudo images (large steps, into other classes) are labelled with the
-    received model's softmax, which carries its knowledge. Perturbed images (small steps) keep their true labels. Then
-    each local step
+    received model's loss on their labels. Pseudo images (large steps, into other classes) are labeled with the received
+    model's softmax, which carries its knowledge. Perturbed images (small steps) keep their true labels. Then each local
+    step
 
     1. takes the gradient at gamma w + (1 - gamma) w_t instead of at w, and takes the SGD step with it;
     2. takes the gradients g_s on pseudo and g_p on perturbed images at (w + w_t) / 2, and removes from the drift w -

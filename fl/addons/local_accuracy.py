@@ -49,7 +49,7 @@ class LocalAccuracy(AddOn):
         require_full_models(self, settings, addons)
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse a run without the set, or with a set whose labels differ in kind from the clients' labels."""
+        """Refuse a run without the set `on`, or with a set whose kind of labels differs from that of the clients."""
         if self.on not in server.data:
             raise ValueError(f"LocalAccuracy needs images on the server: server_data={{{self.on!r}: ...}}")
         data = server.data[self.on]

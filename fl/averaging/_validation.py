@@ -136,7 +136,7 @@ def require_matches(patterns: Sequence[str], names: Sequence[str], what: str) ->
 def trial_trainings(
     settings: Settings, addons: Sequence[AddOn], server: Server, send: Callable[[Server, int], Message]
 ) -> Iterator[Local]:
-    """Yield, for each assigned architecture, a training that has not begun, with noise in place of a client's data.
+    """Yield one training for each assigned architecture, set up with noise in place of a client's data but not run.
 
     `AddOn.dry_run` gets these trainings; nothing is yielded if no add-on overrides that hook. For each training, every
     add-on has run `before_training`.

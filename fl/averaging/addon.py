@@ -115,8 +115,8 @@ class AddOn(Component):
     def dry_run(self, local: Local) -> None:
         """Inspect a training that is set up with noise images but not run; raise ValueError if the setup cannot work.
 
-        Called on the server before round 1, once for each architecture; nothing is charged or trained yet. Every add-on
-        has run `start`, and `before_training` for this `local`.
+        Called on the server before round 1, once for each architecture; nothing is charged or trained yet. Before this
+        call, every add-on has run `start`, and `before_training` with this `local`.
         """
 
     def answer(self, local: Local, reply: Message) -> None:
@@ -248,7 +248,7 @@ class AddOn(Component):
         return iter(())
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
-        """Return the gradient of a step; the default is that of the loss at the current weights. Called in each step.
+        """Return the gradient of a step, by default the gradient of the loss at the current weights. Called in each step.
 
         SAM, for example, moves the weights, computes the gradient there, and moves them back.
 

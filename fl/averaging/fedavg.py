@@ -188,7 +188,7 @@ class FedAvg(Entries, Method):
         return reply
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """Set w <- w + sum_k n_k (w_k - w) / sum_k n_k. Add-ons may replace the mean, take the step or refine w.
+        """Set w <- w + sum_k n_k (w_k - w) / sum_k n_k. Add-ons may replace the mean or this step, or refine w.
 
         Buffers are replaced by the clients' mean (integers by their maximum). If no reply holds an update, the weights
         do not change.

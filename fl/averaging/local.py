@@ -99,7 +99,7 @@ class Local:
         return self._scratch.setdefault(addon.key, {})
 
     def first_output(self, addon: Component) -> int:
-        """Return the index of the first extra output of `addon` (see `AddOn.extra_outputs`), where its labels begin."""
+        """Return the index of the first extra output of `addon` (`AddOn.extra_outputs`), its first class's label."""
         return self.settings.first_output(addon, self.task.num_classes)
 
     def generator(self, addon: Component, purpose: str = "") -> torch.Generator:

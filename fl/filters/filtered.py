@@ -94,15 +94,15 @@ class Filtered(Method):
         return next((one for one in self.filters if verb in (*one.before, *one.after)), self.method)
 
     def send_exchange(self, server: Server, verb: str, client: int) -> Message:
-        """Return the message in an additional exchange, from its owner."""
+        """Return the message in an additional exchange, which the exchange's owner builds."""
         return self._owner(verb).send_exchange(server, verb, client)
 
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
-        """Return the schema of a reply in an additional exchange, from its owner."""
+        """Return the schema of a reply in an additional exchange, which the exchange's owner defines."""
         return self._owner(verb).expect_exchange(server, verb, client)
 
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
-        """Pass the replies of an exchange to its owner, and those of the training to the method and all filters."""
+        """Pass the replies of an exchange to its owner; pass those of the training to the method and all filters."""
         links = self._links if verb == "local" else (self._owner(verb),)
         found: dict[int, str] = {}
         for one in links:

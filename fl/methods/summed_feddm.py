@@ -43,8 +43,9 @@ class SummedFedDM(PrivateFedDM):
         noise: share of the noise that each client adds, "full" or "shares", see above.
         sizes: public number of records per class over all drawn clients. Give this or `sigma_sizes`.
         sigma_sizes: noise on the histogram of class sizes. With "full" it applies to each client's histogram, which is
-            released once. With "shares" it applies to the total, which is released in *every* round, because an old
-            share would be exposed among other clients; plan with `spent=[(sigma_sizes, 1.0, rounds)]`.
+            released once. With "shares" it applies to the total, which is released in *every* round, because a share
+            that is used again, in a sum with other clients, would be exposed; plan with `spent=[(sigma_sizes, 1.0,
+            rounds)]`.
         options: options of `PrivateFedDM` except `mechanism`.
 
     Raises:
@@ -84,7 +85,7 @@ class SummedFedDM(PrivateFedDM):
         return self.embedders(net.eval(), like, derive(side.seed, side.round, "maps"), holds.get(self.around))
 
     def send(self, server: Server, client: int) -> Message:
-        """Send the current weights, the number of clients that share the noise, and the images for the centers."""
+        """Send the current weights, the number of clients that share the noise, and the images that define the centers."""
         among = float(len(server.drawn)) if self.noise == "shares" else 1.0
         message = Message({self.model: server.state[self.model], self.among: among})
         if self.around in server.state:
@@ -92,7 +93,7 @@ class SummedFedDM(PrivateFedDM):
         return message
 
     def local(self, client: Client, message: Message) -> Message:
-        """Send noised sums of v(x) for every embedder and class, and noised class sizes if these are not public."""
+        """Send noised sums of the records' vectors for every embedder and class; also noised class sizes if not public."""
         real, _ = self.charged(client)
         embedders = self.shared_embedders(client, message, real)
         sums = class_sums(real.images, real.labels, embedders, num_classes=real.num_classes)

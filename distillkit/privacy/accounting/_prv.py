@@ -46,8 +46,11 @@ def prv_epsilon(
 class _Loss:
     """Privacy loss of one step: log of the ratio of two output densities, for an output drawn from the first density.
 
-    Let N = N(0, sigma^2) and M = (1 - q) N + q N(1, sigma^2). The ratio M/N at x is 1 - q + q exp((2x - 1) / (2
-    sigma^2)). `_point(r)` is the x at which this ratio is r, or minus infinity if there is no such x. t denotes a loss.
+    Let N = N(0, sigma^2) and M = (1 - q) N + q N(1, sigma^2). The ratio M/N at x is
+
+        1 - q + q exp((2x - 1) / (2 sigma^2)).
+
+    `_point(r)` is the x at which this ratio is r, or minus infinity if there is no such x. t denotes a loss.
     """
 
     def __init__(self, rate: float, sigma: float) -> None:

@@ -28,7 +28,7 @@ def check_delta(delta: float) -> float:
 
 
 def check_sigma(sigma: float, name: str = "sigma") -> float:
-    """Return `sigma` as a float if it is 0, which means no noise, or large enough to be accounted for.
+    """Return `sigma` as a float if it is 0, which means no noise, or in the range that the accountants cover.
 
     Args:
         sigma: noise standard deviation / sensitivity.
