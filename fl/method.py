@@ -1,9 +1,14 @@
 """Base class of federated methods: functions over messages on the server and on the clients.
 
-A run calls a method in this order: `check_run` and `start`. If the method has a query (`has_query`): `send`, `answer`
-at every client, and `receive_answers`. Then in every round: `draw`, unless the engine draws the clients; `send` and
-`local` for each drawn client; `expect` and `read_reply` for each reply on arrival; `receive` once; `predictors`; and
-`send` and `evaluate` for the tested clients. A method may exchange more than one message per round, see `exchanges`.
+A run calls a method's functions in this order:
+
+1. `check_run` and `start`.
+2. If the method has a query (`has_query`): `send`, `answer` at every client, and `receive_answers`.
+3. In every round: `draw`, unless the engine draws the clients. For each drawn client `send` and `local`, and on arrival
+   of the reply `expect` and `read_reply`. Once per round `receive` and `predictors`. For each tested client `send` and
+   `evaluate`.
+
+A method may exchange more than one message per round, see `exchanges`.
 """
 
 from __future__ import annotations

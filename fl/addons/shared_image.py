@@ -28,16 +28,16 @@ class SharedImage(Shared):
     All participants render the same `count` crops of one image (section 3.1). In each round the global model selects
     `keep` of them (section 3.2). The server sends their indices, and clients reply with logits. They send weights only
     in rounds with "FedAvg initialization". In these rounds each architecture's model on the server starts from its
-    clients' average, otherwise from its previous weights. The server then trains the model to match the softmax of the
-    weighted mean of all logits. `fl.methods.SingleImage` sets the paper's options.
+    clients' average, in other rounds from its previous weights. The server then trains the model to match the softmax
+    of the weighted mean of all logits. `fl.methods.SingleImage` sets the paper's options.
 
     Deviations. The server sends crop indices, as in the paper; the authors' code sends the crops, 61 MB per client and
     round. Averages are weighted by the number of samples (in the authors' code by the number of batches). As in that
     code, the first round has FedAvg initialization, and the norm of the student's logits is limited to 2.5. The paper
     does not mention this limit. The last weights are kept, as in the paper; the authors' code keeps the best on the
     clients' own validation images (`returns="best"` uses `server.data["validation"]`). If there are several
-    architectures, the model that is best on that set selects the crops; without the set, the first model (in the
-    authors' code, the model that is best on the test set).
+    architectures, the model that is best on that set selects the crops; without the set, the first model does so. (In
+    the authors' code it is the model that is best on the test set.)
 
     Args:
         image: the shared image, uint8 [C, H, W], or float in [0, 1], which is rounded to 8 bits; C as in the clients'

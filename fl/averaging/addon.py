@@ -248,7 +248,7 @@ class AddOn(Component):
         return iter(())
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
-        """Return the gradient of a step, by default the gradient of the loss at the current weights. Called in each step.
+        """Return the gradient of a step, by default that of the loss at the current weights. Called in each step.
 
         SAM, for example, moves the weights, computes the gradient there, and moves them back.
 

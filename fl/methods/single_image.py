@@ -46,8 +46,8 @@ class SingleImage(FedAvg):
 
     The class is `FedAvg(SharedImage(image, **shared), *addons, factory=factory, ...)` with the paper's client options:
     Adam at 0.01 and 40 epochs. Batches of 512 and, because of `shared["clip"]`, the cross-entropy of clipped logits are
-    taken from the authors' code. For the paper's FedProx clients, add `FedProx(mu)` to the add-ons (the term in the
-    authors' code is the square of a sum, with 2.0). The paper draws 8 of 20 clients in each of 30 rounds.
+    taken from the authors' code. For the paper's FedProx clients, add `FedProx(mu)` to the add-ons. (The authors' code
+    takes the square of a sum instead, with factor 2.0.) The paper draws 8 of 20 clients in each of 30 rounds.
 
     Args:
         image: shared image, see `SharedImage`.

@@ -85,7 +85,7 @@ class SummedFedDM(PrivateFedDM):
         return self.embedders(net.eval(), like, derive(side.seed, side.round, "maps"), holds.get(self.around))
 
     def send(self, server: Server, client: int) -> Message:
-        """Send the current weights, the number of clients that share the noise, and the images that define the centers."""
+        """Send the current weights, the number of clients that share the noise, and the images to center on."""
         among = float(len(server.drawn)) if self.noise == "shares" else 1.0
         message = Message({self.model: server.state[self.model], self.among: among})
         if self.around in server.state:
@@ -93,7 +93,7 @@ class SummedFedDM(PrivateFedDM):
         return message
 
     def local(self, client: Client, message: Message) -> Message:
-        """Send noised sums of the records' vectors for every embedder and class; also noised class sizes if not public."""
+        """Send noised sums of the records' vectors by embedder and class, and noised class sizes unless public."""
         real, _ = self.charged(client)
         embedders = self.shared_embedders(client, message, real)
         sums = class_sums(real.images, real.labels, embedders, num_classes=real.num_classes)
