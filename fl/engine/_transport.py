@@ -100,7 +100,7 @@ class ClientResult:
         absent: whether the client has no images for the request, that is, for training or for evaluation.
         seconds: CPU seconds that the client took.
         notes: the client's counts for the round's row of the history, by name.
-        remembers: whether the client wrote a memory, under the header's version.
+        remembers: whether the client wrote a memory; `RequestHeader.version` is the version of this memory.
         resent: bytes of cached entries that were sent again because the client had lost them.
         spared: bytes of the client's request that were not sent because a request in the same message contained them.
     """
@@ -194,7 +194,7 @@ _LIBRARIES = (_ENGINE.parent, Path(distillkit.__file__).parent, *_MODULES)
 
 
 class RequestError(RuntimeError):
-    """The method failed to build a client's request; `__cause__` is the method's error."""
+    """Error: the method failed to build a client's request. `__cause__` is the method's error."""
 
 
 def reason_of(error: Exception) -> str:

@@ -23,11 +23,11 @@ _FORMAT = "distillkit.run/1"
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be written or read, or belongs to another run. The message names the file."""
+    """Error: a checkpoint cannot be written or read, or belongs to another run. The message names the file."""
 
 
 class OtherSettings(CheckpointError):
-    """A folder holds a run with other options, such as another method, other data or another seed."""
+    """Error: the folder holds a run with other options, such as another method, other data or another seed."""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
