@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from distillkit import LabeledImages
 from distillkit.rng import derive
 from fl import ClientData, FedAvg, FedDM, Filter, Filtered, Run, simulate
 from fl._codec import decode, encode
@@ -20,7 +22,7 @@ from fl.message import Entry, Message
 from fl.method import Method
 from fl.methods import FedLGD, FedProto, PrivateFedDM, Real, SingleImage
 from fl.participants import Client, Server
-from fl.schema import BadReply, EntrySpec, Schema, check_reply
+from fl.schema import MAX_MAGNITUDE, MAX_WEIGHT, BadReply, EntrySpec, Schema, check_reply
 from tests.fl.federations import Tiny, federation, images
 from tests.fl.invariances import assert_same, network
 from tests.fl.reply_mutants import Mutant, mutants
@@ -402,3 +404,57 @@ def test_sets_reveal_only_pixels_and_labels() -> None:
         assert (reply[FedDM.images].info, reply[FedDM.images].columns) == ({}, {})
         assert b"absent" not in encode(reply)
         assert b"north" not in encode(reply)
+
+
+class Limited:
+    share = Entry[float]("sum")
+    value = Entry[Tensor]("mean", by=share)
+    plain = Entry[Tensor]("sum")
+    group = Entry[dict[str, Tensor]]("sum")
+    rows = Entry[Tensor]("union")
+    pictures = Entry[LabeledImages]("union")
+
+
+LIMITED: dict[str, Entry[Any]] = {entry.key: entry for entry in vars(Limited).values() if isinstance(entry, Entry)}
+ABOVE = 1 + 1e-6
+
+
+def of_class(count: int) -> LabeledImages:
+    return LabeledImages(torch.zeros(count + 1, 1, 2, 2), torch.tensor([0] * count + [1]), num_classes=3)
+
+
+def pair(a: float, b: float) -> dict[str, Tensor]:
+    return {"a": torch.tensor([a], dtype=torch.float64), "b": torch.tensor([b], dtype=torch.float64)}
+
+
+def number(value: float) -> Tensor:
+    return torch.tensor([value], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("entry", "spec", "accepted", "refused"),
+    [
+        (Limited.share, EntrySpec(1.0), [0.0, MAX_WEIGHT], [-1e-9, MAX_WEIGHT * ABOVE, 1e8]),
+        (Limited.share, EntrySpec(1.0, minimum=1.0, maximum=2.0), [1.0, 2.0], [1 / ABOVE, 2 * ABOVE]),
+        (Limited.plain, EntrySpec(number(0)), [number(MAX_MAGNITUDE)], [number(-MAX_MAGNITUDE * ABOVE)]),
+        (Limited.plain, EntrySpec(number(0), minimum=-2.0, maximum=3.0), [number(-2), number(3)],
+         [number(-2 * ABOVE), number(3 * ABOVE)]),
+        (Limited.group, EntrySpec(pair(0, 0), max_norm=5.0), [pair(3, -4)], [pair(3, 4 * ABOVE), pair(4, -4)]),
+        (Limited.group, EntrySpec(pair(0, 0), nonnegative=["b"]), [pair(-1, 0)], [pair(0, -1e-9)]),
+        (Limited.rows, EntrySpec(torch.zeros(0, 2), max_rows=3), [torch.zeros(0, 2), torch.zeros(3, 2)],
+         [torch.zeros(4, 2)]),
+        (Limited.pictures, EntrySpec(of_class(1)[:0], max_per_class=2, max_rows=9), [of_class(1), of_class(2)],
+         [of_class(3)]),
+        (Limited.pictures, EntrySpec(of_class(1)[:0], max_per_class=9, max_rows=3), [of_class(2)], [of_class(3)]),
+    ],
+)  # fmt: skip
+def test_limits_hold_on_both_sides(entry: Entry[Any], spec: EntrySpec, accepted: list[Any], refused: list[Any]) -> None:
+    beside = {Limited.value.key: EntrySpec(number(0))} if entry is Limited.share else {}
+    for value in (*accepted, *refused):
+        reply = Message({entry: value, **({Limited.value: number(0)} if beside else {})})
+        schema: Schema = {entry.key: spec, **beside}
+        if any(value is one for one in accepted):
+            check_reply(reply, LIMITED, schema)
+        else:
+            with pytest.raises(BadReply):
+                check_reply(reply, LIMITED, schema)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 from fl import Classification, FedAvg, MultiLabel, simulate
 from fl.averaging.addon import AddOn
+from fl.task import clients_accuracy
 from tests.fl.federations import Tiny, federation
 
 
@@ -73,3 +75,26 @@ def test_sums_of_any_test_set_pass_and_a_changed_count_fails(n: int, seed: int) 
                 task.check_sums(other)
         with pytest.raises(ValueError, match="cannot be right"):
             task.check_sums(torch.zeros(12, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("count", [1, 2, 9, 10, 19, 20, 25])
+def test_accuracies_of_clients_are_summarised(count: int) -> None:
+    """Population deviation, and the mean of the worst tenth, rounded down but at least one client."""
+    values = [((7 * k) % count) / count for k in range(count)]
+    found = clients_accuracy(values)
+    worst = sorted(values)[: max(1, count // 10)]
+    wanted = {"mean": statistics.fmean(values), "std": statistics.pstdev(values), "worst10": statistics.fmean(worst)}
+    assert found == {**{name: pytest.approx(value) for name, value in wanted.items()}, "clients": count}
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=12))
+def test_sums_count_answers_of_each_class(pairs: list[tuple[int, int]]) -> None:
+    """An output beyond the classes, as of an add-on, is a wrong answer of no class."""
+    guesses, labels = (torch.tensor(side) for side in zip(*pairs))
+    sums = Classification(3).sums(2.0 * F.one_hot(guesses, 4).float(), labels)
+    of = range(3)
+    cells = [[sum(g == y == k for g, y in pairs) for k in of], [sum(g == k != y for g, y in pairs) for k in of],
+             [sum(y == k != g for g, y in pairs) for k in of]]  # fmt: skip
+    assert sums[3:].view(3, 3).tolist() == cells
+    assert sums[:2].tolist() == [len(pairs), sum(cells[0])]
+    Classification(3).check_sums(sums)
