@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 import fl
 from fl.addons import SCAFFOLD, FedExP, FedNova, FedProx
+from fl.engine._commit_guard import unusable
 from fl.methods import FedDM, FedProto
 from fl.participants import Client
 from tests.fl.federations import Tiny, federation, images
@@ -88,3 +90,25 @@ def test_no_size_of_a_reply_ends_a_run(case: str) -> None:
     for to in SIZES:
         assert len(run(kind, entry, to, *addons, rounds=6, **options).rows) == 6, to
         assert len(run(kind, entry, -to, *addons, rounds=6, **options).rows) == 6, -to
+
+
+def test_jump_is_discarded_only_if_it_made_the_difference() -> None:
+    """Weights of a client that trains from 1e20 diverge; those that did before this round, too, are no reason."""
+    server = fl.simulate(method := fl.FedAvg(**AVERAGING), federation(), rounds=1, progress=False).server
+    good = server.state[fl.FedAvg.model]
+
+    def state(factor: float) -> fl.Message:
+        changed = server.state.copy()
+        changed[fl.FedAvg.model] = {n: t * factor if "classifier" in n else t for n, t in good.items()}
+        return changed
+
+    def judged(before: float, after: float) -> str | None:
+        return unusable(method, replace(server, state=state(after)), state(before))
+
+    assert judged(1.0, 1.0) is None
+    assert judged(1.0, 10.0) is None  # a jump after which a client still trains
+    assert judged(1e20, 1e22) is None  # no worse than before
+    why = judged(1.0, 1e20)
+    assert why is not None
+    assert why.startswith("a client with noise images fails with the new state")
+    assert "NaN or Inf" in str(judged(1.0, float("inf")))
