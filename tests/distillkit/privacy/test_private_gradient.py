@@ -43,6 +43,15 @@ def test_rounding_never_lets_a_clipped_example_exceed_the_clip(seed: int, scale:
             assert float(taken.norm()) == pytest.approx(min(0.7, float(norm)), rel=1e-7)
 
 
+def test_every_step_begins_with_an_empty_sum() -> None:
+    gradient = PrivateGradient([torch.zeros(2)], sigma=0.0, clip=10.0, denominator=4.0, secret=Secret(0))
+    for rows in ([[1.0, 2.0]], [], [[3.0, 0.0], [1.0, -1.0]], []):
+        for row in rows:
+            gradient.add([torch.tensor([row])])
+        wanted = torch.tensor(rows).view(-1, 2).sum(0) / 4
+        torch.testing.assert_close(gradient.take()[0], wanted)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_refused_before_a_charge(dtype: torch.dtype) -> None:
     with pytest.raises(PrivacyError, match=r"is torch\.b?float16.*\.float\(\)"):
