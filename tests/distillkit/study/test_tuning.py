@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from distillkit.serialization import to_config
-from distillkit.study import RecordError, equal_search_sizes, read_choice, tuning_table
+from distillkit.study import Cost, Estimate, RecordError, equal_search_sizes, read_choice, tuning_table
+from distillkit.study._cost_estimate import EstimateRow
 from distillkit.study._tuning import RULES, best_configuration, score_configuration
 
 
@@ -111,3 +112,19 @@ def test_configuration_with_a_failed_seed_has_no_score(rule: str) -> None:
         assert found["errors"] == ["diverged"]
     scores = [score_configuration(lines, rule) for lines in ([failed, *good[2:]], good, good[:1])]
     assert best_configuration(scores, "here") == 1
+
+
+def test_first_of_equal_configurations_is_chosen() -> None:
+    scores = [None, 0.2, 0.7, 0.7, None, 0.7, 0.1]
+    assert best_configuration([{"score": score} for score in scores], "here") == 2
+    with pytest.raises(ValueError, match="here has no configuration with a score: diverged"):
+        best_configuration([{"score": None, "errors": ["diverged"]}, {"score": None}], "here")
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_estimate_divides_the_time_among_the_processes(processes: int) -> None:
+    rows = [EstimateRow("digits", name, runs, Cost(seconds=seconds), None) for name, runs, seconds in
+            (("A", 3, 20.0), ("B", 5, 60.0))]  # fmt: skip
+    found = Estimate(rows, processes)
+    assert found.seconds == pytest.approx(360 / processes)
+    assert f"8 runs, about {'6.0' if processes == 1 else '2.0'} minutes" in str(found)
