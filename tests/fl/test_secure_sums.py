@@ -169,6 +169,14 @@ def test_largest_values_do_not_overflow() -> None:
     vector = layout.encode(Message({Every.total: torch.tensor([3.0, -3.0], dtype=torch.float64)}))
     total = layout.decode(2047 * vector, list(range(2047)), schema)[Every.total]
     assert total.tolist() == [3.0 * 2047, -3.0 * 2047]
+    schema = {Every.weighted.key: EntrySpec({"x": torch.zeros(1)}), Every.weight.key: EntrySpec(1.0)}
+    bounds = {Every.weighted.key: 3.0, Every.weight.key: 50.0}
+    layout = ReplyLayout.from_schema(schema, ENTRIES, bounds, 52, 2047)
+    vector = layout.encode(Message({Every.weighted: {"x": torch.tensor([3.0])}, Every.weight: 50.0}))
+    assert vector.abs().tolist() == [2**52] * 2
+    decoded = layout.decode(2047 * vector, list(range(2047)), schema)
+    assert decoded.sum(Every.weighted)["x"].tolist() == [2047 * 150.0]
+    assert decoded[Every.weighted]["x"].tolist() == [3.0]
 
 
 # The plain result.

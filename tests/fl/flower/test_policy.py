@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from distillkit.privacy import BudgetExhausted, compose
+from distillkit.privacy import BudgetExhausted, Event, compose
 from fl import Client, FedAvg, Message, Method, NoUsableReply, Run
 from fl._codec import from_parts
 from fl.addons import DPSGD
 from fl.deploy._wire import Job
 from fl.deploy.flower import app_hash, client_app, read_policy
 from fl.deploy.flower._node_ledger import NodeLedger
+from fl.deploy.flower._policy import Policy, PolicyRefusal
 from fl.deploy.flower._release_guard import ReleaseGuard
 from fl.engine._client_runtime import FAILED_PRIVATELY
 from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
@@ -314,3 +315,18 @@ def test_only_charged_replies_from_images_pass_a_finite_epsilon(
     refused = epsilon == "8.0" and not charged and verb != "evaluate"
     assert ("refused" in facts) == refused
     assert bool(len(reply)) == (not refused)
+
+
+def test_limits_of_a_policy_are_allowed_and_the_next_value_is_not(tmp_path: Path) -> None:
+    def policy(**changes: str) -> Policy:
+        return read_policy(written(tmp_path / "policy.toml", **changes))
+
+    exact = policy(smallest_sigma="1.5", largest_rate="0.25")
+    exact.require_events([Event("sum", 1.5, 0.25), Event("sum", 9.0, 0.01)])
+    for event, key in ((Event("sum", 1.4999, 0.25), "smallest_sigma"), (Event("sum", 1.5, 0.2501), "largest_rate")):
+        with pytest.raises(PolicyRefusal, match=key):
+            exact.require_events([Event("sum", 9.0, 0.01), event])
+    method = FedAvg(DPSGD(sigma=1.0, rate=0.5, size=9, clip=2.0), **FAST, weights="uniform")
+    policy(largest_clip="2.0").require_request(method, "local", None)
+    with pytest.raises(PolicyRefusal, match="largest_clip"):
+        policy(largest_clip="1.9999").require_request(method, "local", None)
