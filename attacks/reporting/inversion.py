@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -144,7 +145,15 @@ def replay_obstacle(run: RecordedRun) -> str:
     odd += ["optimizer_state"] if options.get("optimizer_state") == "client" else []
     if odd:
         return f"the run's {', '.join(odd)} cannot be replayed from the folder"
-    return "" if str(run.config.get("task", "")).startswith("Classification(") else "its labels are not classes"
+    if not str(run.config.get("task", "")).startswith("Classification("):
+        return "its labels are not classes"
+    return "" if _learning_rate(run) else "the folder does not record the learning rate"
+
+
+def _learning_rate(run: RecordedRun) -> float:
+    """Return the learning rate of round 1 from the recorded settings, which include defaults; 0 if unknown."""
+    found = re.search(r"\blr=([0-9.eE+-]+)", str(run.config.get("method", "")))
+    return float(run.settings.get("lr") or (found[1] if found else 0.0))
 
 
 def fedavg_update(
@@ -181,7 +190,7 @@ def fedavg_update(
     return FedAvgUpdate(
         model,
         [update[name] for name, _ in model.named_parameters()],
-        lr=options["lr"] * (options.get("lr_decay") or 1.0) ** (up.round - 1),
+        lr=_learning_rate(run) * (options.get("lr_decay") or 1.0) ** (up.round - 1),
         momentum=options.get("momentum") or 0.0,
         weight_decay=options.get("weight_decay") or 0.0,
         **batches,

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
+import re
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -15,8 +20,12 @@ from attacks.reporting._findings import Findings
 from attacks.reporting._recorded_run import RecordedRun
 from attacks.reporting._rendering import Section, Table
 from attacks.reporting._section_messages import ObservedData
+from distillkit.privacy import Ledger
 
 __all__ = ["Audit"]
+
+_CONSTANT_REASONS = ("failed; the reason is in its own log", "did not answer before its deadline", "lost")
+"""Beginnings of reasons that do not depend on records."""
 
 _NONE = "No epsilon is claimed: there is no ledger. A failed attack does not replace a guarantee."
 
@@ -86,7 +95,8 @@ def claim_section(run: RecordedRun, observed: ObservedData, audit: Audit | None,
         if run.ledger is None:
             findings.missing.append("the charges: the ledger is not in the folder")
         else:
-            section.parts += _ledger(run.ledger, observed, findings)
+            section.parts += [*_recomputed(run, claim or {}, findings), *_ledger(run.ledger, observed, findings)]
+        section.parts += _exact_numbers(run, findings)
     if audit is not None:
         section.parts += _audited(audit, claim or {}, findings)
     elif section.parts[0] != _NONE:
@@ -116,6 +126,64 @@ def _claimed(claim: dict[str, Any]) -> list[str | Table]:
     for entry, facts in claim.get("assumed_public", {}).items():
         parts.append(f"Assumed public by {entry}: {', '.join(map(str, facts))}.")
     return parts
+
+
+def _recomputed(run: RecordedRun, claim: dict[str, Any], findings: Findings) -> list[str | Table]:
+    """Compute epsilon again from a copy of the ledger, and compare claim, ledger and `config.json`."""
+    with tempfile.TemporaryDirectory() as folder:
+        for path in run.path.glob("ledger.jsonl*"):
+            if path.suffix in (".jsonl", ".head"):
+                shutil.copyfile(path, Path(folder) / path.name)
+        try:
+            ledger = Ledger(Path(folder) / "ledger.jsonl")
+            found, events, delta = ledger.guarantee(delta=claim.get("delta")), ledger.events, ledger.delta
+            unchained = ledger.unchained
+        except ValueError as error:
+            words = str(error).replace(folder, str(run.path))
+            findings.add_leak("claim", f"nothing supports its claim, because its ledger is not intact: {words}")
+            return [f"The ledger is not intact: {words}."]
+    wrong, claimed = [], claim.get("epsilon")
+    if claimed is not None and found.epsilon is None:
+        wrong.append(f"it claims epsilon {claimed:.4g}, but by its ledger there is no guarantee: {found.reason}")
+    elif claimed is not None and found.nominal > claimed * (1 + 1e-3):
+        wrong.append(f"it claims epsilon {claimed:.4g}, but the charges in its ledger compose to {found.nominal:.4g}")
+    recorded = run.config.get("privacy") or {}
+    deltas = {d for d in (claim.get("delta"), recorded.get("delta"), delta) if d is not None}
+    if len(deltas) > 1:
+        wrong.append(f"its claim, config.json and ledger state different values of delta, {sorted(deltas)}")
+    if claimed is not None and recorded.get("secret") is not None:
+        wrong.append("its noise was drawn from the seed in config.json, so it is known")
+    method = str(run.config.get("method", ""))
+    for name, worst, best in (("sigma", max, operator.gt), ("rate", min, operator.lt)):
+        options = [float(v) for v in re.findall(rf"\b{name}\w*=([0-9.][0-9.eE+-]*)", method)]
+        charged = [getattr(event, name) for event in events]
+        if options and charged and best(worst(charged), worst([*options, *([1.0] if name == "rate" else [])])):
+            wrong.append(
+                f"it charged releases of {name} {worst(charged):g}, but the {name} of its method is "
+                f"{worst(options):g} (config.json)"
+            )
+    for words in wrong:
+        findings.add_leak("claim", words)
+    unchecked = f", {unchained} lines of which have no hash" if unchained else ""
+    return [f"Computed again from the ledger{unchecked}: {found}.", *(f"Contradiction: {words}." for words in wrong)]
+
+
+def _exact_numbers(run: RecordedRun, findings: Findings) -> list[str | Table]:
+    """List the columns of the history with exact numbers or words from clients, which epsilon does not cover."""
+    rows = run.history
+    reasons = {str(why) for row in rows for why in (row.get("failed") or {}).values()}
+    telling = sorted(why for why in reasons if not why.startswith(_CONSTANT_REASONS))
+    own = sorted({k for row in rows for k in row if k.startswith(("accuracy_clients", "accuracy_personal"))})
+    noted = sorted({k for row in rows for k in row.get("noted") or {}})
+    found = [
+        *([f"the reasons of {len(telling)} failures, such as {telling[0][:80]!r}"] if telling else []),
+        *([f"results on the clients' own test images ({', '.join(own)})"] if own else []),
+        *([f"sums of exact counts ({', '.join(noted)})"] if noted else []),
+        *(["which clients have no images (empty)"] if any(row.get("empty") for row in rows) else []),
+    ]
+    if found:
+        findings.add_leak("claim", f"its history holds what epsilon does not cover: {'; '.join(found)}")
+    return [f"Not covered by epsilon, but in the history: {words}." for words in found]
 
 
 def _ledger(lines: list[dict[str, Any]], observed: ObservedData, findings: Findings) -> list[str | Table]:

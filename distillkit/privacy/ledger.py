@@ -57,8 +57,8 @@ class Ledger:
     earlier versions are read; the guarantee then has a remark that their lines are not chained.
 
     **Budget**: no charge brings a client's epsilon above the budget, whatever the rule by which you stop. State
-    the *budget* if the rule depends on releases. Epsilon itself (`guarantee`) is an odometer: it holds for a number of
-    releases that was fixed in advance, and looking at it to decide when to stop is not covered by delta. Which
+    the *budget* if the rule depends on releases. Epsilon itself (`guarantee`) holds for a number of
+    releases that was fixed in advance; its delta does not cover decisions to stop that depend on it. Which
     releases may depend on earlier ones? If all have rate 1, any may: a limit on the sum of 1/sigma^2 is a filter for
     the Gaussian mechanism (Smith and Thakurta, "Fully adaptive composition for Gaussian differential privacy", 2022).
     At lower rates, sigma and rate must follow a plan, and stopping early is free, because less of the plan is
@@ -292,8 +292,8 @@ class Ledger:
     def guarantee(self, client: int | str | None = None, *, delta: float | None = None) -> Guarantee:
         """Return the guarantee for a client's records after all charges, or the reason why none holds.
 
-        Epsilon is an odometer value: it holds if the number of releases was fixed in advance. If you look at it, or at
-        releases, to decide when to stop, state the ledger's budget instead, which holds for any such rule.
+        Epsilon holds if the number of releases was fixed in advance. If you look at epsilon, or at releases, to decide
+        when to stop, state the ledger's budget instead, which holds for any such rule.
 
         Args:
             client: id of the client; None or `ALL_CLIENTS` for the client with the largest epsilon.

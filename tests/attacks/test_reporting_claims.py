@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,13 @@ import torch
 from attacks import report
 from attacks.audit import audit_noise
 from attacks.membership import Pipeline
-from attacks.reporting import Audit
+from attacks.reporting import Audit, Inversion
 from distillkit.data import clients, load
 from distillkit.networks import ConvNet
-from distillkit.privacy import gaussian_delta, gaussian_sigma
+from distillkit.privacy import Event, Ledger, gaussian_delta, gaussian_sigma
 from distillkit.rng import derive
 from fl import ClientDP, FedAvg, Filtered, RunFolder, simulate
+from fl.engine._client_runtime import FAILED_PRIVATELY
 from fl.engine.store import Store
 from fl.message import Message
 
@@ -49,16 +52,117 @@ def test_every_reply_is_compared_with_the_ledger(run: Path, tmp_path: Path) -> N
         "Each of 2 clients was charged for at least as many releases as it sent replies (the smallest surplus is 0)"
         in text
     )
-    short = Path(shutil.copytree(run, tmp_path / "short"))
-    lines = (short / "ledger.jsonl").read_text(encoding="utf-8").splitlines()
-    charges = [line for line in lines if '"event"' in line]
-    assert len(charges) == 2
-    (short / "ledger.jsonl").write_text(
-        "\n".join(line for line in lines if line != charges[1]) + "\n", encoding="utf-8"
-    )
+    short = copied(run, tmp_path)
+    rewrite(short, lambda events: events[:1])
     found = report(short)
-    assert "its ledger is incomplete: client 0 sent 2 replies and was charged for 1 releases" in found.verdict
+    words = "its ledger is incomplete: client 0 sent 2 replies and was charged for 1 releases"
+    assert any(words in line for line in found.leaks)
     assert "(2 clients in total have such replies)" in found.markdown.read_text(encoding="utf-8")
+
+
+def test_epsilon_is_computed_again_from_an_intact_ledger(run: Path, tmp_path: Path) -> None:
+    found = report(run, out=tmp_path)
+    epsilon = Ledger(run / "ledger.jsonl").epsilon()
+    assert f"Computed again from the ledger: epsilon {epsilon:.4g} at delta 1e-05" in found.markdown.read_text("utf-8")
+    assert not [line for line in found.leaks if "claim" in line or "ledger" in line]
+
+
+def test_cut_or_edited_ledger_is_the_verdict(run: Path, tmp_path: Path) -> None:
+    folder = copied(run, tmp_path)
+    path = folder / "ledger.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"count": 1', b'"count": 2', 1))
+    found = report(folder)
+    assert "nothing supports its claim, because its ledger is not intact" in found.verdict
+    assert str(path) in found.verdict
+
+
+def stronger_noise(folder: Path) -> str:
+    rewrite(folder, lambda events: [replace(event, sigma=10 * event.sigma) for event in events])
+    return f"it charged releases of sigma {10 * SIGMA:g}, but the sigma of its method is {SIGMA:g}"
+
+
+def lower_rate(folder: Path) -> str:
+    rewrite(folder, lambda events: [replace(event, rate=0.1, sampling="poisson") for event in events])
+    return "it charged releases of rate 0.1, but the rate of its method is 1"
+
+
+def more_charges(folder: Path) -> str:
+    rewrite(folder, lambda events: [replace(event, count=5) for event in events])
+    return "but the charges in its ledger compose to"
+
+
+def seeded_noise(folder: Path) -> str:
+    rewrite(folder, lambda events: [replace(event, seeded=True) for event in events])
+    return "but by its ledger there is no guarantee: the noise of"
+
+
+def known_seed(folder: Path) -> str:
+    change_config(folder, secret=7)
+    return "its noise was drawn from the seed in config.json"
+
+
+def other_delta(folder: Path) -> str:
+    change_config(folder, delta=1e-3)
+    return "its claim, config.json and ledger state different values of delta, [1e-05, 0.001]"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [stronger_noise, lower_rate, more_charges, seeded_noise, known_seed, other_delta],
+    ids=lambda f: f.__name__,
+)
+def test_claim_ledger_and_config_are_compared(change: Any, run: Path, tmp_path: Path) -> None:
+    """Whoever rewrites a ledger from its first line leaves its chain intact."""
+    folder = copied(run, tmp_path)
+    words = change(folder)
+    found = report(folder)
+    assert any(words in line for line in found.leaks), found.leaks
+    assert "Contradiction: " in found.markdown.read_text(encoding="utf-8")
+
+
+def test_exact_numbers_of_a_private_run_are_findings(run: Path, tmp_path: Path) -> None:
+    folder = copied(run, tmp_path)
+    assert not any("its history holds" in line for line in report(folder).leaks)
+    store = Store(folder)
+    rows = store.rows()
+    rows[0]["failed"] = {"1": "raised ValueError: pixel out of range: 311.25"}
+    rows[1] |= {"accuracy_clients": {"mean": 0.5}, "noted": {"images": 60}, "empty": [1]}
+    rows[1]["failed"] = {"0": FAILED_PRIVATELY}
+    (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (words,) = [line for line in report(folder).leaks if "its history holds" in line]
+    for part in ("the reasons of 1 failures", "311.25", "accuracy_clients", "exact counts (images)", "no images"):
+        assert part in words
+
+
+def test_default_fedavg_with_a_network_is_reported(tmp_path: Path) -> None:
+    """Its learning rate and weights are defaults, which the settings leave out."""
+    network = ConvNet((1, 8, 8), 10, width=4, depth=1)
+    held = clients(TRAIN, [torch.arange(4), torch.arange(4, 60)])
+    method = FedAvg(factory=lambda outputs: ConvNet((1, 8, 8), outputs, width=4, depth=1))
+    simulate(method, held, rounds=1, seed=0, out=RunFolder(tmp_path / "run", transcript=True), progress=False)
+    found = report(
+        tmp_path / "run", members=TRAIN, non_members=DIGITS.test[:40], network=network, invert=Inversion(seconds=1.0)
+    )
+    assert "Inversion of an update" in found.markdown.read_text(encoding="utf-8")
+    assert not any("learning rate" in line for line in found.missing)
+
+
+def copied(run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "copy"))
+
+
+def rewrite(folder: Path, change: Callable[[list[Event]], list[Event]]) -> None:
+    """Replace a ledger by one with changed events and a valid chain."""
+    events = list(Ledger(folder / "ledger.jsonl").events)
+    for path in folder.glob("ledger.jsonl*"):
+        path.unlink()
+    Ledger(folder / "ledger.jsonl").spend(*change(events))
+
+
+def change_config(folder: Path, **privacy: Any) -> None:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config["privacy"] |= privacy
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 def test_exchanges_other_than_training_need_no_charge(run: Path, tmp_path: Path) -> None:

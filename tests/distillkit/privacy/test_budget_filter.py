@@ -60,7 +60,7 @@ def test_budget_holds_for_an_adversary_that_stops_at_will(adaptive: bool, above:
 
 @pytest.mark.parametrize("above", [0.0, 0.1, 0.3])
 def test_epsilon_read_while_running_does_not_hold_for_such_an_adversary(above: float) -> None:
-    """Otherwise the ledger's warning about epsilon as an odometer would be unnecessary."""
+    """Otherwise the ledger's warning about decisions to stop would be unnecessary."""
     epsilon = torch.tensor([gaussian_epsilon((STEPS / k) ** 0.5, DELTA) for k in range(1, STEPS + 1)]).double()
     assert delta_of(ratios(False), epsilon, above) > 1.5 * DELTA
 
