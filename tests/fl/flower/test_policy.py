@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from distillkit.privacy import BudgetExhausted, Event, compose
+from distillkit.privacy._child_ledger import ledger_lines
 from fl import Client, FedAvg, Message, Method, NoUsableReply, Run
 from fl._codec import from_parts
 from fl.addons import DPSGD
@@ -246,6 +247,16 @@ def test_ledger_position_beyond_the_end_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="its ledger has 0 lines, and had 2: restore the file"):
         ledger.report({"name": "a", "seen": 2})
     assert json.loads(ledger.report({"name": "another", "seen": 2})["account"])["since"] == 0
+
+
+def test_report_holds_exactly_the_lines_after_the_position(tmp_path: Path) -> None:
+    ledger = NodeLedger(tmp_path, 1, "a", None)
+    for _ in range(4):
+        ledger.ledger.spend(Event("sum", 2.0, client=1))
+    numbers = [number for number, _ in ledger_lines(ledger.ledger)]
+    for seen in range(numbers[-1] + 1):
+        account = json.loads(ledger.report({"name": "a", "seen": seen})["account"])
+        assert [number for number, _ in account["lines"]] == [number for number in numbers if number > seen]
 
 
 def test_node_with_an_unusable_policy_refuses_everything(tmp_path: Path) -> None:
