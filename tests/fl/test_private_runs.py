@@ -36,6 +36,7 @@ from fl import (
 )
 from fl.addons import DPSGD
 from fl.aggregation import EntrySpec, Schema
+from fl.engine._client_runtime import FAILED_PRIVATELY
 from fl.engine._validation import EXACT_TESTS
 from fl.method import evaluation_spec
 from tests.fl.federations import Tiny, images
@@ -224,6 +225,24 @@ def test_failed_reply_is_charged() -> None:
     run = play(rounds=2, method=Lost(), ledger=ledger)
     assert [list(row["failed"]) for row in run.rows] == [["1"], ["1"]]
     assert charged_rounds(ledger)[1] == [1, 2]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyError, RuntimeError, OSError, ArithmeticError])
+def test_words_of_a_private_failure_stay_on_the_client(
+    error: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Type and message of an error may tell a record."""
+
+    class Telling(NoisySum):
+        def local(self, client: Client, message: Message) -> Message:
+            reply = super().local(client, message)
+            if client.id == 1:
+                raise error(f"pixel out of range: {float(client.data.images.max())}")
+            return reply
+
+    run = play(rounds=1, method=Telling())
+    assert run.rows[0]["failed"] == {"1": FAILED_PRIVATELY}
+    assert "pixel out of range" in caplog.text
 
 
 def test_noise_is_from_the_system_unless_seeded_without_guarantee(tmp_path: Path) -> None:

@@ -304,11 +304,12 @@ def test_reply_inconsistent_with_earlier_ones_is_left_out_by_name() -> None:
     assert "has a different type or shape than in other replies" in hostile.rows[0]["failed"]["1"]
 
 
-def test_non_numeric_note_rejects_the_reply() -> None:
+@pytest.mark.parametrize("note", ["twice", None, float("nan"), float("inf"), [1.0]], ids=str)
+def test_note_that_is_no_finite_number_rejects_the_reply(note: Any) -> None:
     class Noting(AddOn):
         def after_training(self, local: Any, update: Any, reply: Any) -> None:
             if local.client.id == 1:
-                local.client.notes["kept"] = "twice"
+                local.client.notes["kept"] = note
 
     row = play(FedAvg(Noting(), factory=Tiny, **SMALL), 1).rows[0]
     assert row["failed"] == {"1": "its note 'kept' is not a finite number"}

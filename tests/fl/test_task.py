@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from fl import Classification, FedAvg, MultiLabel, simulate
 from fl.averaging.addon import AddOn
+from fl.engine.history import global_metrics
 from fl.task import clients_accuracy
 from tests.fl.federations import Tiny, federation
 
@@ -98,3 +99,16 @@ def test_sums_count_answers_of_each_class(pairs: list[tuple[int, int]]) -> None:
     assert sums[3:].view(3, 3).tolist() == cells
     assert sums[:2].tolist() == [len(pairs), sum(cells[0])]
     Classification(3).check_sums(sums)
+
+
+def test_metrics_of_several_models_are_averaged() -> None:
+    """Each architecture counts alike, whatever its number of clients."""
+    task, labels = Classification(2), torch.tensor([0, 0, 1, 1])
+    logits = {"a": torch.eye(2)[labels], "b": torch.eye(2)[[0, 1, 1, 0]], "c": torch.eye(2)[[0, 1, 0, 0]]}
+    sums = {name: task.sums(z, labels) for name, z in logits.items()}
+    found, each = global_metrics(sums, task), [task.metrics(one) for one in sums.values()]
+    assert found["accuracy_by"] == {"a": 1.0, "b": 0.5, "c": 0.25}
+    assert found["accuracy"] == pytest.approx(1.75 / 3)
+    assert found["loss"] == pytest.approx(statistics.fmean(one["loss"] for one in each))
+    assert global_metrics({"": sums["b"]}, task) == task.metrics(sums["b"])
+    assert global_metrics({}, task) == {}

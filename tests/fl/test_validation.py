@@ -16,6 +16,7 @@ from distillkit.privacy import Ledger, PrivacyError, PrivateStatistics
 from fl import AddOn, Classification, ClientData, ClientDP, FedAvg, FedDM, Filtered, MultiLabel, Real, simulate
 from fl.addons import DPSGD, MOON, SCAFFOLD, Anchors, Condensed, Ditto, FedCOG, FedProx, FineTune, SharedImage
 from fl.batches import Phase
+from fl.engine._validation import _drawn_count
 from fl.methods import FedProto, FedRep, PrivateFedDM, SingleImage
 from fl.networks import _blanks
 from tests.fl.federations import Tiny, federation, images
@@ -261,6 +262,14 @@ def test_label_rows_need_a_task() -> None:
     with pytest.raises(ValueError, match=r"needs labels as class indices \[N\], the clients have rows"):
         play(clients=rows, task=Classification(3))
     assert play(clients=rows, task=MultiLabel(3)).rows[0]["failed"] == {}
+
+
+@pytest.mark.parametrize(("share", "clients", "drawn"), [
+    (0.01, 5, 1), (0.29, 5, 1), (0.31, 5, 2), (0.69, 5, 3), (0.7, 5, 4), (0.89, 5, 4), (0.91, 5, 5), (1.0, 5, 5),
+    (0.1, 16, 2),
+])  # fmt: skip
+def test_share_of_clients_is_rounded_to_the_nearest_number(share: float, clients: int, drawn: int) -> None:
+    assert _drawn_count(share, clients, 1, drawn_by_method=False) == drawn
 
 
 def test_one_client_and_all_clients_are_distinguished() -> None:
