@@ -229,7 +229,7 @@ def test_failed_reply_is_charged() -> None:
 
 @pytest.mark.parametrize("error", [ValueError, KeyError, RuntimeError, OSError, ArithmeticError])
 def test_words_of_a_private_failure_stay_on_the_client(
-    error: type[Exception], caplog: pytest.LogCaptureFixture
+    error: type[Exception], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Type and message of an error may tell a record."""
 
@@ -242,7 +242,7 @@ def test_words_of_a_private_failure_stay_on_the_client(
 
     run = play(rounds=1, method=Telling())
     assert run.rows[0]["failed"] == {"1": FAILED_PRIVATELY}
-    assert "pixel out of range" in caplog.text
+    assert "pixel out of range" in capfd.readouterr().err
 
 
 def test_noise_is_from_the_system_unless_seeded_without_guarantee(tmp_path: Path) -> None:
