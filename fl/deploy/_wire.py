@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from fl._codec import Parts, as_bytes, decode, to_parts
+from fl.deploy._fields import read_fields
 from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
 from fl.message import Message, Value
 
@@ -19,12 +19,6 @@ __all__ = [
 
 _MAX_ERROR = 500
 """Maximum number of characters of a client's error text in the history."""
-
-_FIELDS: dict[str, tuple[type, ...]] = {
-    "version": (str,), "client": (int,), "error": (str, type(None)), "absent": (bool,), "seconds": (int, float),
-    "notes": (dict,), "remembers": (bool,), "silent": (bool,), "charged": (list,),
-}  # fmt: skip
-"""Fields of a result, and their types."""
 
 
 class PayloadMissing(LookupError):
@@ -121,20 +115,34 @@ def job_parts(job: Job, facts: Mapping[str, str] | None = None, *, whole: bool =
     return to_parts(message, {**(facts or {}), "job": json.dumps(fields)})
 
 
-def read_job(message: Message, facts: Mapping[str, str], payloads: PayloadStore) -> Job:
-    """Decode a job that `job_parts` encoded, and replace digests by the stored payloads.
+def read_job(
+    message: Message,
+    facts: Mapping[str, str],
+    payloads: PayloadStore,
+    accept: Callable[[RequestHeader, int], None] | None = None,
+) -> Job:
+    """Decode a job that `job_parts` encoded, and replace digests by the stored payloads. The input is untrusted.
 
     Args:
         message: message that `fl._codec.from_parts` returned.
         facts: strings that `fl._codec.from_parts` returned.
         payloads: store of this process or machine; payloads in the message are added to it.
+        accept: function of the header and the client's index, which may refuse the job by an exception. It is called
+            before any payload is stored.
 
     Raises:
         ValueError: the message is not a job.
         PayloadMissing: a payload is not stored, so the server must send the job again in full.
     """
-    fields = json.loads(facts["job"])
+    fields = read_fields("job", facts.get("job", ""))
+    header = RequestHeader(**read_fields("head", fields["head"]))
     client, digests, values = fields["client"], fields["digests"], dict(message.items())
+    if accept is not None:
+        accept(header, client)
+    if unknown := sorted(values.keys() - set(fields["entries"])):
+        raise ValueError(f"its job does not name the entry {unknown[0]!r:.60}")
+    if missing := sorted(set(fields["entries"]) - values.keys() - digests.keys()):
+        raise ValueError(f"its job lacks the entry {missing[0]!r:.60}")
     for key, digest in digests.items():
         values[key] = (
             payloads.keep(client, key, digest, values[key]) if key in values else payloads.of(client, key, digest)
@@ -142,7 +150,7 @@ def read_job(message: Message, facts: Mapping[str, str], payloads: PayloadStore)
     request = ClientRequest(
         Message.unchecked({key: values[key] for key in fields["entries"]}), fields["memory"], digests
     )
-    return Job(RequestHeader(**fields["head"]), client, request, fields["ledger"])
+    return Job(header, client, request, fields["ledger"])
 
 
 def pack_job(job: Job, *, whole: bool = False) -> bytes:
@@ -177,7 +185,7 @@ def result_parts(
         facts: strings to send with the result.
     """
     fields: dict[str, Any] = {
-        "version": version, "client": result.client, "error": result.error, "absent": result.absent,
+        "version": version, "client": result.client, "error": _cut(result.error), "absent": result.absent,
         "seconds": result.seconds, "remembers": result.remembers, "charged": list(charged),
     }  # fmt: skip
     try:
@@ -188,8 +196,12 @@ def result_parts(
         return to_parts(reply, {**(facts or {}), "answer": json.dumps(fields)})
     except Exception as error:  # a method may return anything
         why = f"its reply cannot be sent: {type(error).__name__}: {error}"
-        fields |= {"notes": {}, "silent": True, "error": why, "remembers": False}
+        fields |= {"notes": {}, "silent": True, "error": _cut(why), "remembers": False}
         return to_parts(Message(), {**(facts or {}), "answer": json.dumps(fields)})
+
+
+def _cut(error: str | None) -> str | None:
+    return None if error is None else error[:_MAX_ERROR]
 
 
 def read_result(reply: Message, facts: Mapping[str, str]) -> tuple[str, ClientResult, list[dict[str, Any]]]:
@@ -203,24 +215,14 @@ def read_result(reply: Message, facts: Mapping[str, str]) -> tuple[str, ClientRe
         ValueError: the message is not a result.
     """
     try:
-        fields = json.loads(facts["answer"])
-        result = ClientResult(
-            fields["client"], None if fields["silent"] else reply, fields["error"], fields["absent"], fields["seconds"],
-            fields["notes"], fields["remembers"],
-        )  # fmt: skip
-        version, charged = fields["version"], fields["charged"]
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"not a result: {type(error).__name__}: {error}") from error
-    for name, kind in _FIELDS.items():
-        if type(fields[name]) not in kind:
-            raise ValueError(f"not a result: its {name} is {fields[name]!r:.60}")
-    if not all(isinstance(line, dict) for line in charged):
-        raise ValueError("not a result: its charges must be a list of maps")
-    if not 0 <= result.seconds < math.inf:
-        raise ValueError("not a result: its seconds must be finite and at least 0")
-    if result.error is not None and len(result.error) > _MAX_ERROR:
-        result = replace(result, error=result.error[:_MAX_ERROR])
-    return version, result, charged
+        fields = read_fields("answer", facts.get("answer", ""))
+    except ValueError as error:
+        raise ValueError(f"not a result: {error}") from error
+    result = ClientResult(
+        fields["client"], None if fields["silent"] else reply, fields["error"],
+        fields["absent"], fields["seconds"], fields["notes"], fields["remembers"],
+    )  # fmt: skip
+    return fields["version"], result, fields["charged"]
 
 
 def pack_result(version: str, result: ClientResult, charged: Sequence[Mapping[str, Any]] = ()) -> bytes:

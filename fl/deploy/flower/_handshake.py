@@ -15,6 +15,7 @@ import distillkit
 from distillkit.sets import LabeledImages
 from fl._codec import Parts, from_parts, to_parts
 from fl._components import identity
+from fl.deploy._fields import MAX_CLIENTS, read_fields
 from fl.engine._clients import ClientRegistry
 from fl.engine._validation import require_public
 from fl.message import Entry, Message
@@ -52,10 +53,11 @@ def read_partition(config: Mapping[str, object]) -> tuple[int, int]:
     """
     found = [config.get(name) for name in ("partition-id", "num-partitions")]
     number, count = (int(v) if isinstance(v, int | str) and str(v).isdecimal() else -1 for v in found)
-    if not 0 <= number < count:
+    if not 0 <= number < count <= MAX_CLIENTS:
         raise ValueError(
-            f"the node has partition-id={found[0]!r} and num-partitions={found[1]!r}; expected a number from 0 on, and "
-            "the number of partitions: start it with flower-supernode --node-config 'partition-id=0 num-partitions=2'"
+            f"the node has partition-id={found[0]!r:.40} and num-partitions={found[1]!r:.40}; expected a number from 0 "
+            f"on, and the number of partitions, at most {MAX_CLIENTS}: start it with flower-supernode --node-config "
+            "'partition-id=0 num-partitions=2'"
         )
     return number, count
 
@@ -110,22 +112,15 @@ class NodeInfo:
         """
         message, facts = from_parts(*parts)
         if "refused" in facts:
-            raise ValueError(facts["refused"])
+            raise ValueError(facts["refused"][:500])
         try:
-            found = cls(**json.loads(facts["hello"]), space=message[_Space.images], node=node)
-            types = {f.name: type(getattr(found, f.name)).__name__ for f in fields(cls)}
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"invalid reply to the handshake: {type(error).__name__}: {error}") from error
-        wrong = [name for name, kind in types.items() if kind != _TYPES[name]]
-        if wrong or len(found.space):
-            raise ValueError(
-                f"invalid reply to the handshake: {wrong[0] if wrong else 'space'} has a wrong type or size"
-            )
+            found = cls(**read_fields("hello", facts.get("hello", "")), space=message[_Space.images], node=node)
+        except (KeyError, ValueError) as error:
+            raise ValueError(f"invalid reply to the handshake: {error}") from error
+        if not isinstance(found.space, LabeledImages) or len(found.space):
+            raise ValueError("invalid reply to the handshake: its space must be a set without images")
         read_partition({"partition-id": found.partition, "num-partitions": found.partitions})
         return found
-
-
-_TYPES = {f.name: str(f.type) for f in fields(NodeInfo)}
 
 
 def describe_node(

@@ -184,7 +184,12 @@ class GridConnection:
         Raises:
             ValueError: the reply is too large or malformed, see `from_records`.
         """
-        return from_records(message.content, self._max_bytes)
+        try:
+            return from_records(message.content, self._max_bytes)
+        except ValueError:
+            raise
+        except Exception as error:  # records of another app may hold anything
+            raise ValueError(f"not a message of distillkit: {type(error).__name__}: {str(error)[:100]}") from error
 
     def clear(self) -> None:
         """Stop waiting for replies."""

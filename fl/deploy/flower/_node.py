@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from distillkit._utils import check
 from distillkit.fingerprint import set_fingerprint, tensor_fingerprint
 from distillkit.privacy import BudgetExhausted, PrivacyError
 from fl._codec import Parts, from_parts, to_parts
+from fl.deploy._fields import read_fields
 from fl.deploy._wire import Job, PayloadMissing, read_job
 from fl.deploy.flower._client_loading import to_client_data
 from fl.deploy.flower._handshake import describe_node, read_partition
@@ -43,7 +43,7 @@ from fl.deploy.flower._requests import bundle, unbundle
 from fl.engine._client_memory import MemoryStore
 from fl.engine._client_runtime import ClientRuntime, respond
 from fl.engine._clients import ClientRegistry
-from fl.engine._transport import ClientResult, reason_of
+from fl.engine._transport import ClientResult, RequestHeader, reason_of
 from fl.engine._validation import resolve_task
 from fl.message import Message
 from fl.method import Method, require_method
@@ -165,17 +165,17 @@ class Node:
         """Check a job against the policy, run it with the node's ledger, and return the parts of the reply."""
         try:
             message, facts = from_parts(*parts)
-            context = json.loads(facts["place"])
+            context = read_fields("place", facts.get("place", ""))
             number, _ = read_partition(config)
-            if not re.fullmatch("[0-9a-f]{16}", context["run"]):
-                raise ValueError(f"a run's name must be 16 hex digits; got {context['run']!r:.40}")
             data = self._load(number, context["classes"])
-            folder = self.folder / data.fingerprint / context["run"]
-            job = read_job(message, facts, PayloadFolder(folder))
-            if job.client != number:
-                raise ValueError(f"this node is partition {number}, and received a request for {job.client}")
-            guard = self._guard(number, data)
-            guard.require_request(job, self.app)
+            folder, guard = self.folder / data.fingerprint / context["run"], self._guard(number, data)
+
+            def accept(header: RequestHeader, client: int) -> None:
+                if client != number:
+                    raise ValueError(f"this node is partition {number}, and received a request for {client}")
+                guard.require_request(header.verb, self.app)
+
+            job = read_job(message, facts, PayloadFolder(folder), accept)
             remove_dead_runs(folder, job.request.memory, job.header.round)
             runtime = ClientRuntime(
                 self.method, resolve_task(self.task, data.clients.first), {number: data.clients[0]},

@@ -43,18 +43,18 @@ class ReleaseGuard:
         self._method, self._policy, self._ledger = method, policy, ledger
         self._strict = policy is not None and policy.budget is not None
 
-    def require_request(self, job: Job, app: str | None) -> None:
-        """Refuse a request that the policy does not allow, before the client computes anything.
+    def require_request(self, verb: str, app: str | None) -> None:
+        """Refuse a request that the policy does not allow, before anything of it is stored or computed.
 
         Args:
-            job: the request.
+            verb: name of the exchange.
             app: hash of the app's code; None if unknown.
 
         Raises:
             PolicyRefusal: the policy does not allow the request; the message names the key of the policy file.
         """
         if self._policy is not None:
-            self._policy.require_request(self._method, job.header.verb, app)
+            self._policy.require_request(self._method, verb, app)
 
     def branch(self, job: Job) -> ChildLedger | None:
         """Return the ledger that the client charges for a `job`; None if the method is not private.

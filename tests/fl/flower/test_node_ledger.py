@@ -7,7 +7,7 @@ import random
 import sys
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from distillkit.privacy import ADD_OR_REMOVE_CLIENT, BudgetExhausted, Event, Led
 from distillkit.privacy._child_ledger import ledger_lines, mirror_lines, mirrored_count
 from fl import ClientDP, FedAvg, Filtered, Method, NoUsableReply, Run, simulate
 from fl.addons import DPSGD
+from fl.deploy._fields import FIELDS
 from fl.deploy.flower import _messages
 from fl.deploy.flower._handshake import NodeInfo
 from fl.deploy.flower._node_ledger import mirror_report
@@ -267,19 +268,22 @@ INFO = NodeInfo(3, 5, "m", "", "f", "a", "", False, True, "0", images(1, seed=0)
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ("{", "missing or malformed"), ({"name": "a", "since": 0}, "missing or malformed"),
+        ("{", "is not JSON"), ({"name": "a", "since": 0}, "must have the fields"),
         ({"name": "b", "since": 0, "lines": []}, "names another ledger"),
         ({"name": "a", "since": 1, "lines": []}, "lines are missing in its ledger report"),
         ({"name": "a", "since": 0, "lines": [[2, line()], [1, line()]]}, "are not in order"),
         ({"name": "a", "since": 0, "lines": [[0, line()]]}, "are not in order"),
-        ({"name": "a", "since": "0", "lines": []}, "are not in order"),
+        ({"name": "a", "since": "0", "lines": []}, "since must be an integer"),
         ({"name": "a", "since": 0, "lines": [[1, "event"]]}, "must be objects"),
-        ({"name": "a", "since": 0, "lines": [[n, line()] for n in range(1, 12)]}, "has 11 lines, more than 10"),
+        (
+            {"name": "a", "since": 0, "lines": [[n, line()] for n in range(1, 12)]},
+            r"lines must be a list of a length in \[0, 10\]",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_malformed_ledger_reports_are_refused(said: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl.deploy.flower._node_ledger._MAX_LINES", 10)
+    monkeypatch.setitem(FIELDS["ledger report"], "lines", replace(FIELDS["ledger report"]["lines"], most=10))
     book = Ledger(None)
     with pytest.raises(ValueError, match=why):
         mirror_report(book, INFO, {"account": said if isinstance(said, str) else json.dumps(said)})

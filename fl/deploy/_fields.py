@@ -1,0 +1,151 @@
+"""Table of all fields in messages between machines, with type, range and length.
+
+Messages are untrusted. `read_fields` checks a part of a message before anything is written, charged or counted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["FIELDS", "MAX_CLIENTS", "MAX_LEDGER_LINES", "Field", "read_fields"]
+
+MAX_CLIENTS = 1_000_000
+"""Largest number of clients of a run on nodes."""
+
+MAX_LEDGER_LINES = 100_000
+"""Largest number of ledger lines in one message."""
+
+_LONGEST_NAME = 1000
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "a string": (str,), "an integer": (int,), "a number": (int, float), "true or false": (bool,), "a list": (list,),
+    "a mapping": (dict,), "any value": (),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Field:
+    """Specification of one field.
+
+    Attributes:
+        kind: kind of value, a key of `_TYPES`.
+        least, most: range of a number, or of the length of a string, list or mapping.
+        pattern: regular expression that a string must match as a whole; "" allows any string.
+        optional: whether the value may be None.
+        item: specification of each item of a list or value of a mapping. Names in a mapping have at most 1,000
+            characters.
+    """
+
+    kind: str
+    least: float = 0
+    most: float = 0
+    pattern: str = ""
+    optional: bool = False
+    item: Field | None = None
+
+    def accepts(self, value: Any) -> bool:
+        """Return whether a value has the type, range and length of the field."""
+        if self.kind == "any value" or (value is None and self.optional):
+            return True
+        if type(value) not in _TYPES[self.kind]:
+            return False
+        if isinstance(value, bool):
+            return True
+        size = value if isinstance(value, int | float) else len(value)
+        if not self.least <= size <= self.most:  # NaN is in no range
+            return False
+        if isinstance(value, str):
+            return not self.pattern or re.fullmatch(self.pattern, value) is not None
+        if isinstance(value, dict) and any(len(name) > _LONGEST_NAME for name in value):
+            return False
+        items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        return self.item is None or all(self.item.accepts(one) for one in items)
+
+    def __str__(self) -> str:
+        if self.kind in ("any value", "true or false"):
+            return self.kind
+        size = "in" if self.kind in ("an integer", "a number") else "of a length in"
+        shape = f" that matches {self.pattern}" if self.pattern else ""
+        items = f", each {self.item}" if self.item is not None else ""
+        return f"{self.kind} {size} [{self.least:g}, {self.most:g}]{shape}{items}"
+
+
+def _text(most: int, pattern: str = "", least: int = 0, optional: bool = False) -> Field:
+    return Field("a string", least, most, pattern, optional)
+
+
+_ANY, _FLAG, _CLIENT = Field("any value"), Field("true or false"), Field("an integer", 0, MAX_CLIENTS - 1)
+_ROUND, _SEED = Field("an integer", 0, 10**9), Field("an integer", 0, 2**64)
+_VERSION = r"(\d{1,9}(-[0-9A-Za-z_-]{1,64})?)?"
+_HEX = "[0-9a-f]*"
+_KEY = _text(1000, least=1)
+
+FIELDS: dict[str, dict[str, Field]] = {
+    "job": {
+        "head": Field("a mapping", 0, 10), "client": _CLIENT, "ledger": Field("a mapping", 0, 10, optional=True),
+        "memory": _text(75, _VERSION), "entries": Field("a list", 0, 10_000, item=_KEY),
+        "digests": Field("a mapping", 0, 10_000, item=_text(128, _HEX, 1)),
+        "held": Field("a list", 0, 10_000, item=_KEY),
+    },
+    "head": {
+        "verb": _text(64, "[A-Za-z_]+", 1), "round": _ROUND, "attempt": _text(64, "[0-9A-Za-z_-]+", 1), "seed": _SEED,
+        "secret": Field("an integer", 0, 2**64, optional=True), "keeps": _FLAG,
+    },
+    "place": {
+        "run": _text(16, "[0-9a-f]{16}", 16), "classes": Field("an integer", 1, 10**6, optional=True),
+        "deadline": Field("a number", 0, 10**8), "ledger": _ANY,
+    },
+    "answer": {
+        "version": _text(75, _VERSION), "client": _CLIENT, "error": _text(500, optional=True), "absent": _FLAG,
+        "seconds": Field("a number", 0, 10**9), "notes": Field("a mapping", 0, 1000), "remembers": _FLAG,
+        "silent": _FLAG,
+        "charged": Field("a list", 0, MAX_LEDGER_LINES, item=Field("a mapping", 0, 20)),
+    },
+    "ledger report": {
+        "name": _text(64, _HEX), "since": Field("an integer", 0, 2**53),
+        "lines": Field("a list", 0, MAX_LEDGER_LINES, item=Field("a list", 2, 2)),
+    },
+    "hello": {
+        "partition": _CLIENT, "partitions": Field("an integer", 1, MAX_CLIENTS), "method": _text(10**6),
+        "task": _text(10**5),
+        "fingerprint": _text(128, _HEX), "ledger": _text(128, _HEX), "classes": _text(10**6), "empty": _FLAG,
+        "untested": _FLAG, "version": _text(100),
+    },
+}  # fmt: skip
+"""Fields of each part of a message: a job, its header and its place, an answer, a ledger report, and a hello."""
+
+
+def read_fields(part: str, value: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a part of a message, after checking all of them.
+
+    Args:
+        part: name of the part, a key of `FIELDS`.
+        value: the part, as JSON text or as a parsed mapping.
+
+    Raises:
+        ValueError: the text is not JSON, a field is missing or unknown, or a value is out of its range.
+    """
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its {part} is not JSON: {str(error)[:100]}") from error
+    table = FIELDS[part]
+    if not isinstance(found, dict) or found.keys() != table.keys():
+        got = sorted(map(str, found))[:10] if isinstance(found, dict) else type(found).__name__
+        raise ValueError(f"its {part} must have the fields {sorted(table)}, got {got!s:.200}")
+    for name, field in table.items():
+        if not field.accepts(found[name]):
+            raise ValueError(f"its {part}'s {name} must be {field}, got {_shown(found[name])}")
+    return found
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.60}"
+    except ValueError:  # an integer with more digits than Python prints
+        return "a huge number"

@@ -1,0 +1,217 @@
+"""Malformed messages are named refusals or failures, and leave no trace outside a node (defects B3, B4 and B9).
+
+Valid messages are changed field by field, by values that lie outside the table `FIELDS` or that are odd for JSON.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from distillkit.privacy import Event, Ledger
+from fl import FedAvg
+from fl.deploy._fields import FIELDS, Field
+from fl.deploy._wire import Job, job_parts, read_job, result_parts
+from fl.deploy.flower._messages import GridConnection, to_records
+from fl.deploy.flower._node import Node, NodeOptions
+from fl.deploy.flower._policy import read_policy
+from fl.engine._transport import ClientRequest, ClientResult, RequestHeader
+from fl.message import Entry, Message
+from tests.fl.flower import fake_flower
+from tests.fl.flower.test_incompatible import asked, cohort
+from tests.fl.flower.test_policy import written
+from tests.fl.flower.test_runs import FAST, client_data
+from tests.fl.test_private_runs import SIGMA
+
+QUICK, MANY = 300, 10_000
+CONFIG = {"partition-id": 1, "num-partitions": 5}
+ODD: list[Any] = [
+    None, True, -1, 10**400, -(10**400), 2**63, math.nan, math.inf, 1e308, "", "x", "../../evil", "/evil", "a\0b",
+    "\ud800", "9" * 400, "x" * 20_000, [], [[]] * 20, {}, {"a": 1}, {"x" * 2000: 1}, json.loads("[" * 200 + "]" * 200),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def flower() -> Iterator[None]:
+    with fake_flower.installed():
+        yield
+
+
+class Cached(FedAvg):
+    """FedAvg with a cached entry, whose payload a node stores."""
+
+    kept = Entry[torch.Tensor]("first", cached=True)
+
+
+def changed(value: Any, draws: random.Random) -> Any:
+    """Return a copy of a JSON value in which one place, key or whole is replaced by an odd value."""
+    value = copy.deepcopy(value)
+    if isinstance(value, dict) and value and draws.random() < 0.85:
+        key = draws.choice(sorted(value))
+        if draws.random() < 0.1:
+            del value[key]
+        elif draws.random() < 0.1:
+            value[draws.choice(["x", "../evil", "__class__"])] = draws.choice(ODD)
+        else:
+            value[key] = changed(value[key], draws)
+        return value
+    if isinstance(value, list) and value and draws.random() < 0.6:
+        place = draws.randrange(len(value))
+        value[place] = changed(value[place], draws)
+        return value
+    return draws.choice(ODD)
+
+
+def mutated(strings: dict[str, str], name: str, draws: random.Random) -> dict[str, str]:
+    """Return the strings of a message with one of them changed: as JSON, or as bare text."""
+    text = "{" if draws.random() < 0.02 else json.dumps(changed(json.loads(strings[name]), draws))
+    return {**strings, name: text}
+
+
+def valid_job() -> tuple[Message, dict[str, str]]:
+    header = RequestHeader("local", 3, "abcdef01-2", seed=5)
+    model = FedAvg(**FAST).networks.first("", 3, 5)
+    message = Message.unchecked({"FedAvg.model": model, "Cached.kept": torch.ones(4)})
+    request = ClientRequest(message, "", {"Cached.kept": "ab" * 16})
+    place = {"run": "0123456789abcdef", "classes": 3, "deadline": 60.0, "ledger": None}
+    return job_parts(Job(header, 1, request), {"place": json.dumps(place)})  # type: ignore[return-value]
+
+
+def files(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+
+
+def check_node(count: int, tmp_path: Path) -> None:
+    inside, draws, now = tmp_path / "world" / "node", random.Random(0), 2e9
+    node = Node(Cached(**FAST), client_data, NodeOptions(folder=inside))
+    tensors, strings = valid_job()
+    node.handshake(CONFIG)  # writes the node's key
+    kinds = set()
+    for number in range(count):
+        name = draws.choice(["job", "job", "job", "place"])
+        before = files(tmp_path)
+        reply = node.handle_job(to_records((tensors, mutated(strings, name, draws))), CONFIG, now)  # type: ignore[arg-type]
+        kinds.update(reply[1].keys() & {"refused", "answer", "lacking"})
+        assert len(reply[1].get("refused", "")) <= 500
+        new = files(tmp_path).keys() - before.keys()
+        assert all(path.is_relative_to(inside) for path in new), (number, new)
+        assert "refused" not in reply[1] or not new, (number, reply[1]["refused"], new)
+    assert "refused" in kinds
+    assert sum(files(inside).values()) < 50_000
+
+
+def test_changed_requests_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    check_node(QUICK, tmp_path)
+
+
+@pytest.mark.slow
+def test_many_changed_requests_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    check_node(MANY, tmp_path)
+
+
+def check_server(count: int) -> None:
+    draws, ledger = random.Random(1), Ledger(delta=1e-5)
+    header = asked().job.header
+    good = ClientResult(1, Message.unchecked({"x": torch.ones(3)}), seconds=1.0, notes={"images": 3})
+    line = [2, {"event": {**vars(Event("sum", SIGMA)), "client": "1"}}]
+    report = {"name": "a", "since": 0, "lines": [line]}
+    tensors, strings = result_parts(header.version, good, facts={"account": json.dumps(report)})
+    found: dict[bool, int] = {True: 0, False: 0}
+    for _ in range(count):
+        name, private = draws.choice([("answer", False), ("answer", False), ("account", True)])
+        transport = cohort(ledger if private else None)
+        transport._registry.nodes[1] = node_info()
+        result = transport._read(asked(), (tensors, mutated(strings, name, draws)))  # type: ignore[arg-type]
+        assert isinstance(result, ClientResult)
+        assert len(result.error or "") <= 500
+        assert len(json.dumps(dict(result.notes), default=str)) < 2_000_000
+        assert 0 <= result.seconds < math.inf
+        found[result.error is None] += 1
+    assert found[False] > 0.5 * count
+    assert len(ledger.events) < 2 * count
+    assert all(event.count < 10**13 for event in ledger.events)
+
+
+def node_info() -> Any:
+    from tests.fl.flower.test_node_ledger import INFO
+
+    return INFO
+
+
+def test_changed_replies_are_failures_of_their_client() -> None:
+    check_server(QUICK)
+
+
+@pytest.mark.slow
+def test_many_changed_replies_are_failures_of_their_client() -> None:
+    check_server(MANY)
+
+
+class Odd:
+    """A message whose content is no record of distillkit."""
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, 3, "tensors", [], {}, {"tensors": None, "strings": None}, {"tensors": {"a": 3}, "strings": {}},
+     {"tensors": {}, "strings": {"a": 3}}, {"tensors": {}, "strings": 5}],
+    ids=str,
+)  # fmt: skip
+def test_records_of_strangers_are_value_errors(content: Any) -> None:
+    with pytest.raises(ValueError, match=r"distillkit|tensor"):
+        GridConnection(None, 0.1).read(Odd(content))
+
+
+def test_refused_requests_leave_no_files(tmp_path: Path) -> None:
+    """The policy, and the client's number, are checked before a payload or a folder is written."""
+    policy = written(tmp_path / "policy.toml", methods='["Another"]')
+    assert read_policy(policy).methods == ("Another",)
+    tensors, strings = valid_job()
+    for options, config in (({"policy": policy}, CONFIG), ({}, {"partition-id": 2, "num-partitions": 5})):
+        node = Node(Cached(**FAST), client_data, NodeOptions(folder=tmp_path / "node", **options))  # type: ignore[arg-type]
+        node.handshake(config)
+        before = files(tmp_path)
+        for run in range(50):
+            place = json.dumps({**json.loads(strings["place"]), "run": f"{run:016x}"})
+            reply = node.handle_job(to_records((tensors, {**strings, "place": place})), config, 2e9)  # type: ignore[arg-type]
+            assert "refused" in reply[1]
+        assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize("part", FIELDS)
+def test_every_bound_of_the_table_is_tried_on_both_sides(part: str) -> None:
+    for name, field in FIELDS[part].items():
+        if field.kind in ("an integer", "a number"):
+            assert field.accepts(int(field.least)), name
+            assert field.accepts(int(field.most)), name
+            assert not field.accepts(int(field.least) - 1), name
+            assert not field.accepts(int(field.most) + 1), name
+            assert not field.accepts(True), name
+            assert not field.accepts(math.nan), name
+        if field.kind == "a string" and not field.pattern and field.most <= 10**6:
+            assert field.accepts("é" * int(field.most)), name
+            assert not field.accepts("x" * (int(field.most) + 1)), name
+        assert field.accepts(None) == (field.optional or field.kind == "any value"), name
+    lists = Field("a list", 0, 2, item=Field("a string", 1, 1))
+    assert [lists.accepts(x) for x in ([], ["a", "b"], ["a"] * 3, ["ab"], [1])] == [True, True, False, False, False]
+
+
+def test_job_with_entries_that_nobody_names_is_refused() -> None:
+    from fl.deploy._wire import PayloadCache
+
+    message = Message.unchecked({"a": 1.0, "b": 2.0})
+    fields = json.loads(job_parts(Job(RequestHeader("local", 1, "a", 0), 1, ClientRequest(message, "")))[1]["job"])
+    for entries, why in ((["a"], "does not name the entry 'b'"), (["a", "b", "c"], "lacks the entry 'c'")):
+        with pytest.raises(ValueError, match=why):
+            read_job(message, {"job": json.dumps({**fields, "entries": entries})}, PayloadCache())
