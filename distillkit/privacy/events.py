@@ -137,7 +137,7 @@ class Guarantee:
         assumptions: inputs that are assumed to be public, for each entry point (`ASSUMPTIONS`); epsilon does not cover
             these inputs.
         budget: the ledger's budget, an epsilon that holds at the same delta whenever the releases stop. None: the
-            ledger has no budget.
+            ledger has no budget, or its budget does not hold at this delta or for mirrored releases.
     """
 
     epsilon: float | None

@@ -326,7 +326,7 @@ class Ledger:
                 reason=reason,
                 remarks=self._all_remarks(worst if not reason else None),
                 assumptions=self._assumptions(),
-                budget=self.budget,
+                budget=self._kept_budget([self._spends(c) for c in clients], delta),
             )
 
     def epsilon(self, client: int | str | None = None, *, delta: float | None = None) -> float | None:
@@ -412,8 +412,11 @@ class Ledger:
         owners = self._touching(client)
         spends = [(s, q, n) for o in owners for (s, q), n in self._totals.get(o, {}).items()]
         if self._torn and self._events:
-            every = {(e.sigma, e.rate, e.count) for e in self._events}
-            sigma, rate, count = max(every, key=lambda s: compose([s], self.delta, accountant="rdp").epsilon)
+            costly: list[Spend] = []
+            for sigma, rate, count in sorted({(e.sigma, -e.rate, -e.count) for e in self._events}):
+                if not any(rate >= -q and count >= -n for _, q, n in costly):
+                    costly.append((sigma, -rate, -count))
+            sigma, rate, count = max(costly, key=lambda s: compose([s], self.delta, accountant="rdp").epsilon)
             spends.append((sigma, rate, count * self._torn))
         return spends
 
@@ -437,6 +440,13 @@ class Ledger:
             if bound <= self.budget:
                 return bound
         return compose(spends, self.delta).epsilon
+
+    def _kept_budget(self, spends: Iterable[list[Spend]], delta: float) -> float | None:
+        """Return the budget if it holds at `delta` for all clients, of whom `spends` lists the releases."""
+        if self.budget is None or delta < self.delta:
+            return None
+        kept = all(self._filtered(one) <= self.budget * _ROUNDING for one in spends)
+        return self.budget if kept else None
 
     def _remaining(self, event: Event) -> int:
         def within(count: int) -> bool:
@@ -569,8 +579,6 @@ class Account:
         if not isinstance(ledger, Ledger):
             raise TypeError(f"ledger must be a Ledger, got {type(ledger).__name__}")
         self.ledger, self.client, self.round = ledger, client_id(client), round
-        if self.client != ALL_CLIENTS:
-            ledger._registered.add(self.client)
         self.secret = as_secret(secret)
 
     @classmethod

@@ -92,14 +92,16 @@ def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto", 
         if check.positive_int(count, "count", least=0, most=MOST_RELEASES) and rate:
             merged[sigma, rate] = merged.get((sigma, rate), 0) + count
     every, delta = tuple((s, q, n) for (s, q), n in sorted(merged.items())), check_delta(delta)
+    if any(sigma == 0 for sigma, _, _ in every):
+        return Bound(math.inf, "exact")
     if order is not None:
         check.real_number(order, "order", above=1.0)
         return Bound(max(0.0, _rdp_at(_grouped(every, _MAX_RDP_KINDS), delta, order)), "rdp")
-    if len(every) <= _MAX_KINDS or all(rate == 1 for _, rate, _ in every):
+    if len(every) <= _MAX_KINDS or (accountant == "auto" and all(rate == 1 for _, rate, _ in every)):
         return _bound(every, delta, accountant)
     if accountant in ("prv", "pld"):
         return _bound(_grouped(every, _MAX_KINDS), delta, accountant)
-    by_rdp, coarse = _bound(_grouped(every, _MAX_RDP_KINDS), delta, "rdp"), _grouped(every, _MAX_KINDS)
+    by_rdp, coarse = Bound(_rdp(_grouped(every, _MAX_RDP_KINDS), delta), "rdp"), _grouped(every, _MAX_KINDS)
     if accountant == "rdp" or not _prv_affordable(coarse, delta, by_rdp.epsilon):
         return by_rdp
     return min(by_rdp, Bound(_prv(coarse, delta, by_rdp.epsilon), "prv"), key=lambda bound: bound.epsilon)
@@ -156,8 +158,6 @@ def _below(value: float, step: float) -> float:
 def _bound(spends: tuple[Spend, ...], delta: float, accountant: str) -> Bound:
     if not spends:
         return Bound(0.0, "exact")
-    if any(sigma == 0 for sigma, _, _ in spends):
-        return Bound(math.inf, "exact")
     if accountant == "auto" and all(rate == 1 for _, rate, _ in spends):
         sigma = sum(count / sigma**2 for sigma, _, count in spends) ** -0.5
         return Bound(gaussian_epsilon(sigma, delta), "exact")
@@ -208,6 +208,7 @@ def _rdp_at(spends: tuple[Spend, ...], delta: float, order: float) -> float:
     return total + math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
+@lru_cache(maxsize=4096)
 def _rdp(spends: tuple[Spend, ...], delta: float) -> float:
     """Return the smallest bound found over the RDP orders; a local search suffices, as every order's bound is valid."""
 
@@ -243,6 +244,7 @@ def _prv_points(spends: tuple[Spend, ...], delta: float, by_rdp: float) -> float
     return 2 * _prv_width(spends, delta_error) / mesh * len(spends)
 
 
+@lru_cache(maxsize=256)
 def _prv(spends: tuple[Spend, ...], delta: float, by_rdp: float) -> float:
     """Return PRV's bound; infinity if the numerical computation fails, for instance for a tiny delta."""
     from distillkit.privacy.accounting._prv import prv_epsilon

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from distillkit.privacy import Event, Ledger, compose, gaussian_epsilon, gaussian_sigma
-from distillkit.privacy.accounting.composition import _rdp
+from distillkit.privacy.accounting.composition import _rdp, _renyi
 from distillkit.rng import derive
 
 DELTA, STEPS, RUNS = 0.01, 200, 40_000
@@ -88,3 +88,35 @@ def test_many_distinct_kinds_of_noise_are_grouped_from_above(count: int) -> None
     exact, bound = _rdp(tuple(spends), 1e-5), compose(spends, 1e-5, accountant="rdp").epsilon
     assert exact <= bound * (1 + 1e-12)
     assert bound <= 1.02 * exact
+
+
+@pytest.mark.parametrize("accountant", ["auto", "rdp", "prv"])
+@pytest.mark.parametrize("rate", [1.0, 1 - 1e-12])
+def test_grouped_releases_never_cost_less_than_exactly(rate: float, accountant: str) -> None:
+    """The exact value is known at rate 1; a rate just below takes the path of Poisson sampling."""
+    sigmas = (40 + 20 * torch.rand(300, generator=derive(3))).tolist()
+    exact = gaussian_epsilon(sum(s**-2 for s in sigmas) ** -0.5, 1e-5)
+    bound = compose([(s, rate, 1) for s in sigmas], 1e-5, accountant=accountant).epsilon
+    assert exact * (1 - 1e-9) <= bound <= 1.2 * exact
+
+
+@pytest.mark.parametrize("most_rate", [0.05, 0.5, 1.0])
+def test_three_thousand_kinds_of_noise_cost_few_evaluations(most_rate: float) -> None:
+    """Evaluations of the Renyi divergence take nearly all the time."""
+    draws = torch.rand(3000, 2, generator=derive(4)).tolist()
+    ledger = Ledger()
+    ledger.spend(*(Event("sum", 2 + 30 * sigma, rate=most_rate * (1 - rate)) for sigma, rate in draws))
+    _renyi.cache_clear()
+    ledger.guarantee()
+    assert _renyi.cache_info().misses < 4000
+    ledger._torn = 1
+    ledger.guarantee()
+    assert _renyi.cache_info().misses < 8000
+
+
+@pytest.mark.parametrize("kinds", [1, 40])
+@pytest.mark.parametrize("order", [None, 8.0])
+@pytest.mark.parametrize("rate", [0.5, 1.0])
+def test_release_without_noise_is_infinite_among_any_others(rate: float, order: float | None, kinds: int) -> None:
+    spends = [(0.0, rate, 1), *((1.0 + k, 0.1, 1) for k in range(kinds))]
+    assert compose(spends, 1e-5, order=order).epsilon == math.inf

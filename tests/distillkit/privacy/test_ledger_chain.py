@@ -22,6 +22,7 @@ from distillkit.privacy import (
     compose,
     train_private,
 )
+from distillkit.privacy._child_ledger import mirror_lines
 from distillkit.sets import LabeledImages
 
 ONE = Event("class_means", 2.0, client="a")
@@ -227,7 +228,9 @@ def test_registered_clients_that_spent_nothing_have_epsilon_0(tmp_path: Path) ->
             with pytest.raises(PrivacyError, match="neither charged"):
                 known.epsilon(unknown)
     assert lines == 4
-    assert Account(Ledger(), client="x").guarantee().epsilon == 0.0
+    for misspelt in (Account(ledger, client="a"), Account(Ledger(), client="x")):
+        with pytest.raises(PrivacyError, match="neither charged"):
+            misspelt.guarantee()
 
 
 def test_charge_to_all_clients_is_every_clients_while_none_has_a_name() -> None:
@@ -297,3 +300,19 @@ def test_line_with_a_huge_number_is_refused(name: str, tmp_path: Path) -> None:
     else:
         with pytest.raises(ValueError, match="line 1 of .* is not a line of a ledger"):
             Ledger(tmp_path / "l")
+
+
+# The budget that a guarantee states.
+
+
+def test_stated_budget_is_one_that_holds(tmp_path: Path) -> None:
+    """Not at a smaller delta than the ledger's, and not after releases that were charged without a limit."""
+    ledger = Ledger(delta=1e-5, budget=3.0)
+    ledger.spend(replace(ONE, client="A"))
+    assert [ledger.guarantee(delta=d).budget for d in (1e-4, 1e-5, 1e-6)] == [3.0, 3.0, None]
+    assert "budget" not in str(ledger.guarantee(delta=1e-6)) + str(ledger.guarantee(delta=1e-6).info())
+    line = {"event": asdict(replace(ONE, count=9, client="B"))}
+    mirror_lines(ledger, "elsewhere", "B", [(1, line)])
+    assert ledger.guarantee("A").budget == 3.0
+    assert ledger.guarantee("B").budget is None is ledger.guarantee().budget
+    assert ledger.guarantee("B").nominal > 3.0
