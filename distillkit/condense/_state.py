@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils.files import read_tensors, write_tensors
-from distillkit.fingerprint import network_fingerprint, set_fingerprint
+from distillkit.fingerprint import network_fingerprint, set_fingerprint, tensor_fingerprint
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
@@ -116,7 +116,7 @@ def save_state(path: str | os.PathLike[str], state: Mapping[str, Tensor]) -> Pat
     Raises:
         OSError: the folder is missing, unwritable or full; an existing file is left unchanged.
     """
-    return write_tensors(path, state, {"format": _FORMAT})
+    return write_tensors(path, state, {"format": _FORMAT, "checksum": _checksum(state)})
 
 
 def load_state(path: str | os.PathLike[str]) -> State:
@@ -127,9 +127,16 @@ def load_state(path: str | os.PathLike[str]) -> State:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, or is not a condenser's state.
+        ValueError: the file is damaged or was changed, or is not a condenser's state.
     """
-    return read_tensors(path, kind=_FORMAT, what="a condenser's state")[0]
+    state, facts = read_tensors(path, kind=_FORMAT, what="a condenser's state")
+    if facts.get("checksum", _checksum(state)) != _checksum(state):
+        raise ValueError(f"{path} was changed after it was written (its checksum differs): restore the file")
+    return state
+
+
+def _checksum(state: Mapping[str, Tensor]) -> str:
+    return tensor_fingerprint([part for name in sorted(state) for part in (name, state[name])])
 
 
 def restore_state(resume: Resume | None, arguments: Mapping[str, Any], steps: int) -> State | None:

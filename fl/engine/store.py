@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import secrets
 from collections.abc import Iterator, Mapping
@@ -114,6 +115,7 @@ class Store:
         self.out, self.folder = out, out / "checkpoint"
         self.memories = self.folder / "clients"
         self._records = self.folder / "clients.jsonl"
+        self._history_sum = hashlib.sha256()
 
     @contextlib.contextmanager
     def owned(self) -> Iterator[None]:
@@ -156,6 +158,7 @@ class Store:
         """Start a new run's records: write its `config` and an empty history."""
         write_atomically(self.out / "config.json", (json.dumps(config, indent=2) + "\n").encode())
         write_atomically(self.out / "history.jsonl", b"")
+        self._history_sum = hashlib.sha256()
         self._records.unlink(missing_ok=True)
 
     def manifest(self) -> dict[str, Any] | None:
@@ -220,6 +223,9 @@ class Store:
         self._write_manifest({k: v for k, v in (self.manifest() or {}).items() if k != "open"})
 
     def _write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        config = (self.out / "config.json").read_bytes() if (self.out / "config.json").exists() else b""
+        sums = {"config.json": hashlib.sha256(config).hexdigest(), "history.jsonl": self._history_sum.hexdigest()}
+        manifest = {**manifest, "sums": sums}
         write_atomically(self.folder / "manifest.json", (json.dumps(manifest) + "\n").encode())
 
     def restore(self, run: str) -> Restored | None:
@@ -230,6 +236,11 @@ class Store:
         """
         manifest = self.manifest()
         if manifest is None:
+            if len(read_history(self.out / "history.jsonl", torn=True)) > 1:  # a killed first round leaves one row
+                raise CheckpointError(
+                    f"{self.folder / 'manifest.json'} is missing, although the history has rounds: restore the file, "
+                    "or start the run again in another folder"
+                )
             return None
         path, number = self.folder / str(manifest["server"]), int(manifest["round"])
         state, facts = read_message(path)
@@ -295,32 +306,54 @@ class Store:
         """
         manifest = self.manifest() or {"round": 0}
         last = [manifest["open"]] if "open" in manifest else []
-        return read_history(self.out / "history.jsonl", torn=True)[: manifest["round"] - len(last)] + last
+        return self._checked_rows(manifest["round"] - len(last)) + last
+
+    def _checked_rows(self, count: int) -> list[dict[str, Any]]:
+        """Return the first `count` rows of the history, after comparing the run's files with their checksums.
+
+        Raises:
+            CheckpointError: a line is damaged, or a file was changed after the run wrote it.
+        """
+        path = self.out / "history.jsonl"
+        rows = read_history(path, torn=True)[:count]
+        lines = path.read_bytes().splitlines(keepends=True)[: len(rows)] if path.exists() else []
+        self._history_sum = hashlib.sha256(b"".join(lines))
+        config = (self.out / "config.json").read_bytes() if (self.out / "config.json").exists() else b""
+        found = {"config.json": hashlib.sha256(config).hexdigest(), "history.jsonl": self._history_sum.hexdigest()}
+        for name, wanted in ((self.manifest() or {}).get("sums") or {}).items() if len(rows) == count else ():
+            if found.get(name) != wanted:
+                raise CheckpointError(
+                    f"{self.out / name} was changed after the run wrote it (its checksum differs): restore the file"
+                )
+        return rows
 
     def history(self, upto: int) -> list[dict[str, Any]]:
         """Return the rows up to round `upto`, and delete later or half-written lines from the file.
 
         Raises:
-            CheckpointError: a line is damaged (see `read_history`), or the file has fewer than `upto` rows.
+            CheckpointError: a line is damaged (see `read_history`), a file was changed after the run wrote it, or the
+                history has fewer than `upto` rows.
         """
         path = self.out / "history.jsonl"
-        rows = read_history(path, torn=True)[:upto]
+        rows = self._checked_rows(upto)
         if len(rows) != upto:
             raise CheckpointError(
                 f"{path} holds {len(rows)} rounds, but the checkpoint is of round {upto}, so lines were lost: start "
                 "the run again in another folder"
             )
-        write_atomically(path, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        write_atomically(path, b"".join(path.read_bytes().splitlines(keepends=True)[:upto]))
         return rows
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add the `row` of a round to the history."""
-        self._append(self.out / "history.jsonl", row)
+        self._history_sum.update(self._append(self.out / "history.jsonl", row))
 
-    def _append(self, path: Path, line: Mapping[str, Any]) -> None:
+    def _append(self, path: Path, line: Mapping[str, Any]) -> bytes:
+        text = (json.dumps(line) + "\n").encode()
         try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            with path.open("ab") as file:
+                file.write(text)
+            return text
         except OSError as error:
             raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
 
