@@ -102,3 +102,14 @@ def test_refusals() -> None:
         FedDecorr(-1.0)
     with pytest.raises(ValueError, match="variant must be one of"):
         FedDecorr(variant="mine")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_batches_of_two_images_and_more_are_decorrelated(batch: int) -> None:
+    client = federation()[0][:batch]
+    runs = [
+        simulate(FedAvg(*addons, factory=Tiny, lr=0.1, batch=batch), [client], rounds=1, progress=False)
+        for addons in ((), (FedDecorr(1.0),))
+    ]
+    plain, moved = (run.server.state[FedAvg.model]["body.0.weight"] for run in runs)
+    assert torch.equal(plain, moved) == (batch == 1)

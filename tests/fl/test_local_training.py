@@ -82,3 +82,32 @@ def test_phases_include_or_exclude_parameters_by_name(train: str, moved: int) ->
     names = ["body.0.weight", "body.0.bias", "classifier.weight", "classifier.bias"]
     assert sum(Phase(train=train).trains(n) for n in names) == moved
     assert not Phase(train="!classifier.*").trains("classifier.bias")
+
+
+def test_every_phase_trains_in_train_mode() -> None:
+    """An add-on may use the network in eval mode before the training or between the phases."""
+    modes: list[bool] = []
+
+    class Watching(AddOn):
+        def before_training(self, local: Any) -> None:
+            local.net.eval()
+
+        def loss(self, step: Any) -> None:
+            modes.append(step.local.net.training)
+
+        def after_step(self, step: Any) -> None:
+            if step.local.steps == 1:  # the last step of the first phase
+                step.local.net.eval()
+
+    phases = [Phase(steps=2, train="classifier.*"), Phase(steps=2)]
+    run = simulate(FedAvg(Watching(), factory=Tiny, phases=phases), federation()[:1], rounds=1, progress=False)
+    assert not run.rows[0]["failed"]
+    assert modes == [True] * 4
+
+
+def test_limit_of_an_update_grows_with_the_whole_model() -> None:
+    """A hundred times one plus the norm of all weights, or the method's option."""
+    weights = {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([[4.0]])}
+    assert FedAvg(factory=Tiny).settings.update_limit(weights) == pytest.approx(600.0)
+    assert FedAvg(factory=Tiny).settings.update_limit({}) == 100.0
+    assert FedAvg(factory=Tiny, max_update_norm=7.0).settings.update_limit(weights) == 7.0

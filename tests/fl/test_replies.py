@@ -19,7 +19,7 @@ from fl.addons import SCAFFOLD, FedDF, FedExP, FedGen, FedNova, FineTune
 from fl.aggregation import Aggregator
 from fl.averaging.addon import AddOn
 from fl.message import Entry, Message
-from fl.method import Method
+from fl.method import Method, NoUsableReply
 from fl.methods import FedLGD, FedProto, PrivateFedDM, Real, SingleImage
 from fl.participants import Client, Server
 from fl.schema import MAX_MAGNITUDE, MAX_WEIGHT, BadReply, EntrySpec, Schema, check_reply
@@ -313,6 +313,25 @@ def test_note_that_is_no_finite_number_rejects_the_reply(note: Any) -> None:
 
     row = play(FedAvg(Noting(), factory=Tiny, **SMALL), 1).rows[0]
     assert row["failed"] == {"1": "its note 'kept' is not a finite number"}
+
+
+@pytest.mark.parametrize("weightless", [3, 2])
+def test_round_of_weightless_replies_is_refused(weightless: int) -> None:
+    """Replies may weigh nothing, but not all of them."""
+
+    class Light(FedAvg):
+        def local(self, client: Client, message: Message) -> Message:
+            reply = super().local(client, message)
+            if client.id < weightless:
+                reply[FedAvg.samples] = 0.0
+            return reply
+
+    method = Light(factory=Tiny, **SMALL)
+    if weightless == 2:
+        assert not play(method, 1).rows[0]["failed"]
+        return
+    with pytest.raises(NoUsableReply, match="all weights of the round's replies are zero"):
+        play(method, 1)
 
 
 def test_limit_of_client_claims_is_an_option() -> None:

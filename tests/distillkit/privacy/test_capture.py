@@ -26,6 +26,7 @@ from distillkit.privacy import (
     per_example_gradients,
     train_private,
 )
+from distillkit.privacy.capture._augmentation import captured_augmentation
 from distillkit.privacy.capture._captured_function import capture
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
@@ -541,3 +542,18 @@ def test_chunk_size_depends_only_on_public_numbers(expected: float, chunk: int |
     model = build(lambda: FaultyNetwork(3), 0)
     gradients = per_example_gradients(model, dropped_losses(model), (DATA.images, DATA.labels))
     assert gradients.chunk_size(expected, chunk) == wanted
+
+
+@pytest.mark.parametrize("siamese", [False, True])
+def test_siamese_augmentation_has_one_draw_for_all_records(siamese: bool) -> None:
+    """Otherwise a private image would be embedded under another draw than the synthetic ones that are fitted to it."""
+
+    def shifted(images: Tensor, generator: torch.Generator, *, siamese: bool = False) -> Tensor:
+        return images + torch.rand(1 if siamese else len(images), 1, 1, 1, generator=generator)
+
+    augment = captured_augmentation(shifted, torch.zeros(1, 1, 2, 2), siamese=siamese)
+    seen = augment(torch.zeros(5, 1, 2, 2), derive(3))
+    assert len(seen.flatten(1).unique(dim=0)) == (1 if siamese else 5)
+    assert torch.equal(seen, augment(torch.zeros(5, 1, 2, 2), derive(3)))
+    assert not torch.equal(seen, augment(torch.zeros(5, 1, 2, 2), derive(4)))
+    assert all(len(image.unique()) == 1 for image in seen)

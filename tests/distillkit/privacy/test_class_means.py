@@ -90,13 +90,18 @@ def test_class_sums_equal_a_plain_loop(toy_set: LabeledImages, toy_network: Fact
     assert not sums[:, 3:].any()
 
 
-def test_overflowing_embedding_adds_nothing(toy_set: LabeledImages) -> None:
+@pytest.mark.parametrize("value", [1e308, math.inf, math.nan, -1e200])
+@pytest.mark.parametrize("clip", [None, 0.7])
+def test_overflowing_embedding_adds_nothing(value: float, clip: float | None, toy_set: LabeledImages) -> None:
+    """Neither an embedding with infinities or NaN nor one whose length overflows; other records count nevertheless."""
     flat = nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.Linear(5, 3)).double()
-    embedders = PublicEmbedders(FixedNetwork(build(lambda: flat, 0)), 1, like=toy_set)
-    images = torch.cat([toy_set.images, torch.full((1, 1, 4, 4), 1e308, dtype=torch.float64)])
-    labels = torch.cat([toy_set.labels, torch.tensor([0])])
-    sums = class_sums(images, labels, embedders, num_classes=3)
-    torch.testing.assert_close(sums, class_sums(toy_set.images, toy_set.labels, embedders, num_classes=3))
+    embedders = PublicEmbedders(FixedNetwork(build(lambda: flat, 0)), 1, like=toy_set, clip=clip)
+    wanted = class_sums(toy_set.images, toy_set.labels, embedders, num_classes=3)
+    for place in (0, 7, 12):
+        added = torch.full((1, 1, 4, 4), value, dtype=torch.float64)
+        images = torch.cat([toy_set.images[:place], added, toy_set.images[place:]])
+        labels = torch.cat([toy_set.labels[:place], torch.tensor([0]), toy_set.labels[place:]])
+        torch.testing.assert_close(class_sums(images, labels, embedders, num_classes=3), wanted)
 
 
 @given(st.integers(0, 11), st.sampled_from([None, 0.7]))

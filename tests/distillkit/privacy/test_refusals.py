@@ -31,6 +31,7 @@ from distillkit.privacy import (
     separable,
     train_private,
 )
+from distillkit.privacy.validation._arguments import refuse_large_delta
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 from distillkit.training import Protocol
@@ -293,3 +294,12 @@ def test_invalid_options_are_named(toy_set: LabeledImages, toy_network: Factory)
     for option in ({"rate": 0.0}, {"steps": 0}, {"size": 0}, {"lr": -1.0}, {"sigma": -1.0}):
         with pytest.raises(ValueError, match=next(iter(option))):
             image_sgd(toy_set, **{"size": 12, "sigma": 1.0, "networks": RandomNetworks(toy_network)} | option)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [1, 10, 1000])
+def test_delta_must_be_below_one_over_the_size(size: int) -> None:
+    refuse_large_delta(size, 0.999 / size)
+    refuse_large_delta(0, 0.999)
+    for delta in (1 / size, 1.001 / size):
+        with pytest.raises(NotAccountable, match="delta must be below one over the number of records"):
+            refuse_large_delta(size, delta)
