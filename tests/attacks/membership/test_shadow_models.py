@@ -79,6 +79,9 @@ def test_every_half_is_equally_likely() -> None:
     together = (inside.T @ inside) / 2000
     assert (together[~torch.eye(6, dtype=torch.bool)] - 0.5 * 2 / 5).abs().max() < 0.05
     assert (inside.mean(0) - 0.5).abs().max() < 0.05
+    sizes = halves(800, 5, 0)[::2].sum(1)  # of an odd number, either half of a pair is the larger one
+    assert set(sizes.tolist()) == {2, 3}
+    assert abs(float((sizes == 3).double().mean()) - 0.5) < 0.1
 
 
 def test_balance_that_reveals_the_target_is_refused() -> None:
