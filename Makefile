@@ -44,7 +44,8 @@ test-flower-faults: $(FLOWER)/.made
 killed: $(STAMP)
 	$(BIN)/python -m tests.kill_examples --kills 1
 
-# Plant the mistakes of tests/mutants.toml one by one in a copy, and report those that no test notices. Takes minutes.
+# Plant the mistakes of tests/mutants.toml one by one in a copy, and report those that no test notices. Takes an hour on two
+# cores; `python -m tests.mutants --log FILE` continues an interrupted run.
 mutants: $(STAMP)
 	$(BIN)/python -m tests.mutants
 

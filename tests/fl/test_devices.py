@@ -48,12 +48,12 @@ def run_on_second_device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
 
         return run(self, also_there)
 
-    def play_there(method: Method) -> Run:
+    def play_there(method: Method, **how: Any) -> Run:
         with monkeypatch.context() as patch, second_device():
             patch.setattr(_backends, "respond", client_side)
             patch.setattr(ServerThread, "run", server_side)
             patch.setattr("distillkit.privacy.capture._captured_function._require_plain", lambda tensors, what: None)
-            return play(method, device=DEVICE, evaluate="drawn")
+            return play(method, **{"device": DEVICE, "evaluate": "drawn", **how})
 
     return play_there
 
@@ -75,6 +75,14 @@ def test_devices_are_never_mixed(name: str, run_on_second_device: Callable[..., 
         return
     assert_same(run, wanted)
     assert rows(run) == rows(wanted)
+
+
+def test_memory_of_later_rounds_is_kept(run_on_second_device: Callable[..., Run], tmp_path: Path) -> None:
+    """A memory that is read from disk and moved to the device is a copy, and the changes of the copy count."""
+    first = play(plain(addon("SCAFFOLD")), rounds=3, evaluate="drawn")
+    second = run_on_second_device(plain(addon("SCAFFOLD")), rounds=3, out=tmp_path)
+    assert_same(first, second)
+    assert rows(first) == rows(second)
 
 
 def test_client_state_starts_on_the_compute_device() -> None:
