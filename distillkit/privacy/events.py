@@ -26,6 +26,10 @@ _RELATIONS = (ADD_OR_REMOVE_RECORD, REPLACE_RECORD, ADD_OR_REMOVE_CLIENT)
 _SAMPLINGS = ("everything", "poisson")
 
 
+PLANNED_STOP = "stopping did not depend on released values"
+"""Condition of an epsilon that was computed from the releases so far; a budget does not need it."""
+
+
 def client_id(client: int | str) -> str:
     """Return a client's id in a ledger as a string, so that 1 and "1" are the same client.
 
@@ -157,7 +161,7 @@ class Guarantee:
             nominal = self.nominal if math.isfinite(self.nominal) else None
             values |= {"reason": self.reason, "nominal_epsilon": nominal}
         else:
-            values["accountant"] = self.accountant
+            values |= {"accountant": self.accountant, "valid_if": PLANNED_STOP}
             values |= {} if self.budget is None else {"budget": self.budget}
         if self.remarks:
             values["remarks"] = list(self.remarks)
@@ -168,6 +172,7 @@ class Guarantee:
     def __str__(self) -> str:
         if self.epsilon is None:
             return f"no guarantee: {self.reason}"
-        notes = "" if self.budget is None else f"; within a budget of {self.budget:g}, which holds however it stopped"
+        notes = "" if self.nominal == 0 else f", if {PLANNED_STOP}"
+        notes += "" if self.budget is None else f"; otherwise the budget of {self.budget:g}"
         notes += "".join(f"; {r}" for r in self.remarks)
         return f"epsilon {self.epsilon:.4g} at delta {self.delta:g} ({self.relation or 'nothing spent'}){notes}"
