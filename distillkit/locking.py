@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ def locked(lock: Path, what: str, *, shared: bool = False, wait: float | None = 
 
     The operating system holds the lock and releases it when the process ends for any reason, so nothing has to be
     cleaned up after a kill. A leftover lock file does not block anything. A `.json` file of the same name names the
-    process that holds the lock. (On file systems without locks, as some network file systems are, `filelock` uses its
+    process that holds the lock. On Linux, this process keeps the lock even if someone removes the lock file, as long as
+    the `.json` file remains. (On file systems without locks, as some network file systems are, `filelock` uses its
     substitute or raises an error.)
 
     Args:
@@ -69,12 +71,19 @@ def locked(lock: Path, what: str, *, shared: bool = False, wait: float | None = 
         if lock in _OURS and not shared:
             raise InUse(f"{what} is already in use by this process ({os.getpid()}): wait for it", os.getpid())
         if lock not in _OURS:
-            held = FileLock(lock, thread_local=False)
+            held, patience = FileLock(lock, thread_local=False), _PATIENCE if wait is None else wait
+            end = time.monotonic() + patience
             try:
-                held.acquire(timeout=_PATIENCE if wait is None else wait)
+                held.acquire(timeout=patience)
             except Timeout:
                 raise _refusal(note, what) from None
-            note.write_text(json.dumps({"pid": os.getpid(), "host": platform.node()}) + "\n", encoding="utf-8")
+            while _has_living_owner(note):  # somebody has removed its lock file, or it is about to end
+                if time.monotonic() > end:
+                    held.release()
+                    raise _refusal(note, what)
+                time.sleep(0.02)
+            owner = {"pid": os.getpid(), "host": platform.node(), "started": _start_time(os.getpid())}
+            note.write_text(json.dumps(owner) + "\n", encoding="utf-8")
             _OURS[lock] = [held, 0]
         _OURS[lock][1] += 1
     try:
@@ -86,7 +95,30 @@ def locked(lock: Path, what: str, *, shared: bool = False, wait: float | None = 
                 ours[1] -= 1
                 if not ours[1]:
                     del _OURS[lock]
+                    note.unlink(missing_ok=True)
                     ours[0].release()
+
+
+def _start_time(pid: int) -> str | None:
+    """Return the start time of a running process, which distinguishes it from later processes with its id.
+
+    None if there is no such process, or the system does not show it.
+    """
+    try:
+        state, *others = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return None if state in "ZX" else others[18]  # a zombie holds nothing
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _has_living_owner(note: Path) -> bool:
+    """Return whether the process that the `note` names is running on this machine, and is not this process."""
+    try:
+        owner = json.loads(note.read_text(encoding="utf-8"))
+        pid, host, started = int(owner["pid"]), owner["host"], owner["started"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return host == platform.node() and pid != os.getpid() and started is not None and _start_time(pid) == started
 
 
 def _refusal(note: Path, what: str) -> InUse:

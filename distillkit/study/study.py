@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +38,11 @@ from distillkit.study.task import Task
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Study"]
+__all__ = ["Study", "WorkerKilled"]
+
+
+class WorkerKilled(RuntimeError):
+    """Error: the worker process of a run was killed. The message names the run; all other runs are finished."""
 
 
 class Study:
@@ -126,6 +132,7 @@ class Study:
                 form.
             ValueError: the folder contains another study, or no configuration of a candidate has a score.
             distillkit.locking.InUse: another process uses the folder.
+            WorkerKilled: the process of a run was killed; all other runs are finished.
         """
         processes, options = self._check_options(processes, workers, device)
         if on_run is not None:
@@ -316,15 +323,31 @@ class Study:
             for spec in specs:
                 yield spec, self._prepare(spec).execute(self.out, **options)
             return
-        runs = [(spec, self._prepare(spec).serialize(self.out)) for spec in specs]
-        with worker_pool(processes) as pool:
-            futures = {pool.submit(run.execute, options): spec for spec, run in runs}
+        waiting = {spec.folder: (spec, self._prepare(spec).serialize(self.out)) for spec in specs}
+        with contextlib.suppress(BrokenProcessPool), worker_pool(processes) as pool:
+            futures = {pool.submit(run.execute, options): spec for spec, run in waiting.values()}
             try:
                 for future in as_completed(futures):
-                    yield futures[future], future.result()
+                    summary = future.result()
+                    del waiting[futures[future].folder]
+                    yield futures[future], summary
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
+        killed = []
+        for spec, run in waiting.values():  # a worker was killed, and its pool lost; each run gets a process of its own
+            try:
+                with worker_pool(1) as pool:
+                    summary = pool.submit(run.execute, options).result()
+            except BrokenProcessPool:
+                killed.append(spec.run)
+            else:
+                yield spec, summary
+        if killed:
+            raise WorkerKilled(
+                f"the processes of {', '.join(killed)} were killed, perhaps for lack of memory; all other runs are "
+                "finished. Let them use less memory (fewer workers, a smaller batch or chunk), and run the study again"
+            )
 
     def _prepare(self, spec: RunSpec) -> PreparedRun:
         task, candidate = self.design.task(spec.task), self.design.candidates[spec.method]

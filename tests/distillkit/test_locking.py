@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -113,6 +114,7 @@ def test_releasing_an_unowned_lock_does_nothing(tmp_path: Path, start: Any) -> N
         held, _ = locking._OURS.pop(lock.resolve())
     assert tried(start, lock) != "got it"
     held.release()
+    lock.with_suffix(".json").unlink()
     assert tried(start, lock) == "got it"
 
 
@@ -204,3 +206,26 @@ def test_workers_end_within_two_seconds_of_their_parents_death(number: int, tmp_
 def test_only_a_worker_can_end_with_its_parent() -> None:
     with pytest.raises(RuntimeError, match="exit_with_parent must be called in a worker process"):
         exit_with_parent()
+
+
+def test_lock_survives_the_removal_of_its_file(tmp_path: Path, start: Any) -> None:
+    """Until its owner ends (defect B11)."""
+    lock = tmp_path / ".owner.lock"
+    owner = start(HOLD, lock)
+    assert owner.stdout.readline().strip() == "held"
+    lock.unlink()
+    for _ in range(2):
+        assert tried(start, lock).startswith(f"{owner.pid} the run in x is in use by process {owner.pid}")
+    os.killpg(owner.pid, signal.SIGKILL)
+    owner.wait()
+    assert tried(start, lock) == "got it"
+
+
+def test_note_of_an_earlier_process_with_the_same_id_blocks_nothing(tmp_path: Path, start: Any) -> None:
+    lock, other = tmp_path / ".owner.lock", start(HOLD, tmp_path / "another.lock")
+    other.stdout.readline()
+    note = json.loads((tmp_path / "another.json").read_text(encoding="utf-8"))
+    assert note["pid"] == other.pid
+    lock.with_suffix(".json").write_text(json.dumps({**note, "started": "1"}), encoding="utf-8")
+    assert tried(start, lock) == "got it"
+    assert not lock.with_suffix(".json").exists()

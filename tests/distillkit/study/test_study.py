@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import signal
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +23,7 @@ from distillkit.privacy import Event, Ledger
 from distillkit.serialization import SerializationError
 from distillkit.study import Candidate, Condense, Cost, Job, Study, Task, grid, read_choice, tuning_table
 from distillkit.study.condense_candidate import run_device, save_state
+from distillkit.study.study import WorkerKilled
 from distillkit.training import Protocol
 
 
@@ -555,3 +558,20 @@ def test_networks_are_created_on_the_runs_device_and_others_evaluated(tmp_path: 
     other = replace(candidate, tested=tested)
     other.run(other.build(where.task, split, {}), where)
     assert seen[1:] == [("cpu", count), ("tested", 2)]
+
+
+def killed(real: LabeledImages, *, generator: Any) -> LabeledImages:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return real
+
+
+@pytest.mark.slow
+def test_killed_worker_is_the_named_failure_of_its_run(tmp_path: Path) -> None:
+    """All other runs finish, and those of the killed worker may be run again (defect B11)."""
+    options: dict[str, Any] = {"num_networks": 1, "protocol": Protocol(epochs=1)}
+    fine = Condense(lambda factory: partial(random_subset, ipc=1), **options)
+    study = Study(tmp_path, task(), {"fine": fine, "bad": Condense(lambda factory: killed, **options)}, seeds=(0, 1))
+    with pytest.raises(WorkerKilled, match=r"the processes of made-bad-0, made-bad-1 were killed") as caught:
+        study.run(processes=2, trial=False, progress=False)
+    assert "fine" not in str(caught.value)
+    assert sorted(record.line["run"] for record in study.records()) == ["made-fine-0", "made-fine-1"]
