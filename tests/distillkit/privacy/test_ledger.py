@@ -135,6 +135,17 @@ def test_line_torn_at_any_byte_counts_as_the_costliest(tmp_path: Path) -> None:
     assert Ledger(path).epsilon() == 0.0
 
 
+@pytest.mark.parametrize("events", [[(1.0, 0.01, 1), (2.0, 1.0, 50)], [(1.0, 1.0, 1), (2.0, 1.0, 2), (2.0, 1.0, 9)]])
+def test_torn_line_is_the_costliest_event_of_any_kind(events: list[tuple[float, float, int]], tmp_path: Path) -> None:
+    """Its noise, rate and number of releases all count: here the event with less noise costs less."""
+    path = tmp_path / "ledger.jsonl"
+    Ledger(path).spend(*(Event("release", sigma, rate, count, client=0) for sigma, rate, count in events))
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"event": {"mech')
+    sums = [compose([*events, one], 1e-5).epsilon for one in events]
+    assert Ledger(path).epsilon(0) == max(sums) == sums[-1]
+
+
 def test_second_crash_during_the_repair_of_a_torn_line_is_tolerated(tmp_path: Path) -> None:
     path = tmp_path / "l"
     Ledger(path).spend(ONE)

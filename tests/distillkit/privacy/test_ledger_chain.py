@@ -316,3 +316,13 @@ def test_stated_budget_is_one_that_holds(tmp_path: Path) -> None:
     assert ledger.guarantee("A").budget == 3.0
     assert ledger.guarantee("B").budget is None is ledger.guarantee().budget
     assert ledger.guarantee("B").nominal > 3.0
+
+
+def test_line_without_a_hash_is_refused_behind_chained_lines(tmp_path: Path) -> None:
+    """Only an earlier version's ledger begins with such lines."""
+    path = tmp_path / "ledger.jsonl"
+    Ledger(path).spend(Event("sum", 2.0, client=0))
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"remark": "nothing was spent"}) + "\n")
+    with pytest.raises(ValueError, match="does not follow the lines before it"):
+        Ledger(path)
