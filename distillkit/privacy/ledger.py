@@ -18,7 +18,7 @@ from typing import Any
 from distillkit._utils import check
 from distillkit.privacy._journal import Journal
 from distillkit.privacy.accounting._ranges import check_delta
-from distillkit.privacy.accounting.composition import Bound, Spend, compose
+from distillkit.privacy.accounting.composition import Bound, Spend, compose, largest
 from distillkit.privacy.assumptions import ASSUMPTIONS
 from distillkit.privacy.errors import BudgetExhausted, NotAccountable, PrivacyError
 from distillkit.privacy.events import ALL_CLIENTS, Event, Guarantee, check_relation, client_id
@@ -313,8 +313,8 @@ class Ledger:
                     f"client {client!r} was neither charged nor registered, so its epsilon is unknown; known are "
                     f"{self._names()[:10]}{count}. Check the name, or call register([{client!r}]) if it spent nothing"
                 )
-            bounds = [compose(self._spends(c), delta) for c in clients]
-            worst = max(bounds, key=lambda b: b.epsilon, default=Bound(0.0, "exact"))
+            every = [self._spends(c) for c in clients]
+            worst = largest(every, delta)
             owners = [o for c in clients for o in self._touching(c)]
             reason = self._reason(owners)
             return Guarantee(
@@ -326,7 +326,7 @@ class Ledger:
                 reason=reason,
                 remarks=self._all_remarks(worst if not reason else None),
                 assumptions=self._assumptions(),
-                budget=self._kept_budget([self._spends(c) for c in clients], delta),
+                budget=self._kept_budget(every, delta),
             )
 
     def epsilon(self, client: int | str | None = None, *, delta: float | None = None) -> float | None:
@@ -405,8 +405,9 @@ class Ledger:
 
     def _touching(self, client: int | str | None) -> list[int | str]:
         """Return the clients whose events affect the records of `client`."""
-        owners = list(dict.fromkeys([*self._totals, *self._reasons]))
-        return [o for o in owners if not self.disjoint or client is None or o in (client, ALL_CLIENTS)]
+        if self.disjoint and client is not None:
+            return [o for o in dict.fromkeys((client, ALL_CLIENTS)) if o in self._totals or o in self._reasons]
+        return list(dict.fromkeys([*self._totals, *self._reasons]))
 
     def _spends(self, client: int | str | None) -> list[Spend]:
         owners = self._touching(client)
@@ -441,12 +442,15 @@ class Ledger:
                 return bound
         return compose(spends, self.delta).epsilon
 
-    def _kept_budget(self, spends: Iterable[list[Spend]], delta: float) -> float | None:
-        """Return the budget if it holds at `delta` for all clients, of whom `spends` lists the releases."""
+    def _kept_budget(self, every: list[list[Spend]], delta: float) -> float | None:
+        """Return the budget if it holds at `delta` for all clients, of whom `every` lists the releases."""
         if self.budget is None or delta < self.delta:
             return None
-        kept = all(self._filtered(one) <= self.budget * _ROUNDING for one in spends)
-        return self.budget if kept else None
+        if self.renyi_order is None:
+            reached = largest(every, self.delta).epsilon
+        else:
+            reached = max(map(self._filtered, every), default=0.0)
+        return self.budget if reached <= self.budget * _ROUNDING else None
 
     def _remaining(self, event: Event) -> int:
         def within(count: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,7 +13,7 @@ from distillkit.privacy.accounting._ranges import MOST_RELEASES, check_delta, ch
 from distillkit.privacy.accounting.gaussian import gaussian_epsilon
 from distillkit.privacy.errors import NotAccountable
 
-__all__ = ["Bound", "Spend", "compose", "filter_order"]
+__all__ = ["Bound", "Spend", "compose", "filter_order", "largest"]
 
 Spend = tuple[float, float, int]
 """(sigma, rate, count): noise standard deviation / sensitivity, sample rate, number of releases."""
@@ -30,6 +30,9 @@ _ORDERS = (
 _MAX_PLD_RELEASES = 10**7
 _MAX_PLD_KINDS, _MAX_KINDS, _MAX_RDP_KINDS = 8, 24, 160
 """Maximum number of kinds of releases for which `compose` chooses PLD, computes PRV, and computes RDP."""
+
+_STEP, _DOWN = 2.0**-10, 1 - 1e-12
+"""Finest grid of log(sigma) and -log(rate) for groups, and a factor that covers the rounding of exp and log."""
 
 _CHEAP_ORDERS = (2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 160.0, 256.0, 512.0)
 
@@ -136,22 +139,45 @@ def _grouped(spends: tuple[Spend, ...], most: int) -> tuple[Spend, ...]:
     fixed grid, which becomes coarser only if there are still too many kinds.
     """
     at_one = sum(count / sigma**2 for sigma, rate, count in spends if rate == 1)
-    kinds, step = [spend for spend in spends if spend[1] < 1], 2.0**-10
-    found: dict[tuple[float, float], int] = {(sigma, rate): count for sigma, rate, count in kinds}
-    while len(found) >= most:
-        found = {}
-        for sigma, rate, count in kinds:
-            coarse = _below(sigma, step), min(1.0, 1 / _below(1 / rate, step))
-            found[coarse] = found.get(coarse, 0) + count
-        step *= 2
+    found = {(sigma, rate): count for sigma, rate, count in spends if rate < 1}
+    if len(found) >= most:
+        cells, step = _shifted(((math.log(s) / _STEP, -math.log(q) / _STEP), n) for (s, q), n in found.items()), _STEP
+        while len(cells) >= most:
+            cells, step = _shifted(((i / 2, j / 2), n) for (i, j), n in cells.items()), 2 * step
+        found = {(math.exp(i * step) * _DOWN, min(1.0, math.exp(-j * step) / _DOWN)): n for (i, j), n in cells.items()}
     if at_one:
         found[at_one**-0.5, 1.0] = found.get((at_one**-0.5, 1.0), 0) + 1
     return tuple((sigma, rate, count) for (sigma, rate), count in sorted(found.items()))
 
 
-def _below(value: float, step: float) -> float:
-    """Return the largest power of e^step that is at most `value`; never more than `value`, despite rounding."""
-    return min(value, math.exp(step * math.floor(math.log(value) / step)))
+def _shifted(places: Iterable[tuple[tuple[float, float], int]]) -> dict[tuple[int, int], int]:
+    """Count the releases in each cell of a grid with side 1."""
+    cells: dict[tuple[int, int], int] = {}
+    for (x, y), count in places:
+        cell = math.floor(x), math.floor(y)
+        cells[cell] = cells.get(cell, 0) + count
+    return cells
+
+
+def largest(every: Sequence[Sequence[Spend]], delta: float) -> Bound:
+    """Return the largest of the bounds that `compose` computes for several clients, in less time.
+
+    Clients whose epsilon is below another's even by a cheap bound are skipped.
+
+    Args:
+        every: releases of each client.
+        delta: argument of `compose`.
+    """
+
+    def limit(spends: Sequence[Spend]) -> float:
+        return min(compose(spends, delta, order=order).epsilon for order in (4.0, 12.0, 40.0))
+
+    worst = Bound(0.0, "exact")
+    limits = [limit(spends) if len(every) > 1 else math.inf for spends in every]
+    for most, spends in sorted(zip(limits, every, strict=True), key=lambda pair: -pair[0]):
+        if most > worst.epsilon:
+            worst = max(worst, compose(spends, delta), key=lambda bound: bound.epsilon)
+    return worst
 
 
 @lru_cache(maxsize=4096)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from distillkit.privacy import BudgetExhausted, Event, Ledger, compose, gaussian_epsilon, gaussian_sigma
-from distillkit.privacy.accounting.composition import _rdp, _renyi
+from distillkit.privacy.accounting.composition import _grouped, _rdp, _renyi, largest
 from distillkit.rng import derive
 
 DELTA, STEPS, RUNS = 0.01, 200, 40_000
@@ -139,3 +139,25 @@ def test_budget_is_kept_at_its_own_delta_and_larger_ones() -> None:
     assert ledger.guarantee().budget == ledger.guarantee(delta=1e-4).budget == 4.0
     assert ledger.guarantee(delta=0.9e-5).budget is None
     assert Ledger(delta=1e-5).guarantee().budget is None
+
+
+def test_largest_bound_over_clients_equals_that_of_each_client_alone() -> None:
+    draws = torch.rand(30, 3, generator=derive(5)).tolist()
+    every = [[(1 + 9 * s, round(r, 1) or 1.0, 1 + int(20 * n)), (5.0, 1.0, 2)] for s, r, n in draws]
+    assert largest(every, 1e-5) == max((compose(one, 1e-5) for one in every), key=lambda bound: bound.epsilon)
+    assert largest([], 1e-5).epsilon == 0.0 == largest([[]], 1e-5).epsilon
+    assert largest([*every, [(0.0, 1.0, 1)]], 1e-5).epsilon == math.inf
+
+
+@pytest.mark.parametrize("most", [24, 160])
+def test_groups_cover_the_releases_at_the_ends_of_their_cells(most: int) -> None:
+    """Kinds on grid points, just beside them and at rates near 1 are rounded to cost no less."""
+    kinds = [
+        (math.exp(k / 64) * (1 + off), 1 - 1e-9 * k - 1e-12, 1) for k in range(100) for off in (0.0, 1e-13, -1e-13)
+    ]
+    groups = _grouped(tuple(kinds), most)
+    assert len(groups) <= most
+    assert sum(count for _, _, count in groups) == len(kinds)
+    for level in (1.5, 2.0, 3.3):
+        assert sum(n for s, _, n in groups if s <= level) >= sum(n for s, _, n in kinds if s <= level)
+    assert min(rate for _, rate, _ in groups) >= min(rate for _, rate, _ in kinds)
