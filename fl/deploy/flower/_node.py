@@ -20,9 +20,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -167,7 +169,15 @@ class Node:
             message, facts = from_parts(*parts)
             context = read_fields("place", facts.get("place", ""))
             number, _ = read_partition(config)
-            data = self._load(number, context["classes"])
+            waited = time.time() - created
+            seconds = context["deadline"] - max(0.0, waited)
+            if seconds <= 0:
+                raise _Late(
+                    f"was asked {waited:.0f} seconds ago by its own clock, but had only {context['deadline']:g}: the "
+                    "message came late, or its clock is ahead of the server's (set both by NTP)"
+                )
+            began = time.monotonic()
+            data = _within(seconds, lambda: self._load(number, context["classes"]))
             folder, guard = self.folder / data.fingerprint / context["run"], self._guard(number, data)
 
             def accept(header: RequestHeader, client: int) -> None:
@@ -181,10 +191,10 @@ class Node:
                 self.method, resolve_task(self.task, data.clients.first), {number: data.clients[0]},
                 MemoryStore(folder / "memory"), self.device, ledger=guard.branch(job),
             )  # fmt: skip
-            seconds, position = context["deadline"] - (time.time() - created), context["ledger"]
+            seconds, position = seconds - (time.monotonic() - began), context["ledger"]
         except PayloadMissing:
             return to_parts(Message(), {"lacking": "a body"})
-        except PolicyRefusal as error:
+        except (PolicyRefusal, _Late) as error:
             return refusal_parts(str(error))
         except Exception as error:  # the content is untrusted
             return self._error_parts(error)
@@ -226,6 +236,32 @@ class _LoadedData:
     fingerprint: str
     ledger: str
     class_names: tuple[str, ...]
+
+
+T = TypeVar("T")
+
+
+class _Late(TimeoutError):
+    """A request that cannot be answered in time. The message does not depend on the node's data."""
+
+
+def _within(seconds: float, work: Callable[[], T]) -> T:
+    """Return the result of `work`, or raise _Late after `seconds`; its thread is then abandoned."""
+    found: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(work())
+        except BaseException as error:  # it is raised in the caller's thread
+            found.set_exception(error)
+
+    threading.Thread(target=run, name="load", daemon=True).start()
+    try:
+        return found.result(timeout=seconds)
+    except FutureTimeout as error:
+        if found.done():
+            raise
+        raise _Late(f"did not load its data within {seconds:.3g} seconds") from error
 
 
 def _run_with_timeout(seconds: float, runtime: ClientRuntime, job: Job) -> ClientResult | BudgetExhausted:

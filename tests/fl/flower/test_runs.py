@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import re
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -161,10 +165,50 @@ class Hanging(FedAvg):
 
 def test_hanging_client_is_stopped_at_its_timeout_and_frees_its_node(tmp_path: Path) -> None:
     there = grid(Hanging(**FAST), tmp_path)
-    run = run_on_grid(there, Hanging(**FAST), rounds=1, participation=1.0, reply_timeout=0.8)
+    run = run_on_grid(there, Hanging(**FAST), rounds=1, participation=1.0, reply_timeout=3.0)
     assert "did not answer before its deadline" in run.rows[0]["failed"]["2"]
-    after = run_on_grid(there, Hanging(**FAST), rounds=1, participation=1.0, reply_timeout=0.8, evaluate=[2])
+    after = run_on_grid(there, Hanging(**FAST), rounds=1, participation=1.0, reply_timeout=3.0, evaluate=[2])
     assert after.rows[0]["accuracy_clients"] is not None
+
+
+def test_loading_that_hangs_ends_at_the_deadline(tmp_path: Path) -> None:
+    """A node with a hanging disk does not block the run, and the reason is named (defect B10)."""
+    release = threading.Event()
+
+    def hangs(partition: int) -> Any:
+        if partition == 2 and asked["jobs"]:
+            release.wait(60)
+        return client_data(partition)
+
+    asked = {"jobs": False}
+    method = FedAvg(**FAST)
+    there = fake_flower.Grid(
+        client_app(method, hangs, folder=tmp_path), {100 + k: fake_flower.context(100 + k, k, 5) for k in range(5)}
+    )
+
+    def from_now_on(row: dict[str, Any]) -> None:
+        asked["jobs"] = True
+
+    run = run_on_grid(there, method, rounds=2, participation=1.0, reply_timeout=4.0, on_round=from_now_on)
+    release.set()
+    assert run.rows[0]["failed"] == {}
+    assert re.fullmatch(r"refused: did not load its data within [\d.]+ seconds", run.rows[1]["failed"]["2"])
+
+
+@pytest.mark.parametrize(("ahead", "fails"), [(7200.0, True), (-7200.0, False)])
+def test_clock_that_is_ahead_is_named(
+    ahead: float, fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that is behind costs nothing, and does not extend the deadline."""
+    method = FedAvg(**FAST)
+    there = grid(method, tmp_path)
+    clock = SimpleNamespace(time=lambda: time.time() + ahead, monotonic=time.monotonic)
+    monkeypatch.setattr("fl.deploy.flower._node.time", clock)
+    if not fails:
+        assert run_on_grid(there, method, rounds=1, participation=1.0, reply_timeout=20.0).rows[0]["failed"] == {}
+        return
+    with pytest.raises(NoUsableReply, match="its clock is ahead of the server's"):
+        run_on_grid(there, method, rounds=1, participation=1.0, reply_timeout=20.0)
 
 
 def test_restarted_node_is_found_by_its_partition(tmp_path: Path) -> None:
