@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -169,30 +167,6 @@ def test_hanging_client_is_stopped_at_its_timeout_and_frees_its_node(tmp_path: P
     assert "did not answer before its deadline" in run.rows[0]["failed"]["2"]
     after = run_on_grid(there, Hanging(**FAST), rounds=1, participation=1.0, reply_timeout=3.0, evaluate=[2])
     assert after.rows[0]["accuracy_clients"] is not None
-
-
-def test_loading_that_hangs_ends_at_the_deadline(tmp_path: Path) -> None:
-    """A node with a hanging disk does not block the run, and the reason is named (defect B10)."""
-    release = threading.Event()
-
-    def hangs(partition: int) -> Any:
-        if partition == 2 and asked["jobs"]:
-            release.wait(60)
-        return client_data(partition)
-
-    asked = {"jobs": False}
-    method = FedAvg(**FAST)
-    there = fake_flower.Grid(
-        client_app(method, hangs, folder=tmp_path), {100 + k: fake_flower.context(100 + k, k, 5) for k in range(5)}
-    )
-
-    def from_now_on(row: dict[str, Any]) -> None:
-        asked["jobs"] = True
-
-    run = run_on_grid(there, method, rounds=2, participation=1.0, reply_timeout=4.0, on_round=from_now_on)
-    release.set()
-    assert run.rows[0]["failed"] == {}
-    assert re.fullmatch(r"refused: did not load its data within [\d.]+ seconds", run.rows[1]["failed"]["2"])
 
 
 @pytest.mark.parametrize(("ahead", "fails"), [(7200.0, True), (-7200.0, False)])

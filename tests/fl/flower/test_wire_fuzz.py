@@ -9,6 +9,9 @@ import copy
 import json
 import math
 import random
+import re
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ import torch
 
 from distillkit.privacy import Event, Ledger
 from fl import FedAvg
+from fl._codec import Parts, from_parts, to_parts
 from fl.deploy._fields import FIELDS, Field
 from fl.deploy._wire import Job, job_parts, read_job, result_parts
 from fl.deploy.flower._messages import GridConnection, to_records
@@ -70,19 +74,25 @@ def changed(value: Any, draws: random.Random) -> Any:
     return draws.choice(ODD)
 
 
-def mutated(strings: dict[str, str], name: str, draws: random.Random) -> dict[str, str]:
-    """Return the strings of a message with one of them changed: as JSON, or as bare text."""
-    text = "{" if draws.random() < 0.02 else json.dumps(changed(json.loads(strings[name]), draws))
-    return {**strings, name: text}
+def mutated(parts: Parts, name: str, draws: random.Random) -> Parts:
+    """Return the parts of a message, with a valid checksum, after a change of one of its strings."""
+    message, facts = from_parts(*parts)
+    text = "{" if draws.random() < 0.02 else json.dumps(changed(json.loads(facts[name]), draws))
+    return to_parts(message, {**facts, name: text})
 
 
-def valid_job() -> tuple[Message, dict[str, str]]:
+def with_place(parts: Parts, **place: Any) -> Parts:
+    message, facts = from_parts(*parts)
+    return to_parts(message, {**facts, "place": json.dumps({**json.loads(facts["place"]), **place})})
+
+
+def valid_job() -> Parts:
     header = RequestHeader("local", 3, "abcdef01-2", seed=5)
     model = FedAvg(**FAST).networks.first("", 3, 5)
     message = Message.unchecked({"FedAvg.model": model, "Cached.kept": torch.ones(4)})
     request = ClientRequest(message, "", {"Cached.kept": "ab" * 16})
     place = {"run": "0123456789abcdef", "classes": 3, "deadline": 60.0, "ledger": None}
-    return job_parts(Job(header, 1, request), {"place": json.dumps(place)})  # type: ignore[return-value]
+    return job_parts(Job(header, 1, request), {"place": json.dumps(place)})
 
 
 def files(folder: Path) -> dict[Path, int]:
@@ -90,15 +100,15 @@ def files(folder: Path) -> dict[Path, int]:
 
 
 def check_node(count: int, tmp_path: Path) -> None:
-    inside, draws, now = tmp_path / "world" / "node", random.Random(0), 2e9
+    inside, draws = tmp_path / "world" / "node", random.Random(0)
     node = Node(Cached(**FAST), client_data, NodeOptions(folder=inside))
-    tensors, strings = valid_job()
     node.handshake(CONFIG)  # writes the node's key
+    assert "answer" in node.handle_job(to_records(valid_job()), CONFIG, time.time())[1]
     kinds = set()
     for number in range(count):
         name = draws.choice(["job", "job", "job", "place"])
         before = files(tmp_path)
-        reply = node.handle_job(to_records((tensors, mutated(strings, name, draws))), CONFIG, now)  # type: ignore[arg-type]
+        reply = node.handle_job(to_records(mutated(valid_job(), name, draws)), CONFIG, time.time())
         kinds.update(reply[1].keys() & {"refused", "answer", "lacking"})
         assert len(reply[1].get("refused", "")) <= 500
         new = files(tmp_path).keys() - before.keys()
@@ -123,13 +133,13 @@ def check_server(count: int) -> None:
     good = ClientResult(1, Message.unchecked({"x": torch.ones(3)}), seconds=1.0, notes={"images": 3})
     line = [2, {"event": {**vars(Event("sum", SIGMA)), "client": "1"}}]
     report = {"name": "a", "since": 0, "lines": [line]}
-    tensors, strings = result_parts(header.version, good, facts={"account": json.dumps(report)})
+    whole = result_parts(header.version, good, facts={"account": json.dumps(report)})
     found: dict[bool, int] = {True: 0, False: 0}
     for _ in range(count):
         name, private = draws.choice([("answer", False), ("answer", False), ("account", True)])
         transport = cohort(ledger if private else None)
         transport._registry.nodes[1] = node_info()
-        result = transport._read(asked(), (tensors, mutated(strings, name, draws)))  # type: ignore[arg-type]
+        result = transport._read(asked(), mutated(whole, name, draws))
         assert isinstance(result, ClientResult)
         assert len(result.error or "") <= 500
         assert len(json.dumps(dict(result.notes), default=str)) < 2_000_000
@@ -177,15 +187,14 @@ def test_refused_requests_leave_no_files(tmp_path: Path) -> None:
     """The policy, and the client's number, are checked before a payload or a folder is written."""
     policy = written(tmp_path / "policy.toml", methods='["Another"]')
     assert read_policy(policy).methods == ("Another",)
-    tensors, strings = valid_job()
     for options, config in (({"policy": policy}, CONFIG), ({}, {"partition-id": 2, "num-partitions": 5})):
         node = Node(Cached(**FAST), client_data, NodeOptions(folder=tmp_path / "node", **options))  # type: ignore[arg-type]
         node.handshake(config)
         before = files(tmp_path)
         for run in range(50):
-            place = json.dumps({**json.loads(strings["place"]), "run": f"{run:016x}"})
-            reply = node.handle_job(to_records((tensors, {**strings, "place": place})), config, 2e9)  # type: ignore[arg-type]
-            assert "refused" in reply[1]
+            parts = with_place(valid_job(), run=f"{run:016x}")
+            refused = node.handle_job(to_records(parts), config, time.time())[1]["refused"]
+            assert "its policy" in refused or "received a request for 1" in refused
         assert files(tmp_path) == before
 
 
@@ -215,3 +224,20 @@ def test_job_with_entries_that_nobody_names_is_refused() -> None:
     for entries, why in ((["a"], "does not name the entry 'b'"), (["a", "b", "c"], "lacks the entry 'c'")):
         with pytest.raises(ValueError, match=why):
             read_job(message, {"job": json.dumps({**fields, "entries": entries})}, PayloadCache())
+
+
+def test_loading_that_hangs_ends_at_the_deadline(tmp_path: Path) -> None:
+    """A node with a hanging disk does not block the run, and the reason is named (defect B10)."""
+    release = threading.Event()
+
+    def hangs(partition: int) -> Any:
+        release.wait(60)
+        return client_data(partition)
+
+    parts = with_place(valid_job(), deadline=0.5)
+    node = Node(Cached(**FAST), hangs, NodeOptions(folder=tmp_path))
+    began = time.monotonic()
+    reply = node.handle_job(to_records(parts), CONFIG, time.time())
+    release.set()
+    assert time.monotonic() - began < 30
+    assert re.fullmatch(r"did not load its data within 0\.\d+ seconds", reply[1]["refused"])
