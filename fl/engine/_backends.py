@@ -48,7 +48,7 @@ class RunContext:
 
 @runtime_checkable
 class Backend(Protocol):
-    """Base class of the ways to run clients, the values of `simulate`'s option `backend`."""
+    """Base class of backends, which run the clients. `simulate` takes a backend as its option `backend`."""
 
     @property
     def faults(self) -> str | None:

@@ -16,7 +16,7 @@ __all__ = ["MemoryStore"]
 
 
 class MemoryStore:
-    """Store of each client's memory, by version. A newly written version is pending until the server commits it.
+    """Store of the clients' memories. Each memory has versions; a new version is pending until the server commits it.
 
     Only the server decides which version is valid, and it names this version in every request. Losing a `commit`
     therefore does no harm, and memories of a failed or killed round are never read.
@@ -62,12 +62,13 @@ class MemoryStore:
 
         Args:
             client: index of the client.
-            version: version that the server names in its request; "" if the client has no memory yet.
+            version: version to load, as named in the server's request; "" if the client has no memory yet.
             tidy: whether to delete all other versions, which belong to failed rounds. Use False for an exchange that
-                only reads: `version` may still be pending, and the committed version is needed if the round fails.
+                only reads the memory. There, `version` may still be pending, and the committed version is needed if the
+                round fails.
 
         Raises:
-            CheckpointError: the memory is lost or damaged. The client is not treated as one without memory.
+            CheckpointError: the memory is lost or damaged.
         """
         if tidy:
             self._keep(client, version)
@@ -106,7 +107,7 @@ class MemoryStore:
         self._pending.clear()
 
     def restore(self, versions: Mapping[int, str]) -> None:
-        """Delete all memories except one version per client (`versions`); the others belong to a killed round."""
+        """Delete the memories of a killed round, and keep only the named version of each client in `versions`."""
         for client in self._clients():
             self._keep(client, versions.get(client, ""))
 

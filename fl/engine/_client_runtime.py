@@ -1,4 +1,4 @@
-"""The client's side of an exchange: run one client on its request and its data, and return the result."""
+"""The client's side of an exchange: pass a request and the client's data to the method, and return the result."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def respond(
 def _shown_reason(method: Method, error: Exception) -> str:
     """Return the reason of a failure for the run's record.
 
-    For a private method it is a constant sentence, and the actual reason is only logged on this machine.
+    For a private method, the recorded reason is a constant sentence; the actual reason is only logged on this machine.
     """
     if not method.private or isinstance(error, RequestError):
         return reason_of(error)

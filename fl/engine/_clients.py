@@ -84,7 +84,7 @@ def extend_classes(data: Either, classes: int, given: bool) -> Either:
 
 
 def require_like(first: LabeledImages, other: LabeledImages | StoredImages, name: str, *, classes: bool = True) -> None:
-    """Refuse a set that differs from the first client's in normalization, shape, dtype, classes or kind of labels.
+    """Refuse a set whose normalization, shape, dtype, classes or kind of labels differ from the first client's set.
 
     Args:
         first: the first client's set.

@@ -23,9 +23,9 @@ def unusable(method: Method, server: Server, before: Message) -> str | None:
     """Return the reason why a round's new state must not be committed, or None.
 
     A state is unusable if it holds NaN or Inf, or if a global model's outputs on noise are not finite. If a value has
-    more than tripled in the round, a client's work is also tried on noise, with the new state and the state before the
-    round. The new state is unusable if the reply to it would be refused, but the reply to the earlier state would not.
-    Private methods are not tried, because their work is charged to a ledger.
+    more than tripled in the round, a client's training is also tried on noise images, with the new state and with the
+    state before the round. The new state is unusable if the server would refuse the reply under the new state, but
+    accept the reply under the earlier state. Private methods skip this trial, because training is charged to a ledger.
 
     Args:
         method: method whose state is tested.

@@ -64,8 +64,9 @@ class RunConfig:
         test: global test set, evaluated after every round; a `StoredImages` is read in parts.
         task: meaning of the labels; default: `Classification` with the first client's number of classes.
         server_data: sets that only the server has, by name.
-        participation: clients drawn in a round without replacement: a float is their share in (0, 1], an int their
-            number. Do not set `participation` or `min_replies` for a method that draws its clients itself, in secret.
+        participation: clients drawn in each round, without replacement. A float is the share of all clients, in (0, 1];
+            an int is the number of clients. Do not set `participation` or `min_replies` for a method that draws its
+            clients itself, in secret.
         min_replies: minimum number of usable replies in a round. If there are fewer, the run ends with
             `NoUsableReply`, and the last completed round is kept.
         evaluate: clients evaluated on their own test images after a round: "drawn", "all", "none", or a list of

@@ -107,7 +107,7 @@ def validate(
         server: the server that receives the reply.
         verb: name of the exchange, or "evaluate".
         result: result that the client sent.
-        aggregator: aggregator to which a valid reply is added; None if the caller adds the reply itself.
+        aggregator: aggregator to which a valid reply is added; None if the caller aggregates the replies.
 
     Returns:
         A pair: the reason why the reply is invalid, or None if it is valid; and the reply with the entries that the
@@ -137,8 +137,8 @@ def _checked_reply(dispatcher: Dispatcher, server: Server, verb: str, result: Cl
     A reply to an evaluation request may be empty.
 
     Raises:
-        BadReply: an entry is missing or undeclared, or has a wrong type, shape or range; see `fl.schema.check_reply`.
-            Or a note of the client is not a finite number.
+        BadReply: an entry is missing or undeclared, or has a wrong type, shape or range (see `fl.schema.check_reply`);
+            or a note of the client is not a finite number.
     """
     entries, reply = dispatcher.entries, result.reply
     if verb == "evaluate" and (reply is None or (isinstance(reply, Message) and not len(reply))):

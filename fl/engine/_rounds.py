@@ -193,7 +193,7 @@ class RoundRunner:
         return replies, stats.row(server.drawn)
 
     def _receive_in(self, verb: str, reduced: AggregatedReplies, stats: RoundStats, *, late: bool) -> None:
-        """Pass the replies of one exchange to the method. Clients that the method rejects leave the round."""
+        """Pass the replies of one exchange to the method. Clients that the method rejects are left out of the round."""
         rejected: dict[int, str] = {}
         try:
             work = partial(self.method.receive_exchange, self.server, verb, reduced)

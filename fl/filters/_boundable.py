@@ -1,4 +1,4 @@
-"""Check that every entry of a method's replies can be clipped and then noised in a sum."""
+"""Checks that every entry of a method's replies can be clipped, summed over clients, and noised."""
 
 from __future__ import annotations
 

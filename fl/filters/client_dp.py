@@ -37,8 +37,8 @@ class Adaptive:
         quantile: gamma, the target quantile in [0, 1]; 0.5 is the median.
         step: eta_C, the rate at which the norms change, above 0.
         sigma: sigma_b, the standard deviation of the noise on the count of bits; default: a twentieth of the clients
-            expected in a round, as in the paper. It must exceed half of `ClientDP.sigma`, because the noise on the
-            bits uses a part of that noise multiplier.
+            expected in a round, as in the paper. It must exceed half of `ClientDP.sigma`, because the bits and the
+            updates share that noise multiplier.
     """
 
     quantile: Fraction = 0.5
@@ -54,9 +54,9 @@ class ClientDP(Filter):
     """DP-FedAvg (McMahan et al., "Learning differentially private recurrent language models", ICLR 2018).
 
     In each round every client takes part with probability q, independently and in secret. It scales its update, as one
-    vector, to a norm of at most C. The server sums the updates, adds N(0, (sigma C)^2) to every value, and divides by
-    q N, which is public, and not by the private number of replies. Several entries with norms C_e form one vector of
-    norm sqrt(sum C_e^2). The noise is the same in rounds without clients, and with lost, failed or NaN replies.
+    vector, to a norm of at most C. The server sums the updates, adds N(0, (sigma C)^2) to every value, and divides by q
+    N. This number is public, whereas the number of replies is private. Several entries with norms C_e form one vector
+    of norm sqrt(sum C_e^2). The noise is the same in rounds without clients, and with lost, failed or NaN replies.
 
     **Guarantee**, with the ledger's epsilon and delta: the participation of one client, with all of its data, is hidden
     from anyone who sees the *models* of all rounds and values that are derived from these models. The server and the
@@ -141,7 +141,7 @@ class ClientDP(Filter):
 
         Raises:
             PrivacyError: a reply contains an entry that is not clipped or has no fixed shape.
-            NotAccountable: delta is at least one over the number of clients.
+            NotAccountable: delta is at least 1 / (number of clients).
             ValueError: `Adaptive(sigma=...)` leaves no noise for the updates.
         """
         require_shapes(expected, self.clips)
@@ -246,7 +246,7 @@ def _like(tensors: Tensors, value: Value) -> Any:
 
 
 def _clipped(value: Value, most: float) -> tuple[Any, bool]:
-    """Scale a value, as one vector, to norm at most `most`; return it and whether the norm was within this limit.
+    """Scale a value, as one vector, to norm at most `most`; return it, and whether its norm was already so small.
 
     A value that is not finite is replaced by zeros.
     """

@@ -131,7 +131,7 @@ class Filtered(Method):
         return (*self.method.parts, *self.filters)
 
     def check_run(self, server: Server, rounds: int) -> None:
-        """Check the run as the method does. The filters were already checked when they were added."""
+        """Check the run with the method's `check_run`. The filters were already checked when they were added."""
         self.method.check_run(server, rounds)
 
     def start(self, server: Server) -> None:
@@ -195,7 +195,7 @@ class Filtered(Method):
         return self.method.read_reply(server, reply)
 
     def evaluate(self, client: Client, message: Message) -> Message:
-        """Test a client's models as the method does; no filter changes the results."""
+        """Test a client's models with the method's `evaluate`; no filter changes the results."""
         return self.method.evaluate(client, message)
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:

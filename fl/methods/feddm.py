@@ -35,12 +35,12 @@ class FedDM(Method):
     those of its real images (Eq. 8) under networks drawn around the current weights, at distance rho (`NetworkBall`).
     The server trains the current weights on the union of all clients' images, inside the same ball (section 4.4).
 
-    Deviations, each an option. Eq. 9 weighs client k's mean loss by n_k^S / n, so every synthetic image has the same
-    weight (`weights="synthetic"`). Eq. 9 approximates Eq. 2, which weighs by the real counts (`"samples"`: one more
-    value is sent). The paper gives only the server's rate. Momentum .9 and decay 5e-4 are taken from a public
-    re-implementation, which has no projection (`project=False`). The paper does not specify augmentation and image
-    momentum; the defaults are no augmentation, and .5 as in DM. A class with fewer images than `ipc` is sampled with
-    replacement.
+    Deviations, each with an option. Eq. 9 weighs client k's mean loss by n_k^S / n, so every synthetic image has the
+    same weight (`weights="synthetic"`). Eq. 9 approximates Eq. 2, which weighs clients by their numbers of real images
+    (`"samples"`, for which clients also send this number). Of the server's optimizer, the paper gives only the learning
+    rate. Momentum .9 and weight decay 5e-4 are taken from a public re-implementation, which has no projection
+    (`project=False`). The paper does not specify augmentation and image momentum; the defaults are no augmentation, and
+    .5 as in DM. A class with fewer images than `ipc` is sampled with replacement.
 
     Args:
         factory: function of the number of classes that returns the network.
@@ -50,7 +50,7 @@ class FedDM(Method):
         init: source of the initial images, "real" or "noise".
         match: outputs to match, "embedding+logits" (Eq. 8) or "embedding".
         batch_real: number of real images per class in each step.
-        lr, momentum: rate and momentum of SGD on the images.
+        lr, momentum: learning rate and momentum of SGD on the images.
         augment: differentiable Siamese augmentation of real and synthetic images, or None.
         server_epochs, server_batch, server_lr, server_momentum, server_weight_decay: options of SGD on the server.
         project: whether the server's weights are kept within distance rho of the weights at the start of the round.
@@ -114,7 +114,7 @@ class FedDM(Method):
         return Message({self.model: server.state[self.model]})
 
     def synthesize(self, client: Client, network: nn.Module) -> LabeledImages:
-        """Return S_k, the set that this client sends; override it in a subclass to make the set differently.
+        """Return S_k, the synthetic set that this client sends. Override this function in a subclass for another set.
 
         Called once per round on the client. `Real` draws images, `PrivateFedDM` fits them to noised statistics.
 
@@ -128,7 +128,7 @@ class FedDM(Method):
         )  # fmt: skip
 
     def local(self, client: Client, message: Message) -> Message:
-        """ClientUpdate of Algorithm 1: learn S_k, and send only its pixels and labels."""
+        """Learn S_k, and send only its pixels and labels (ClientUpdate of Algorithm 1)."""
         net = self.networks.on(client, message[self.model])
         synthetic = self.synthesize(client, net.eval()).replace(columns={}, info={})
         reply = Message({self.images: synthetic})
@@ -187,7 +187,7 @@ class FedDM(Method):
         return weight
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """Weigh the images of the union, and train w_r on them: the server's part of Algorithm 1."""
+        """Weigh the images of the union, and train w_r on them (the server's part of Algorithm 1)."""
         self.train(server, replies[self.images], self.weigh(replies))
 
     def train(self, server: Server, union: LabeledImages, weight: Tensor) -> None:

@@ -29,8 +29,7 @@ class FedLGD(FedAvg):
     `Condensed` and `Anchors` for the two halves and their deviations from the authors' code. The published numbers come
     from `init="statistics-whole-set", anchors_init="statistics-whole-set", joined="always"` and a `ConvNet` as
     `condense_factory`. In the authors' code, clients start from the global weights of the round in which they last took
-    part. This mistake changes the results with partial participation and is not offered here: all clients start from
-    the current weights.
+    part. This mistake changes the results with partial participation. Here, all clients start from the current weights.
 
     Args:
         addons: further add-ons (`SCAFFOLD()`, `FedProx(...)`, ...).

@@ -39,20 +39,20 @@ class FedProto(Method):
     differ as long as their embeddings have one size. There is no global model: `accuracy` in the history is the
     clients' mean.
 
-    Deviations. The paper's aggregation takes the mean weighted by image counts, and divides it by the number of clients
-    that have the class, which would shrink the prototypes. This division is left out (`weights="samples"`). The
-    authors' code takes the plain mean over these clients (`"uniform"`). The distance is computed for each image instead
-    of between a batch's class means (see `losses.prototype_distance`). Prototypes are computed in eval mode after
-    training; the authors' code averages the embeddings seen during training. Networks of one architecture start from
-    the same initial weights.
+    Deviations. The paper's aggregation takes the mean weighted by image counts, and then divides this mean by the
+    number of clients that have the class. That division would shrink the prototypes, so it is left out
+    (`weights="samples"`). The authors' code takes the plain mean over these clients (`"uniform"`). The distance is
+    computed for each image instead of between a batch's class means (see `losses.prototype_distance`). Prototypes are
+    computed in eval mode after training; the authors' code averages the embeddings seen during training. Networks of
+    one architecture start from the same initial weights.
 
     Args:
         factory: function of the number of classes that returns the network; or a mapping from architectures to such
             functions.
         assign: with several architectures, a mapping or function from client index to architecture.
-        lam: weight of the distance, at least 0. The paper uses 1. Its code also averages the distance over the d
-            dimensions of the embedding, which corresponds to 1 / d here: for large d, weight 1 makes the embeddings
-            collapse. With 0 the networks are only trained locally.
+        lam: weight of the distance, at least 0. The paper uses 1. The authors' code also averages the distance over the
+            d dimensions of the embedding, which corresponds to `lam=1/d` here. For large d, `lam=1` makes the
+            embeddings collapse. With `lam=0`, the networks are only trained locally.
         lr, momentum, weight_decay: options of SGD on the clients; the authors' code uses rate 0.01 and momentum 0.5.
         epochs, batch: number of passes over the local data in a round, and number of images per step.
         weights: weight of a client's prototype of a class: the client's number of "samples" of the class, or "uniform"
@@ -141,7 +141,7 @@ class FedProto(Method):
         return self.networks.on(client, own)
 
     def local(self, client: Client, message: Message) -> Message:
-        """LocalUpdate of Algorithm 1: train the client's own network, then send the mean embedding of each class."""
+        """Train the client's own network, then send the mean embedding of each class (LocalUpdate of Algorithm 1)."""
         net, data = self._network(client), client.data
         if self.condensed is not None:
             data = self.condensed.first(client, lambda: self._network(client))
@@ -166,7 +166,7 @@ class FedProto(Method):
         return Message({self.count: weight.to(means.dtype), self.means: means})
 
     def expect(self, server: Server, client: int) -> Schema:
-        """Expect a mean embedding and a count for every class; 0 for a class that the client lacks."""
+        """Expect a mean embedding and a count for every class; both are 0 for a class that the client lacks."""
         prototypes = server.state[self.prototypes]
         most = self.max_samples if self.weights == "samples" else 1.0
         return {

@@ -1,4 +1,4 @@
-"""FedRep: one shared representation, and a head of its own for each client."""
+"""FedRep: all clients share one representation, and each client has its own head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class FedRep(FedAvg):
     """FedRep: federated averaging of a representation, with personal heads (Collins et al., ICML 2021, Algorithm 1).
 
     "Exploiting Shared Representations for Personalized Federated Learning". In each round a client first fits its head
-    h_k to its data with the received representation phi fixed. Then it takes steps on phi with this head fixed, and
+    h_k to its data with the received representation phi fixed. Then the client trains phi with this head fixed, and
     sends the change of phi. Heads never leave their clients. There is no global predictor, so `accuracy` in the history
     is the clients' mean accuracy on their own test data.
 

@@ -40,15 +40,16 @@ class PrivateFedDM(FedDM):
     `"image_sgd"` is the paper's method: DP-SGD on the images. Every client takes part, even one without records. Noise
     is charged to the run's ledger before it is drawn. Epsilon composes over rounds and is the largest of any client.
 
-    Deviations from the paper, without which its privacy claim does not hold. All classes are released, because the
-    paper's sets reveal which client has a class. Denominators are public or noised once. Epsilon comes from the
+    The following deviations from the paper are needed for its privacy claim to hold. All classes are released, because
+    the paper's sets reveal which client has a class. Denominators are public or noised once. Epsilon comes from the
     accountant, for the whole run (Theorem 3.2 covers one round). See `privacy.image_sgd`. Classes whose *noised* count
     is below `least` are not sent; otherwise the server would train on noise for every class that a client lacks.
 
     Args:
-        sigma: noise standard deviation / sensitivity of each of the `num_networks` (or `steps`) releases of a round.
-            `privacy.plan_noise(epsilon, delta, count=num_networks * rounds, spent=[(sigma_sizes, 1.0, 1)])` computes
-            it; for `"image_sgd"` use `rate=rate` and `count=steps * rounds`.
+        sigma: noise multiplier (standard deviation / sensitivity) of each of a round's releases. A round has
+            `num_networks` releases, or `steps` with `"image_sgd"`. `privacy.plan_noise(epsilon, delta,
+            count=num_networks * rounds, spent=[(sigma_sizes, 1.0, 1)])` computes it; for `"image_sgd"` use `rate=rate`
+            and `count=steps * rounds`.
         mechanism: privacy mechanism, "class_means" or "image_sgd", see above.
         num_networks: number of networks in a round, with one release each (class means only).
         sizes: public number of records per class, [classes], of every client. Give this or `sigma_sizes`.
