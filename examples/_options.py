@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
-import json
 import os
 import sys
 import time
@@ -15,7 +13,7 @@ from typing import Any
 import torch
 
 from _data import refuse_unused, require_data, root_or_pictures
-from _files import write_file
+from _files import read_accuracies, write_file
 from distillkit.study import Record, Records, Study, curves, pictures, sparkline, tuning_table
 
 __all__ = ["command_line", "number", "parse_arguments", "run_study"]
@@ -78,7 +76,7 @@ def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str] | None
     In the result, `data` is the root of named datasets, or None; `pictures` lists the user's own folders and files.
     """
     found = parser.parse_args(words)
-    if isinstance(sys.stdout, io.TextIOWrapper):
+    if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal may lack characters such as those of the sparklines
     if isinstance(found.data, list):
         try:
@@ -131,9 +129,7 @@ def run_study(
     began = time.perf_counter()
 
     def show(line: Mapping[str, Any]) -> None:
-        path = study.out / line["run"] / "history.jsonl"
-        rows = [json.loads(row) for row in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-        accuracies = [row["accuracy"] for row in rows if row.get("accuracy") is not None]
+        accuracies = read_accuracies(study.out / line["run"])
         last = "–" if line["accuracy_last"] is None else f"{100 * line['accuracy_last']:.1f} %"
         after = f" after round {line['rounds']}" if accuracies else ""
         said = f"{line['task']}, seed {line['seed']}, {line['method']}".ljust(40)

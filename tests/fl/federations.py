@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import torch
 from torch import nn
 
@@ -44,3 +47,10 @@ def with_label_rows(data: LabeledImages) -> LabeledImages:
 def federation() -> list[LabeledImages]:
     """Return five clients of 12 to 24 images."""
     return [images(12 + 3 * k, seed=k) for k in range(5)]
+
+
+def without_checksums(folder: Path) -> None:
+    """Turn the run's manifest into one of an earlier version."""
+    path = folder / "checkpoint" / "manifest.json"
+    manifest = json.loads(path.read_bytes())
+    path.write_text(json.dumps({k: v for k, v in manifest.items() if k != "sums"}), encoding="utf-8")

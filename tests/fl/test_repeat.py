@@ -23,7 +23,7 @@ from distillkit.training import Protocol
 from fl import CheckpointError, ClientDP, FedAvg, Filtered, Loopback, simulate
 from fl.addons import SCAFFOLD, FedProx
 from fl.study import Federated, NotRepeatable, load, outcome_hash, repeat
-from tests.fl.federations import Tiny, federation, images
+from tests.fl.federations import Tiny, federation, images, without_checksums
 from tests.fl.test_addon_combinations import Net, addon, plain
 from tests.fl.test_loopback import METHODS, play
 
@@ -169,13 +169,6 @@ def test_other_hash_is_warned_of_with_both_versions(run: Path, tmp_path: Path) -
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         again(run)
-
-
-def without_checksums(folder: Path) -> None:
-    """Turn the run's manifest into one of an earlier version."""
-    path = folder / "checkpoint" / "manifest.json"
-    manifest = json.loads(path.read_bytes())
-    path.write_text(json.dumps({k: v for k, v in manifest.items() if k != "sums"}), encoding="utf-8")
 
 
 MODELS = ("FedAvg", "FedRep", "FedLGD", "FedDM", "SummedFedDM", "FedProto of two", "VHL", "SharedPool")
