@@ -19,7 +19,10 @@ class MemoryStore:
     """Store of the clients' memories. Each memory has versions; a new version is pending until the server commits it.
 
     Only the server decides which version is valid, and it names this version in every request. Losing a `commit`
-    therefore does no harm, and memories of a failed or killed round are never read.
+    therefore does no harm, and memories of a failed or killed round are never read. In a folder, the version before the
+    valid one is kept too, because a server whose last checkpoint is damaged continues from the one before.
+
+    The name of a version starts with the number of its round, such as "7-3f-1".
 
     Args:
         folder: folder with one subfolder for each client; None keeps the memories in RAM.
@@ -52,9 +55,12 @@ class MemoryStore:
             self._file(client, version).unlink(missing_ok=True)
 
     def _keep(self, client: int, version: str) -> None:
-        """Delete all versions of a client's memory except this one."""
-        for other in self._versions(client):
-            if other != version:
+        """Delete all versions of a client's memory except this one, and in a folder the one of an earlier round."""
+        versions = self._versions(client)
+        earlier = [v for v in versions if version and _round_of(v) < _round_of(version)]
+        before = max(earlier, key=_round_of) if earlier and self._folder is not None else version
+        for other in versions:
+            if other not in (version, before):
                 self._delete(client, other)
 
     def load(self, client: int, version: str, *, tidy: bool = True) -> Message:
@@ -63,7 +69,7 @@ class MemoryStore:
         Args:
             client: index of the client.
             version: version to load, as named in the server's request; "" if the client has no memory yet.
-            tidy: whether to delete all other versions, which belong to failed rounds. Use False for an exchange that
+            tidy: whether to delete the versions of failed rounds. Use False for an exchange that
                 only reads the memory. There, `version` may still be pending, and the committed version is needed if the
                 round fails.
 
@@ -95,7 +101,7 @@ class MemoryStore:
             write_atomically(self._file(client, version), encode(memory, {"client": str(client)}))
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """Keep only the named version of each client in `versions`. Clients that are not listed are not changed."""
+        """Keep the named version of each client in `versions`. Clients that are not listed are not changed."""
         for client, version in versions.items():
             self._keep(client, version)
         self._pending = [(client, version) for client, version in self._pending if client not in versions]
@@ -110,6 +116,10 @@ class MemoryStore:
         """Delete the memories of a killed round, and keep only the named version of each client in `versions`."""
         for client in self._clients():
             self._keep(client, versions.get(client, ""))
+
+
+def _round_of(version: str) -> int:
+    return int(version.split("-")[0])
 
 
 def _map_tensors(message: Message, change: Callable[[Tensor], Tensor]) -> Message:

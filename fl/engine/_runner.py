@@ -153,7 +153,7 @@ def _resume(config: RunConfig, runner: RoundRunner, record: dict[str, Any]) -> l
     server.round, server.state = restored.round, placed(restored.state, server.device)
     store.write_models(runner.global_models())  # a kill during a commit may have left models of an uncommitted round
     runner.open_row = restored.open_row
-    rows = store.history(server.round - (restored.open_row is not None))
+    rows = restored.rows
     require_whole_ledger(config.ledger, rows[-1] if rows else {}, restored.metadata)
     return rows
 

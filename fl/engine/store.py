@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import secrets
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from fl.message import Message
 __all__ = ["CheckpointError", "OtherSettings", "Restored", "Store", "read_history", "read_message", "write_atomically"]
 
 _FORMAT = "distillkit.run/1"
+_PREVIOUS = "manifest.previous.json"
 
 
 class CheckpointError(RuntimeError):
@@ -87,6 +89,7 @@ class Restored:
         state: the server's state after that round.
         metadata: values of the transport, see `Transport.metadata`.
         changes: changes of the clients' records, in the order of the rounds.
+        rows: rows of the completed rounds in the history.
         open_row: row of that round if it still lacks the clients' evaluation; otherwise None.
     """
 
@@ -94,13 +97,15 @@ class Restored:
     state: Message
     metadata: dict[str, str]
     changes: list[dict[str, Any]]
+    rows: list[dict[str, Any]]
     open_row: dict[str, Any] | None = None
 
 
 class Store:
     """Folder of one run: `config.json`, `history.jsonl`, `checkpoint/`, and `transcript/` on request.
 
-    A commit replaces the manifest last, because only the manifest says which round is the last completed one.
+    A commit replaces the manifest last, because only the manifest says which round is the last completed one. The
+    checkpoint before the last one is kept: `restore` returns to it if the last one is damaged.
 
     Args:
         out: the folder.
@@ -167,16 +172,7 @@ class Store:
         Raises:
             CheckpointError: the manifest is damaged, or is not a manifest of this library.
         """
-        path = self.folder / "manifest.json"
-        if not path.exists():
-            return None
-        try:
-            found = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{path} is damaged: {error}") from error
-        if not isinstance(found, dict) or found.get("format") != _FORMAT:
-            raise CheckpointError(f"{path} is not a checkpoint of this library: give the folder of a run")
-        return found
+        return _read_manifest(self.folder / "manifest.json")
 
     def commit(
         self,
@@ -204,10 +200,13 @@ class Store:
         self.write_models(models)
         if changes:
             self._append(self._records, {"round": round_number, "clients": changes})
+        before = self.manifest() or {}
+        if before:
+            write_atomically(self.folder / _PREVIOUS, (json.dumps(before) + "\n").encode())
         place = {"round": round_number, "run": run, "server": server, "cohort": dict(metadata or {})}
         self._write_manifest({"format": _FORMAT, **place, **({} if open_row is None else {"open": dict(open_row)})})
         for old in self.folder.glob("server.*.safetensors"):
-            if old.name != server:
+            if old.name not in (server, before.get("server")):
                 old.unlink(missing_ok=True)
 
     def write_models(self, models: Mapping[str, Message]) -> None:
@@ -231,10 +230,31 @@ class Store:
     def restore(self, run: str) -> Restored | None:
         """Read the checkpoint of the run with the fingerprint `run`. Return None if no round was completed.
 
+        If the last checkpoint is damaged, return to the one before it, with a warning. Later or half-written lines of
+        the history and of the clients' records are deleted.
+
         Raises:
             CheckpointError: the checkpoint is damaged, incomplete, or of another run; the message names the file.
         """
-        manifest = self.manifest()
+        try:
+            return self._restore(self.manifest(), run)
+        except CheckpointError as error:
+            previous = self.folder / _PREVIOUS
+            try:
+                manifest = _read_manifest(previous)
+                found = self._restore(manifest, run) if manifest is not None else None
+            except CheckpointError:
+                found = None
+            if found is None:
+                raise
+            write_atomically(self.folder / "manifest.json", previous.read_bytes())
+            warnings.warn(
+                f"{error}. The run goes on from the checkpoint before it, of round {found.round}", stacklevel=2
+            )
+            return found
+
+    def _restore(self, manifest: dict[str, Any] | None, run: str) -> Restored | None:
+        """Read the checkpoint that the `manifest` names, see `restore`."""
         if manifest is None:
             if len(read_history(self.out / "history.jsonl", torn=True)) > 1:  # a killed first round leaves one row
                 raise CheckpointError(
@@ -249,11 +269,17 @@ class Store:
                 f"{path} belongs to another run or round than this one, so the folder's files are mixed: start the run "
                 "again in another folder"
             )
-        metadata, changes = dict(manifest.get("cohort", {})), self._changes(number)
-        return Restored(number, state, metadata, changes, manifest.get("open"))
+        rows, changes = self._complete_rows(manifest), self._changes(number)
+        if self._records.exists():
+            write_atomically(self._records, "".join(json.dumps(line) + "\n" for line in changes).encode())
+        history = self.out / "history.jsonl"
+        lines = history.read_bytes().splitlines(keepends=True) if history.exists() else []
+        write_atomically(history, b"".join(lines[: len(rows)]))
+        metadata, clients = dict(manifest.get("cohort", {})), [line["clients"] for line in changes]
+        return Restored(number, state, metadata, clients, rows, manifest.get("open"))
 
     def _changes(self, upto: int) -> list[dict[str, Any]]:
-        """Read the changes of the clients' records up to round `upto`, and delete later lines of the file."""
+        """Read the changes of the clients' records up to round `upto`."""
         path = self._records
         if not path.exists():
             self._adopt(upto)
@@ -272,8 +298,7 @@ class Store:
             if found["round"] > upto:
                 break
             kept.append(found)
-        write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
-        return [line["clients"] for line in kept]
+        return kept
 
     def _adopt(self, upto: int) -> None:
         """Write the clients' records for a run in the first format, in which memory files are named by their round.
@@ -306,42 +331,39 @@ class Store:
         """
         manifest = self.manifest() or {"round": 0}
         last = [manifest["open"]] if "open" in manifest else []
-        return self._checked_rows(manifest["round"] - len(last)) + last
+        return self._checked_rows(manifest) + last
 
-    def _checked_rows(self, count: int) -> list[dict[str, Any]]:
-        """Return the first `count` rows of the history, after comparing the run's files with their checksums.
+    def _checked_rows(self, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the history's rows up to the `manifest`'s round, after comparing the run's files with their checksums.
 
         Raises:
             CheckpointError: a line is damaged, or a file was changed after the run wrote it.
         """
-        path = self.out / "history.jsonl"
+        path, count = self.out / "history.jsonl", int(manifest["round"]) - ("open" in manifest)
         rows = read_history(path, torn=True)[:count]
         lines = path.read_bytes().splitlines(keepends=True)[: len(rows)] if path.exists() else []
         self._history_sum = hashlib.sha256(b"".join(lines))
         config = (self.out / "config.json").read_bytes() if (self.out / "config.json").exists() else b""
         found = {"config.json": hashlib.sha256(config).hexdigest(), "history.jsonl": self._history_sum.hexdigest()}
-        for name, wanted in ((self.manifest() or {}).get("sums") or {}).items() if len(rows) == count else ():
+        for name, wanted in (manifest.get("sums") or {}).items() if len(rows) == count else ():
             if found.get(name) != wanted:
                 raise CheckpointError(
                     f"{self.out / name} was changed after the run wrote it (its checksum differs): restore the file"
                 )
         return rows
 
-    def history(self, upto: int) -> list[dict[str, Any]]:
-        """Return the rows up to round `upto`, and delete later or half-written lines from the file.
+    def _complete_rows(self, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the rows up to the `manifest`'s round.
 
         Raises:
-            CheckpointError: a line is damaged (see `read_history`), a file was changed after the run wrote it, or the
-                history has fewer than `upto` rows.
+            CheckpointError: see `_checked_rows`, or the history has fewer rows.
         """
-        path = self.out / "history.jsonl"
-        rows = self._checked_rows(upto)
-        if len(rows) != upto:
+        rows, count = self._checked_rows(manifest), int(manifest["round"]) - ("open" in manifest)
+        if len(rows) != count:
             raise CheckpointError(
-                f"{path} holds {len(rows)} rounds, but the checkpoint is of round {upto}, so lines were lost: start "
-                "the run again in another folder"
+                f"{self.out / 'history.jsonl'} holds {len(rows)} rounds, but the checkpoint is of round {count}, so "
+                "lines were lost: start the run again in another folder"
             )
-        write_atomically(path, b"".join(path.read_bytes().splitlines(keepends=True)[:upto]))
         return rows
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -370,6 +392,18 @@ class Store:
         name = direction if verb == "local" else f"{verb}-{direction}"
         path = self.out / "transcript" / str(round_number) / f"{client}-{name}.safetensors"
         write_atomically(path, encode(message, {"client": str(client), "round": str(round_number)}))
+
+
+def _read_manifest(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    if not isinstance(found, dict) or found.get("format") != _FORMAT:
+        raise CheckpointError(f"{path} is not a checkpoint of this library: give the folder of a run")
+    return found
 
 
 def plain(model: Message) -> bytes:

@@ -69,7 +69,7 @@ def test_digits_equal_threads_bitwise(method: str, apps: Any, tmp_path: Path, ca
     beside = play(apps, config, [{}, {}], tmp_path)
     assert capsys.readouterr().out.strip() == repr(beside)
     store = Store(tmp_path / "run")
-    assert hash_of(store.history(config["rounds"]), store.state()) == outcome_hash(beside)
+    assert hash_of(store.rows(), store.state()) == outcome_hash(beside)
 
 
 POLICY = """
@@ -89,7 +89,7 @@ def test_private_run_spends_its_epsilon_within_the_policy(apps: Any, tmp_path: P
     (tmp_path / "policy.toml").write_text(POLICY.format(epsilon=4.1), encoding="utf-8")
     nodes = [{"policy": str(tmp_path / "policy.toml")}] * 2
     beside = play(apps, config, nodes, tmp_path)
-    (row,) = Store(tmp_path / "run").history(config["rounds"])[-1:]
+    (row,) = Store(tmp_path / "run").rows()[-1:]
     assert row["failed"] == {}
     assert row["epsilon"] == beside.rows[-1]["epsilon"] == pytest.approx(4.0)
     with pytest.raises(RuntimeError, match="budget"):  # the same nodes again: their ledgers remember

@@ -25,7 +25,8 @@ def test_a_flipped_bit_is_noticed(name: str, tmp_path: Path) -> None:
     play(tmp_path, 3)
     path, draws = tmp_path / name, random.Random(0)
     whole = path.read_bytes()
-    places = [i for i, byte in enumerate(whole) if chr(byte).isdecimal()]
+    upto = len(whole.splitlines()[0]) if name == "history.jsonl" else len(whole)  # the last row can be run again
+    places = [i for i, byte in enumerate(whole[:upto]) if chr(byte).isdecimal()]
     for place in draws.sample(places, 20):
         digit = str((int(chr(whole[place])) + 1 + draws.randrange(9)) % 10).encode()
         path.write_bytes(whole[:place] + digit + whole[place + 1 :])
@@ -42,6 +43,7 @@ def test_missing_manifest_does_not_start_the_run_anew(tmp_path: Path) -> None:
     manifest = tmp_path / "checkpoint" / "manifest.json"
     whole = manifest.read_bytes()
     manifest.unlink()
+    (tmp_path / "checkpoint" / "manifest.previous.json").unlink()
     with pytest.raises(CheckpointError, match=r"manifest.json is missing, although the history has rounds"):
         play(tmp_path, 4, resume=True)
     assert len((tmp_path / "history.jsonl").read_bytes().splitlines()) == 3

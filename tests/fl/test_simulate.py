@@ -360,7 +360,9 @@ def test_other_loss_augmentation_or_initial_weights_are_another_run(tmp_path: Pa
     ],
 )
 def test_torn_or_foreign_checkpoint_is_refused_by_name(file: str, damage: Any, why: str, tmp_path: Path) -> None:
+    """Here the checkpoint before it is missing; see test_checkpoint_generations.py for the case that it is there."""
     play("fedavg", tmp_path)
+    (tmp_path / "checkpoint" / "manifest.previous.json").unlink()
     path = tmp_path / "checkpoint" / file
     if damage is None:
         path.unlink()
@@ -374,8 +376,8 @@ def test_torn_or_foreign_checkpoint_is_refused_by_name(file: str, damage: Any, w
 def test_history_that_lacks_a_round_is_refused(tmp_path: Path) -> None:
     play("fedavg", tmp_path)
     path = tmp_path / "history.jsonl"
-    path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:-1]), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="holds 2 rounds, but the checkpoint is of round 3"):
+    path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:-2]), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="holds 1 rounds, but the checkpoint is of round 3"):
         play("fedavg", tmp_path, rounds=4, resume=True)
 
 

@@ -91,7 +91,7 @@ def _violation(node: Node, bases: dict[Node, str]) -> Violation | None:
     if torch.Tag.data_dependent_output in target.tags or _has_open_shape(node.meta.get("val")):
         return Violation(
             target, NotCapturable,
-            f" reads values of an example or of a random draw ({target}){{line}}, and is no fixed function of one "
+            f" reads values of an example or of a random draw ({target}){{line}}, and is not a fixed function of one "
             "record; keep values in tensors (torch.where) and shapes fixed",
         )  # fmt: skip
     if torch.Tag.nondeterministic_seeded in target.tags and _functional_name(target) not in _DRAWS:

@@ -84,7 +84,7 @@ def train_private(
     all other draws of the network come from the account's `Secret`.
 
     Before anything is charged, the gradient of one record's loss is captured as a fixed graph of tensor operators (see
-    `per_example_gradients`); a network or loss that is no fixed function of one record is refused. The code of the
+    `per_example_gradients`); a network or loss that is not a fixed function of one record is refused. The code of the
     network and the loss never runs on records, so counters, hooks or branches on values have no effect on the
     guarantee. Only the parameters of `network` change. A record whose gradient is not finite, or for which an operator
     fails, counts as zero.

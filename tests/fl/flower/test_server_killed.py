@@ -34,12 +34,13 @@ SETUP = (
 ROUND = (
     "2 began", "2 told query.job", "2 told train.job", "2 heard train.job", "2 heard query.job", "2 received",
     "2 tested", "2 appended history.jsonl", "2 wrote server", "2 wrote model", "2 appended clients.jsonl",
-    "2 wrote manifest.json", "2 settled", "2 row told",
+    "2 wrote manifest.previous.json", "2 wrote manifest.json", "2 settled", "2 row told",
 )  # fmt: skip
 LAST = (
     "3 began", "3 told query.job", "3 told train.job", "3 heard query.job", "3 heard train.job", "3 received",
     "3 tested", "3 told the last query.job", "3 heard the last query.job", "3 appended history.jsonl",
-    "3 wrote server", "3 wrote model", "3 appended clients.jsonl", "3 wrote manifest.json", "3 settled", "3 row told",
+    "3 wrote server", "3 wrote model", "3 appended clients.jsonl", "3 wrote manifest.previous.json",
+    "3 wrote manifest.json", "3 settled", "3 row told",
 )  # fmt: skip
 """Events before the first round, in a round with deferred evaluation, and in the last round, in order."""
 STEPS = {"0": SETUP, "2": ROUND, "3": LAST}
