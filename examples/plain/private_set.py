@@ -15,9 +15,9 @@ train, test = load("digits", size=16, normalization=public)
 
 def network() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 64, 3, padding=1), nn.GroupNorm(64, 64), nn.ReLU(), nn.AvgPool2d(2),
-        nn.Conv2d(64, 64, 3, padding=1), nn.GroupNorm(64, 64), nn.ReLU(), nn.AvgPool2d(2),
-        nn.Flatten(), nn.Linear(64 * 4 * 4, train.num_classes),
+        nn.Conv2d(1, 32, 3, padding=1), nn.GroupNorm(32, 32), nn.ReLU(), nn.AvgPool2d(2),
+        nn.Conv2d(32, 32, 3, padding=1), nn.GroupNorm(32, 32), nn.ReLU(), nn.AvgPool2d(2),
+        nn.Flatten(), nn.Linear(32 * 4 * 4, train.num_classes),
     )  # fmt: skip
 
 

@@ -87,9 +87,8 @@ SIZES = [1e2, 1e3, 1e4, 1e5, 1e6, 1e8, 1e12, 1e30]
 def test_no_size_of_a_reply_ends_a_run(case: str) -> None:
     """A reply may be small enough to be accepted: the state after its round must still be one to continue from."""
     kind, entry, _, addons, options = CASES[case]
-    for to in SIZES:
-        assert len(run(kind, entry, to, *addons, rounds=6, **options).rows) == 6, to
-        assert len(run(kind, entry, -to, *addons, rounds=6, **options).rows) == 6, -to
+    for to in (*SIZES, *(-size for size in SIZES[::3])):
+        assert len(run(kind, entry, to, *addons, rounds=4, **options).rows) == 4, to
 
 
 def test_jump_is_discarded_only_if_it_made_the_difference() -> None:
