@@ -2,7 +2,7 @@
 
 For a statistical audit, run the mechanism many times, half of the runs with a record and half without it. Let an attack
 give each run one or several scores, and pass both groups to `audit_claim` (which tests a claim) or
-`epsilon_lower_bound` (which bounds epsilon from below). If the mechanism is too expensive to repeat,
+`epsilon_lower_bound` (which bounds epsilon from below). `step_scores` gives the scores of DP-SGD. If the mechanism is too expensive to repeat,
 `one_run_lower_bound` uses a single run with many canaries.
 
 Two checks need no statistics and detect errors that statistical audits miss. `audit_noise` compares the exact amounts
@@ -15,9 +15,10 @@ from attacks.audit.claim_audit import ClaimTest, audit_claim
 from attacks.audit.many_runs import epsilon_lower_bound, max_lower_bound
 from attacks.audit.noise import NoiseAudit, ReplayTest, audit_noise, replay_release
 from attacks.audit.single_run import one_run_lower_bound
+from attacks.audit.step_scores import step_scores
 
 __all__ = [
     "ClaimTest", "NoiseAudit", "ReplayTest", "audit_claim", "audit_noise", "epsilon_lower_bound", "max_lower_bound",
-    "one_run_lower_bound", "replay_release",
+    "one_run_lower_bound", "replay_release", "step_scores",
 ]  # fmt: skip
 __dir__ = __all__.copy

@@ -1,0 +1,44 @@
+"""Scores of runs of several private steps, such as DP-SGD with Poisson sampling, for `audit_claim`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from distillkit._utils import check
+
+__all__ = ["step_scores"]
+
+
+def step_scores(steps: Tensor, sigma: float, *, rate: float = 1.0) -> Tensor:
+    """Return two scores for each run of several private steps, to pass to `audit_claim`.
+
+    In DP-SGD every step draws the record with probability `rate` and adds noise. Project each released step on the
+    record's gradient, and divide by the sensitivity: the result is N(0, sigma^2) without the record, and N(b, sigma^2)
+    with it, where b is 1 with probability `rate` and 0 otherwise. The first score is the logarithm of the likelihood
+    ratio of both laws, summed over the steps. For a correct mechanism no other score separates the two worlds better.
+
+    The second score is the range of the steps, largest minus smallest. It shows whether the record took part even if
+    the noise is drawn once and added in every step, which the likelihood ratio hides.
+
+    Args:
+        steps: projections in units of the sensitivity, float [n, T]: n runs of T steps.
+        sigma: noise standard deviation / sensitivity, > 0, as accounted.
+        rate: sample rate, in (0, 1], as accounted.
+
+    Returns:
+        Scores, float64 [n, 2].
+
+    Raises:
+        TypeError, ValueError: `steps` is not a floating-point table, or a value is out of range.
+    """
+    check.float_tensor(steps, "steps")
+    if steps.ndim != 2 or not steps.shape[1]:
+        raise ValueError(f"steps must be [n, T] with at least one step, got shape {list(steps.shape)}")
+    sigma = check.real_number(sigma, "sigma", above=0.0)
+    rate = check.real_number(rate, "rate", above=0.0, most=1.0)
+    values = steps.detach().double().cpu()
+    ratios = (values - 0.5) / sigma**2
+    rates = torch.tensor([1 - rate, rate], dtype=torch.float64).log()
+    logs = torch.logaddexp(rates[0].expand_as(ratios), rates[1] + ratios)
+    return torch.stack([logs.sum(1), values.amax(1) - values.amin(1)], 1)
