@@ -25,15 +25,21 @@ from torch import Tensor, nn
 
 from attacks.audit import ClaimTest, audit_claim, step_scores
 from distillkit.networks import build
+from distillkit.networks.samplers import FixedNetwork
+from distillkit.normalization import Normalization
 from distillkit.privacy import (
     ADD_OR_REMOVE_RECORD,
     REPLACE_RECORD,
     Account,
+    EmbeddingNetworks,
     Event,
     Ledger,
     NotAccountable,
+    Passes,
     PrivateGradient,
     Secret,
+    condense_private,
+    image_sgd,
     train_private,
 )
 from distillkit.sets import LabeledImages
@@ -75,12 +81,14 @@ class Runs:
         inside, outside: steps of the records of one world and of the other, [n, T].
         totals: sum over all records of `inside`, [runs, T].
         ledger: ledger of one run.
+        relation: the stated relation.
     """
 
     inside: Tensor
     outside: Tensor
     totals: Tensor
     ledger: Ledger
+    relation: str
 
     @property
     def event(self) -> Event:
@@ -90,7 +98,7 @@ class Runs:
     @property
     def sensitivity(self) -> float:
         """The largest distance of two worlds, in clips."""
-        return 2.0 if self.ledger.guarantee().relation == REPLACE_RECORD else 1.0
+        return 2.0 if self.relation == REPLACE_RECORD else 1.0
 
     def audit(self) -> ClaimTest:
         """Test the stated epsilons on the scores of both worlds."""
@@ -106,6 +114,7 @@ class Runs:
         """Return the p-values, below `LEVEL`, of the laws that the charged event describes."""
         sigma, rate = self.event.sigma * self.sensitivity, self.event.rate
         (count, steps), mean = self.inside.shape, float(self.inside.mean())
+        half = count // len(self.totals)
         spread = sigma**2 + rate * (1 - rate)
         below = 0.0 if self.sensitivity == 1 else -1.0
         found = {
@@ -113,7 +122,7 @@ class Runs:
             "noise over steps": _variance((self.outside - below).sum(1), steps * sigma**2),
             "participation": 2 * norm.sf(abs(mean - rate) / math.sqrt(spread / (count * steps))),
             "participation over steps": _variance(self.inside.sum(1) - steps * rate, steps * spread),
-            "participation over records": _variance(self.totals - HALF * rate, HALF * spread),
+            "participation over records": _variance(self.totals - half * rate, half * spread),
         }
         found |= {} if self.event.count == steps else {"number of steps": 0.0}
         return {law: p for law, p in found.items() if p < LEVEL}
@@ -125,13 +134,20 @@ def _variance(values: Tensor, expected: float) -> float:
     return float(2 * min(chi2.cdf(statistic, count), chi2.sf(statistic, count)))
 
 
-def observe(gradients: list[list[Tensor]], ledger: Ledger, denominator: float) -> Runs:
-    """Return the runs whose released gradients are given, [2, records] in each step."""
-    released = torch.stack([torch.stack(run) for run in gradients])
-    along = (released[:, :, 1] - released[:, :, 0]) * (denominator / CLIP / math.sqrt(2))
-    inside, outside = along.split(HALF, dim=2)
+def observe(along: Tensor, ledger: Ledger, relation: str | None = None) -> Runs:
+    """Return the runs of which every step is given along each record's gradient, in clips, [runs, T, records].
+
+    The second half of the records is in the other world.
+    """
+    inside, outside = along.split(along.shape[2] // 2, dim=2)
     first, second = (part.transpose(1, 2).flatten(0, 1) for part in (inside, outside))
-    return Runs(first, second, inside.sum(2), ledger)
+    return Runs(first, second, inside.sum(2), ledger, relation or ledger.guarantee().relation)
+
+
+def along_pixels(gradients: list[list[Tensor]], denominator: float) -> Tensor:
+    """Return released gradients [2, records] along each record's gradient, in clips, [runs, T, records]."""
+    released = torch.stack([torch.stack(run) for run in gradients])
+    return (released[:, :, 1] - released[:, :, 0]) * (denominator / CLIP / math.sqrt(2))
 
 
 def train(runs: int, *, sigma: float, rate: float, steps: int, relation: str = ADD_OR_REMOVE_RECORD) -> Runs:
@@ -149,12 +165,79 @@ def train(runs: int, *, sigma: float, rate: float, steps: int, relation: str = A
             ledger=Account(ledger, secret=seed), progress=False,
         )  # fmt: skip
         seen.append(kept[0].seen)
-    return observe(seen, ledger, rate * size)
+    return observe(along_pixels(seen, rate * size), ledger)
 
 
 @pytest.mark.parametrize(("sigma", "rate", "steps"), [(0.7, 0.25, 8), (1.0, 0.1, 16), (1.0, 1.0, 4)])
 def test_dp_sgd_of_several_steps_satisfies_its_claim(sigma: float, rate: float, steps: int) -> None:
     runs = train(48, sigma=sigma, rate=rate, steps=steps)
+    assert not (found := runs.audit()).refuted, str(found)
+    assert runs.deviations() == {}
+
+
+CLASSES, PIXELS = 64, torch.tensor([2.0, -1.0, 0.5, 1.0], dtype=torch.float64)
+
+
+def one_per_class(*signs: float) -> LabeledImages:
+    """Return one record in each class of the first half and of the second half, for each sign."""
+    half = CLASSES // 2
+    images = torch.cat([(s * PIXELS).view(1, 1, 2, 2).expand(half, -1, -1, -1) for s in signs])
+    space = Normalization((0.5,), (0.25,))
+    return LabeledImages(images, torch.arange(half * len(signs)), num_classes=CLASSES, normalization=space)
+
+
+def pixels_as_embedding() -> FixedNetwork:
+    network = build(lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.Linear(4, CLASSES)).double(), 0)
+    nn.init.eye_(network[1].weight)
+    return FixedNetwork(network)
+
+
+def step_images(runs: int, *, sigma: float, rate: float, steps: int) -> Runs:
+    """Run `image_sgd` many times, with one record in every second class."""
+    embedding, clip, seen, ledger = EmbeddingNetworks(pixels_as_embedding(), match="embedding"), 0.1, [], Ledger()
+    options: dict[str, Any] = {"size": CLASSES, "clip": clip, "lr": 1e-300, "ipc": 1, "networks": embedding}
+
+    def keep(step: int, gradient: Tensor) -> None:
+        seen.append(gradient.flatten(1))
+
+    image_sgd(one_per_class(1.0, 1.0), **options, sigma=0.0, rate=1.0, steps=1, callback=keep, progress=False)
+    direction = seen.pop() / clip
+    assert direction.norm(dim=1).numpy() == pytest.approx(1.0)
+    for seed in range(runs):
+        ledger = Ledger()
+        image_sgd(
+            one_per_class(1.0), **options, sigma=sigma, rate=rate, steps=steps, callback=keep, progress=False,
+            ledger=Account(ledger, secret=seed),
+        )  # fmt: skip
+    along = (torch.stack(seen).unflatten(0, (runs, steps)) * direction).sum(3) * (rate / clip)
+    return observe(along, ledger)
+
+
+def test_image_sgd_of_several_steps_satisfies_its_claim() -> None:
+    runs = step_images(48, sigma=0.7, rate=0.25, steps=8)
+    assert not (found := runs.audit()).refuted, str(found)
+    assert runs.deviations() == {}
+
+
+def condense(data: LabeledImages, epsilon: float, secret: int = 0) -> tuple[LabeledImages, Ledger]:
+    """Run `condense_private` with one release and one step, which moves blank images to the released means."""
+    ledger, blank = Ledger(), one_per_class(0.0, 0.0)
+    made = condense_private(
+        data, size=torch.ones(CLASSES), epsilon=epsilon, ipc=1, networks=pixels_as_embedding(), num_networks=1,
+        clip=1.0, passes=Passes(first_share=0.0), init=blank, steps=1, lr=0.5, ledger=Account(ledger, secret=secret),
+        progress=False,
+    )  # fmt: skip
+    return made, ledger
+
+
+def test_condensed_set_satisfies_its_printed_claim() -> None:
+    """The set's info names the relation, and so whether the records of the other world are absent or replaced."""
+    stated = condense(one_per_class(1.0), 4.0)[0].info["relation"]
+    signs = (1.0, -1.0) if stated == REPLACE_RECORD else (1.0,)
+    empty, both = (condense(one_per_class(1.0, 1.0)[:n], math.inf)[0].images.flatten(1) for n in (0, CLASSES))
+    made = [condense(one_per_class(*signs), 4.0, seed) for seed in range(32)]
+    seen = torch.stack([images.images.flatten(1) for images, _ in made])
+    runs = observe(((seen - empty) * (both - empty)).sum(2)[:, None], made[0][1], stated)
     assert not (found := runs.audit()).refuted, str(found)
     assert runs.deviations() == {}
 
@@ -178,7 +261,7 @@ def own_mechanism(runs: int, *, noise: float, charged: float, steps: int) -> Run
         for _ in range(steps):
             private.add([rows])
             seen[-1] += private.take()
-    return observe(seen, ledger, 1.0)
+    return observe(along_pixels(seen, 1.0), ledger)
 
 
 def test_noise_for_replacing_a_record_is_twice_that_for_removing_it() -> None:
