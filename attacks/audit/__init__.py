@@ -1,8 +1,8 @@
 """Audits of differential-privacy claims: tests of a mechanism's outcomes, of its noise, and of the noise's secrecy.
 
 For a statistical audit, run the mechanism many times, half of the runs with a record and half without it. Let an attack
-give each run one or several scores, and pass both groups to `audit_claim` (which tests a claim) or
-`epsilon_lower_bound` (which bounds epsilon from below). `step_scores` gives the scores of DP-SGD. If the mechanism is too expensive to repeat,
+give each run one or several scores (`step_scores` for DP-SGD), and pass both groups to `audit_claim` (which tests a
+claim) or `epsilon_lower_bound` (which bounds epsilon from below). If the mechanism is too expensive to repeat,
 `one_run_lower_bound` uses a single run with many canaries.
 
 Two checks need no statistics and detect errors that statistical audits miss. `audit_noise` compares the exact amounts

@@ -1,280 +1,49 @@
 """Audit of whole private runs of several steps, at rates below 1 and under the stated neighboring relation.
 
-The network is linear and every record has a pixel of its own, so the records' gradients are orthogonal and all of them
-are as long as the clip. Along the gradient of a record, in units of the clip, a step releases N(b, sigma^2), where b is
-1 if the record took part. Records that are left out show the other world: N(0, sigma^2). A run of a correct mechanism
-thus has an independent score for each of 256 records.
-
-Each run is tested in two ways against its ledger: by `audit_claim` against the stated epsilons, and by tests of the law
-that the charged events describe. Each test fails for a correct mechanism with probability at most `LEVEL`. The seeds
-are fixed, so that the outcome repeats; the epsilons are therefore nominal.
+The runs are tested in two ways against their ledger: by `audit_claim` against the stated epsilons, and by tests of the
+law that the charged events describe. Each way rejects a correct mechanism with probability at most 1e-4.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
-import torch
-from scipy.stats import chi2, norm
-from torch import Tensor, nn
 
-from attacks.audit import ClaimTest, audit_claim, step_scores
-from distillkit.networks import build
-from distillkit.networks.samplers import FixedNetwork
-from distillkit.normalization import Normalization
-from distillkit.privacy import (
-    ADD_OR_REMOVE_RECORD,
-    REPLACE_RECORD,
-    Account,
-    EmbeddingNetworks,
-    Event,
-    Ledger,
-    NotAccountable,
-    Passes,
-    PrivateGradient,
-    Secret,
-    condense_private,
-    image_sgd,
-    train_private,
-)
-from distillkit.sets import LabeledImages
-
-LEVEL, RECORDS, CLIP = 1e-4, 256, 0.25
-HALF = RECORDS // 2
+from distillkit.privacy import REPLACE_RECORD, NotAccountable
+from tests.distillkit.privacy.audited_runs import Runs, condense_sets, own_mechanism, step_images, train
 
 
-def linear() -> nn.Module:
-    network = nn.Sequential(nn.Flatten(), nn.Linear(RECORDS, 2, bias=False)).double()
-    nn.init.zeros_(network[1].weight)
-    return network
-
-
-def records(relation: str) -> LabeledImages:
-    """Return one half of the records; under replace-one, the other half too, with the opposite label and gradient."""
-    count = RECORDS if relation == REPLACE_RECORD else HALF
-    images = torch.eye(RECORDS, dtype=torch.float64)[:count].view(-1, 1, 16, 16)
-    return LabeledImages(images, (torch.arange(count) >= HALF).long(), num_classes=2)
-
-
-class Recorder(torch.optim.SGD):
-    """SGD that keeps the released gradients."""
-
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        super().__init__(parameters, lr=1e-3)
-        self.seen: list[Tensor] = []
-
-    def step(self, closure: Any = None) -> None:
-        self.seen.append(self.param_groups[0]["params"][0].grad.clone())
-        super().step(closure)
-
-
-@dataclass
-class Runs:
-    """Released steps along the records' gradients, in clips.
-
-    Attributes:
-        inside, outside: steps of the records of one world and of the other, [n, T].
-        totals: sum over all records of `inside`, [runs, T].
-        ledger: ledger of one run.
-        relation: the stated relation.
-    """
-
-    inside: Tensor
-    outside: Tensor
-    totals: Tensor
-    ledger: Ledger
-    relation: str
-
-    @property
-    def event(self) -> Event:
-        (event,) = self.ledger.events
-        return event
-
-    @property
-    def sensitivity(self) -> float:
-        """The largest distance of two worlds, in clips."""
-        return 2.0 if self.relation == REPLACE_RECORD else 1.0
-
-    def audit(self) -> ClaimTest:
-        """Test the stated epsilons on the scores of both worlds."""
-        deltas = torch.logspace(-5, -0.5, 12, dtype=torch.float64).tolist()
-        claim = [(self.ledger.guarantee(delta=d).nominal, d) for d in deltas]
-        inside, outside = (
-            step_scores(s / self.sensitivity, self.event.sigma, rate=self.event.rate)
-            for s in (self.inside, self.outside)
-        )
-        return audit_claim(inside, outside, claim, confidence=1 - LEVEL)
-
-    def deviations(self) -> dict[str, float]:
-        """Return the p-values, below `LEVEL`, of the laws that the charged event describes."""
-        sigma, rate = self.event.sigma * self.sensitivity, self.event.rate
-        (count, steps), mean = self.inside.shape, float(self.inside.mean())
-        half = count // len(self.totals)
-        spread = sigma**2 + rate * (1 - rate)
-        below = 0.0 if self.sensitivity == 1 else -1.0
-        found = {
-            "noise": _variance(self.outside - below, sigma**2),
-            "noise over steps": _variance((self.outside - below).sum(1), steps * sigma**2),
-            "participation": 2 * norm.sf(abs(mean - rate) / math.sqrt(spread / (count * steps))),
-            "participation over steps": _variance(self.inside.sum(1) - steps * rate, steps * spread),
-            "participation over records": _variance(self.totals - half * rate, half * spread),
-        }
-        found |= {} if self.event.count == steps else {"number of steps": 0.0}
-        return {law: p for law, p in found.items() if p < LEVEL}
-
-
-def _variance(values: Tensor, expected: float) -> float:
-    """Return the two-sided p-value of the chi-square test that centered values have a variance."""
-    statistic, count = float(values.square().sum()) / expected, values.numel()
-    return float(2 * min(chi2.cdf(statistic, count), chi2.sf(statistic, count)))
-
-
-def observe(along: Tensor, ledger: Ledger, relation: str | None = None) -> Runs:
-    """Return the runs of which every step is given along each record's gradient, in clips, [runs, T, records].
-
-    The second half of the records is in the other world.
-    """
-    inside, outside = along.split(along.shape[2] // 2, dim=2)
-    first, second = (part.transpose(1, 2).flatten(0, 1) for part in (inside, outside))
-    return Runs(first, second, inside.sum(2), ledger, relation or ledger.guarantee().relation)
-
-
-def along_pixels(gradients: list[list[Tensor]], denominator: float) -> Tensor:
-    """Return released gradients [2, records] along each record's gradient, in clips, [runs, T, records]."""
-    released = torch.stack([torch.stack(run) for run in gradients])
-    return (released[:, :, 1] - released[:, :, 0]) * (denominator / CLIP / math.sqrt(2))
-
-
-def train(runs: int, *, sigma: float, rate: float, steps: int, relation: str = ADD_OR_REMOVE_RECORD) -> Runs:
-    """Run `train_private` many times, under a ledger of the given relation."""
-    data, size, seen = records(relation), RECORDS, []
-    for seed in range(runs):
-        network, kept, ledger = build(linear, 0), list[Recorder](), Ledger(relation=relation)
-
-        def optimizer(parameters: Iterable[nn.Parameter], kept: list[Recorder] = kept) -> Recorder:
-            kept.append(Recorder(parameters))
-            return kept[0]
-
-        train_private(
-            network, data, size=size, sigma=sigma, clip=CLIP, rate=rate, steps=steps, optimizer=optimizer,
-            ledger=Account(ledger, secret=seed), progress=False,
-        )  # fmt: skip
-        seen.append(kept[0].seen)
-    return observe(along_pixels(seen, rate * size), ledger)
+def check(runs: Runs) -> None:
+    assert not (found := runs.audit()).refuted, str(found)
+    assert runs.deviations() == {}
 
 
 @pytest.mark.parametrize(("sigma", "rate", "steps"), [(0.7, 0.25, 8), (1.0, 0.1, 16), (1.0, 1.0, 4)])
 def test_dp_sgd_of_several_steps_satisfies_its_claim(sigma: float, rate: float, steps: int) -> None:
-    runs = train(48, sigma=sigma, rate=rate, steps=steps)
-    assert not (found := runs.audit()).refuted, str(found)
-    assert runs.deviations() == {}
-
-
-CLASSES, PIXELS = 64, torch.tensor([2.0, -1.0, 0.5, 1.0], dtype=torch.float64)
-
-
-def one_per_class(*signs: float) -> LabeledImages:
-    """Return one record in each class of the first half and of the second half, for each sign."""
-    half = CLASSES // 2
-    images = torch.cat([(s * PIXELS).view(1, 1, 2, 2).expand(half, -1, -1, -1) for s in signs])
-    space = Normalization((0.5,), (0.25,))
-    return LabeledImages(images, torch.arange(half * len(signs)), num_classes=CLASSES, normalization=space)
-
-
-def pixels_as_embedding() -> FixedNetwork:
-    network = build(lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.Linear(4, CLASSES)).double(), 0)
-    nn.init.eye_(network[1].weight)
-    return FixedNetwork(network)
-
-
-def step_images(runs: int, *, sigma: float, rate: float, steps: int) -> Runs:
-    """Run `image_sgd` many times, with one record in every second class."""
-    embedding, clip, seen, ledger = EmbeddingNetworks(pixels_as_embedding(), match="embedding"), 0.1, [], Ledger()
-    options: dict[str, Any] = {"size": CLASSES, "clip": clip, "lr": 1e-300, "ipc": 1, "networks": embedding}
-
-    def keep(step: int, gradient: Tensor) -> None:
-        seen.append(gradient.flatten(1))
-
-    image_sgd(one_per_class(1.0, 1.0), **options, sigma=0.0, rate=1.0, steps=1, callback=keep, progress=False)
-    direction = seen.pop() / clip
-    assert direction.norm(dim=1).numpy() == pytest.approx(1.0)
-    for seed in range(runs):
-        ledger = Ledger()
-        image_sgd(
-            one_per_class(1.0), **options, sigma=sigma, rate=rate, steps=steps, callback=keep, progress=False,
-            ledger=Account(ledger, secret=seed),
-        )  # fmt: skip
-    along = (torch.stack(seen).unflatten(0, (runs, steps)) * direction).sum(3) * (rate / clip)
-    return observe(along, ledger)
-
-
-def test_image_sgd_of_several_steps_satisfies_its_claim() -> None:
-    runs = step_images(48, sigma=0.7, rate=0.25, steps=8)
-    assert not (found := runs.audit()).refuted, str(found)
-    assert runs.deviations() == {}
-
-
-def condense(data: LabeledImages, epsilon: float, secret: int = 0) -> tuple[LabeledImages, Ledger]:
-    """Run `condense_private` with one release and one step, which moves blank images to the released means."""
-    ledger, blank = Ledger(), one_per_class(0.0, 0.0)
-    made = condense_private(
-        data, size=torch.ones(CLASSES), epsilon=epsilon, ipc=1, networks=pixels_as_embedding(), num_networks=1,
-        clip=1.0, passes=Passes(first_share=0.0), init=blank, steps=1, lr=0.5, ledger=Account(ledger, secret=secret),
-        progress=False,
-    )  # fmt: skip
-    return made, ledger
-
-
-def test_condensed_set_satisfies_its_printed_claim() -> None:
-    """The set's info names the relation, and so whether the records of the other world are absent or replaced."""
-    stated = condense(one_per_class(1.0), 4.0)[0].info["relation"]
-    signs = (1.0, -1.0) if stated == REPLACE_RECORD else (1.0,)
-    empty, both = (condense(one_per_class(1.0, 1.0)[:n], math.inf)[0].images.flatten(1) for n in (0, CLASSES))
-    made = [condense(one_per_class(*signs), 4.0, seed) for seed in range(32)]
-    seen = torch.stack([images.images.flatten(1) for images, _ in made])
-    runs = observe(((seen - empty) * (both - empty)).sum(2)[:, None], made[0][1], stated)
-    assert not (found := runs.audit()).refuted, str(found)
-    assert runs.deviations() == {}
+    check(train(range(48), sigma=sigma, rate=rate, steps=steps))
 
 
 def test_as_many_records_as_charged_are_drawn() -> None:
     """With little noise the sum over all records shows how many were drawn: a number that varies from step to step."""
-    assert train(1, sigma=0.25, rate=0.25, steps=500).deviations() == {}
+    assert train(range(1), sigma=0.25, rate=0.25, steps=500).deviations() == {}
 
 
-def own_mechanism(runs: int, *, noise: float, charged: float, steps: int) -> Runs:
-    """Release sums of all records' clipped gradients with a noise of `noise` clips, charged under replace-one."""
-    rows = torch.zeros(RECORDS, 2, RECORDS, dtype=torch.float64)
-    rows[range(RECORDS), 1, range(RECORDS)] = torch.ones(RECORDS).double().where(torch.arange(RECORDS) < HALF, -1.0)
-    rows[:, 0] = -rows[:, 1]
-    weights, seen = nn.Parameter(torch.zeros(2, RECORDS, dtype=torch.float64)), []
-    for seed in range(runs):
-        private = PrivateGradient([weights], sigma=noise, clip=CLIP, denominator=1.0, secret=Secret(seed))
-        ledger = Ledger(relation=REPLACE_RECORD)
-        ledger.spend(Event("own", charged, count=steps, relation=REPLACE_RECORD))
-        seen.append([])
-        for _ in range(steps):
-            private.add([rows])
-            seen[-1] += private.take()
-    return observe(along_pixels(seen, 1.0), ledger)
+def test_image_sgd_of_several_steps_satisfies_its_claim() -> None:
+    check(step_images(range(64), sigma=0.7, rate=0.25, steps=8))
 
 
-def test_noise_for_replacing_a_record_is_twice_that_for_removing_it() -> None:
-    right = own_mechanism(16, noise=2.0, charged=1.0, steps=4)
-    assert not (found := right.audit()).refuted, str(found)
-    assert right.deviations() == {}
-    wrong = own_mechanism(16, noise=2.0, charged=2.0, steps=4)  # the sensitivity of add/remove
+def test_condensed_set_satisfies_its_printed_claim() -> None:
+    check(condense_sets(range(32)))
+
+
+def test_replacing_a_record_needs_twice_the_noise_of_removing_it() -> None:
+    check(own_mechanism(range(16), noise=2.0, charged=1.0, steps=4))
+    wrong = own_mechanism(range(16), noise=2.0, charged=2.0, steps=4)  # the sensitivity of add/remove
     assert wrong.audit().refuted
     assert "noise" in wrong.deviations()
 
 
 def test_dp_sgd_under_replace_one_is_refused_or_satisfies_its_claim() -> None:
     with contextlib.suppress(NotAccountable):
-        runs = train(16, sigma=1.0, rate=1.0, steps=4, relation=REPLACE_RECORD)
-        assert not (found := runs.audit()).refuted, str(found)
-        assert runs.deviations() == {}
+        check(train(range(16), sigma=1.0, rate=1.0, steps=4, relation=REPLACE_RECORD))
