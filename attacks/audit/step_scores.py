@@ -30,14 +30,11 @@ def step_scores(steps: Tensor, sigma: float, *, rate: float = 1.0) -> Tensor:
         Scores, float64 [n, 2].
 
     Raises:
-        TypeError, ValueError: `steps` is not a floating-point table, or a value is out of range.
+        TypeError, ValueError: `steps` is not a table of finite floats, or a value is out of range.
     """
-    check.float_tensor(steps, "steps")
-    if steps.ndim != 2 or not steps.shape[1]:
-        raise ValueError(f"steps must be [n, T] with at least one step, got shape {list(steps.shape)}")
     sigma = check.real_number(sigma, "sigma", above=0.0)
     rate = check.real_number(rate, "rate", above=0.0, most=1.0)
-    values = steps.detach().double().cpu()
+    values = check.matrix(steps, "steps").detach().double().cpu()
     ratios = (values - 0.5) / sigma**2
     rates = torch.tensor([1 - rate, rate], dtype=torch.float64).log()
     logs = torch.logaddexp(rates[0].expand_as(ratios), rates[1] + ratios)

@@ -235,10 +235,15 @@ def test_step_scores_are_the_likelihood_ratio_and_the_range() -> None:
     assert step_scores(steps, 2.0)[:, 0].numpy() == pytest.approx((steps.sum(1).numpy() - 2) / 4)
 
 
-@pytest.mark.parametrize("steps", [torch.zeros(3), torch.zeros(3, 0), torch.zeros(3, 2, 2)])
+@pytest.mark.parametrize("steps", [torch.zeros(3), torch.zeros(3, 0), torch.zeros(0, 3), torch.zeros(3, 2, 2)])
 def test_step_scores_need_steps_of_runs(steps: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match=r"steps must be \[n, T\] with at least one step"):
+    with pytest.raises(ValueError, match="steps must have two dimensions, none empty"):
         step_scores(steps, 1.0)
+
+
+def test_step_scores_need_finite_steps() -> None:
+    with pytest.raises(ValueError, match="steps must be finite"):
+        step_scores(torch.tensor([[math.nan, 1.0], [math.inf, 0.0]]), 1.0)
 
 
 def test_mistakes_in_several_steps_are_detected() -> None:

@@ -18,6 +18,7 @@ from attacks.audit import (
     max_lower_bound,
     one_run_lower_bound,
     replay_release,
+    step_scores,
 )
 from attacks.inversion import (
     ClassMeans,
@@ -494,6 +495,7 @@ CALLS: dict[str, Call] = {
     "one_run_lower_bound": C(
         one_run_lower_bound, scores=lambda: normal(8), included=lambda: torch.arange(8) % 2 == 0, guesses=4, delta=1e-5
     ),
+    "step_scores": C(step_scores, steps=lambda: normal(8, 2), sigma=1.0, rate=0.5),
     "audit_noise": C(audit_noise, drawn=lambda: {1.5: 20}, charged=lambda: [(1.5, 20)]),
     "replay_release": C(
         replay_release, released=lambda: normal(4), worlds=lambda: {"a": lambda: normal(4)}, tolerance=1e-5
