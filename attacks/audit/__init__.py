@@ -12,10 +12,10 @@ An audit can refute a claim but never prove one. Every function states the confi
 """
 
 from attacks.audit.claim_audit import ClaimTest, audit_claim
+from attacks.audit.likelihood_ratio import step_scores
 from attacks.audit.many_runs import epsilon_lower_bound, max_lower_bound
 from attacks.audit.noise import NoiseAudit, ReplayTest, audit_noise, replay_release
 from attacks.audit.single_run import one_run_lower_bound
-from attacks.audit.step_scores import step_scores
 
 __all__ = [
     "ClaimTest", "NoiseAudit", "ReplayTest", "audit_claim", "audit_noise", "epsilon_lower_bound", "max_lower_bound",
