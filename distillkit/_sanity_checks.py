@@ -11,12 +11,11 @@ __all__ = ["check_class_sizes", "check_images", "check_labels"]
 
 
 def check_images(images: Tensor, normalization: Normalization | None) -> None:
-    """Refuse images, or warn about them, if they do not match their stated layout or normalization.
+    """Raise an error or a warning for images that do not match their stated layout or normalization.
 
     Args:
         images: [N, C, H, W].
-        normalization: normalization that the caller stated. None if the caller stated none; pixels in [0, 1] are then
-            expected.
+        normalization: normalization that the caller stated, or None. With None, the images must be pixels in [0, 1].
 
     Raises:
         ValueError: `normalization` is None, and the images look like [N, H, W, C] or are not pixels in [0, 1].

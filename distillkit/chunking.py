@@ -1,4 +1,4 @@
-"""Number of images that pass through a network at once."""
+"""Forward passes through a network in chunks of images, and the default chunk size."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def chunk_size(images: Tensor, chunk: int | None = None, *, chunked_stem: bool =
     On a CPU the default is 16 images of 32x32, or as many pixels of another size. The activations of a width-128
     network then stay in the cache, which halves the time of a forward pass. The default is four times as large for
     networks with `chunked_stem`, because their first block has the largest maps and is computed in chunks. On an
-    accelerator it is 4096 images, which only bounds memory.
+    accelerator the default is 4096 images, which limits memory use.
 
     Args:
         images: float [N, C, H, W]. Only the shape and device matter.

@@ -151,7 +151,7 @@ def positive_int(value: int, name: str, least: int = 1, most: int | None = None)
     Args:
         value: the value to check. NumPy integers are accepted, bools are not.
         name: name of the argument, used in error messages.
-        least, most: inclusive bounds; `most=None` for no upper bound.
+        least, most: inclusive bounds; `most=None` means no upper bound.
 
     Raises:
         TypeError: not an integer.
@@ -297,7 +297,7 @@ def sequence(values: Sequence[T], name: str, wanted: str, count: int | None = No
 
 
 def device(value: torch.device | str, name: str = "device") -> torch.device:
-    """Check that this machine has a device and return it.
+    """Check that a device exists on this machine and return it.
 
     Args:
         value: a device, or a name such as "cpu" or "cuda:0".
@@ -327,7 +327,7 @@ def callable_with(value: T, name: str, arguments: Sequence[str], example: str, *
         arguments: names of the positional arguments. Only the number of arguments is checked; the error message shows
             the names.
         example: code of a valid value, for the message.
-        classes: whether a class is accepted as a function of its constructor's arguments.
+        classes: whether a class is accepted. Its constructor must then take the arguments.
 
     Raises:
         TypeError: not callable, a class although `classes` is False, or a function that takes other arguments.

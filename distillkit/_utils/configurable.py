@@ -11,9 +11,9 @@ __all__ = ["Configurable"]
 class Configurable:
     """Base class that records constructor arguments, so that `distillkit.serialization` can rebuild the object.
 
-    Use it for classes that are not dataclasses; methods, add-ons and filters already inherit from it. Write
-    `class Cropped(Configurable)` for an augmentation or a network of your own with an `__init__`, and a run's
-    `config.json` is enough to rebuild it. The constructor must have no side effects: reading a record may call it.
+    Use it for classes that are not dataclasses. Methods, add-ons and filters already inherit from it. If your own
+    augmentation or network has an `__init__`, declare it as `class Cropped(Configurable)`. A run's `config.json` is
+    then enough to rebuild the object. The constructor must have no side effects: reading a record may call it.
     """
 
     __slots__ = ("_init_arguments",)  # not in `vars`, from which a class may take its options

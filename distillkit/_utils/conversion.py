@@ -36,14 +36,14 @@ class FileBacked(ABC):
     @property
     @abstractmethod
     def bytes(self) -> int:
-        """Memory in bytes that all images take as floats."""
+        """Memory that all images take as floats, in bytes."""
 
     @abstractmethod
     def __len__(self) -> int:
         """Return the number of images."""
 
     def read_hint(self, what: str) -> str:
-        """Return instructions for reading a part: the end of an error message that begins with "the images of".
+        """Return the end of an error message that begins with "the images of". It says how to read a part of the set.
 
         Args:
             what: name of the set in the message.
@@ -55,7 +55,7 @@ class FileBacked(ABC):
 
 
 def require_in_memory(source: Any, name: str) -> None:
-    """Refuse images in a file, or a selection from them, where images in memory are required.
+    """Refuse images that are stored in a file, where images in memory are required.
 
     Args:
         source: the value to check.
@@ -121,7 +121,7 @@ def is_labeled_source(value: object) -> bool:
 
 
 def count_class_names(source: object) -> int | None:
-    """Return the number of class names that a dataset states (torchvision's `classes`), or None without names.
+    """Return the number of class names in a dataset (torchvision's `classes`), or None if it has no class names.
 
     Args:
         source: any source that `read` accepts.

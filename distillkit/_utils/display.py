@@ -43,7 +43,7 @@ def _said(value: Any) -> str:
 
 
 def sample_rows(classes: Tensor) -> list[Tensor]:
-    """Return the indices of up to 10 images of each of the first 10 classes, for a picture of the set.
+    """Return the indices of up to 10 images of each of the first 10 classes, to be displayed.
 
     Args:
         classes: class indices int [N].
@@ -52,7 +52,7 @@ def sample_rows(classes: Tensor) -> list[Tensor]:
 
 
 def tile(rows: Sequence[Tensor], columns: int, padding: int) -> Tensor:
-    """Tile batches of pixels [n, C, H, W], one per row, on a white background and return the picture [C, H', W'].
+    """Tile batches of pixels [n, C, H, W], one batch per row, on a white background. Return an image [C, H', W'].
 
     Args:
         rows: at least one batch, none with more than `columns` images.
@@ -92,11 +92,11 @@ def as_png(rows: list[Tensor]) -> bytes:
 
 
 def as_html(text: str, rows: list[Tensor], classes: int) -> str:
-    """Return the HTML that a notebook shows for a set: the `repr`, and a picture with about 40 pixels per image.
+    """Return the HTML that a notebook shows for a set: its `repr` and sample images of about 40 pixels each.
 
     Args:
         text: the set's repr.
-        rows: pixels of each class to show, as for `as_png`; empty for no picture.
+        rows: pixels of each class to show, as for `as_png`; empty to show no images.
         classes: number of classes in the set.
     """
     said = f"<code>{html.escape(text)}</code>"

@@ -18,8 +18,8 @@ def atomic_replace(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Write a file in a `with` block so that readers see the old or the new file, never a partial one.
 
     Yields the path of a temporary file next to `path`. The temporary file replaces `path` at the end of the block and
-    is removed if the block raises. Killing the process loses no file. Nothing is synced, so after a power loss the
-    content depends on the file system.
+    is removed if the block raises. If the process is killed, the old file remains. The data is not synced to disk, so
+    after a power loss the content depends on the file system.
 
     Raises:
         OSError: the folder is missing or unwritable, or the disk is full. An existing file is left unchanged.
@@ -81,7 +81,7 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], f
 
 
 def read_tensors(path: str | os.PathLike[str], *, kind: str, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read a file written by `write_tensors`. Return the tensors, on the CPU, and the metadata.
+    """Read a file written by `write_tensors`. Return the tensors (on the CPU) and the metadata.
 
     Args:
         path: the file.

@@ -1,4 +1,4 @@
-"""Types of options with a range, and the check of a dataclass's options against their types."""
+"""Types for options with a limited range, and a check of a dataclass's fields against these types."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_options(options: Any) -> dict[str, Any]:
         options: an instance of a dataclass.
 
     Returns:
-        The checked values by field, with whole numbers converted to floats where the type is float.
+        The checked values by field name. Integers in float fields are converted to floats.
 
     Raises:
         TypeError, ValueError: a value has another type or is out of range; the message names the field.

@@ -21,7 +21,7 @@ _turn = threading.Lock()
 
 
 class Bar(Protocol):
-    """Interface of a progress bar: the methods of `tqdm` that components call."""
+    """Interface of a progress bar, with the methods of `tqdm` that components call."""
 
     def update(self, n: float = 1) -> object:
         """Advance the bar by `n` units."""

@@ -14,9 +14,8 @@ __all__ = ["create_thread_pool", "thread_pool"]
 def create_thread_pool(workers: int, name: str, intra: int = 1) -> ThreadPoolExecutor:
     """Create a thread pool for tensor computations.
 
-    The number of intra-op threads changes results by rounding, so each pool has a fixed number. The number of workers
-    does not change results. New threads get the number of intra-op threads that was set last in PyTorch, so the
-    caller's number is restored before the pool starts.
+    The number of intra-op threads affects rounding, so each pool uses a fixed number. The number of workers does not
+    affect results. This function restores the caller's number of intra-op threads before it returns.
 
     Args:
         workers: number of threads.

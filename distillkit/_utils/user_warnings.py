@@ -1,4 +1,4 @@
-"""Warnings at the user's line, and a way to silence them."""
+"""Warnings that point to the user's code, and a way to silence them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _silent: ContextVar[bool] = ContextVar("silent", default=False)
 
 
 def warn(message: str) -> None:
-    """Issue a `UserWarning` at the user's line, the first one outside this project's packages.
+    """Issue a `UserWarning` that points to the first stack frame outside this project's packages.
 
     Args:
         message: description of the problem, and what to do about it.

@@ -9,7 +9,7 @@ __all__ = ["Draws"]
 
 
 class Draws:
-    """Source of random parameters: one value per image, or one per batch if Siamese. Integers stay on the CPU."""
+    """Source of random parameters, one per image, or one per batch if Siamese. Integer parameters stay on the CPU."""
 
     def __init__(self, images: Tensor, generator: torch.Generator, count: int) -> None:
         self.images, self.generator, self.count = images, generator, count

@@ -24,13 +24,13 @@ class Augmentation(Protocol):
     """Interface of the argument `augment`: any callable with this signature, such as `DSA()` or your own function."""
 
     def __call__(self, images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
-        """Transform a batch with draws from `generator` alone.
+        """Transform a batch. All random numbers come from `generator`.
 
         Args:
             images: float [N, C, H, W].
             generator: source of all random draws.
-            siamese: whether to use one draw for the whole batch. Equal generator states must then give the same
-                transform for any N, so that real and synthetic images can share one transform.
+            siamese: whether to apply the same random transform to the whole batch. The transform must then depend only
+                on the generator's state, not on N, so that real and synthetic images can share it.
 
         Returns:
             Images of the same shape, dtype and device.
@@ -80,7 +80,7 @@ def require_augmentation(augment: Any, normalization: Normalization | None = Non
 def apply_augmentation(augment: Any, images: Tensor, generator: torch.Generator, *, siamese: bool) -> Tensor:
     """Apply an augmentation and check that the result has the shape and dtype of the images.
 
-    Components call this function at every step, to detect an augmentation that changes the shape or dtype.
+    Components call this function at every step.
 
     Args:
         augment: see `Augmentation`.
@@ -111,7 +111,7 @@ def require_normalization(augment: object, normalization: Normalization) -> None
     `CropFlip` pads with black, whose value depends on the normalization.
 
     Args:
-        augment: any augmentation; one without a normalization fits everywhere.
+        augment: any augmentation. An augmentation without a normalization is always accepted.
         normalization: normalization of the images.
 
     Raises:

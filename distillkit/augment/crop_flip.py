@@ -19,18 +19,18 @@ __all__ = ["CropFlip", "adapt_normalization"]
 
 @dataclass(frozen=True)
 class CropFlip:
-    """Standard augmentation of small images for training: crop, flip and optional cutout, drawn per image.
+    """Standard training augmentation of small images: crop, flip and optional cutout, drawn for each image.
 
-    `CropFlip(train.normalization)(images, generator)`; pass it as `augment=`.
+    Pass it as `augment=`, or call it: `CropFlip(train.normalization)(images, generator)`.
 
     It takes a random crop of the image's size after padding with `pad` black pixels, then a horizontal flip and an
     optional cutout. The clients of VHL, FedCOG and the single-image method use this augmentation (torchvision's
     `RandomCrop(32, padding=4)` and `RandomHorizontalFlip()` before normalization).
 
-    Padding is black, as if pictures were padded before normalization. The normalized value of black differs by channel,
-    so the normalization must be given. The cutout (DeVries and Taylor, 2017; `Cutout(16)` on CIFAR-100 in VHL's code,
-    data_preprocessing/utils/utils.py) comes last and sets a square to 0 in normalized space, the mean color. The center
-    can be any pixel, so part of the square may be outside.
+    Padding is black, as if the images were padded before normalization. The normalized value of black differs by
+    channel, so the normalization must be given. The cutout (DeVries and Taylor, 2017; `Cutout(16)` on CIFAR-100 in
+    VHL's code, data_preprocessing/utils/utils.py) comes last and sets a square to 0 in normalized space, the mean
+    color. The center can be any pixel, so part of the square may be outside.
 
     Args:
         normalization: normalization of the images; `IDENTITY` for pixels in [0, 1].
@@ -129,6 +129,6 @@ def _shifted(x: Tensor, down: Tensor, right: Tensor, fill: Tensor) -> Tensor:
 
 
 def _near(center: Tensor, reach: int, side: int) -> Tensor:
-    """Return whether each of `side` positions is in [center - reach, center + reach), bool [N, side]."""
+    """Return whether each position in [0, side) is in [center - reach, center + reach), as bool [N, side]."""
     at = torch.arange(side)
     return (at >= center.view(-1, 1) - reach) & (at < center.view(-1, 1) + reach)

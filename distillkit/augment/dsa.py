@@ -28,9 +28,10 @@ _FAMILIES = tuple(NATURAL.split("_"))
 
 @dataclass(frozen=True)
 class DSA:
-    """Differentiable Siamese augmentation: condensation applies one transform to real and synthetic images.
+    """Differentiable Siamese augmentation, which applies the same transform to real and synthetic images.
 
-    `DSA()(images, generator)`; pass it as `augment=` to a condenser and to the training on the condensed set.
+    Pass it as `augment=` to a condenser and to the training on the condensed set, or call it: `DSA()(images,
+    generator)`.
 
     Paper: Zhao and Bilen, "Dataset condensation with differentiable Siamese augmentation" (ICML 2021), section 3.2.
 
@@ -50,8 +51,8 @@ class DSA:
         rotate: largest rotation in degrees.
 
     The color family is brightness, saturation and contrast, in this order. The means in these transforms are over all
-    channels: with one channel saturation changes nothing, with five it moves all of them toward their mean. Uncovered
-    and cut-out pixels are zero in the images' space: the mean color for a normalized set, black for pixels.
+    channels. Saturation therefore has no effect on images with one channel. Uncovered and cut-out pixels are zero in
+    the images' space: the mean color for a normalized set, black for pixels.
 
     Scaling and rotation sample bilinearly with `align_corners=False` and zeros outside; the authors' code used
     PyTorch's default, which differs between versions. Deviations: every draw comes from `generator` (the authors' code

@@ -15,7 +15,7 @@ Seed = int | torch.Generator
 
 
 def class_groups(labels: Tensor, clients: int, name: str = "labels") -> list[Tensor]:
-    """Return the indices of each class that occurs, on the CPU."""
+    """Return the indices of the images of each class that occurs, on the CPU."""
     clients = check.positive_int(clients, "clients")
     labels = check.class_labels(labels, None, None, name).cpu()
     if not len(labels):

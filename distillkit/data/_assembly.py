@@ -20,7 +20,7 @@ __all__ = ["SplitBuilder", "assemble_raw"]
 
 @dataclass(frozen=True)
 class SplitBuilder:
-    """Labels and description of the parts `train`, `test` and perhaps `validation`, from which splits are built.
+    """Builder of a split from the labels and metadata of its parts `train`, `test` and perhaps `validation`.
 
     Attributes:
         labels: labels of each part.
@@ -58,7 +58,7 @@ class SplitBuilder:
         return Split(sets["train"], sets["test"], tuple(self.classes), sets.get("validation"), **names)
 
     def build_stored(self, cache: Cache, rows: Mapping[str, Tensor]) -> StoredSplit:
-        """Build a split whose pictures stay in a cache.
+        """Build a split whose images stay in a cache.
 
         Args:
             cache: cache with the pictures of all parts.

@@ -112,8 +112,8 @@ def open_cache(
         shape: shape (C, H, W) of every picture.
         fill: function that writes the pictures. Its arguments are a `CacheWriter` and a function that reports the
             number of new pictures.
-        options: requested size and channels as text. They are part of the cache's name, because an invalid request
-            would otherwise find the cache of another request.
+        options: requested size and channels as text. They are part of the cache's name, so that requests with different
+            options use different caches.
         folder: folder of the cache. Default: the environment variable `DISTILLKIT_CACHE`, or else beside the source.
         progress: whether to show a progress bar.
 
@@ -286,7 +286,7 @@ def _start_of(pixels: Path, count: int, shape: Shape) -> int:
 
 @contextmanager
 def _writable(where: Path, size: int) -> Iterator[None]:
-    """Create the folder of a cache, and explain errors while the cache is written.
+    """Create the folder of a cache. During the `with` block, replace errors from writing by more helpful ones.
 
     Raises:
         OSError: the folder cannot be created or written, or the disk is full.

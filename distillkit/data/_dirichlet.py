@@ -17,7 +17,7 @@ _Draw = Callable[[Tensor, torch.Generator], Tensor]
 def dirichlet(
     labels: Tensor, clients: int, alpha: float, *, min_size: int = 10, tries: int = 1000, generator: Seed = 0
 ) -> list[Tensor]:
-    """Split each class by shares drawn from Dir(alpha), the usual partition into heterogeneous clients.
+    """Split each class among clients by shares drawn from Dir(alpha), the usual heterogeneous partition.
 
     The draw is repeated until every client has `min_size` images.
 
@@ -27,8 +27,8 @@ def dirichlet(
     Args:
         labels: int [N].
         clients: number of clients.
-        alpha: concentration in [1e-6, 1e6]; smaller is more skewed. At 0.01 most draws leave a client empty, and tens
-            to hundreds of redraws are normal.
+        alpha: concentration in [1e-6, 1e6]; smaller is more skewed. At 0.01, most draws leave some client empty, so
+            expect tens to hundreds of redraws.
         min_size: smallest number of images per client; 0 accepts the first draw, even with empty clients.
         tries: largest number of draws.
         generator: seed or random generator.
@@ -46,7 +46,7 @@ def dirichlet(
 def dirichlet_capped(
     labels: Tensor, clients: int, alpha: float, *, min_size: int = 10, tries: int = 1000, generator: Seed = 0
 ) -> list[Tensor]:
-    """Split as `dirichlet`, but skip a client once it has N / clients images.
+    """Split as `dirichlet` does, but assign no further classes to a client that has N / clients images.
 
     The authors' code of NIID-Bench, VHL (Tang et al., ICML 2022) and FedCOG (Ye et al., ICLR 2024) splits in this way.
     Class by class, in increasing order, the shares of full clients are set to zero and the other shares renormalized.
@@ -57,7 +57,7 @@ def dirichlet_capped(
         labels, clients, alpha, min_size, tries, generator: see `dirichlet`.
 
     Raises:
-        TypeError, ValueError: as `dirichlet`.
+        TypeError, ValueError: as for `dirichlet`.
     """
 
     def draw(sizes: Tensor, rng: torch.Generator) -> Tensor:
@@ -71,7 +71,7 @@ def dirichlet_capped(
 
 
 def dirichlet_prior(labels: Tensor, clients: int, alpha: float, *, generator: Seed = 0) -> list[Tensor]:
-    """Give every client floor(N / clients) images, by an individual class prior drawn from Dir(alpha).
+    """Give every client floor(N / clients) images, sampled by its own class prior, which is drawn from Dir(alpha).
 
     This is the partition of "Federated learning with a single shared image" (Soni et al., CVPR 2024 workshops). Clients
     are filled one after the other, image by image and without replacement. When a class is exhausted, it is removed
@@ -117,7 +117,7 @@ def domains_by_dirichlet(
     tries: int = 1000,
     generator: Seed = 0,
 ) -> list[Tensor]:
-    """Split every domain into several clients, each class by shares from Dir(alpha) with a minimum per class.
+    """Split every domain among several clients, class by class, with shares from Dir(alpha) and a minimum size.
 
     These are FedLGD's 57 clients of CIFAR-10-C (Huang et al., TMLR 2024): 19 corruptions, three parts each, Dir(2), at
     least 100 pictures of each class per client. Each class is redrawn until every part has `min_each` images. Classes
@@ -134,7 +134,7 @@ def domains_by_dirichlet(
         generator: seed or random generator.
 
     Returns:
-        Clients i, i + D, i + 2 D, ... have domain i of D, as in `by_domain`.
+        One index tensor per client. With D domains, clients i, i + D, i + 2 D, ... have domain i, as in `by_domain`.
 
     Raises:
         TypeError, ValueError: an invalid argument; a domain with fewer than `parts * min_each` images of a class; or no
@@ -184,7 +184,7 @@ def _draw_with_minimum(
 
 
 def _cut(totals: Tensor, shares: Tensor) -> Tensor:
-    """Split `totals` [...] at the rounded-down cumulative `shares` [..., clients]; a share of 0 gets nothing."""
+    """Split `totals` [...] at the rounded-down cumulative `shares` [..., clients]. A share of 0 receives no images."""
     cumulative = shares.cumsum(-1)
     edges = (cumulative / cumulative[..., -1:] * totals[..., None]).long()
     return torch.diff(edges, prepend=torch.zeros_like(edges[..., :1]))

@@ -1,4 +1,4 @@
-"""The fixed random choice of test images for datasets without a test split."""
+"""Fixed random choice of test images for datasets without a test split."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def hold_out(labels: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
 
 
 def hold_out_classes(labels: Tensor, classes: Sequence[str], fraction: float) -> tuple[Tensor, Tensor]:
-    """Hold out a part of every class, and warn about classes that are too small for one test picture.
+    """Hold out a part of every class, and warn about classes that are too small to have a test image.
 
     Args:
         labels: class indices int [N].
@@ -43,7 +43,7 @@ def hold_out_classes(labels: Tensor, classes: Sequence[str], fraction: float) ->
         fraction: see `hold_out`.
 
     Raises:
-        ValueError: `fraction` holds out no picture of any class.
+        ValueError: `fraction` is too small to hold out an image of any class.
     """
     kept, held_out = hold_out(labels, fraction)
     if not fraction:
@@ -66,7 +66,8 @@ def hold_out_values(labels: Tensor, values: Tensor, fraction: float) -> tuple[Te
     """Hold out images by a column, so that training and test images share no value of the column.
 
     Args:
-        labels: class indices int [N]; the class of a value is that of its first image. Rows [N, K] are ignored.
+        labels: class indices int [N]. Each value of the column counts toward the class of its first image. Multi-label
+            rows [N, K] are ignored.
         values: values of the column, int64 [N]; images with equal values stay together.
         fraction: share of the values of each class that is held out, in [0, 1).
 

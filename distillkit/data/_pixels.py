@@ -45,7 +45,7 @@ def to_pixels(images: Tensor, size: Size | None, channels: int | None) -> Tensor
 
 
 def to_bytes(pixels: Tensor) -> Tensor:
-    """Round pixels to uint8, each within 1/510 of its value. Pixels that were computed from bytes are restored exactly.
+    """Round pixels to uint8, with an error of at most 1/510. Pixels that were computed from bytes are restored exactly.
 
     Args:
         pixels: float [..., H, W] in [0, 1].
@@ -54,7 +54,7 @@ def to_bytes(pixels: Tensor) -> Tensor:
 
 
 def height_and_width(size: Size | None) -> tuple[int, int] | None:
-    """Return the height and width that a `size` argument asks for; None for None.
+    """Return the height and width given by a `size` argument, or None if `size` is None.
 
     Raises:
         TypeError, ValueError: `size` is neither a positive integer nor a pair of positive integers.

@@ -19,12 +19,12 @@ def clients(data: StoredImages, partition: Sequence[Tensor]) -> list[StoredImage
 @overload
 def clients(data: Images, partition: Sequence[Tensor]) -> list[LabeledImages]: ...
 def clients(data: Images | StoredImages, partition: Sequence[Tensor]) -> list[StoredImages] | list[LabeledImages]:
-    """Split a set into one set per client; each keeps the classes and the normalization.
+    """Split a set into one set per client. Each client set keeps the classes and the normalization.
 
     The `info` of each set has the client's index.
 
     Args:
-        data: the set to split. For a `StoredImages`, the client sets have the same type, and no picture is read.
+        data: the set to split. If it is a `StoredImages`, the client sets are, too, and no image is read.
         partition: one index tensor int [n_i] per client, as returned by `distillkit.data.partition`. Clients may be
             empty, and images may belong to no client.
 

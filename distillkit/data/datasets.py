@@ -1,4 +1,4 @@
-"""The table of named datasets, and the two functions that read them by name.
+"""Table of named datasets, and the functions that load or open a dataset by name.
 
 A dataset of torchvision needs only a row of `DATASETS`: `_torchvision(...)`, with options of `load_torchvision` where
 its class differs from MNIST's. Any other dataset needs a module in `distillkit.data.readers` and a row.
@@ -184,15 +184,15 @@ def load(
     normalization: Normalization | None = None,
     download: bool = False,
 ) -> Split:
-    """Load a dataset by name, train and test, as float32 tensors in memory; unpack it as `train, test`.
+    """Load a dataset by name into memory, as float32 tensors. The result unpacks as `train, test`.
 
     Args:
         name: one of `NAMES`; case, hyphens and underscores do not matter. `digits` (the 1,797 real 8x8 digits inside
             scikit-learn) and `synthdigits-like` need no files; `mnistm-like` needs those of MNIST. `pathmnist_64`,
-            `_128` and `_224` are the larger pictures of a MedMNIST set.
-        root: the data root, which contains the files that `DATASETS[name].files` names. In place of torchvision's files
-            there may be one in MedMNIST's layout, for example `cifar10.npz` (see `load_npz`). Default: the environment
-            variable `DISTILLKIT_DATA`.
+            `_128` and `_224` are versions of a MedMNIST set with larger images.
+        root: the data root, which contains the files that `DATASETS[name].files` names. Instead of torchvision's files,
+            the root may contain a file in MedMNIST's layout, for example `cifar10.npz` (see `load_npz`). Default: the
+            environment variable `DISTILLKIT_DATA`.
         size: height and width in pixels, or one number for square images. Resizing is bilinear with antialiasing.
             Default: the size in the dataset.
         channels: 1 (luma) or 3 (gray repeated). Default: the channels in the dataset; 3 for Tiny-ImageNet, which
@@ -203,7 +203,7 @@ def load(
         download: download missing files into `root`, for the datasets of torchvision only.
 
     `digits` has no test split: a fixed random fifth of each class (359 images) is held out. SVHN's `extra` is not used.
-    Tiny-ImageNet's `val` is the test set, because its `test` has no labels; its 110,000 pictures are 5.4 GB of float32.
+    Tiny-ImageNet's `val` is the test set, because its `test` has no labels. Its 110,000 images take 5.4 GB as float32.
 
     Raises:
         ValueError: the name is unknown, there is no root, `size` or `channels` is invalid, or a file cannot be read or
@@ -232,9 +232,9 @@ def open_dataset(
     workers: int | None = None,
     progress: bool = True,
 ) -> StoredSplit:
-    """Open a large dataset by name: as `load`, but pictures are read when needed.
+    """Open a large dataset by name, like `load`, but read images only when they are needed.
 
-    Use it for Tiny-ImageNet (5.4 GB as floats), for the larger pictures of MedMNIST, such as `pathmnist_224` (65 GB),
+    Use it for Tiny-ImageNet (5.4 GB as floats), for MedMNIST sets with larger images, such as `pathmnist_224` (65 GB),
     and for CelebA and FLAIR.
 
     Args:

@@ -1,4 +1,4 @@
-"""Several sources of the same classes as one set, with the source of each picture in the column `domain`."""
+"""Datasets with the same classes from several sources, joined into one set with a column `domain`."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def load_domains(
     test_fraction: float = 0.2,
     progress: bool = True,
 ) -> Split:
-    """Load several sources of the same classes as one set: three hospitals' folders, or the digits of five datasets.
+    """Load datasets with the same classes from several sources as one set, such as the folders of three hospitals.
 
-    Use it for clients whose pictures look different. `partition.by_domain(split.train.columns["domain"])` makes every
-    source a client, and the same call on `split.test` gives its test set.
+    Use it for clients whose images differ in appearance. `partition.by_domain(split.train.columns["domain"])` makes
+    every source a client, and the same call on `split.test` gives its test set.
 
     Args:
         sources: a mapping from names to your own data, each a folder (see `load_folder`), an `.npz` (see `load_npz`) or
@@ -48,8 +48,8 @@ def load_domains(
             example `retina_balanced/{Drishti,REFUGE,...}/{Training,Testing}/class/picture.png`. The domains keep the
             order of the sources; sub-folders are in alphabetical order.
         root: data root of named sources; see `load`.
-        classes: class names in label order. Default: the classes of the first source, which all other sources must have
-            too. If you pass the names, a source may lack some of them.
+        classes: class names in label order. Default: the classes of the first source; all other sources must then have
+            the same classes. If you pass the names, a source may lack some classes.
         size: height and width in pixels; see `load_folder`. Required if the sources differ in size.
         channels: 1 or 3; see `load_folder`. Required if only some sources are gray.
         normalization: normalization of all sources. Default: mean and standard deviation measured on the joined
@@ -93,7 +93,7 @@ def as_domains(
     channels: int | None = None,
     normalization: Normalization | None = None,
 ) -> Split:
-    """Join the splits of several sources with the same classes into one, with the source of each picture as a column.
+    """Join splits with the same classes from several sources into one, with the source of each image as a column.
 
     `load_domains` reads and joins; this function joins splits that are in memory.
 
@@ -175,7 +175,7 @@ def _distinct(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _order(name: str, own: Sequence[str], classes: Sequence[str], may_lack: bool) -> Tensor:
-    """Return the new label of each of a source's classes."""
+    """Return the new label of each class of a source."""
     problems = []
     if lacking := [c for c in classes if c not in own]:
         problems += [] if may_lack else [f"lacks {', '.join(lacking[:5])}"]

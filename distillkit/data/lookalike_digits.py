@@ -42,8 +42,9 @@ def mnist_m_like(
 ) -> Split:
     """Blend each gray digit with a crop of a photo, |crop - digit|, as MNIST-M was made from MNIST.
 
-    Use it as the fifth of the DIGITS domains if you do not have MNIST-M. Ganin and Lempitsky ("Unsupervised domain
-    adaptation by backpropagation", ICML 2015) used 500 photos (BSDS500); with two photos the backgrounds vary less.
+    Use it in place of MNIST-M, the fifth domain of DIGITS, if you do not have the dataset. Ganin and Lempitsky
+    ("Unsupervised domain adaptation by backpropagation", ICML 2015) used 500 photos (BSDS500); with two photos the
+    backgrounds vary less.
 
     Args:
         digits: split of white digits on black, with one channel and any size, such as `load("mnist")`.
@@ -87,11 +88,11 @@ def synth_digits_like(
     normalization: Normalization | None = None,
     generator: int | torch.Generator = 0,
 ) -> Split:
-    """Draw digits from fonts, as SynthDigits was made: the label is the middle one of one to three digits.
+    """Draw images of one to three digits from fonts, like SynthDigits. The label is the middle digit.
 
-    Use it as the fourth of the DIGITS domains if you do not have SynthDigits. Ganin and Lempitsky (ICML 2015) drew half
-    a million digits from the fonts of Windows and varied the text, its position and rotation, the colors of stroke and
-    background, and the blur. This function does the same with the 21 faces inside matplotlib.
+    Use it in place of SynthDigits, the fourth domain of DIGITS, if you do not have the dataset. Ganin and Lempitsky
+    (ICML 2015) drew half a million digits from the fonts of Windows and varied the text, its position and rotation, the
+    colors of stroke and background, and the blur. This function does the same with the 21 faces inside matplotlib.
 
     Args:
         train, test: number of pictures in each set, at least 10. The counts of the ten digits differ by at most one.

@@ -2,8 +2,8 @@
 
 Each takes class indices int [N] and a number of clients, and returns one sorted index tensor int64 [n_i] per client, on
 the labels' device. No image is assigned twice, and every image is assigned unless the docstring says otherwise. The
-result depends on the arguments alone; an impossible request raises a `ValueError` with the reason. Classes are those
-that occur in `labels`, in increasing order.
+result depends on the arguments alone; an impossible request raises a `ValueError` with the reason. Only classes that
+occur in `labels` count, in increasing order.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def dominant_class(labels: Tensor, clients: int, share: float = 0.99, *, generat
 
 
 def by_domain(domains: Tensor, clients: int | None = None, *, generator: Seed = 0) -> list[Tensor]:
-    """Give every client the images of one domain, for sets that join several sources (MNIST, SVHN, USPS, ...).
+    """Give every client the images of one domain. Use it for sets that join several sources (MNIST, SVHN, ...).
 
     Args:
         domains: index of the source of each image, int [N].
@@ -196,7 +196,7 @@ def cap_size(
     keep: Literal["shares", "even"] = "shares",
     generator: Seed = 0,
 ) -> list[Tensor]:
-    """Reduce every client of a partition to at most `size` images; the removed images belong to no client.
+    """Limit every client of a partition to `size` images. The removed images then belong to no client.
 
     `cap_size(labels, classes_per_client(labels, 10, 2), 500, keep="even")` is VHL's "2-classes" as in the paper: "each
     client only has 500 data samples of 2 classes" (Tang et al., ICML 2022, section 5.1), 250 of each as in the two
@@ -232,7 +232,7 @@ def cap_size(
 
 
 def _largest_remainder(counts: Tensor, size: int) -> Tensor:
-    """Distribute `size` in proportion to `counts`."""
+    """Distribute `size` images over the classes in proportion to `counts`."""
     exact = counts * size
     quota, remainder = exact // counts.sum(), exact % counts.sum()
     quota[remainder.argsort(descending=True, stable=True)[: size - int(quota.sum())]] += 1
@@ -240,7 +240,7 @@ def _largest_remainder(counts: Tensor, size: int) -> Tensor:
 
 
 def _even_quota(counts: Tensor, size: int) -> Tensor:
-    """Distribute `size` evenly over the classes; classes with fewer images give all of theirs."""
+    """Distribute `size` images evenly over the classes. Classes with too few images contribute all of them."""
     quota = torch.zeros_like(counts)
     for rank, k in enumerate(counts.argsort(stable=True).tolist()):
         quota[k] = min(int(counts[k]), (size - int(quota.sum())) // (len(counts) - rank))
@@ -248,7 +248,7 @@ def _even_quota(counts: Tensor, size: int) -> Tensor:
 
 
 def summary(labels: Tensor, partition: Sequence[Tensor], num_classes: int | None = None) -> Tensor:
-    """Count the images of each class that each client has, int64 [clients, K].
+    """Count the images of each client and class. Return int64 [clients, K].
 
     Args:
         labels: int [N].
