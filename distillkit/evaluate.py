@@ -1,4 +1,4 @@
-"""Evaluation of a small set by the test accuracy of networks trained on it."""
+"""Evaluation of a small set by the test accuracy of networks that are trained on the set."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Result of `evaluate`; `print` it for a table.
+    """Result of `evaluate`. Print it to see a table.
 
     Attributes:
         rows: for each architecture, the row of the set, followed by the row of random real images if there is one.
@@ -112,7 +112,7 @@ def evaluate(
         protocol: training protocol. The published protocol has 1,000 epochs, which take minutes per network on a CPU.
         real: the real training images. If given, each architecture has a second row for random real images, with as
             many images per class as the set. These images are sampled anew for each network. Initialization and order
-            of training are the same as for the set. A distilled set should beat this row.
+            of training are the same as for the set. A distilled set should have a higher accuracy than this row.
         generator: an int seed, or a CPU generator from which one seed is drawn.
         chunk: see `train`.
         progress: whether to show a progress bar, which counts epochs.

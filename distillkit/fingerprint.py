@@ -1,4 +1,4 @@
-"""Fingerprints of tensors, sets and networks, so that resuming with different ones is refused."""
+"""Fingerprints of tensors, sets and networks, which are compared before an interrupted run is resumed."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ def tensor_fingerprint(tensors: Sequence[Tensor | str], *, key: bytes = b"") -> 
 def set_fingerprint(data: LabeledImages | StoredImages, *, key: bytes = b"") -> str:
     """Return a fingerprint of a set, so that a resumed run can detect changed data.
 
-    The hash covers images, labels, columns, classes and normalization. A stored set is not read: the hashes of its
-    pictures replace the images, so the same pictures have different fingerprints in memory and in a file.
+    The hash covers images, labels, columns, classes and normalization. For a stored set, the recorded hashes of its
+    images are used instead of the images. The same images therefore have different fingerprints in memory and in a
+    file.
 
     Args:
         data: the set.
@@ -55,11 +56,10 @@ def set_fingerprint(data: LabeledImages | StoredImages, *, key: bytes = b"") -> 
 
 
 def network_fingerprint(network: object, like: Tensor) -> dict[str, Any]:
-    """Describe a network by its class, its parameter count and shapes, and its outputs, to detect another network.
+    """Return a network's class and parameter count, and hashes of its tensor shapes and its outputs.
 
-    The function is tested with two noise images: a float64 copy in eval mode computes embeddings and outputs, which are
-    rounded to six digits and hashed. The result does not depend on threads or devices, but on every weight, width and
-    activation.
+    A float64 copy in eval mode computes embeddings and outputs for two noise images. The results are rounded to six
+    digits and hashed. The fingerprint depends on every weight, width and activation, but not on threads or devices.
 
     Args:
         network: a network with or without a features/classifier split; it is not changed. For any other object, only

@@ -42,19 +42,19 @@ class InUse(RuntimeError):
 
 @contextlib.contextmanager
 def locked(lock: Path, what: str, *, shared: bool = False, wait: float | None = None) -> Iterator[None]:
-    """Lock a resource during a `with` block against every other process that uses the same lock file.
+    """Lock a resource during a `with` block. Other processes that use the same lock file cannot lock it.
 
-    The operating system holds the lock and releases it when the process ends for any reason, so nothing has to be
-    cleaned up after a kill. A leftover lock file does not block anything. A `.json` file of the same name names the
-    process that holds the lock. On Linux, this process keeps the lock even if someone removes the lock file, as long as
-    the `.json` file remains. (On file systems without locks, as some network file systems are, `filelock` uses its
-    substitute or raises an error.)
+    The operating system holds the lock and releases it when the process ends for any reason, so a killed process needs
+    no cleanup. A leftover lock file does not block anything. A `.json` file of the same name names the process that
+    holds the lock. On Linux, this process keeps the lock even if someone removes the lock file, as long as the `.json`
+    file remains. On file systems without locks, such as some network file systems, `filelock` uses a substitute or
+    raises an error.
 
     Args:
         lock: path of the lock file. Its folder is created if needed.
         what: name of the resource, used in error messages: "the run in runs/a".
-        shared: whether other `with` blocks of this process may share the lock. Otherwise they are refused, like other
-            processes.
+        shared: whether other `with` blocks of this process may share the lock. Otherwise these blocks are refused, like
+            those of other processes.
         wait: seconds to wait for a process that is about to end, because workers briefly outlive a killed parent.
             Default: 5.
 
@@ -100,9 +100,9 @@ def locked(lock: Path, what: str, *, shared: bool = False, wait: float | None = 
 
 
 def _start_time(pid: int) -> str | None:
-    """Return the start time of a running process, which distinguishes it from later processes with its id.
+    """Return the start time of a running process, which distinguishes it from later processes with the same id.
 
-    None if there is no such process, or the system does not show it.
+    Return None if there is no such process, or the system does not report the start time.
     """
     try:
         state, *others = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()

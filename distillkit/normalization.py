@@ -1,4 +1,4 @@
-"""Normalization: the map between pixels in [0, 1] and the space of a set's images."""
+"""Normalization of images, the map between pixels in [0, 1] and the space of a set's images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["IDENTITY", "ZCA", "Normalization"]
 
 @dataclass(frozen=True, eq=False)
 class ZCA:
-    """ZCA whitening fitted on images: `encode` decorrelates pixel values, `decode` reverses it.
+    """ZCA whitening that was fitted on images. `encode` decorrelates pixel values, and `decode` reverses `encode`.
 
     Some distillation papers whiten images after standardizing them. A set keeps its whitening so that its pixels can be
     shown again. On flattened images, `encode` is `(x - center) @ matrix`.
@@ -104,7 +104,7 @@ class Normalization:
     """Channel-wise normalization of pixels: subtract a mean, divide by a standard deviation, optionally whiten.
 
     `encode(pixels)` returns `(pixels - mean) / std`, whitened if `zca` is set; `decode` reverses it. Every
-    `LabeledImages` has a normalization, so that no component mixes sets of different spaces.
+    `LabeledImages` has a normalization, so that no component mixes sets with different normalizations.
 
     Args:
         mean: mean of each channel, in pixel units (pixels are in [0, 1]); a single number applies to every channel.
@@ -218,7 +218,7 @@ class Normalization:
 
 
 def _sums(pixels: Tensor, around: Tensor | None = None) -> list[float]:
-    """Return for each channel the sum of its values, or of their squared distances to `around`, chunk by chunk.
+    """Return the sum of each channel's values, or of their squared distances from `around`, chunk by chunk.
 
     The result does not depend on the number of threads: one thread computes each row sum, and `fsum` is exact.
     """

@@ -15,7 +15,8 @@ def create_thread_pool(workers: int, name: str, intra: int = 1) -> ThreadPoolExe
     """Create a thread pool for tensor computations.
 
     The number of intra-op threads affects rounding, so each pool uses a fixed number. The number of workers does not
-    affect results. This function restores the caller's number of intra-op threads before it returns.
+    affect results. New threads inherit the number that was set last in PyTorch, so this function first sets the
+    caller's number again.
 
     Args:
         workers: number of threads.

@@ -14,7 +14,7 @@ __all__ = ["Split", "StoredSplit", "split_by"]
 
 @dataclass(frozen=True)
 class Split:
-    """One dataset in memory, as the loaders return it; unpacks as `train, test`.
+    """Training, test and validation sets of one dataset in memory, which unpack as `train, test`.
 
     Attributes:
         train: the training set.
@@ -39,7 +39,7 @@ class Split:
 
 @dataclass(frozen=True)
 class StoredSplit:
-    """One dataset in a file, as `open_folder` and `open_npz` return it; unpacks as `train, test`.
+    """Training, test and validation sets of one dataset in a file, which unpack as `train, test`.
 
     Attributes:
         train: the training set.
@@ -61,9 +61,9 @@ class StoredSplit:
 
 
 def split_by(data: Images, column: str, test_fraction: float = 0.2, *, classes: Sequence[str] | None = None) -> Split:
-    """Split a set into train and test sets that share no value of a column, such as a patient or a writer.
+    """Split a set into training and test sets that share no value of a column, such as a patient or a writer.
 
-    Use it for sets in which several images belong together, such as the corruptions of one picture or the slices of one
+    Use it for sets in which several images belong together, such as the corruptions of one image or the slices of one
     patient. The sets' `info["apart"]` names the column, and a study's validation set respects it too.
 
     Args:

@@ -1,4 +1,4 @@
-"""Loss functions of tensors, and modules for the most common ones."""
+"""Loss functions on tensors, and `nn.Module` versions of the most common ones."""
 
 from distillkit.losses.contrastive import SupervisedContrastive, model_contrastive, supervised_contrastive
 from distillkit.losses.distillation import (

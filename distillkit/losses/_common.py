@@ -16,12 +16,12 @@ Reduction = Literal["mean", "sum", "none"]
 def require_float(value: Tensor, name: str, shape: str) -> Tensor:
     """Return `value` after checking that it is a non-empty floating-point tensor with as many dimensions as `shape`.
 
-    `shape` is text such as "N, d". Values are not checked, so that no loss waits for the device: NaN inputs give a loss
-    of NaN.
+    `shape` is text such as "N, d". Values are not checked, because a check would wait for the device. NaN inputs give a
+    loss of NaN.
 
     Raises:
         TypeError: not a tensor, or not floating point.
-        ValueError: another number of dimensions, or no elements.
+        ValueError: the number of dimensions is wrong, or there are no elements.
     """
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor [{shape}], got {type(value).__name__}")
@@ -88,7 +88,7 @@ def reduce(values: Tensor, reduction: Reduction) -> Tensor:
 
 
 def at_least_float32(rows: Tensor) -> Tensor:
-    """Convert half-precision rows to float32, because small differences of large sums need the precision."""
+    """Convert half-precision rows to float32, because small differences between large sums need the precision."""
     return rows.to(torch.promote_types(rows.dtype, torch.float32))
 
 
@@ -100,6 +100,6 @@ def row_norms(rows: Tensor) -> Tensor:
 
 
 def unit_rows(rows: Tensor) -> Tensor:
-    """Divide each row by its norm. A zero row stays zero; its gradient is of the same scale as those of other rows."""
+    """Divide each row by its norm. A zero row stays zero; its gradient has the same scale as those of other rows."""
     norms = row_norms(rows)
     return rows / torch.where(norms > 0, norms, 1).unsqueeze(1)

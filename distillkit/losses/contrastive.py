@@ -25,7 +25,7 @@ def supervised_contrastive(
     empty: Literal["drop", "zero"] = "drop",
     reduction: Literal["mean", "sum"] = "mean",
 ) -> Tensor:
-    """Compute the supervised contrastive loss, which pulls embeddings of a class together and pushes classes apart.
+    """Compute the supervised contrastive loss, which pulls embeddings of a class together and separates classes.
 
     With unit vectors z, an anchor i, all other rows A(i) = {j != i} and the positives P(i) = {j != i: y_j = y_i},
 
@@ -42,11 +42,11 @@ def supervised_contrastive(
         temperature: temperature t > 0.
         detach_other: whether gradients to `other_embeddings` are stopped (VHL). FedLGD's code does not stop them.
         empty: treatment of anchors without positives. "drop" leaves them out of the mean. "zero" counts them as 0 in
-            the mean, as in the code of FedLGD and VHL, so the loss shrinks as their share grows.
+            the mean, as in the code of FedLGD and VHL, so the loss shrinks as the share of such anchors grows.
         reduction: "mean" over anchors, or "sum" (the equation in FedLGD's paper; its code uses the mean).
 
     Returns:
-        A scalar. Exactly 0 with a zero gradient, never NaN, if no anchor has a positive.
+        A scalar. If no anchor has a positive, it is exactly 0 with a zero gradient, never NaN.
 
     Raises:
         TypeError, ValueError: tensors of a wrong kind or shape, only one of `other_embeddings` and `other_labels`, or
@@ -89,7 +89,7 @@ def supervised_contrastive(
 
 
 class SupervisedContrastive(nn.Module):
-    """Module of `supervised_contrastive`, with options in the constructor and tensors in the call.
+    """`nn.Module` version of `supervised_contrastive`, with options in the constructor and tensors in the call.
 
     Args:
         temperature, detach_other, empty, reduction: see `supervised_contrastive`.
@@ -142,7 +142,7 @@ def model_contrastive(
     temperature: float = 0.5,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """Compute MOON's term, which pulls embeddings toward the global model's and away from the previous local model's.
+    """Compute MOON's loss, which pulls embeddings to those of the global model and away from the previous model's.
 
         loss = -log[exp(cos(z, z_glob)/t) / (exp(cos(z, z_glob)/t) + exp(cos(z, z_prev)/t))]
 

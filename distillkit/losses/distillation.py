@@ -1,4 +1,4 @@
-"""Knowledge distillation, and disagreement between the outputs of two classifiers."""
+"""Losses of knowledge distillation, and measures of disagreement between two classifiers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def knowledge_distillation(
 
 
 class KnowledgeDistillation(nn.Module):
-    """Module of `knowledge_distillation`, with options in the constructor and logits in the call.
+    """`nn.Module` version of `knowledge_distillation`, with options in the constructor and logits in the call.
 
     Args:
         temperature, reduction: see `knowledge_distillation`.
@@ -94,7 +94,7 @@ def binary_distillation(
     Raises:
         TypeError, ValueError: as for `knowledge_distillation`.
 
-    Source: Section 2 of Hinton et al. with two classes per label; no paper states this form. FedCOG's code has a
+    Source: Section 2 of Hinton et al., applied to two classes per label. No paper states this form. FedCOG's code has a
     different multi-label form, which passes probabilities to a function of log-probabilities.
     """
     require_same_shape(student_logits, teacher_logits, _PAIR, "N, K")
@@ -106,7 +106,7 @@ def binary_distillation(
 
 
 def jensen_shannon(p_logits: Tensor, q_logits: Tensor, *, reduction: Reduction = "mean") -> Tensor:
-    """Compute the Jensen-Shannon divergence of two classifiers' softmax distributions, in nats.
+    """Compute the Jensen-Shannon divergence between the softmax distributions of two classifiers, in nats.
 
     The divergence is 0 if the distributions are equal, and at most ln 2:
 
@@ -167,8 +167,8 @@ def clamped_disagreement(
     Raises:
         TypeError, ValueError: tensors of a wrong kind, different shapes, or options out of range.
 
-    Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), R_compete. The paper prints the true Jensen-Shannon
-    divergence; this formula is that of the authors' code.
+    Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), R_compete. The paper states the true Jensen-Shannon
+    divergence; this function follows the authors' code.
     """
     require_same_shape(p_logits, q_logits, ("p_logits", "q_logits"), "N, K")
     low = check.real_number(low, "low", above=0)

@@ -1,4 +1,4 @@
-"""Distances between two sets or between gradients: mean embeddings (DM), RBF MMD and gradient matching."""
+"""Distances between two sets of embeddings (DM's mean embeddings, RBF MMD) or between two gradients."""
 
 from __future__ import annotations
 
@@ -49,27 +49,28 @@ def mean_embedding_distance(
     num_classes: int | None = None,
     reduction: Literal["sum", "none"] = "sum",
 ) -> Tensor:
-    """Compute DM's loss: the squared L2 distance of mean real and synthetic embeddings, summed over classes.
+    """Compute DM's loss, the squared L2 distance between real and synthetic mean embeddings, summed over classes.
 
     It equals the squared MMD with a linear kernel, class by class.
 
     Args:
         real: embeddings of real images, float [N, d]. Precomputed means can be passed as rows, one per class.
         synthetic: embeddings of synthetic images, float [M, d].
-        real_labels: class indices int [N]; without labels on both sides, all rows belong to one class.
+        real_labels: class indices int [N]. If neither set has labels, all rows belong to one class.
         synthetic_labels: class indices int [M].
         num_classes: number of classes, K. Default: the largest label + 1.
         reduction: "sum" over classes, or "none" for [K].
 
     Returns:
-        A scalar, or [K]. A class that is absent on either side has distance 0.
+        A scalar, or [K]. A class that is absent from either set has distance 0.
 
     Raises:
-        TypeError, ValueError: tensors of a wrong kind or shape, or labels of only one side.
+        TypeError, ValueError: tensors of a wrong kind or shape, or labels for only one of the sets.
 
     Paper: Zhao and Bilen, "Dataset Condensation with Distribution Matching" (WACV 2023), its empirical MMD. With logits
     instead of embeddings, the loss is the second term of FedDM's Eq. 8. It sums over features and classes, as in the
-    authors' code: the right learning rate for images depends on this scale. Detach the real embeddings before the call.
+    authors' code: the right learning rate for images depends on this scale. Detach the real embeddings before you call
+    this function.
     """
     require_float(real, "real", "N, d")
     require_float(synthetic, "synthetic", "M, d")
@@ -100,7 +101,7 @@ def rbf_mmd(
     multiplier: float = 2.0,
     unbiased: bool = False,
 ) -> Tensor:
-    """Compute the squared maximum mean discrepancy of two samples, differentiable in both.
+    """Compute the squared maximum mean discrepancy between two samples, differentiable in both.
 
     The kernel is a sum of Gaussian kernels of several widths,
 
@@ -120,8 +121,8 @@ def rbf_mmd(
         A scalar, between 0 and 2 * `kernels` for the V-statistic; float32 for half-precision rows.
 
     Raises:
-        TypeError, ValueError: tensors of a wrong kind or shape, options out of range, or fewer than two rows per side
-            for the unbiased form.
+        TypeError, ValueError: tensors of a wrong kind or shape, options out of range, or a sample with fewer than two
+            rows for the unbiased form.
 
     Paper: Gretton et al., "A Kernel Two-Sample Test" (JMLR 2012), Eq. 5 and 3. The defaults are those of FedLGD's code.
     FedLGD's code stores all differences [n+m, n+m, d]; this function only needs a Gram matrix with (n+m)^2 entries.
@@ -158,7 +159,7 @@ def rbf_mmd(
 
 
 class RBFMMD(nn.Module):
-    """Module of `rbf_mmd`, with options in the constructor and tensors in the call.
+    """`nn.Module` version of `rbf_mmd`, with options in the constructor and tensors in the call.
 
     Args:
         bandwidth, kernels, multiplier, unbiased: see `rbf_mmd`.
@@ -174,7 +175,7 @@ class RBFMMD(nn.Module):
         self.unbiased = check.boolean(unbiased, "unbiased")
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Compute the squared MMD of two samples, `x` [n, d] and `y` [m, d]; see `rbf_mmd`."""
+        """Compute the squared MMD between two samples, `x` [n, d] and `y` [m, d]; see `rbf_mmd`."""
         return rbf_mmd(
             x, y, bandwidth=self.bandwidth, kernels=self.kernels, multiplier=self.multiplier, unbiased=self.unbiased
         )
@@ -189,8 +190,8 @@ def gradient_distance(
 ) -> Tensor:
     """Compute the distance between two gradients of a network, as used by gradient matching in dataset condensation.
 
-    - "row_cosine" (DC): each tensor of 2 or more dimensions is viewed as (out, rest); the sum over all rows of 1 - g.t
-      / (|g||t| + eps). 1-D tensors (biases, norm weights) are ignored.
+    - "row_cosine" (DC): the sum of 1 - g.t / (|g||t| + eps) over all rows g of the gradients and t of the targets. Each
+      tensor of 2 or more dimensions is viewed as a matrix (out, rest). 1-D tensors (biases, norm weights) are ignored.
     - "mse": the sum of squared differences of all entries, including 1-D tensors (a sum, despite its name).
     - "cos": 1 - cosine of the two flattened gradients, including 1-D tensors, with the same eps.
 
@@ -202,8 +203,8 @@ def gradient_distance(
             toward 0. With eps=0 the distance ignores the scale of a row, and equal gradients have distance 0.
 
     Returns:
-        A scalar. A zero row on either side counts as 1 and has zero derivatives of every order, never NaN. (In the
-        authors' code the gradient of a zero row is the other row divided by eps.)
+        A scalar. A pair of rows of which one is zero counts as 1. Its derivatives of every order are zero, never NaN.
+        (In the authors' code the gradient of a zero row is the other row divided by eps.)
 
     Raises:
         TypeError: an entry that is not a floating-point tensor, such as the gradient None of an unused parameter.
@@ -228,7 +229,7 @@ def gradient_distance(
 
 
 def _cosine_distances(a: Tensor, b: Tensor, eps: float) -> Tensor:
-    """Return the sum over rows of 1 - cosine; a zero row counts as 1 and is constant."""
+    """Return the sum of 1 - cosine over rows. A zero row contributes the constant 1."""
     norms = row_norms(a) * row_norms(b)
     defined = norms > 0
     cosines = torch.where(defined, (a * b).sum(1), 0) / torch.where(defined, norms + eps, 1)

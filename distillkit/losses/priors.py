@@ -21,7 +21,7 @@ _IMAGES = "N, C, H, W"
 def total_variation(images: Tensor, *, order: Literal[1, 2] = 1, reduction: Reduction = "mean") -> Tensor:
     """Compute the anisotropic total variation of each image, a smoothness prior for inversion.
 
-    The total variation is the sum of the differences from each pixel to its right and lower neighbors.
+    The total variation is the sum of the differences between each pixel and its right and lower neighbors.
 
     Args:
         images: float [N, C, H, W].
@@ -35,7 +35,7 @@ def total_variation(images: Tensor, *, order: Literal[1, 2] = 1, reduction: Redu
         TypeError, ValueError: invalid images, or options out of range.
 
     Paper: Mahendran and Vedaldi, "Understanding Deep Image Representations by Inverting Them" (CVPR 2015), the finite
-    differences of Section 3, summed separately for the two directions. For DeepInversion's form see
+    differences of Section 3, summed separately for the two directions. For the prior of DeepInversion, see
     `deepinversion_variation`.
     """
     require_float(images, "images", _IMAGES)
@@ -47,7 +47,7 @@ def total_variation(images: Tensor, *, order: Literal[1, 2] = 1, reduction: Redu
 
 
 def deepinversion_variation(images: Tensor, *, order: Literal[1, 2] = 2) -> Tensor:
-    """Compute DeepInversion's smoothness prior, over four neighbors and the whole batch.
+    """Compute DeepInversion's smoothness prior from the differences of each pixel to four neighbors, for a whole batch.
 
     The neighbors of a pixel are the right one, the lower one and the two lower diagonal ones.
 
@@ -79,7 +79,7 @@ def deepinversion_variation(images: Tensor, *, order: Literal[1, 2] = 2) -> Tens
 
 
 def image_l2(images: Tensor, *, reduction: Literal["mean", "sum", "none", "batch"] = "mean") -> Tensor:
-    """Compute the L2 norm of each image (not squared), a magnitude prior for inversion.
+    """Compute the L2 norm (not squared) of each image, a prior for inversion that favors small pixel values.
 
     Args:
         images: float [N, C, H, W].
@@ -102,7 +102,7 @@ def image_l2(images: Tensor, *, reduction: Literal["mean", "sum", "none", "batch
 
 
 class BatchNormPrior:
-    """Inversion prior: distance of a batch's statistics from those stored in a network's BatchNorm layers.
+    """Inversion prior that measures the distance of batch statistics from those stored in BatchNorm layers.
 
         value = sum_l a_l (|mean_l - running_mean_l|_2 + |var_l - running_var_l|_2)
 
@@ -124,7 +124,8 @@ class BatchNormPrior:
         TypeError: not an `nn.Module`.
         ValueError: no such layer, or a multiplier below 0.
 
-    Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), Eq. 4. The authors' code leaves its hooks on the network.
+    Paper: Yin et al., "Dreaming to Distill" (CVPR 2020), Eq. 4. The authors' code does not remove its hooks from the
+    network.
     """
 
     def __init__(self, network: nn.Module, *, first_multiplier: float = 1.0) -> None:
@@ -169,7 +170,7 @@ class BatchNormPrior:
         """Return the prior of the last forward pass, a scalar that is differentiable in the images.
 
         Raises:
-            RuntimeError: there was no forward pass inside the `with` block yet.
+            RuntimeError: there has been no forward pass inside the `with` block yet.
         """
         if not self._distances:
             raise RuntimeError(

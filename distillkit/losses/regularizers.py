@@ -40,7 +40,7 @@ def proximal(parameters: Iterable[Tensor], reference: Iterable[Tensor], mu: floa
 def feature_decorrelation(
     embeddings: Tensor, *, variant: Literal["paper", "released"] = "paper", eps: float = 1e-8
 ) -> Tensor:
-    """Compute FedDecorr's term against dimensional collapse: the correlation of embedding dimensions over a batch.
+    """Compute FedDecorr's term, which penalizes correlations between embedding dimensions over a batch.
 
     - "paper": |K|_F^2 / d^2 with the correlation matrix K [d, d]. The value is between 1/d (from the diagonal) and 1.
     - "released": the mean square of the off-diagonal entries of Z^T Z, divided by N, with Z standardized by the
@@ -123,7 +123,7 @@ def prototype_distance(
 
 
 def clip_logit_norm(logits: Tensor, max_norm: float = 2.5, *, continuous: bool = False) -> Tensor:
-    """Rescale logits to a norm, as the single-image method does before its losses; predicted classes do not change.
+    """Rescale long logit vectors to a given norm, as in the single-image method. Predicted classes do not change.
 
     Args:
         logits: float [N, K].
@@ -133,7 +133,7 @@ def clip_logit_norm(logits: Tensor, max_norm: float = 2.5, *, continuous: bool =
             0.4, and rows shorter than 2.5 are stretched. True: a row longer than s is shortened to s.
 
     Returns:
-        Logits [N, K]; gradients flow through the norm, too.
+        Logits [N, K]. Gradients also flow through the norm.
 
     Raises:
         TypeError, ValueError: invalid logits, or max_norm not above 0.

@@ -18,7 +18,7 @@ class Network(Protocol):
     """
 
     def features(self, images: Tensor) -> Tensor:
-        """Compute the embeddings used by distribution matching and for the distances in coreset selection.
+        """Compute the embeddings that distribution matching and coreset selection use.
 
         Args:
             images: float [N, C, H, W].
@@ -106,7 +106,7 @@ def _has_split(network: nn.Module) -> bool:
 
 
 def split(network: nn.Module, classifier: str | None = None) -> Network:
-    """Add the `features` / `classifier` split that components require to any classifier network.
+    """Return any classifier network with the `features` and `classifier` methods that components require.
 
     Use it for torchvision's networks and your own. Components that take a network or a sampler call it for you. The
     wrapper shares the network's parameters under the prefix `model.`.

@@ -1,4 +1,4 @@
-"""Dropout that draws from a given generator, or is switched off."""
+"""Dropout layers that draw from a given generator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _layers(network: nn.Module) -> list[nn.Module]:
 
 
 def seed_dropout(network: nn.Module, generator: torch.Generator) -> list[nn.Module]:
-    """Make a network's dropout layers draw from `generator` permanently, so that training depends only on the seed.
+    """Make a network's dropout layers draw from `generator` permanently, so that a seed makes training reproducible.
 
     Args:
         network: network whose `nn.Dropout` layers (also 1d to 3d) are changed. Other random layers (alpha dropout,
@@ -72,7 +72,7 @@ def seeded_dropout(network: nn.Module, generator: torch.Generator) -> Iterator[N
 
 @contextlib.contextmanager
 def undraw_dropout(network: nn.Module) -> Iterator[None]:
-    """Undo `seed_dropout` during a `with` block: dropout layers draw as PyTorch's own do, from the global state."""
+    """Undo `seed_dropout` during a `with` block, so that dropout layers draw from the global random state again."""
     with _own_forwards(network):
         for layer in _layers(network):
             if isinstance(forward := vars(layer).get("forward"), partial) and forward.func is _drop:

@@ -29,7 +29,7 @@ NetworkFactory = Callable[[], nn.Module]
 
 
 class KeepInit(Configurable):
-    """Factory whose networks keep their constructor's weights: a custom initialization or pretrained weights.
+    """Factory whose networks keep the weights from their constructor, such as pretrained weights.
 
     Use it wherever a factory is expected and PyTorch's default distributions are not wanted:
     `RandomNetworks(KeepInit(vit))`, `evaluate(data, test, KeepInit(pretrained))`. The constructor runs with a seeded
@@ -110,7 +110,7 @@ def _require_no_arguments(factory: Callable[..., object]) -> None:
 
 
 def build(factory: NetworkFactory, generator: int | torch.Generator, redraw: Redraw | None = None) -> nn.Module:
-    """Build a network by `factory()` and draw its parameters from `generator`.
+    """Build a network with `factory()` and draw its parameters from `generator`.
 
     The global random state is unchanged.
 
@@ -137,7 +137,7 @@ def build(factory: NetworkFactory, generator: int | torch.Generator, redraw: Red
 
 
 def frozen_copy(network: nn.Module) -> nn.Module:
-    """Return a deep copy of a network without parameter gradients, which halves the cost of input gradients.
+    """Return a deep copy of a network with frozen parameters, which halves the cost of gradients for the input.
 
     Args:
         network: any `nn.Module`; it is not changed.

@@ -112,12 +112,13 @@ def init_own_parameters(module: nn.Module, generator: torch.Generator) -> bool:
 def initialize(network: nn.Module, generator: int | torch.Generator, redraw: Redraw | None = None) -> nn.Module:
     """Redraw all parameters of a network in place from a generator and return the network.
 
-    `RandomNetworks` calls it for every draw and `build` once. The distributions are PyTorch's defaults: Kaiming uniform
-    with a = sqrt(5) for linear and convolution weights, uniform +-1/sqrt(fan_in) for their biases, N(0, 1) for
-    embeddings, Xavier for attention, and constants for norms (running statistics are reset) and PReLU. For the networks
-    of this package, the draws are those of the constructor after `torch.manual_seed`. The constructors of torchvision
-    draw from other distributions; use `KeepInit` to keep them. Any other module with its own parameters is initialized
-    by its method `initialize(generator)` or, without one, by `reset_parameters()`. Other buffers are unchanged.
+    `RandomNetworks` calls this function for every draw, and `build` calls it once. The distributions are PyTorch's
+    defaults: Kaiming uniform with a = sqrt(5) for linear and convolution weights, uniform +-1/sqrt(fan_in) for their
+    biases, N(0, 1) for embeddings, Xavier for attention, and constants for norms (running statistics are reset) and
+    PReLU. For the networks of this package, the draws are those of the constructor after `torch.manual_seed`. The
+    constructors of torchvision draw from other distributions; use `KeepInit` to keep them. Any other module with its
+    own parameters is initialized by its method `initialize(generator)` or, without one, by `reset_parameters()`. Other
+    buffers are unchanged.
 
     Args:
         network: any `nn.Module`.

@@ -24,7 +24,7 @@ class _ReLU(nn.ReLU):
 
 
 class InstanceNorm(nn.GroupNorm):
-    """Instance normalization as a group norm with one channel per group; parameters and values are the same.
+    """Instance normalization, equivalent to a group norm with one channel per group.
 
     PyTorch's layer is slow for small channels_last maps, which `forward_chunks` produces on a CPU. For such maps, and
     without gradients, this layer computes the formula directly, which is several times as fast.
@@ -46,13 +46,13 @@ class InstanceNorm(nn.GroupNorm):
 
 
 def _small_and_channels_last(maps: Tensor) -> bool:
-    """Return whether the direct formula is faster than PyTorch's layer, as it is for small channels_last maps."""
+    """Return whether maps are small and channels_last, so that the direct formula is faster than PyTorch's layer."""
     plain = maps.device.type == "cpu" and maps.ndim == 4 and not torch.is_autocast_enabled("cpu")
     return plain and maps.stride(1) == 1 and not maps.is_contiguous() and maps.shape[2] * maps.shape[3] < 1024
 
 
 class AveragePool(nn.AvgPool2d):
-    """2x2 average pooling, computed on a CPU as a product with a matrix of quarters, which is faster.
+    """2x2 average pooling. On a CPU it is a product with a matrix of quarters, which is faster.
 
     The product uses two rows of a map at once, so an infinite value makes both rows NaN, while `nn.AvgPool2d` returns a
     single infinite mean.
@@ -73,7 +73,7 @@ class AveragePool(nn.AvgPool2d):
 
 
 def _even_and_narrow(maps: Tensor) -> bool:
-    """Return whether the product is faster and gives equal results: for even sizes and up to 64 columns."""
+    """Return whether the product is faster and gives equal results, as for even sizes and at most 64 columns."""
     rows, columns = maps.shape[-2:]
     plain = maps.device.type == "cpu" and maps.dtype in (torch.float32, torch.float64) and maps.is_contiguous()
     even = rows % 2 == 0 and columns % 2 == 0 and 0 < columns <= 64
@@ -81,7 +81,7 @@ def _even_and_narrow(maps: Tensor) -> bool:
 
 
 class MaxPool(nn.MaxPool2d):
-    """2x2 max pooling, computed on a CPU without gradients as the maximum of rows, then of columns.
+    """2x2 max pooling. On a CPU with gradients disabled, it takes the maximum of rows, then of columns.
 
     PyTorch's kernel also records the position of each maximum, which only gradients need.
     """
@@ -110,7 +110,7 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 class ImageNetwork(Configurable, nn.Module):
-    """Base class of image classifiers whose forward is `classifier(features(images))`, such as all networks here.
+    """Base class of the image classifiers in this package, whose forward is `classifier(features(images))`.
 
     Args:
         shape: channels, height and width of the images.
@@ -227,7 +227,7 @@ def activation_layer(kind: str) -> nn.Module:
 
 
 def require_spatial_maps(norm: str, height: int, width: int) -> None:
-    """Refuse instance normalization of one-pixel maps, whose output would be the same for every image.
+    """Refuse instance normalization of one-pixel maps, because its output would be the same for every image.
 
     Args:
         norm: kind of normalization; all kinds except "instance" are accepted.

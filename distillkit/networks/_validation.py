@@ -50,7 +50,7 @@ def check_network(
     features: bool = False,
     name: str = "network",
 ) -> None:
-    """Check that a network fits the data: pass two noise images through it in eval mode. The network is not changed.
+    """Check that a network fits the data by passing two noise images through it in eval mode.
 
     Args:
         network: the network to check.

@@ -45,9 +45,10 @@ class ConvNet(ImageNetwork):
     (2048-d). The authors' code of DC pads every gray image by 3; this class keeps the size of other gray images (16x16
     stays 16x16). As in FedLGD, 3x28x28 is not padded (1152-d).
 
-    On a CPU without gradients, the first block runs on chunks of 8 images of 32x32, or as many pixels of another size.
-    The maps of this block, four times as large as those of the next block, then stay in the cache. The batch is not
-    split with norm="batch", where images influence each other, or while a layer of the first block has a forward hook.
+    On a CPU with gradients disabled, the first block runs on chunks of 8 images of 32x32 pixels, or of equally many
+    pixels at another image size. The maps of this block, four times as large as those of the next block, then stay in
+    the cache. The batch is not split with norm="batch", where images influence each other, or while a layer of the
+    first block has a forward hook.
 
     The "layernorm" of DC's code learns one scale per pixel of a map; "layer" here learns one per channel.
 

@@ -22,10 +22,10 @@ Block = Callable[[int, int, int, "_Layers"], nn.Module]
 class ResNet(ImageNetwork):
     """ResNet-10, -18, -34 or -50 (He et al., CVPR 2016) with the stem for small images that VHL and FedLGD use.
 
-    A 3x3 convolution of stride 1, four stages of 64, 128, 256 and 512 channels (four times as many for ResNet-50, whose
-    blocks are bottlenecks) with strides 1, 2, 2, 2, global average pooling and one linear layer. With 10 classes of
-    3x32x32 and norm="batch": 4,903,242, 11,173,962, 21,282,122 and 23,520,842 parameters. The embedding is 512-d, or
-    2048-d for ResNet-50.
+    The network has a 3x3 convolution of stride 1, four stages of 64, 128, 256 and 512 channels (four times as many for
+    ResNet-50, whose blocks are bottlenecks) with strides 1, 2, 2, 2, global average pooling and one linear layer. With
+    10 classes of 3x32x32 and norm="batch": 4,903,242, 11,173,962, 21,282,122 and 23,520,842 parameters. The embedding
+    is 512-d, or 2048-d for ResNet-50.
 
     Args:
         shape: channels, height and width of the images; other heights and widths are accepted, too.
@@ -58,9 +58,9 @@ class ResNet(ImageNetwork):
 class CifarResNet(ImageNetwork):
     """ResNet-8, -20, ... (6n+2 layers) of He et al.'s CIFAR experiments, as in the single-image paper.
 
-    A 3x3 stem and three stages of 16, 32 and 64 channels with n basic blocks each, strides 1, 2, 2, global average
-    pooling to a 64-d embedding and one linear layer. With 10 classes of 3x32x32, ResNet-8 has 78,042 parameters and
-    ResNet-20 272,474. The shortcuts between stages are 1x1 convolutions with a norm, as in the single-image paper's
+    The network has a 3x3 stem, three stages of 16, 32 and 64 channels with n basic blocks each, strides 1, 2, 2, global
+    average pooling to a 64-d embedding and one linear layer. With 10 classes of 3x32x32, ResNet-8 has 78,042 parameters
+    and ResNet-20 272,474. The shortcuts between stages are 1x1 convolutions with a norm, as in the single-image paper's
     code; the shortcuts of He et al. have no parameters (269,722 for ResNet-20). Convolutions are initialized as in the
     single-image paper's code (models/cifar_resnet.py): N(0, 2 / fan_out).
 
@@ -101,10 +101,10 @@ class CifarResNet(ImageNetwork):
 class WideResNet(ImageNetwork):
     """Wide residual network WRN-depth-width of Zagoruyko and Komodakis (BMVC 2016), by default WRN-16-4.
 
-    Pre-activation blocks: a 3x3 stem of 16 channels, three stages of 16, 32 and 64 times `width` channels, strides 1,
-    2, 2, then norm, ReLU, global average pooling and one linear layer, without dropout. WRN-16-4 with 10 classes of
-    3x32x32 has 2,748,890 parameters and a 256-d embedding. Convolutions are initialized as in the single-image paper's
-    code (models/cifar_wrn.py): uniform with variance 2 / fan_in.
+    The network has pre-activation blocks: a 3x3 stem of 16 channels, three stages of 16, 32 and 64 times `width`
+    channels, strides 1, 2, 2, then norm, ReLU, global average pooling and one linear layer, without dropout. WRN-16-4
+    with 10 classes of 3x32x32 has 2,748,890 parameters and a 256-d embedding. Convolutions are initialized as in the
+    single-image paper's code (models/cifar_wrn.py): uniform with variance 2 / fan_in.
 
     Args:
         shape: channels, height and width of the images; other heights and widths are accepted, too. The single-image
@@ -142,7 +142,7 @@ class WideResNet(ImageNetwork):
 
 
 class _Layers:
-    """Builder of norms, and of convolutions that have a bias only without norms."""
+    """Builder of norm layers, and of convolutions, which have a bias only if there are no norms."""
 
     def __init__(self, norm: str, groups: int, kaiming: str) -> None:
         self._norm, self._groups, self._kaiming = norm, groups, kaiming

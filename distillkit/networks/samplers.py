@@ -20,7 +20,7 @@ __all__ = ["FixedNetwork", "NetworkBall", "NetworkSampler", "RandomNetworks"]
 
 
 class NetworkSampler(Protocol):
-    """Interface of network samplers: a condensation draws a network from it at every step.
+    """Interface of network samplers, from which a condensation draws a network at every step.
 
     Any object with the attribute `fixed` and the method `draw` is a sampler.
 
@@ -43,12 +43,12 @@ class NetworkSampler(Protocol):
 
 
 class RandomNetworks(Configurable):
-    """Sampler of untrained networks, a fresh one for every draw, as in DM, DC and DSA.
+    """Sampler that returns a newly initialized, untrained network at every draw, as in DM, DC and DSA.
 
-    One network is built and redrawn in place (`networks.initialize`). It is in eval mode except for batch norm, which
-    uses the batch's statistics, because an untrained network has no running statistics. The authors' code uses training
-    mode throughout. The two modes differ only for dropout, which in training mode would draw from the global random
-    state.
+    One network is built, and every draw reinitializes it in place (`networks.initialize`). It is in eval mode except
+    for batch norm, which uses the batch's statistics, because an untrained network has no running statistics. The
+    authors' code uses training mode throughout. The two modes differ only for dropout, which in training mode would
+    draw from the global random state.
 
     Paper: Zhao and Bilen, "Dataset condensation with distribution matching" (WACV 2023).
 
@@ -144,7 +144,7 @@ class FixedNetwork(Configurable):
         self._network = split(self._copy)
 
     def init_arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Return the copy of the network, because the original may have been trained further."""
+        """Return the sampler's copy of the network, because the original may have been trained further."""
         return (self._copy,), {}
 
     def draw(self, generator: torch.Generator) -> Network:

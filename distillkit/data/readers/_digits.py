@@ -14,7 +14,7 @@ __all__ = ["load_digits"]
 
 
 def load_digits(root: None = None, **options: Any) -> Split:
-    """Load the 1,797 real 8x8 digits inside scikit-learn, of which a fixed fifth of each class is the test set.
+    """Load the 1,797 real 8x8 digits in scikit-learn. A fixed fifth of each class is the test set.
 
     Args:
         root: ignored; the digits need no files.

@@ -59,10 +59,11 @@ def subfolders(path: Path) -> list[Path]:
 
 
 def split_folders(path: Path) -> tuple[dict[str, Path], list[str]]:
-    """Return the folder of each split in `path`, and the names of the other folders. Without splits, `path` is `train`.
+    """Return the folder of each split in `path`, and the names of the other folders.
 
-    The splits are `train` (`training`), `test` (`testing`) and `val` (`valid`, `validation`), in upper or lower case. A
-    `train` without class folders is a class itself, unless there is a `test` or `val` beside it.
+    The splits are `train` (`training`), `test` (`testing`) and `val` (`valid`, `validation`), in upper or lower case.
+    If `path` has no such folders, `path` itself is `train`. A `train` without class folders is a class itself, unless
+    there is a `test` or `val` beside it.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -123,7 +124,7 @@ def _class_pictures(folder: Path, classes: list[str], part: str) -> tuple[list[P
 
 
 def _common_subfolders(files: list[Path], labels: list[int], folder: Path) -> list[str]:
-    """Return the sub-folder names that all class folders share, if every picture is in such a sub-folder."""
+    """Return the names of sub-folders that all class folders have, if every picture is in such a sub-folder."""
     inside: dict[int, set[str]] = {label: set() for label in labels}
     for file, label in zip(files, labels):
         parts = file.relative_to(folder).parts

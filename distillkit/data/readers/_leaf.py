@@ -1,4 +1,4 @@
-"""LEAF's `.json` files below `train` and `test`, each with `users`, `num_samples` and `user_data`."""
+"""Reader of LEAF's `.json` files in `train` and `test`, each with `users`, `num_samples` and `user_data`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ def read_users(
 
     Args:
         folder: the output of LEAF's `preprocess.sh`, with `train/*.json` and `test/*.json`.
-        convert: converts a user's `x` and `y` as soon as they are parsed; returns None if they are invalid.
+        convert: function that converts a user's `x` and `y` as soon as they are parsed, and returns None if they are
+            invalid.
         expected: description of valid `x` and `y`, used in error messages.
-        source: command that makes the files, used in error messages.
+        source: command that creates the files, used in error messages.
 
     Raises:
         FileNotFoundError: `train` or `test` is missing, or contains no `.json` file.
@@ -72,7 +73,7 @@ def as_labels(values: list[Any], num_classes: int) -> NDArray[Any] | None:
 def _read_file(
     file: Path, convert: Callable[[list[Any], list[Any]], UserData | None], expected: str, source: str
 ) -> dict[str, UserData]:
-    """Read the users of one file, in its order."""
+    """Read the users of one file, in the order of the file."""
 
     def converted(found: dict[str, Any]) -> Any:
         if set(found) != {"x", "y"} or not isinstance(found["x"], list) or not isinstance(found["y"], list):

@@ -59,7 +59,7 @@ def load_medmnist(root: Path, *, name: str, side: int | None = None, **options: 
     Args:
         root: the folder that contains `pathmnist.npz` and the files of the other datasets.
         name: the dataset, for example "pathmnist".
-        side: 64, 128 or 224 for the larger pictures (`pathmnist_64.npz`); None for 28.
+        side: 64, 128 or 224 for the larger images (`pathmnist_64.npz`); None for images of 28 pixels.
         options: `size`, `channels` and `normalization`; see `load`.
 
     Raises:
@@ -72,7 +72,7 @@ def load_medmnist(root: Path, *, name: str, side: int | None = None, **options: 
 def open_medmnist(
     root: Path, *, name: str, side: int | None = None, workers: int | None = None, **options: Any
 ) -> StoredSplit:
-    """Open a 2D dataset of MedMNIST: as `load_medmnist`, but pictures are read when needed.
+    """Open a 2D dataset of MedMNIST, like `load_medmnist`, but read images only when they are needed.
 
     Args:
         root, name, side: see `load_medmnist`.

@@ -27,14 +27,14 @@ def load_mnist_m(root: Path, **options: Any) -> Split:
     """Load MNIST-M (Ganin and Lempitsky, ICML 2015): |photo - digit| for each digit of MNIST and a crop of a photo.
 
     Args:
-        root: the data root. Its folder `MNIST-M`, `mnist_m` or `MNISTM` has the release (`mnist_m_train/*.png` with
-            `mnist_m_train_labels.txt`, a name and a label per line, and the same for `test`); or `mnist_m_train.pt` and
-            `mnist_m_test.pt`, perhaps in `processed`, as ports of torchvision's MNIST write them (a pair of images and
-            labels); or `mnist_m.npz` in MedMNIST's layout.
+        root: the data root. Its folder `MNIST-M`, `mnist_m` or `MNISTM` contains one of three layouts. (1) The release:
+            `mnist_m_train/*.png` with `mnist_m_train_labels.txt`, a name and a label per line, and the same for `test`.
+            (2) `mnist_m_train.pt` and `mnist_m_test.pt`, perhaps in `processed`, as ports of torchvision's MNIST write
+            them (a pair of images and labels). (3) `mnist_m.npz` in MedMNIST's layout.
         options: `size`, `channels` and `normalization`; see `load`.
 
     Raises:
-        FileNotFoundError: there are none of these files, or some are missing; the message names them.
+        FileNotFoundError: files are missing; the message names them.
         ValueError: a file is damaged, or has another layout.
     """
     for folder in (root / name for name in _FOLDERS):

@@ -50,7 +50,7 @@ def read_picture(file: Path, size: Size | None, channels: int | None) -> Tensor:
 def read_pictures(
     files: Mapping[str, list[Path]], size: Size | None, channels: int | None, *, open_with: str, progress: bool
 ) -> dict[str, Tensor]:
-    """Decode all pictures of a dataset. Return float pixels [N, C, H, W] in [0, 1] for each part.
+    """Decode all pictures of a dataset, and return float pixels [N, C, H, W] in [0, 1] for each part.
 
     Args:
         files: picture files of each part; `train` must not be empty.
@@ -83,8 +83,8 @@ def require_same_shape(picture: Tensor, file: Path, first: Path, shape: Sequence
         shape: shape (C, H, W) of the first picture.
 
     Raises:
-        ValueError: the picture has another shape. The message names both files, and the option that makes their shapes
-            equal.
+        ValueError: the picture has another shape. The message names both files and the option that converts them to the
+            same shape.
     """
     if tuple(picture.shape) == tuple(shape):
         return picture

@@ -1,4 +1,4 @@
-"""`PictureList`: the picture files of a dataset with labels and owners, and the two ways to read them."""
+"""List of a dataset's picture files with labels and owners, and functions to load or open the list."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PictureList:
-    """The picture files of a dataset, not decoded yet.
+    """List of a dataset's picture files, which are not decoded yet.
 
     Attributes:
         files: picture files of each part ("train", "test" and perhaps "validation"), in reading order.
@@ -90,7 +90,7 @@ def open_picture_list(
 
     Args:
         listing: the pictures.
-        path: the folder that contains them, after which the cache is named.
+        path: the folder that contains the pictures. The cache is named after this folder.
         size, channels, normalization, cache, workers, progress: see `open_folder`.
         test_fraction: see `read_picture_list`.
 
@@ -155,7 +155,7 @@ def require_pictures(folder: Path, names: dict[str, list[str]], source: str) -> 
         source: where to get the pictures, used in the error message.
 
     Raises:
-        FileNotFoundError: files are missing. The message has their number, and names one of them.
+        FileNotFoundError: files are missing. The message gives the number of missing files and names one of them.
     """
     existing = set(os.listdir(folder)) if folder.is_dir() else set()
     if missing := [name for own in names.values() for name in own if name not in existing]:

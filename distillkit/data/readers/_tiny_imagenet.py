@@ -37,7 +37,7 @@ def load_tiny_imagenet(path: Path, *, channels: int = 3, **options: Any) -> Spli
 
 
 def open_tiny_imagenet(path: Path, *, channels: int = 3, **options: Any) -> StoredSplit:
-    """Open Tiny-ImageNet: as `load_tiny_imagenet`, but pictures are read when needed.
+    """Open Tiny-ImageNet, like `load_tiny_imagenet`, but read pictures only when they are needed.
 
     Args:
         path, channels: see `load_tiny_imagenet`.

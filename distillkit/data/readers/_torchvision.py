@@ -1,4 +1,4 @@
-"""Datasets of torchvision, read by its loaders."""
+"""Datasets of torchvision, read by torchvision's loaders."""
 
 from __future__ import annotations
 

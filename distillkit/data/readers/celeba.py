@@ -41,10 +41,10 @@ def load_celeba(
     normalization: Normalization | None = None,
     progress: bool = True,
 ) -> Split:
-    """Load CelebA (Liu et al., ICCV 2015) from the authors' files in torchvision's layout: faces by person.
+    """Load CelebA (Liu et al., ICCV 2015), faces by person, from the authors' files in torchvision's layout.
 
-    Use it for a binary task over clients that are real people: the column `user` identifies the person of each face.
-    The authors' training, validation and test sets have different people.
+    Use it for a binary task whose clients are real people. The column `user` identifies the person in each picture. The
+    authors' training, validation and test sets have different people.
 
     Args:
         path: the folder `celeba` with `img_align_celeba/000001.jpg` and so on, `list_attr_celeba.txt` (40 attributes,
@@ -80,7 +80,7 @@ def open_celeba(
     workers: int | None = None,
     progress: bool = True,
 ) -> StoredSplit:
-    """Open CelebA, faces by person: as `load_celeba`, but pictures are read when needed.
+    """Open CelebA, faces by person, like `load_celeba`, but read pictures only when they are needed.
 
     Args:
         path, attributes, channels, normalization, progress: see `load_celeba`.
@@ -135,7 +135,7 @@ def load_leaf_celeba(
     normalization: Normalization | None = None,
     progress: bool = True,
 ) -> Split:
-    """Load LEAF's version of CelebA (Caldas et al., 2018): two classes, smiling or not; each celebrity is a client.
+    """Load LEAF's version of CelebA (Caldas et al., 2018): two classes (smiling or not), with celebrities as clients.
 
     Args:
         path: the output folder of LEAF's `preprocess.sh` (`data/celeba/data`), with `train/*.json` and `test/*.json`:
@@ -169,7 +169,7 @@ def open_leaf_celeba(
     workers: int | None = None,
     progress: bool = True,
 ) -> StoredSplit:
-    """Open CelebA as LEAF assigns it to clients: as `load_leaf_celeba`, but pictures are read when needed.
+    """Open LEAF's version of CelebA, like `load_leaf_celeba`, but read pictures only when they are needed.
 
     Args:
         path, images, channels, normalization, progress: see `load_leaf_celeba`.

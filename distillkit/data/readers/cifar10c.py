@@ -1,4 +1,4 @@
-"""CIFAR-10-C: the test pictures of CIFAR-10 with 19 corruptions at 5 severities."""
+"""CIFAR-10-C: the test images of CIFAR-10 with 19 corruptions at 5 severities."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def load_cifar10c(
 ) -> LabeledImages:
     """Load CIFAR-10-C (Hendrycks and Dietterich, ICLR 2019) as one set with a domain per corruption and severity.
 
-    Use it to test robustness, and for clients whose pictures look different. The release consists of CIFAR-10's test
-    pictures and has no training split; each domain has the same 10,000 pictures, in the same order.
+    Use it to test robustness, and for clients whose images differ in appearance. The release has no training split.
+    Each domain consists of the same 10,000 test images of CIFAR-10, in the same order.
 
     Args:
         path: the folder `CIFAR-10-C` with `fog.npy`, ..., uint8 [50000, 32, 32, 3], and `labels.npy`, uint8 [50000]:
@@ -120,17 +120,17 @@ def load_cifar10c_domains(
     channels: int | None = None,
     normalization: Normalization | None = None,
 ) -> Split:
-    """Load CIFAR-10-C as a training and a test set that share no picture, for clients with a corruption each.
+    """Load CIFAR-10-C as training and test sets that share no image, for clients with one corruption each.
 
     `partition.domains_by_dirichlet(split.train.labels, split.train.columns["domain"])` then gives FedLGD's 57 clients
     (Huang et al., TMLR 2024), who use `size=28, normalization=distillkit.normalization.IDENTITY`. The paper has 6,000
-    pictures per corruption; it does not publish the choice of pictures, their severity, the test split or the draw of
-    the clients.
+    images per corruption. It does not publish the chosen images, their severity, the test split or the random
+    assignment to clients.
 
     Args:
         path, corruptions, severities, size, channels, normalization: see `load_cifar10c`.
-        pictures: number of pictures to use, the first of the 10,000; default: all.
-        test_fraction: share of the pictures of each class that form the test set, in [0, 1). The random choice is fixed
+        pictures: use only the first `pictures` of the 10,000 images. Default: all.
+        test_fraction: share of the images of each class that form the test set, in [0, 1). The random choice is fixed
             (see `split_by`) and the same for every corruption.
 
     Raises:
@@ -147,7 +147,7 @@ def load_cifar10c_domains(
 
 
 def _array(file: Path, count: int | None) -> NDArray[Any]:
-    """Map one file to memory: pictures uint8 [count, H, W, 3], or without a count labels uint8 [N]."""
+    """Memory-map one file and check it: images uint8 [count, H, W, 3], or labels uint8 [N] if `count` is None."""
     try:
         stored = np.load(file, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:

@@ -1,4 +1,4 @@
-"""Datasets that are already assigned to clients: one pair of `.npy` files per client."""
+"""Datasets that are already assigned to clients, with a pair of `.npy` files per client and split."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def load_client_arrays(
     channels: int | None = None,
     normalization: Normalization | None = None,
 ) -> Split:
-    """Load images that are already assigned to clients: `train/client0_images.npy` and so on.
+    """Load images that are already assigned to clients, from `train/client0_images.npy` and so on.
 
     This is the layout of FedLGD's `CIFAR-10-C/preprocessed` (Huang et al., TMLR 2024; 57 clients). It is also a simple
     layout for your own clients.

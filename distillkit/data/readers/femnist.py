@@ -26,9 +26,9 @@ _SOURCE = "LEAF's data/femnist (https://github.com/TalwalkarLab/leaf): ./preproc
 def load_femnist(
     path: AnyPath, *, size: Size | None = None, channels: int | None = None, normalization: Normalization | None = None
 ) -> Split:
-    """Load FEMNIST (Caldas et al., "LEAF", 2018) from LEAF's files: 28x28 gray characters of 62 classes, by writer.
+    """Load FEMNIST (Caldas et al., "LEAF", 2018), gray 28x28 characters of 62 classes by writer, from LEAF's files.
 
-    Use it for clients that are real people: the column `user` identifies the writer of each picture.
+    Use it for clients that are real people. The column `user` identifies the writer of each image.
 
     Args:
         path: the output folder of LEAF's `preprocess.sh` (`data/femnist/data`), with `train/*.json` and `test/*.json`.
@@ -44,8 +44,8 @@ def load_femnist(
         LEAF's `-t sample`, train and test have the same users; with `-t user` they have different ones. Ink is dark on
         white.
 
-    The files are read one at a time, and pictures become bytes at once. The peak memory is the sets' float32 (2.6 GB
-    for all 817,851 pictures), the bytes of all pictures and twice the text of one file.
+    The files are read one at a time, and images are converted to bytes immediately. The peak memory is the sum of the
+    float32 sets (2.6 GB for all 817,851 images), the bytes of all images, and twice the text of one file.
 
     Raises:
         FileNotFoundError: `train` or `test` is missing, or contains no `.json` file; the message says where to get
@@ -67,7 +67,7 @@ def load_femnist(
 
 
 def _convert(x: list[Any], y: list[Any]) -> UserData | None:
-    """Convert a user's pictures to bytes [n, 784], and labels to int64 [n]; return None if they are malformed."""
+    """Convert a user's images to bytes [n, 784], and labels to int64 [n]; return None if they are malformed."""
     labels = as_labels(y, len(_CLASSES))
     try:
         given = np.array(x, dtype=np.float64).reshape(-1, _SIDE * _SIDE)

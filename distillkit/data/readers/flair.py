@@ -38,10 +38,10 @@ def load_flair(
     normalization: Normalization | None = None,
     progress: bool = True,
 ) -> Split:
-    """Load FLAIR (Song et al., NeurIPS 2022) from its authors' files: photos with several labels each, by user.
+    """Load FLAIR (Song et al., NeurIPS 2022), photos by user with several labels each, from its authors' files.
 
-    Use it for multi-label tasks over clients that are real people: 429,078 photos of 51,414 users (column `user`). The
-    authors' training, validation and test sets have different users.
+    Use it for multi-label tasks whose clients are real people. It has 429,078 photos of 51,414 users (column `user`).
+    The authors' training, validation and test sets have different users.
 
     Args:
         path: the output folder of FLAIR's `download_dataset.py`, with `labels_and_metadata.json` (a list of objects
@@ -75,7 +75,7 @@ def open_flair(
     workers: int | None = None,
     progress: bool = True,
 ) -> StoredSplit:
-    """Open FLAIR, photos with several labels each, by user: as `load_flair`, but photos are read when needed.
+    """Open FLAIR, photos by user with several labels each, like `load_flair`, but read photos only when needed.
 
     Args:
         path, labels, channels, normalization, progress: see `load_flair`.

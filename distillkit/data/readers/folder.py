@@ -1,4 +1,4 @@
-"""Your own pictures: a folder with one sub-folder per class."""
+"""Folders of your own pictures, with one sub-folder per class."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def load_folder(
     test_fraction: float = 0.2,
     progress: bool = True,
 ) -> Split:
-    """Load your own pictures from folders: `class/picture.png`, or the same below `train`, `test` and `val`.
+    """Load your own pictures from folders such as `class/picture.png`, or `train/class/picture.png` and so on.
 
     Args:
         path: the folder. Its sub-folders are the classes, in alphabetical order, and may be nested. If a sub-folder
             `train` has sub-folders itself, `train`, `test` and `val` are the splits. `training`, `testing`, `valid` and
             `validation` are accepted too, in upper or lower case.
-        size: height and width in pixels (one number: square) of every picture. Resizing is bilinear with antialiasing
-            and ignores the aspect ratio. Required if the pictures differ in size.
+        size: height and width in pixels of every picture, or one number for square pictures. Resizing is bilinear with
+            antialiasing and ignores the aspect ratio. Required if the pictures differ in size.
         channels: 1 (luma) or 3 (gray repeated). Required if only some pictures are gray. Transparency is dropped;
             16-bit gray keeps its depth.
         normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
@@ -64,15 +64,15 @@ def open_folder(
     workers: int | None = None,
     progress: bool = True,
 ) -> StoredSplit:
-    """Open a folder of pictures that exceed the memory: as `load_folder`, but pictures are read when needed.
+    """Open a folder of pictures that do not fit in memory, like `load_folder`, but read pictures only when needed.
 
     The first call decodes and resizes every picture once, into a cache of one byte per value. Later calls reuse it. An
     interrupted call is resumed. If a file has been added, removed, renamed or written since, a new cache replaces the
     old one.
 
-    Pixels, order and splits are those of `load_folder`: exactly for 8-bit pictures that already have the requested size
-    and channels, otherwise within 1/510, because resized pictures are rounded to bytes. The normalization is measured
-    on the rounded pixels.
+    Pixels, order and splits are the same as with `load_folder`. Pixels are exactly equal for 8-bit pictures that
+    already have the requested size and channels. Otherwise they differ by up to 1/510, because resized pictures are
+    rounded to bytes. The normalization is measured on the rounded pixels.
 
     Args:
         path, size, channels, normalization, test_fraction, progress: see `load_folder`.

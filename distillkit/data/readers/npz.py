@@ -1,4 +1,4 @@
-"""Your own arrays: an `.npz` in MedMNIST's layout."""
+"""Files `.npz` of your own arrays in MedMNIST's layout."""
 
 from __future__ import annotations
 
@@ -70,17 +70,17 @@ def open_npz(
     cache: AnyPath | None = None,
     progress: bool = True,
 ) -> StoredSplit:
-    """Open an `.npz` whose images exceed the memory as floats: as `load_npz`, but images are read when needed.
+    """Open an `.npz` whose images do not fit in memory as floats, like `load_npz`, but read images only when needed.
 
-    Use it for MedMNIST's sets of 224 pixels. The compressed arrays are streamed once into a cache, which later calls
-    reuse, as in `open_folder`. An interrupted call starts again.
+    Use it for MedMNIST's sets of 224x224 images. The compressed arrays are streamed once into a cache, which later
+    calls reuse, as in `open_folder`. After an interruption, the next call starts again.
 
     Args:
         path, size, channels, normalization, classes: see `load_npz`.
         cache, progress: see `open_folder`.
 
-    Pixels are those of `load_npz`: exactly for uint8 arrays that already have the requested size and channels, else
-    within 1/510.
+    Pixels are exactly those of `load_npz` for uint8 arrays that already have the requested size and channels. Otherwise
+    they differ by up to 1/510.
 
     Raises:
         FileNotFoundError, ValueError: see `load_npz`; also arrays in Fortran order, which cannot be streamed.
@@ -133,7 +133,7 @@ def _open_archive(path: Path) -> Iterator[Any]:
 
 @contextmanager
 def _explain_damage(path: Path) -> Iterator[None]:
-    """Convert errors from reading a damaged or different kind of file into a ValueError that names the file."""
+    """Convert errors from reading a file that is damaged or of another kind into a ValueError that names the file."""
     try:
         yield
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError) as error:
