@@ -26,7 +26,7 @@ _LAYOUT = np.dtype(
 
 
 def as_generator(seed: int | torch.Generator) -> torch.Generator:
-    """Return the generator that a component draws from: `seed` if it is a generator, else a new one for the integer.
+    """Return the generator that a component draws from: the given one, or a new one for an integer seed.
 
     Every component that draws takes `generator: int | torch.Generator`. With an integer of any size, the call is a pure
     function of its arguments. The generator is then `derive(seed)`, whose draws differ from
@@ -53,13 +53,13 @@ def as_generator(seed: int | torch.Generator) -> torch.Generator:
 def derive(seed: int, *keys: int | str) -> torch.Generator:
     """Derive a CPU generator for one purpose as a pure function of `(seed, *keys)`.
 
-    SHAKE-256 hashes the keys to all 19968 bits of the generator's state. `derive(0, 1, 2)` and `derive(0, 12)`, or
-    seeds 5 and 5 + 2**32, are therefore unrelated streams, and adding a purpose does not change the draws of another.
-    (`manual_seed` keeps 32 bits: among 77,000 streams, two coincide with probability 1/2.) In `fl` the keys are (round,
-    client, purpose).
+    SHAKE-256 hashes the keys to all 19968 bits of the generator's state. Different keys or seeds, such as `derive(0, 1,
+    2)` and `derive(0, 12)`, or seeds 5 and 5 + 2**32, therefore give unrelated streams. Adding a purpose does not
+    change the draws for another purpose. (`manual_seed` keeps 32 bits: among 77,000 streams, two coincide with
+    probability 1/2.) In `fl` the keys are (round, client, purpose).
 
-    The streams come from a Mersenne Twister. They are statistically sound, but predictable from 624 of their words. For
-    noise that a privacy claim rests on, use `distillkit.privacy.Secret`.
+    The streams come from a Mersenne Twister. They are statistically sound, but anyone who sees 624 outputs can predict
+    the rest. For noise that a privacy claim rests on, use `distillkit.privacy.Secret`.
 
     Raises:
         TypeError: `seed` is not an integer, or a key is neither an integer nor a string.
@@ -70,7 +70,7 @@ def derive(seed: int, *keys: int | str) -> torch.Generator:
 
 
 def generator_from_bytes(entropy: bytes) -> torch.Generator:
-    """Return a CPU generator with the given state, for a secret or a hash.
+    """Return a CPU generator whose state is given as the bytes of a secret or a hash.
 
     The same bytes give the same draws on every machine. As in the reference `init_by_array`, the top bit of the first
     word is set, because an all-zero state would only produce zeros.

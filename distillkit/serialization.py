@@ -66,17 +66,17 @@ _RENAMED = {
 
 
 class SerializationError(TypeError):
-    """A value has no JSON form. The message names the place in the value and what to write instead."""
+    """Error: a value has no JSON form. The message names the place in the value and what to write instead."""
 
 
 class ConfigError(ValueError):
-    """A config cannot be rebuilt. The message names the place in the config and what to do."""
+    """Error: a config cannot be rebuilt. The message names the place in the config and what to do."""
 
 
 def to_config(
     value: Any, *, store: str | Path | None = None, shared: str | Path | None = None, name: str = "value"
 ) -> Any:
-    """Convert a value to JSON: numbers and strings as they are, objects as their class and constructor arguments.
+    """Convert a value to JSON. Numbers and strings stay; objects become their class and constructor arguments.
 
     `from_config` rebuilds the value. Supported are None, numbers, strings, lists, tuples, dictionaries, ranges, paths;
     PyTorch's dtypes, devices and sizes; functions and classes at the top level of a module, and `functools.partial` of
@@ -153,7 +153,7 @@ def from_config(
 
 
 class _Encoder:
-    """Conversion of one value; collects the files to write and the functions and classes by path."""
+    """Encoder of one value, which also collects the files to write and the functions and classes by path."""
 
     def __init__(self, has_store: bool) -> None:
         self.has_store = has_store
@@ -278,7 +278,7 @@ class _Encoder:
 
 
 class _Decoder:
-    """Conversion of one config back to a value."""
+    """Decoder that converts one config back to a value."""
 
     def __init__(self, store: Path | None, names: Mapping[str, Any], trust: Collection[str]) -> None:
         self.store, self.names, self.trust = store, names, trust
@@ -416,7 +416,7 @@ _KINDS: dict[str, tuple[tuple[str, ...], _Rule]] = {
 
 
 def _linked(shared: str | Path | None, folder: Path, file: str) -> bool:
-    """Link a file of another store and report success. Files of a store never change, so a link equals a copy."""
+    """Link a file of another store, and return whether it worked. Store files never change, so a link is enough."""
     if shared is None:
         return False
     try:

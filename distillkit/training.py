@@ -25,7 +25,7 @@ __all__ = ["CLASSIC", "Protocol", "accuracy", "require_protocol", "train"]
 
 @dataclass(frozen=True)
 class Protocol:
-    """Training protocol for networks from scratch on a small set; by default that of DC, DSA and DM.
+    """Protocol to train networks from scratch on a small set. The defaults are those of DC, DSA and DM.
 
     The source is Zhao et al. (2021 to 2023): SGD with momentum and weight decay on the mean cross-entropy of shuffled
     batches; the last batch may be smaller. As in their code, `epochs + 1` epochs are run. After epoch `epochs // 2 +

@@ -27,7 +27,7 @@ def tsne(
     generator: int | torch.Generator = 0,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw the embeddings of several clients in one t-SNE map, with a marker per client and a color per class.
+    """Draw the embeddings of several clients in one t-SNE map, with one marker per client and one color per class.
 
     FedLGD's Fig. 1 is such a map.
 
@@ -164,7 +164,7 @@ def mmd_table(
 
 
 def _number_format(most: float) -> tuple[int, int]:
-    """Return the power of ten (0 if none is needed) and the decimals that show two digits of the largest value."""
+    """Return the exponent of ten (0 if none is needed) and the number of decimals that show two digits of `most`."""
     exponent = math.floor(math.log10(most)) if most > 0 else 0
     power = 0 if -3 <= exponent <= 3 else exponent
     return power, max(0, 1 - exponent + power)

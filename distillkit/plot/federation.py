@@ -23,7 +23,7 @@ Run = Sequence[Mapping[str, Any]]
 
 
 class HasRows(Protocol):
-    """A run with its rows as an attribute (`fl.Run`), accepted by `curves`."""
+    """Interface of runs that `curves` accepts, with the history's rows as an attribute (`fl.Run`)."""
 
     @property
     def rows(self) -> Run:
@@ -49,7 +49,7 @@ def partition(
     classes: Sequence[str] | None = None,
     ax: Axes | None = None,
 ) -> Figure:
-    """Draw the images of each client and class as bubbles: one column per client, one row per class.
+    """Draw the number of images of each client and class as bubbles, with one column per client and one row per class.
 
     Args:
         labels: class indices int [N] of the whole dataset; a tensor, an array or a list.
@@ -108,7 +108,7 @@ def _indices(part: Any, count: int, name: str) -> Tensor:
 def curves(
     histories: Mapping[str, Any] | Run | HasRows, *, x: str = "round", y: str = "accuracy", ax: Axes | None = None
 ) -> Figure:
-    """Draw learning curves: for each name the mean over its runs, with a band of one standard deviation.
+    """Draw the mean learning curve over the runs of each name, with a band of one standard deviation.
 
     Args:
         histories: mapping from names to runs (one per seed), or a single run. A run is a list of rows, one per round;

@@ -99,7 +99,7 @@ def class_names(classes: Sequence[str] | None, count: int) -> list[str]:
 
 
 def require_mapping(values: Any, name: str, expected: str) -> None:
-    """Check that `values` is a mapping from names.
+    """Check that `values` is a mapping with names as keys.
 
     Args:
         values: the argument to check.

@@ -1,4 +1,4 @@
-"""Figures of images: by class, real and synthetic, selected and rejected, and their pixel values."""
+"""Figures of images by class, of real and synthetic or selected and rejected images, and of pixel values."""
 
 from __future__ import annotations
 

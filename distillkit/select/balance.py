@@ -1,4 +1,4 @@
-"""Balanced selection over predicted classes by distance to k-means centroids."""
+"""Selection of images that is balanced over predicted classes and ranked by distance to k-means centroids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selection by k-means balancing, then confidence pruning."""
+"""Selection of images by k-means balancing followed by confidence pruning."""
 
 from __future__ import annotations
 

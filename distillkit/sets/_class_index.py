@@ -1,4 +1,4 @@
-"""Rows of a set by class, and random rows of each class."""
+"""Row indices of a set by class, and random rows of each class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["class_indices", "class_rows", "random_rows"]
 
 
 def class_rows(real: LabeledImages, classes: Sequence[int] | None = None) -> dict[int, Tensor]:
-    """Return the row indices of each class: class -> int64 [n_c], ascending, on the CPU.
+    """Return a mapping from each class to its row indices, int64 [n_c], ascending, on the CPU.
 
     Args:
         real: set with class indices as labels.
@@ -59,7 +59,7 @@ def class_indices(classes: Sequence[int], num_classes: int) -> list[int]:
 def random_rows(
     rows: Mapping[int, Tensor], counts: Sequence[int], generator: torch.Generator
 ) -> tuple[Tensor, list[int]]:
-    """Draw `counts` rows of each class without replacement. A class with fewer images repeats random ones.
+    """Draw `counts` rows of each class without replacement. A class with too few images repeats random rows.
 
     Args:
         rows: result of `class_rows`.

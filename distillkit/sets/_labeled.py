@@ -51,7 +51,8 @@ class LabeledImages:
         num_classes: number of classes, K. Default: the largest label + 1, or the width of the rows. Pass it if classes
             may be absent, and wherever privacy matters: if K is derived from labels, it reveals whether the last class
             occurs.
-        normalization: normalization that was applied to pixels in [0, 1]. Default: none, the images are such pixels.
+        normalization: normalization that was applied to pixels in [0, 1]. Default: none; the images are pixels in [0,
+            1].
         columns: further data of each image, name -> tensor with N rows (a teacher's logits, a client's index).
         info: provenance, JSON values only (method, steps, seed, ...). It is saved with the set; the repr shows the most
             important entries.
@@ -234,7 +235,7 @@ class LabeledImages:
         return self.normalization.decode(self.images).clamp(0, 1)
 
     def renormalize(self, normalization: Normalization) -> LabeledImages:
-        """Return the same pictures in another normalization, for use with a set that has this normalization.
+        """Return the same images in another normalization, for use with a set that has this normalization.
 
         Args:
             normalization: new normalization. Nothing is clamped, so converting back returns the same images up to
@@ -286,7 +287,7 @@ class LabeledImages:
 
     @staticmethod
     def concatenate(sets: Sequence[LabeledImages]) -> LabeledImages:
-        """Join sets in their order, for example those that clients sent.
+        """Join sets in the given order, for example the sets that clients sent.
 
         Args:
             sets: at least one set, all with the same normalization, shape, classes, columns and kind of labels. The
@@ -316,7 +317,7 @@ class LabeledImages:
         return first.replace(images=images, labels=labels, columns=columns, classes_given=given)
 
     def grid(self, columns: int | None = None, padding: int = 2) -> Tensor:
-        """Return a picture of all images, row by row on white: pixels float [C, H', W'] in [0, 1].
+        """Return one image that shows all images row by row on white, as pixels float [C, H', W'] in [0, 1].
 
         Args:
             columns: number of images per row. Default: 10, or all images if there are fewer.
@@ -427,7 +428,7 @@ class LabeledImages:
 def resolve_subset(images: Any) -> Any:
     """Return a `torch.utils.data.Subset` of a `LabeledImages` as a `LabeledImages`.
 
-    Read item by item, the subset would lose normalization, class count and columns.
+    If the subset were read item by item, its normalization, class count and columns would be lost.
 
     Args:
         images: subset of a set, possibly nested; other values are returned unchanged.
@@ -441,7 +442,7 @@ def resolve_subset(images: Any) -> Any:
 def require_consistent(
     data: LabeledImages, name: str, num_classes: int | None, normalization: Normalization | None
 ) -> LabeledImages:
-    """Check that a class count and normalization given with a set do not contradict it, and return the set.
+    """Check that a class count and a normalization passed with a set do not contradict the set, and return the set.
 
     Args:
         data: set to check.

@@ -34,9 +34,9 @@ _READ = 1 << 24
 
 @dataclass(frozen=True, eq=False)
 class PixelFile:
-    """File of pictures of one shape, stored as consecutive bytes; `distillkit.data.open_folder` creates it.
+    """File of images of the same shape, stored as consecutive bytes. `distillkit.data.open_folder` creates such files.
 
-    The file is read, not memory-mapped, because mapped pages would count as memory of the process.
+    The file is read instead of memory-mapped, because mapped pages would count toward the process's memory.
 
     Attributes:
         path: path of the file, in NumPy's `.npy` format.
@@ -145,8 +145,8 @@ class StoredImages(FileBacked):
         """Read pictures into memory, as floats in the set's normalization.
 
         Args:
-            indices: pictures to read: a slice, a mask, an index tensor or a list. Default: all, which needs `bytes`
-                bytes of memory.
+            indices: pictures to read: a slice, a mask, an index tensor or a list. Default: all, which takes
+                `self.bytes` bytes of memory.
 
         Raises:
             FileNotFoundError, ValueError: the file was removed or changed.
@@ -208,7 +208,7 @@ class StoredImages(FileBacked):
 
     @property
     def bytes(self) -> int:
-        """Memory in bytes that all images take as floats."""
+        """Memory that all images take as floats, in bytes."""
         return 4 * len(self) * math.prod(self.shape)
 
     @property

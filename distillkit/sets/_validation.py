@@ -77,7 +77,7 @@ def checked_labels(labels: Any, n: int, num_classes: int | None) -> tuple[Tensor
 
 
 def class_counts(labels: Tensor, num_classes: int) -> Tensor:
-    """Return the number of images of each class, int64 [K]; for label rows, count entries above one half.
+    """Return the number of images of each class, int64 [K]. For label rows, count the entries above 0.5 in each column.
 
     Args:
         labels: class indices [N] or rows [N, K]; the entries of rows are counted in each column.

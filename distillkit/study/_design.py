@@ -1,4 +1,4 @@
-"""Design of a study: its checked arguments, and the runs they imply."""
+"""Design of a study, with its checked arguments and the runs that follow from them."""
 
 from __future__ import annotations
 

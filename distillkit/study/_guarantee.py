@@ -1,4 +1,4 @@
-"""Privacy of a whole study: the guarantee of all runs, also tuning runs, that read the same images."""
+"""Privacy guarantee of a whole study, over all runs that read the same images, including tuning runs."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def ledgers_of(out: Path, data: Any) -> tuple[list[Ledger], int]:
 
 
 def total_guarantee(ledgers: Sequence[Ledger], without: int = 0) -> Guarantee:
-    """Return the guarantee for one record over all `ledgers`, whichever client has the record in each run.
+    """Return the guarantee for one record over all `ledgers`. The record may belong to any client in each run.
 
-    For each kind of release, a run counts the largest number of any client, because a record may belong to different
-    clients in different runs. Delta is the largest of the ledgers' deltas.
+    For each kind of release, a run counts as many releases as the client with the most, because a record may belong to
+    different clients in different runs. Delta is the largest of the ledgers' deltas.
 
     Args:
         ledgers: ledgers of the runs; at least one.

@@ -1,4 +1,4 @@
-"""Record files of a study: its folder, or one file with all records."""
+"""Reading and writing of a study's records, in the study's folder or in one file."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def read_records(folder: str | os.PathLike[str]) -> Records:
 
 
 def as_records(records: RecordsLike, name: str = "records") -> Records:
-    """Return checked records. A folder or file is read.
+    """Check records and return them. If a path is given, read the records from the folder or file.
 
     Args:
         records: records, or the path of a folder or file that holds records.

@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 
 
 class RecordError(ValueError):
-    """A file of a run is missing, damaged, or has another format; the message names the file."""
+    """Error: a file of a run is missing, damaged, or has another format. The message names the file."""
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ def header_of(column: str, found: Sequence[Group]) -> str:
 
 
 def _cautions(group: Group, epsilons: Sequence[Any]) -> list[str]:
-    """Return notes on failed runs, failed replies, and differing or missing epsilons, which a mean would hide."""
+    """Return notes on facts that a mean would hide: failed runs, failed replies, and differing or missing epsilons."""
     notes, name = [], f"{group.method} on {group.task}"
     errors = [e for e in group.values("error") if e is not None]
     if errors:

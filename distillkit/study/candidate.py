@@ -103,8 +103,8 @@ class Candidate(ABC):
         settings: settings that all configurations share.
         like: name of another candidate whose chosen settings this candidate uses instead of a search. Use it for a
             control that must differ in one thing only.
-        rule: rule to choose the best configuration, "last" or "own"; default: the study's rule. Choose a personalized
-            method and its baseline by the clients' own tests.
+        rule: rule to choose the best configuration, "last" or "own"; default: the study's rule. Use "own", the clients'
+            own tests, for a personalized method and its baseline.
         tasks, seeds: names of the study's tasks, and the seeds, to which the candidate is restricted; default: all.
 
     Attributes:
@@ -196,7 +196,7 @@ class Candidate(ABC):
 
     @abstractmethod
     def trial(self, built: Any, job: Job) -> Cost:
-        """Execute the shortest part of a run from which its cost can be estimated.
+        """Execute a part of a run that is just long enough to estimate the run's cost.
 
         Args:
             built: the object that `build` returned.

@@ -1,4 +1,4 @@
-"""Paired differences between candidates, and differences between two versions of a study."""
+"""Comparisons of candidates by paired differences, and of two versions of a study."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["compare_studies", "interval", "paired_differences"]
 def paired_differences(
     records: RecordsLike, base: str = "FedAvg", *, confidence: float = 0.95, column: str = "accuracy_last"
 ) -> Table:
-    """Return the mean difference of each candidate to a baseline over seeds, with a confidence interval.
+    """Return the mean difference between each candidate and a baseline over seeds, with a confidence interval.
 
     Two candidates with the same seed share the data split and the initial weights, so their difference varies less than
     either accuracy. The interval is Student's, for the mean of n differences d: mean(d) ± t(n - 1) std(d) / sqrt(n).
@@ -75,7 +75,7 @@ def paired_differences(
 
 
 def compare_studies(before: RecordsLike, after: RecordsLike, *, column: str = "accuracy_last") -> Table:
-    """Compare the same study from two versions of the code, or from two machines.
+    """Compare two executions of a study, by different versions of the code or on different machines.
 
     Args:
         before, after: records, or a study's folder.

@@ -38,7 +38,7 @@ _TRIAL_STEPS, _TRIAL_TEST_IMAGES = 3, 500
 
 
 class _EndOfTrial(Exception):
-    """Signal that a trial has executed enough steps."""
+    """Exception that ends a trial once it has executed enough steps."""
 
 
 _DEVICE: ContextVar[str] = ContextVar("device", default="cpu")
@@ -76,7 +76,7 @@ def run_device(device: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Condense(Candidate):
-    """Candidate that makes a small set of a task's training images, and tests networks trained on it alone.
+    """Candidate that condenses a task's training images to a small set, and tests networks trained only on this set.
 
     `make` returns a function of the real images: `lambda factory, steps: partial(distribution_matching,
     networks=RandomNetworks(factory), ipc=10, steps=steps)`. Here `factory` takes no argument, and its networks are on
@@ -94,7 +94,7 @@ class Condense(Candidate):
         num_networks: number of networks trained on each set.
         protocol: training protocol of these networks.
         tested: factory of these networks, called with the number of outputs; default: the task's network factory. Use
-            it to test whether a set also works for networks that it was not made with.
+            it to test whether a set also works for other networks than the ones used in condensation.
         delta: delta of the ledger that a private condenser charges (`ledger.jsonl` in the run's folder).
         threads: number of intra-op threads on the CPU. They affect rounding, so the results depend on them.
     """

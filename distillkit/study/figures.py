@@ -20,7 +20,7 @@ _BY = ("round", "bytes", "bytes_up", "bytes_down", "client_seconds", "seconds")
 
 
 def curves(records: RecordsLike, *, by: str = "round", task: str | None = None, column: str = "accuracy") -> Figure:
-    """Draw learning curves: the mean over seeds, in a band of one standard deviation.
+    """Draw learning curves as the mean over seeds, with a band of one standard deviation.
 
     Args:
         records: records, or a study's folder.

@@ -1,4 +1,4 @@
-"""Metrics of a run's history: last and best accuracy, rounds to a target, best mean over seeds."""
+"""Metrics of run histories: last and best accuracy, rounds to a target, best mean over seeds."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SeedMean:
     Attributes:
         accuracy: mean accuracy in the best round, a fraction. The round is chosen on the test set, so report the
             accuracy as such.
-        round: number of the best round; the first one in a tie.
+        round: index of the best round; the first such round in a tie.
         deviation: largest difference between `accuracy` and the best accuracy of a single seed; not a standard
             deviation.
     """

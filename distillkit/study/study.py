@@ -48,11 +48,11 @@ class WorkerKilled(RuntimeError):
 class Study:
     """Comparison of candidates on tasks with several seeds, with all records in one folder.
 
-    `run` executes the missing runs, so call it again after any interruption. First, each candidate's configurations
-    are compared on the validation part of the task, with seeds that no table uses. All candidates have the same number
-    of configurations. The best configuration according to `rule` is recorded in `choice.json`. Each candidate then runs
-    with its best configuration, once per task and seed, and is tested on the test set. All tables are made from the
-    folder, so you can also make them later.
+    `run` executes the missing runs, so call it again after any interruption. First, each candidate's configurations are
+    compared on the validation part of the task, with seeds that are not used in any table. All candidates have the same
+    number of configurations. The best configuration according to `rule` is recorded in `choice.json`. Each candidate
+    then runs with its best configuration, once per task and seed, and is tested on the test set. All tables are made
+    from the folder, so you can also make them later.
 
         study = Study("runs/hospitals", task, {"FedAvg": Federated(FedAvg, search=grid(lr=[0.03, 0.1]))})
         study.run()
