@@ -47,7 +47,7 @@ def chunk_size(images: Tensor, chunk: int | None = None, *, chunked_stem: bool =
 
 
 def forward_chunks(function: Callable[[Tensor], Tensor], images: Tensor, size: int) -> Iterator[Tensor]:
-    """Apply a function to images chunk by chunk, without gradients.
+    """Apply a function to images chunk by chunk, with gradients disabled.
 
     Args:
         function: a network, or a function that calls one.

@@ -196,7 +196,7 @@ def load(
         size: height and width in pixels, or one number for square images. Resizing is bilinear with antialiasing.
             Default: the size in the dataset.
         channels: 1 (luma) or 3 (gray repeated). Default: the channels in the dataset; 3 for Tiny-ImageNet, which
-            contains some gray pictures.
+            contains some gray images.
         normalization: normalization of the sets. Default: the published mean and standard deviation of the training
             split at its original size. They are measured on the training split if none are published, or if RGB is
             converted to gray.

@@ -123,8 +123,9 @@ def initialize(network: nn.Module, generator: int | torch.Generator, redraw: Red
     Args:
         network: any `nn.Module`.
         generator: int seed, or a CPU generator, whose state advances.
-        redraw: function `redraw(network, generator)` that is called last, without gradients. It sets the parameters
-            that no rule above covers (a class token, position embeddings, layer scales) and may change any others.
+        redraw: function `redraw(network, generator)` that is called last, with gradients disabled. It sets the
+            parameters that no rule above covers (a class token, position embeddings, layer scales) and may change any
+            others.
 
     Raises:
         TypeError: no `redraw` was given and a module has no known initialization; the message names the module and the

@@ -26,8 +26,8 @@ class _ReLU(nn.ReLU):
 class InstanceNorm(nn.GroupNorm):
     """Instance normalization, equivalent to a group norm with one channel per group.
 
-    PyTorch's layer is slow for small channels_last maps, which `forward_chunks` produces on a CPU. For such maps, and
-    without gradients, this layer computes the formula directly, which is several times as fast.
+    PyTorch's layer is slow for small channels_last maps, which `forward_chunks` produces on a CPU. For such maps, if
+    gradients are disabled, this layer computes the formula directly, which is several times as fast.
 
     Args:
         channels: number of channels of the maps [N, channels, H, W].
@@ -122,8 +122,8 @@ class ImageNetwork(Configurable, nn.Module):
     Attributes:
         shape, num_classes, embedding_dim: see the arguments.
         body, classifier: the two modules; the classifier is an `nn.Linear`.
-        chunked_stem: whether a forward pass without gradients computes the first block in chunks on a CPU, so that
-            `chunking.chunk_size` may pass more images at once.
+        chunked_stem: whether a forward pass on a CPU with gradients disabled computes the first block in chunks, so
+            that `chunking.chunk_size` may pass more images at once.
 
     Raises:
         TypeError, ValueError: a shape that is not three positive integers, fewer than two classes, or an empty

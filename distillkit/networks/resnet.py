@@ -170,7 +170,7 @@ def _residual(
 ) -> nn.Sequential:
     """Build a stem, stages of `blocks[i]` blocks with `outs[i]` channels (stride 2 after the first), and pooling.
 
-    `kaiming` selects the initialization of the convolutions in `_init.init_linear`.
+    `kaiming` selects the initialization of the convolutions; see `_initialization.init_linear`.
     """
     inputs, rows, columns = image_shape(shape)
     halved = 2 ** (len(outs) - 1)
@@ -190,7 +190,7 @@ def _residual(
 
 
 class _Residual(nn.Module):
-    """relu(main(x) + shortcut(x)); where the shape changes, the shortcut is a 1x1 convolution with a norm."""
+    """Residual block relu(main(x) + shortcut(x)). A shape change makes the shortcut a 1x1 convolution with a norm."""
 
     def __init__(self, main: nn.Module, inputs: int, outputs: int, stride: int, make: _Layers) -> None:
         super().__init__()
@@ -223,7 +223,7 @@ def _bottleneck(inputs: int, outputs: int, stride: int, make: _Layers) -> nn.Mod
 
 
 class _PreActivation(nn.Module):
-    """main(a) + x with a = relu(norm(x)); where the channels change, main(a) + conv1x1(a)."""
+    """Pre-activation block: main(a) + x with a = relu(norm(x)), or main(a) + conv1x1(a) where the channels change."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, make: _Layers) -> None:
         super().__init__()

@@ -57,7 +57,7 @@ class RandomNetworks(Configurable):
             network's weights are overwritten, unless the factory is a `KeepInit(factory)`: then every draw constructs a
             new network with the constructor's initialization (for vision transformers, for example).
         redraw: function `redraw(network, generator)` that sets parameters for which `initialize` has no rule. It is
-            called without gradients. A parameter that neither function sets keeps its value from the factory.
+            called with gradients disabled. A parameter that neither function sets keeps its value from the factory.
 
     Attributes:
         factory, redraw: see the arguments.

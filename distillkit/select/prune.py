@@ -31,8 +31,8 @@ def prune_by_confidence(
     Args:
         logits: float [N, K], K >= 2. If you have probabilities `p`, pass `p.log()`, clamped to stay finite.
         keep: exact number of images to keep, in [1, N]. A class of n images loses `int(n * (N - keep) / N)`. If too
-            many remain, images are removed one by one from the class that keeps most, so that no class disappears
-            unless `keep` is less than the number of classes.
+            many remain, images are removed one by one from the largest remaining class. A class can therefore disappear
+            only if `keep` is less than the number of classes.
         threshold: share to drop, in [0, 1), as an alternative to `keep`: a class of n images keeps `n - int(threshold *
             n)`.
         strategy: the images to drop: "top" for the most confident (the paper's choice, which keeps uncertain images),

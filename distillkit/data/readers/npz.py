@@ -124,7 +124,7 @@ def open_npz(
 
 @contextmanager
 def _open_archive(path: Path) -> Iterator[Any]:
-    """Open an `.npz` with NumPy for a `with` block."""
+    """Open an `.npz` with NumPy during a `with` block."""
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}; expected an .npz with train_images, train_labels, test_images, ...")
     with _explain_damage(path), path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
