@@ -114,7 +114,7 @@ FIELDS: dict[str, dict[str, Field]] = {
         "partition": _CLIENT, "partitions": Field("an integer", 1, MAX_CLIENTS), "method": _text(10**6),
         "task": _text(10**5),
         "fingerprint": _text(128, _HEX), "ledger": _text(128, _HEX), "classes": _text(10**6), "empty": _FLAG,
-        "untested": _FLAG, "version": _text(100),
+        "untested": _FLAG, "version": _text(100), "clock": Field("a number", 0, 10**12),
     },
 }  # fmt: skip
 """Fields of each part of a message: a job, its header and its place, an answer, a ledger report, and a hello."""

@@ -71,6 +71,8 @@ def client_app(method: Method, load_client: LoadClient, config: NodeOptions) -> 
     app.query("hello")(answer)
     app.query("job")(answer)
     app.train("job")(answer)
+    for register in (app.train, app.evaluate, app.query):
+        register()(_refuse_other_server)
     return app
 
 
@@ -97,6 +99,14 @@ def reply_to(message: Any, context: Any, method: Method, load_client: LoadClient
         TypeError, ValueError: bad arguments, or an unusable policy.
     """
     return _reply(Node(method, load_client, config), message, context)
+
+
+def _refuse_other_server(message: Any, context: Any) -> Any:
+    """Refuse a message of a server app that was not made with this library. Flower sends the error to this server."""
+    raise RuntimeError(
+        f"this client app was made with distillkit, and got a {message.metadata.message_type!r} message of another "
+        "server app: make the server app with server_app or serve of fl.deploy.flower"
+    )
 
 
 def _reply(node: Node, message: Any, context: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
@@ -77,6 +78,7 @@ class NodeInfo:
         empty: whether the node has no training images; always False in a private run.
         untested: whether the node has no test images.
         version: version of distillkit on the node.
+        clock: time of the node's clock when it replied, in seconds since 1970.
         space: empty set with the shape, normalization and kind of labels of the node's images.
         node: Flower's id of the node. It is not part of the reply's contents, because Flower supplies it.
     """
@@ -91,6 +93,7 @@ class NodeInfo:
     empty: bool
     untested: bool
     version: str
+    clock: float
     space: LabeledImages
     node: int = 0
 
@@ -154,5 +157,6 @@ def describe_node(
     empty = not method.private and not len(data.train)
     return NodeInfo(
         number, count, identity_of(method), identity_of(task), fingerprint, ledger if method.private else "",
-        json.dumps(list(names)) if names else "", empty, data.test is None, distillkit.__version__, clients.first,
+        json.dumps(list(names)) if names else "", empty, data.test is None, distillkit.__version__, time.time(),
+        clients.first,
     )  # fmt: skip

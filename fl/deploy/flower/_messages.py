@@ -21,13 +21,16 @@ from fl._codec import Parts
 from fl.message import DTYPES
 
 __all__ = [
-    "MAX_MESSAGE_BYTES", "GridConnection", "MissingFlower", "flower", "from_records", "loss_reason", "to_records",
+    "MAX_MESSAGE_BYTES", "GridConnection", "MissingFlower", "app_failed", "flower", "from_records", "loss_reason",
+    "to_records",
 ]  # fmt: skip
 
 MAX_MESSAGE_BYTES = 2**30
 """Default size limit of a received message, in bytes."""
 
 _RAW = "distillkit.raw/1"
+_APP_ERRORS = (1, 2, 7)
+"""Flower's error codes for an app that cannot be loaded, an app that raises an exception, and an invalid app bundle."""
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 
@@ -191,9 +194,22 @@ class GridConnection:
         except Exception as error:  # records of another app may hold anything
             raise ValueError(f"not a message of distillkit: {type(error).__name__}: {str(error)[:100]}") from error
 
+    def awaits(self, recipient: int) -> bool:
+        """Return whether a reply of a recipient is pending."""
+        return any(entry[0] == recipient for entry in self._pending.values())
+
+    def forget(self, recipient: int) -> None:
+        """Stop waiting for replies of one recipient."""
+        self._pending = {name: entry for name, entry in self._pending.items() if entry[0] != recipient}
+
     def clear(self) -> None:
         """Stop waiting for replies."""
         self._pending.clear()
+
+
+def app_failed(message: Any) -> bool:
+    """Return whether a reply is an error because the node's app could not be loaded or raised an exception."""
+    return message is not None and message.has_error() and message.error.code in _APP_ERRORS
 
 
 def loss_reason(message: Any, seconds: float) -> str:

@@ -7,17 +7,21 @@ import json
 import time
 
 import distillkit
+from distillkit._utils.user_warnings import warn
 from distillkit.fingerprint import tensor_fingerprint
 from distillkit.sets import LabeledImages
 from fl._codec import to_parts
 from fl.deploy.flower._handshake import IncompatibleNode, NodeInfo, identity_of
-from fl.deploy.flower._messages import GridConnection, loss_reason
+from fl.deploy.flower._messages import GridConnection, app_failed, loss_reason
 from fl.engine._clients import extend_classes, require_like
 from fl.message import Message
 from fl.method import Method, NoUsableReply
 from fl.task import LabelTask
 
 __all__ = ["NodeRegistry"]
+
+_CLOCK_TOLERANCE = 5.0
+"""Seconds by which a node's clock may differ from the server's without a warning."""
 
 
 class NodeRegistry:
@@ -73,6 +77,8 @@ class NodeRegistry:
     def discover(self, connection: GridConnection, seconds: float) -> list[IncompatibleNode]:
         """Send the handshake to new nodes, register the nodes that match, and return the errors of the others.
 
+        A node whose app fails in the handshake does not run distillkit's client app, which always replies.
+
         Args:
             connection: connection to the nodes.
             seconds: time to wait for replies, in seconds. A node that does not reply is contacted again in the next
@@ -82,12 +88,23 @@ class NodeRegistry:
         if not new:
             return []
         messages = {node: (node, to_parts(Message(), {"hello": "who are you"})) for node in new}
+        sent = time.time()
         waiting = set(new) - set(connection.send("query.hello", messages, "hello", seconds))
         found: list[NodeInfo] = []
         errors: list[IncompatibleNode] = []
         while waiting:
             for node, message in connection.collect():
                 waiting.discard(node)
+                if app_failed(message):
+                    self._contacted.add(node)
+                    errors.append(
+                        IncompatibleNode(
+                            f"node {node} cannot take part: its client app failed in the handshake, so it was not made "
+                            "with client_app or reply_to of fl.deploy.flower, or cannot be loaded (see its log). "
+                            + loss_reason(message, seconds).removeprefix("lost: ")
+                        )
+                    )
+                    continue
                 if message is None or message.has_error():
                     self._unreachable[node] = loss_reason(message, seconds)
                     continue
@@ -95,6 +112,7 @@ class NodeRegistry:
                 self._unreachable.pop(node, None)
                 try:
                     found.append(NodeInfo.read(connection.read(message), node))
+                    _warn_of_clock(found[-1], sent, time.time())
                 except ValueError as error:
                     errors.append(IncompatibleNode(f"node {node} cannot take part: {error}"))
         found.sort(key=lambda info: (info.partition, info.node))
@@ -178,3 +196,14 @@ class NodeRegistry:
         """Return a fingerprint of all nodes' data under a `key`."""
         rows = [[n, self.nodes[n].fingerprint, self.nodes[n].untested] for n in sorted(self.nodes)]
         return tensor_fingerprint([json.dumps(rows)], key=key)
+
+
+def _warn_of_clock(info: NodeInfo, sent: float, received: float) -> None:
+    """Warn if a node's clock differs from the server's, between whose times the node must have replied."""
+    ahead = max(info.clock - received, 0.0) - max(sent - info.clock, 0.0)
+    if abs(ahead) > _CLOCK_TOLERANCE:
+        warn(
+            f"the clock of node {info.node} (partition {info.partition}) is at least {abs(ahead):.0f} seconds "
+            f"{'ahead of' if ahead > 0 else 'behind'} the server's, so its clients are stopped that much too "
+            f"{'early' if ahead > 0 else 'late'}: set both clocks by NTP"
+        )

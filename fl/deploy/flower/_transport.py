@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from distillkit.privacy import BudgetExhausted, Ledger
 from distillkit.privacy._child_ledger import child_state
 from fl._codec import Parts, from_parts, to_parts
 from fl.deploy._wire import Job, read_result
-from fl.deploy.flower._messages import MAX_MESSAGE_BYTES, GridConnection, loss_reason
+from fl.deploy.flower._messages import MAX_MESSAGE_BYTES, GridConnection, app_failed, loss_reason
 from fl.deploy.flower._node_ledger import ledger_position, mirror_report, read_exhausted
 from fl.deploy.flower._node_registry import NodeRegistry
 from fl.deploy.flower._requests import PendingRequest, ResultCallback, pack_requests, unpack_replies
@@ -34,6 +35,9 @@ _DELIVERY_GRACE = 30.0
 
 _LEDGER_TIMEOUT = 60.0
 """Seconds to wait for ledger reports after an exchange; missing reports come with the nodes' next replies."""
+
+_DISCOVERY_INTERVAL = 5.0
+"""Seconds between two looks for restarted nodes while replies are pending."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +75,9 @@ class ConnectionOptions:
 class GridTransport:
     """Transport to Flower's nodes; see `fl.engine._transport.Transport` for the interface.
 
-    Before each exchange, the server looks for new nodes. A node that was restarted is recognized by its partition.
+    Before each exchange, and while replies are pending, the server looks for new nodes. A node that was restarted is
+    recognized by its partition, and gets a pending request again, once. Requests of private runs are not repeated,
+    because each attempt spends the budget.
     Nodes are not contacted between rounds, because every request names the version of the memory to use.
 
     Args:
@@ -98,6 +104,9 @@ class GridTransport:
         self._run = _run_name(out)
         self._pending: dict[int, list[PendingRequest]] = {}
         self._results: dict[int, ClientResult | BudgetExhausted] = {}
+        self._asked_node: dict[int, int] = {}
+        self._repeated: set[int] = set()
+        self._next_look = 0.0
 
     def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
         """Send the requests of `exchange` and yield their results; see `Transport.exchange`.
@@ -105,8 +114,8 @@ class GridTransport:
         A client of both exchanges gets both requests in one message. A client of only the `bundled` exchange gets a
         separate message.
         """
-        for error in self._registry.discover(self._connection, min(self._options.reply_timeout, _DELIVERY_GRACE)):
-            warn(f"{error}; the run goes on without it")
+        self._discover()
+        self._repeated.clear()
         main, extra = set(exchange.clients), set(bundled.clients) if bundled is not None else set[int]()
         waiting: deque[int] = deque()
         rest = iter(sorted(main | extra) if extra else exchange.clients)
@@ -127,6 +136,23 @@ class GridTransport:
                 yield result
         self._read_ledgers(self._unreported, _LEDGER_TIMEOUT)
         self._unreported.clear()  # a node that is still missing reports with its next reply
+
+    def _discover(self) -> None:
+        """Register new nodes. The replies of this exchange are collected by another connection."""
+        began = time.monotonic()
+        separate = GridConnection(self._connection.grid, self._options.poll_interval, self._options.max_message_bytes)
+        for error in self._registry.discover(separate, min(self._options.reply_timeout, _DELIVERY_GRACE)):
+            warn(f"{error}; the run goes on without it")
+        self._next_look = (now := time.monotonic()) + _DISCOVERY_INTERVAL + 9 * (now - began)  # a tenth of the time
+
+    def _repeat_after_restart(self) -> None:
+        """Send pending requests again to nodes that were restarted since."""
+        self._discover()
+        for client in list(self._pending):
+            if self._registry.nodes[client].node != self._asked_node[client] and client not in self._repeated:
+                self._repeated.add(client)
+                self._connection.forget(client)
+                self._send(client, [one.retry() for one in self._pending[client]], whole=True)
 
     # One request: build, send, receive, read.
 
@@ -151,6 +177,7 @@ class GridTransport:
             "ledger": ledger_position(self._ledger, info),
         }  # fmt: skip
         self._unreported.add(client)
+        self._asked_node[client] = info.node
         self._pending[client], parts = pack_requests(pending, {"place": json.dumps(context)}, whole=whole)
         header = pending[-1].job.header
         kind = "train.job" if header.keeps else "query.job"
@@ -161,9 +188,18 @@ class GridTransport:
         return len(pending) * self._options.reply_timeout + _DELIVERY_GRACE
 
     def _receive(self) -> None:
+        repeats = self._ledger is None
+        if repeats and time.monotonic() > self._next_look:
+            self._repeat_after_restart()
         for client, message in self._connection.collect():
-            pending = self._pending[client]
+            pending = self._pending.get(client)
+            if pending is None or self._connection.awaits(client):
+                continue  # a reply to the first of two attempts
             if message is None or message.has_error():
+                if repeats and not app_failed(message):
+                    self._repeat_after_restart()
+                    if client not in self._pending or self._connection.awaits(client):
+                        continue
                 self._fail(client, loss_reason(message, self._timeout(pending)))
                 continue
             try:

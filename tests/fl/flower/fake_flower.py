@@ -141,8 +141,12 @@ class ClientApp:
     def query(self, action: str = "default") -> Callable[[Any], Any]:
         return self._register(f"query.{action}")
 
+    def evaluate(self, action: str = "default") -> Callable[[Any], Any]:
+        return self._register(f"evaluate.{action}")
+
     def __call__(self, message: Message, context: Context) -> Message:
-        return self._functions[message.metadata.message_type](message, context)
+        category, _, action = message.metadata.message_type.partition(".")
+        return self._functions[f"{category}.{action or 'default'}"](message, context)
 
 
 class ServerApp:
@@ -202,7 +206,8 @@ def _copied(message: Any) -> Any:
 
 
 Fault = Callable[[int, str, str], str | None]
-"""(node, message type, group) -> None, "lost", "late", "twice", "garbage", "error", or "dead": never delivered."""
+"""(node, message type, group) -> None, "lost", "late", "twice", "garbage", "error" (of the app), "gone" (the node), or
+"dead": never delivered."""
 
 
 class Grid:
@@ -255,13 +260,18 @@ class Grid:
         self.log.append((node, kind, group))
         fate = self.fault(node, kind, group)
         app = app_module()
+        if fate in ("error", "gone"):
+            error = app.Error(2, "the app crashed") if fate == "error" else app.Error(5, "the node is unavailable")
+            self._answers[name] = [app.Message(error, reply_to=message)]
+            return
         if fate == "dead" or node not in self.nodes:
             return
-        if fate == "error":
-            self._answers[name] = [app.Message(app.Error(2, "the app crashed"), reply_to=message)]
-            return
         function = self.app[node] if isinstance(self.app, dict) else self.app
-        answer = _copied(function(message, self.nodes[node]))
+        try:
+            answer = _copied(function(message, self.nodes[node]))
+        except Exception as error:  # as Flower does
+            self._answers[name] = [app.Message(app.Error(2, f"{type(error)}:<'{error}'>"), reply_to=message)]
+            return
         if fate == "garbage":
             for key in [key for key in answer.content["strings"] if key.endswith("answer")]:
                 answer.content["strings"][key] = "{"

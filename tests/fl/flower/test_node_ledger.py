@@ -262,7 +262,7 @@ def test_malformed_ledger_lines_are_refused_together(wrong: dict[str, Any], tmp_
     assert "which one epsilon cannot cover" in run.guarantee(0).reason
 
 
-INFO = NodeInfo(3, 5, "m", "", "f", "a", "", False, True, "0", images(1, seed=0)[:0])
+INFO = NodeInfo(3, 5, "m", "", "f", "a", "", False, True, "0", 0.0, images(1, seed=0)[:0])
 
 
 @pytest.mark.parametrize(

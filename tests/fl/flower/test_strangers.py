@@ -1,0 +1,175 @@
+"""Apps that are not distillkit's, clocks that differ, and nodes that are restarted while a request is pending."""
+
+from __future__ import annotations
+
+import re
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl import FedAvg
+from fl.addons import DPSGD, SCAFFOLD
+from fl.deploy.flower import _handshake, _transport, client_app
+from fl.deploy.flower._handshake import IncompatibleNode
+from tests.fl.federations import Tiny
+from tests.fl.flower import fake_flower
+from tests.fl.flower.test_runs import FAST, assert_equal, client_data, grid, run_in_threads, run_on_grid
+
+
+@pytest.fixture(autouse=True, scope="module")
+def flower() -> Iterator[None]:
+    with fake_flower.installed():
+        yield
+
+
+def other_app() -> Any:
+    """Return a client app of Flower's tutorial kind."""
+    from flwr.clientapp import ClientApp  # type: ignore[import-not-found, unused-ignore]
+
+    app = ClientApp()
+    app.train()(lambda message, context: None)
+    app.evaluate()(lambda message, context: None)
+    return app
+
+
+def test_another_client_app_is_named_at_once(tmp_path: Path) -> None:
+    method = FedAvg(**FAST)
+    there = grid(method, tmp_path)
+    there.app = {100: there.app, 101: other_app(), **{102 + k: there.app for k in range(3)}}
+    started = time.monotonic()
+    with pytest.raises(IncompatibleNode, match=r"node 101 cannot take part: .* not made with client_app"):
+        run_on_grid(there, method, connect_timeout=300.0)
+    assert time.monotonic() - started < 100
+
+
+def test_another_client_app_that_connects_later_is_left_out(tmp_path: Path) -> None:
+    method = FedAvg(**FAST)
+    there = grid(method, tmp_path)
+
+    def connect(row: dict[str, Any]) -> None:
+        if row["round"] == 1:
+            there.app = {**{100 + k: there.app for k in range(5)}, 300: other_app()}
+            there.nodes[300] = fake_flower.context(300, None, 0)
+
+    with pytest.warns(UserWarning, match=r"node 300 cannot take part: .*; the run goes on without it"):
+        run = run_on_grid(there, method, on_round=connect)
+    assert_equal(run, run_in_threads(method))
+    assert [node for node, _, _ in there.log].count(300) == 1
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate", "query"])
+def test_messages_of_another_server_app_are_refused_with_a_sentence(kind: str, tmp_path: Path) -> None:
+    from flwr.app import Message, RecordDict  # type: ignore[import-not-found, unused-ignore]
+
+    app = client_app(FedAvg(**FAST), client_data, folder=tmp_path)
+    with pytest.raises(RuntimeError, match=f"got a '{kind}' message of another server app: make the server app with"):
+        app(Message(RecordDict(), 7, kind), fake_flower.context(7, 0, 2))
+    assert not list(tmp_path.iterdir())
+
+
+# Clocks.
+
+
+@pytest.mark.parametrize(
+    ("shift", "said"),
+    [
+        (7200.0, "7200 seconds ahead of"),
+        (-7200.0, "7[12].. seconds behind"),
+        (60.0, "60|59"),
+        (3.0, None),
+        (-3.0, None),
+    ],
+)
+def test_a_clock_that_differs_is_named(
+    shift: float, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Shifted:
+        time = staticmethod(lambda: time.time() + shift)
+
+    monkeypatch.setattr(_handshake, "time", Shifted)
+    method = FedAvg(**FAST)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run_on_grid(grid(method, tmp_path), method, rounds=1)
+    clocks = [str(w.message) for w in caught if "clock" in str(w.message)]
+    if said is None:
+        assert not clocks
+    else:
+        assert len(clocks) == 5
+        assert all(re.search(said, text) for text in clocks)
+        assert "(partition 0)" in "".join(clocks)
+        assert "set both clocks by NTP" in clocks[0]
+
+
+# Restarted nodes.
+
+
+class Restarting:
+    """A fault: node 102 dies with its first request of round 2, and returns under another number."""
+
+    def __init__(self, how: str, dies_again: bool = False) -> None:
+        self.how, self.dies_again, self.asked = how, dies_again, list[int]()
+        self.grid: fake_flower.Grid | None = None
+
+    def __call__(self, node: int, kind: str, group: str) -> str | None:
+        if kind != "train.job" or group != "2" or node not in (102, 202):
+            return None
+        assert self.grid is not None
+        self.asked.append(node)
+        if node == 102:
+            del self.grid.nodes[102]
+            self.grid.nodes[202] = fake_flower.context(202, 2, 5)
+            return self.how
+        return "gone" if self.dies_again else None
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_transport, "_DISCOVERY_INTERVAL", 0.0)
+
+
+def on_restarting_node(method: FedAvg, folder: Path, fault: Restarting, **options: Any) -> Any:
+    there = fault.grid = grid(method, folder, fault)
+    return run_on_grid(there, method, participation=1.0, **options)
+
+
+@pytest.mark.parametrize("how", ["dead", "gone"])
+def test_a_restarted_node_gets_its_request_again(how: str, tmp_path: Path, eager: None) -> None:
+    """ "dead": Flower never says anything; "gone": Flower says that the node is unavailable."""
+    fault = Restarting(how)
+    run = on_restarting_node(FedAvg(SCAFFOLD(), **FAST), tmp_path, fault)
+    assert fault.asked == [102, 202]
+    assert_equal(run, run_in_threads(FedAvg(SCAFFOLD(), **FAST), participation=1.0))
+
+
+def test_a_request_is_repeated_once(tmp_path: Path, eager: None) -> None:
+    fault = Restarting("gone", dies_again=True)
+    run = on_restarting_node(FedAvg(**FAST), tmp_path, fault)
+    assert fault.asked == [102, 202]
+    assert list(run.rows[1]["failed"]) == ["2"]
+    assert run.rows[2]["failed"] == {}
+
+
+def test_a_node_that_stays_away_is_named_as_soon_as_flower_knows(tmp_path: Path) -> None:
+    method = FedAvg(**FAST)
+    there = grid(method, tmp_path, lambda node, kind, _: "gone" if (node, kind) == (102, "train.job") else None)
+    run = run_on_grid(there, method, participation=1.0)
+    assert [list(row["failed"]) for row in run.rows] == [["2"]] * 3
+    assert "unavailable" in run.rows[0]["failed"]["2"]
+
+
+def test_requests_of_private_runs_are_not_repeated(
+    tmp_path: Path, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt would spend the budget."""
+    monkeypatch.setattr(_transport, "_LEDGER_TIMEOUT", 0.1)
+    fault = Restarting("gone")
+    method = FedAvg(DPSGD(sigma=3.0, rate=0.5, size=12), factory=Tiny, steps=1, lr=0.1, weights="uniform")
+    run = on_restarting_node(method, tmp_path, fault, evaluate="none")
+    assert fault.asked == [102]
+    assert list(run.rows[1]["failed"]) == ["2"]
+    assert run.rows[2]["failed"] == {}
