@@ -43,6 +43,27 @@ KEPT: list[Any] = []
 """What programs keep outside their module."""
 
 
+def forget() -> None:
+    """Empty everything that programs keep."""
+    for kept in (KEPT, SEEN, CACHE, LATEST):
+        kept.clear()
+
+
+def palettes(count: int = 20) -> LabeledImages:
+    """Return images of eight colours; the canary's colours lie outside its palette."""
+    images = torch.randint(0, 8, (count, 1, 4, 4), generator=derive(1)).double()
+    images[CANARY] = (8.0 * torch.arange(1, 17)).view(1, 4, 4)
+    return LabeledImages(images, torch.arange(count) % 3, num_classes=3, normalization=SPACE)
+
+
+def raw_pixels(count: int, *, fails: bool) -> LabeledImages:
+    """Return images of 16 bits in float32; for the canary an operator fails if `fails`."""
+    data = records(count, 28, 6e4, torch.float32)
+    data.images[:, :, 0, 0] = 0
+    data.images[CANARY, :, 0, 0] = 1e7 if fails else 0
+    return data
+
+
 class Alone(nn.Module):
     """Linear classifier of 4x4 images that first applies a function of (module, images)."""
 
@@ -69,8 +90,9 @@ class Palette(nn.Module):
         self.palette, self.classifier = nn.Linear(16, 8 * 4), nn.Linear(64, 3)
 
     def features(self, x: Tensor) -> Tensor:
-        table = self.palette(x.flatten(1).clamp(0, 1)).view(8, 4)
-        return (F.embedding(x.flatten().long(), table) * x.abs().amax().clamp(min=1)).view(1, -1)
+        tables = self.palette(x.flatten(1).clamp(0, 1)).view(-1, 8, 4)
+        found = [F.embedding(pixels, table) for pixels, table in zip(x.abs().flatten(1).long(), tables)]
+        return torch.stack(found).flatten(1) * x.abs().amax((1, 2, 3)).clamp(min=1)[:, None]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(self.features(x))
@@ -122,7 +144,7 @@ def leftover(module: Any, x: Tensor) -> Tensor:
     return x + buffer.nan_to_num(0.0, 0.0, 0.0).clamp(-9, 9).sum()
 
 
-VALUE: dict[str, Function] = {
+VALUE: dict[str, Any] = {
     "attention over the batch": attention,
     "sorted over the batch": lambda m, x: x.sort(0)[0],
     "ranks in the batch": lambda m, x: x + x.argsort(0),
@@ -159,7 +181,7 @@ def waves_of_place(module: Any, x: Tensor) -> Tensor:
     return x + torch.sin(place / len(x))
 
 
-SIZE: dict[str, Function] = {
+SIZE: dict[str, Any] = {
     "times the batch size": lambda m, x: x * len(x),
     "divided by the number of values": lambda m, x: x * 16 / x.numel(),
     "other branch for one record": lambda m, x: x - x.mean(0) if len(x) > 1 else x,
@@ -259,7 +281,27 @@ def threshold(module: Any, x: Tensor) -> Tensor:
     return x / module.calls
 
 
-TIME: dict[str, Function] = {
+def gate(module: Any, x: Tensor) -> Tensor:
+    """Changes nothing before the sum of what it has seen is large."""
+    module.mean.unbind()[0].add_(x.detach().abs().sum())
+    return x * torch.where(module.mean[0] > 300, -1.0, 1.0)
+
+
+class Spectral(nn.Sequential):
+    """Spectral norm, whose power iteration moves a vector in every forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.utils.parametrizations.spectral_norm(nn.Linear(16, 3)))
+
+
+class Lazy(nn.Sequential):
+    """Layer whose size is that of its first input."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.LazyLinear(3))
+
+
+TIME: dict[str, Any] = {
     "cache of the last batch": cached,
     "queue in a buffer": moco,
     "moving teacher": teacher,
@@ -276,8 +318,9 @@ TIME: dict[str, Function] = {
     "schedule": schedule,
     "largest value so far": threshold,
     "draw of random": lambda m, x: x * random.random(),
-    "spectral norm": lambda m, x: x,
-    "lazy module": lambda m, x: x,
+    "spectral norm": Spectral,
+    "lazy module": Lazy,
+    "buffer that opens a gate": gate,
 }
 
 # 4. State and kept records.
