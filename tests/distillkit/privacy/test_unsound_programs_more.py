@@ -60,9 +60,15 @@ class Refused:
 
 @dataclass(frozen=True)
 class Defect:
-    """Verdict: accepted, although the released result depends on a record by more than the bound."""
+    """Verdict: accepted, although the released result depends on a record by more than the bound.
+
+    Args:
+        reason: the suspected cause.
+        everywhere: whether it shows on every machine; the rounding of a matrix product may differ.
+    """
 
     reason: str
+    everywhere: bool = True
 
 
 Verdict = Refused | Defect | None
@@ -104,9 +110,8 @@ REFUSED: dict[str, Refused] = {
 }
 DEFECTS: dict[str, Defect] = {
     "palette": Defect("vmap's embedding adds an offset a record, so an index beyond the table reads the next record"),
-    "leftover memory": Defect("torch.empty is kept in the graph and shows memory that other records have left"),
-    "rounding in a chunk of one": Defect("a row's rounding depends on whether it is alone in its chunk"),
-    "rounding after a failure": Defect("a record that fails makes all others of its chunk run, and round, one by one"),
+    "rounding in a chunk of one": Defect("a row's rounding depends on whether it is alone in its chunk", False),
+    "rounding after a failure": Defect("a failing record makes all others of its chunk run, and round, alone", False),
     "buffer through unbind": Defect(VIEW),
     "buffer through split": Defect(VIEW),
     "buffer through an unsafe view": Defect("_unsafe_view is a view, but its schema does not say so"),
@@ -120,7 +125,7 @@ DEFECTS: dict[str, Defect] = {
 def cases(table: dict[str, Any], defects: dict[str, Defect] = DEFECTS) -> list[Any]:
     """Return the parameters of a test: the names of a table, marked as expected failures where there is a defect."""
     return [
-        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=defects[name].reason))
+        pytest.param(name, marks=pytest.mark.xfail(strict=defects[name].everywhere, reason=defects[name].reason))
         if name in defects
         else name
         for name in table
@@ -206,8 +211,14 @@ def test_network_is_refused_or_harmless(name: str) -> None:
     require_harmless(factory, data, steps=3 if name == "buffer that opens a gate" else 1)
 
 
-@pytest.mark.xfail(strict=True, reason=DEFECTS["leftover memory"].reason)
-@pytest.mark.parametrize("make", [lambda x: torch.empty_like(x), lambda x: x.new_empty(16), lambda x: Tensor(16).to(x)])
+def half_filled(x: Tensor) -> Tensor:
+    buffer = torch.empty(32)
+    buffer[:16] = x
+    return buffer[16:]
+
+
+@pytest.mark.xfail(strict=True, reason="torch.empty stays in the graph and shows memory that other records have left")
+@pytest.mark.parametrize("make", [torch.empty_like, lambda x: x.new_empty(16), half_filled])
 def test_uninitialised_memory_is_refused_or_zero(make: Callable[[Tensor], Tensor]) -> None:
     """Memory without a value must be neither read nor left to chance: the graph may hold no such operator."""
     from distillkit.privacy.capture._captured_function import capture
@@ -239,7 +250,7 @@ MEMORY = torch.zeros(2)
 
 def remembering(z: Tensor, y: Tensor) -> Tensor:
     MEMORY.split(1)[0].add_(z.detach().mean().float().abs() * 1e-12)
-    return rows(z, y) * (1 + 1e9 * MEMORY[0])
+    return rows(z, y) * (1 + 1e6 * MEMORY[0])
 
 
 LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Any], Verdict]] = {
@@ -347,7 +358,7 @@ AUGMENTATIONS: dict[str, tuple[Callable[..., Tensor], Verdict]] = {
 
 
 @pytest.mark.parametrize("name", cases(AUGMENTATIONS, {"notes in a view": AUGMENTATIONS["notes in a view"][1]}))  # type: ignore[dict-item]
-def test_augmentation_is_refused(name: str, global_rng_untouched: None) -> None:
+def test_augmentation_is_refused(name: str) -> None:
     augment, verdict = AUGMENTATIONS[name]
     MEMORY.zero_()
     ledger, networks = Ledger(), EmbeddingNetworks(FixedNetwork(constructed(plain, DATA.images)), augment=augment)
@@ -360,7 +371,7 @@ def test_augmentation_is_refused(name: str, global_rng_untouched: None) -> None:
 
 def off_palette() -> LabeledImages:
     data = palettes(20)
-    return data.replace(images=(data.images % 8) + 8 * (torch.arange(20) % 4 == 0).view(-1, 1, 1, 1).double())
+    return data.replace(images=(data.images % 8) + 8 * (torch.arange(20) % 4 == 2).view(-1, 1, 1, 1).double())
 
 
 MAPS: dict[str, tuple[Callable[[], nn.Module], Callable[[], LabeledImages], Verdict]] = {
@@ -389,14 +400,14 @@ def test_embedding_map_is_refused_or_harmless(name: str) -> None:
 @pytest.mark.xfail(strict=True, reason="an own network is trusted by its types, but nn.Flatten(0, 1) folds the batch")
 def test_own_layers_that_fold_the_batch_are_refused_or_harmless() -> None:
     """The embedding of an image must not depend on the other images of its chunk."""
-    fold = nn.Sequential(nn.Flatten(0, 1), nn.Conv2d(5, 5, 3, padding=1), nn.AdaptiveAvgPool2d(4), nn.Flatten(1),
+    fold = nn.Sequential(nn.Flatten(0, 1), nn.Conv2d(6, 6, 3, padding=1), nn.AdaptiveAvgPool2d(4), nn.Flatten(1),
                          nn.Linear(16, 3))  # fmt: skip
-    sampler, sums = FixedNetwork(build(lambda: fold, 0).double()), []
+    sampler, data, sums = FixedNetwork(build(lambda: fold, 0).double()), programs.records(12), []
     for factor in (1.0, -30.0):
-        embedders = PublicEmbedders(sampler, 1, like=DATA, centers=DATA.images[:5] * 0 + 0.1)
-        pixels = DATA.images.clone()
+        embedders = PublicEmbedders(sampler, 1, like=data, centers=0)
+        pixels = data.images.clone()
         pixels[CANARY] *= factor
-        sums.append(class_sums(pixels, DATA.labels, embedders, num_classes=3, chunk=5))
+        sums.append(class_sums(pixels, data.labels, embedders, num_classes=3, chunk=6))
     assert float((sums[0] - sums[1]).norm()) <= 2 + 1e-9
 
 
@@ -649,7 +660,7 @@ class WritesStatistics(nn.Module):
         if self.how == "view":
             self.mean.unbind()[0].add_(x.detach().sum())
         else:
-            torch.native_batch_norm(x, None, None, self.mean, self.var, True, 0.1, 1e-5)
+            x = torch.native_batch_norm(x, None, None, self.mean, self.var, True, 0.1, 1e-5)[0]
         return x.flatten(1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -747,7 +758,7 @@ def residual() -> nn.Module:
 SOUND: dict[str, Callable[[], nn.Module]] = {
     "ConvNet, instance norm": lambda: ConvNet((1, 16, 16), 3, width=4, depth=2),
     "ConvNet, group norm": lambda: ConvNet((1, 16, 16), 3, width=4, depth=2, norm="group"),
-    "CifarResNet": lambda: CifarResNet(3, depth=8, channels=1, norm="group"),
+    "CifarResNet": lambda: CifarResNet((1, 16, 16), 3, depth=8, width=4, norm="group"),
     "LeNet": lambda: LeNet((1, 16, 16), 3),
     "transformer": Attends,
     "ConvNeXt": Scaled,

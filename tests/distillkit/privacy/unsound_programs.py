@@ -137,13 +137,6 @@ def ghost(module: Any, x: Tensor) -> Tensor:
     return ((groups - groups.mean((0, 1))) / (groups.var((0, 1), unbiased=False) + 1e-5).sqrt()).flatten(0, 1)
 
 
-def leftover(module: Any, x: Tensor) -> Tensor:
-    """Forgets to fill the second half of its buffer."""
-    buffer = torch.empty(32, dtype=x.dtype)
-    buffer[:16] = x.flatten()
-    return x + buffer.nan_to_num(0.0, 0.0, 0.0).clamp(-9, 9).sum()
-
-
 VALUE: dict[str, Any] = {
     "attention over the batch": attention,
     "sorted over the batch": lambda m, x: x.sort(0)[0],
@@ -155,13 +148,12 @@ VALUE: dict[str, Any] = {
     "balanced": balanced,
     "spectrum over the batch": lambda m, x: torch.fft.fft(x, dim=0).real,
     "ghost batch norm": ghost,
-    "batch as depth": lambda m, x: F.conv3d(x.transpose(0, 1)[None], torch.ones(1, 1, 3, 1, 1).to(x), padding=(1, 0, 0))[0, 0][:, None],
+    "convolution over the batch": lambda m, x: F.conv1d(x.flatten(1).T[:, None], x.new_ones(1, 1, 3), padding=1)[:, 0].T,
     "distances": lambda m, x: x * (1 + torch.cdist(x.flatten(1), x.flatten(1)).sum(1)).view(-1, 1, 1, 1),
     "without outliers": lambda m, x: x[x.flatten(1).norm(dim=1) < 9],
-    "batch norm as an operator": lambda m, x: torch.ops.aten.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False),
+    "batch norm as an operator": lambda m, x: torch.ops.aten.batch_norm(x, *[None] * 4, True, 0.1, 1e-5, False),
     "quantile": lambda m, x: x.clamp(max=x.quantile(0.9).item()),
     "palette": Palette,
-    "leftover memory": leftover,
 }  # fmt: skip
 
 # 2. Mixing by size.
