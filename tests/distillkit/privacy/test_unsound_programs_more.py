@@ -114,6 +114,9 @@ DEFECTS: dict[str, Defect] = {
     "rounding after a failure": Defect("a failing record makes all others of its chunk run, and round, alone", False),
     "buffer through unbind": Defect(VIEW),
     "buffer through split": Defect(VIEW),
+    "buffer row by row": Defect(VIEW),
+    "buffer in several parts": Defect(VIEW),
+    "weights through split": Defect(VIEW),
     "buffer through an unsafe view": Defect("_unsafe_view is a view, but its schema does not say so"),
     "native batch norm": Defect(UNMARKED),
     "running batch norm as an operator": Defect(UNMARKED),
@@ -292,7 +295,7 @@ def test_loss_is_refused_or_harmless(name: str) -> None:
         finally:
             DATA.labels.copy_(before)
         return
-    with pytest.raises(PrivacyError, match=verdict.words if isinstance(verdict, Refused) else "") as caught:
+    with pytest.raises(PrivacyError, match=verdict.words if isinstance(verdict, Refused) else None) as caught:
         trained(factory, DATA, loss=loss, ledger=ledger)
     assert isinstance(verdict, Refused)
     assert type(caught.value) is verdict.kind
@@ -362,7 +365,7 @@ def test_augmentation_is_refused(name: str) -> None:
     augment, verdict = AUGMENTATIONS[name]
     MEMORY.zero_()
     ledger, networks = Ledger(), EmbeddingNetworks(FixedNetwork(constructed(plain, DATA.images)), augment=augment)
-    with pytest.raises(PrivacyError, match=verdict.words if isinstance(verdict, Refused) else "") as caught:
+    with pytest.raises(PrivacyError, match=verdict.words if isinstance(verdict, Refused) else None) as caught:
         condense_private(DATA, epsilon=1.0, networks=networks, num_networks=1, ipc=1, steps=1, ledger=ledger)
     assert isinstance(verdict, Refused)
     assert type(caught.value) is verdict.kind
@@ -507,7 +510,7 @@ def test_matching_loss_is_refused_or_harmless(name: str) -> None:
     sampler = RandomNetworks(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double())
     if verdict is not None:
         ledger = Ledger()
-        with pytest.raises(PrivacyError, match=verdict.words if isinstance(verdict, Refused) else "") as caught:
+        with pytest.raises(PrivacyError, match=verdict.words if isinstance(verdict, Refused) else None) as caught:
             image_sgd(DATA, size=12, sigma=1.0, networks=sampler, ipc=1, steps=1, loss=loss, ledger=ledger)
         assert type(caught.value) is getattr(verdict, "kind", None)
         assert ledger.events == ()
@@ -693,7 +696,7 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], Verdict]] = {
     "scale of the batch": ({"objective": lambda z, y: F.cross_entropy(z / z.std(), y)}, Refused(NotSeparable, "mean")),
     "times the size": ({"objective": lambda z, y: F.cross_entropy(z, y) * len(z)}, Refused(NotSeparable, "mean over")),
     "relative": (
-        {"objective": lambda z, y: F.cross_entropy(z, y) / float(F.cross_entropy(z, y))}, Refused(NotCapturable, ""),
+        {"objective": lambda z, y: F.cross_entropy(z, y) / float(F.cross_entropy(z, y))}, Refused(NotCapturable, CHOOSES),
     ),
     "centred images": ({"augment": lambda x, generator: x - 0.5 * x.mean(0)}, None),
     "images by place": ({"augment": lambda x, generator: x * torch.arange(1, len(x) + 1).view(-1, 1, 1, 1)}, None),

@@ -123,6 +123,10 @@ def whitening(module: Any, x: Tensor) -> Tensor:
     return rows @ torch.linalg.inv(torch.linalg.cholesky(rows.T @ rows / len(rows) + torch.eye(16).to(rows)))
 
 
+def over_records(module: Any, x: Tensor) -> Tensor:
+    return F.conv1d(x.flatten(1).T[:, None], x.new_ones(1, 1, 3), padding=1)[:, 0].T
+
+
 def balanced(module: Any, x: Tensor) -> Tensor:
     """Sinkhorn's balancing of rows and columns."""
     rows = x.flatten(1).exp()
@@ -148,7 +152,7 @@ VALUE: dict[str, Any] = {
     "balanced": balanced,
     "spectrum over the batch": lambda m, x: torch.fft.fft(x, dim=0).real,
     "ghost batch norm": ghost,
-    "convolution over the batch": lambda m, x: F.conv1d(x.flatten(1).T[:, None], x.new_ones(1, 1, 3), padding=1)[:, 0].T,
+    "convolution over the batch": over_records,
     "distances": lambda m, x: x * (1 + torch.cdist(x.flatten(1), x.flatten(1)).sum(1)).view(-1, 1, 1, 1),
     "without outliers": lambda m, x: x[x.flatten(1).norm(dim=1) < 9],
     "batch norm as an operator": lambda m, x: torch.ops.aten.batch_norm(x, *[None] * 4, True, 0.1, 1e-5, False),
@@ -273,6 +277,23 @@ def threshold(module: Any, x: Tensor) -> Tensor:
     return x / module.calls
 
 
+def row_by_row(module: Any, x: Tensor) -> Tensor:
+    for row in module.queue:
+        row.mul_(0.9).add_(x.detach().mean())
+    return x
+
+
+def rewritten(module: Any, x: Tensor) -> Tensor:
+    """Standardises its own weights by the last batch."""
+    module.classifier.weight.data.split(1)[0].add_(x.detach().sum())
+    return x
+
+
+def several_parts(module: Any, x: Tensor) -> Tensor:
+    torch._foreach_add_(list(module.mean.chunk(3)), [x.detach().mean()[None]] * 3)
+    return x
+
+
 def gate(module: Any, x: Tensor) -> Tensor:
     """Changes nothing before the sum of what it has seen is large."""
     module.mean.unbind()[0].add_(x.detach().abs().sum())
@@ -302,6 +323,9 @@ TIME: dict[str, Any] = {
     "lerp of a buffer": lambda m, x: x - m.mean.lerp_(x.mean(), 0.1)[0],
     "buffer through unbind": unbound,
     "buffer through split": halved,
+    "buffer row by row": row_by_row,
+    "buffer in several parts": several_parts,
+    "weights through split": rewritten,
     "buffer through an unsafe view": reshaped_state,
     "native batch norm": own_statistics,
     "running batch norm as an operator": statistics_by_operator,
