@@ -696,7 +696,8 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], Verdict]] = {
     "scale of the batch": ({"objective": lambda z, y: F.cross_entropy(z / z.std(), y)}, Refused(NotSeparable, "mean")),
     "times the size": ({"objective": lambda z, y: F.cross_entropy(z, y) * len(z)}, Refused(NotSeparable, "mean over")),
     "relative": (
-        {"objective": lambda z, y: F.cross_entropy(z, y) / float(F.cross_entropy(z, y))}, Refused(NotCapturable, CHOOSES),
+        {"objective": lambda z, y: F.cross_entropy(z, y) / float(F.cross_entropy(z, y))},
+        Refused(NotCapturable, CHOOSES),
     ),
     "centred images": ({"augment": lambda x, generator: x - 0.5 * x.mean(0)}, None),
     "images by place": ({"augment": lambda x, generator: x * torch.arange(1, len(x) + 1).view(-1, 1, 1, 1)}, None),
