@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -129,6 +129,10 @@ class Client(Participant):
         changes it.
         """
         return derive(self.seed, self.round, self.id, purpose)
+
+    def without_records(self) -> Client:
+        """Return this client with an empty set, which shares no memory with the records, and without a test set."""
+        return replace(self, data=self.data[torch.arange(0)], test=None)
 
     def spend(self, mechanism: str, sigma: float, *, rate: float = 1.0, count: int = 1) -> Ledger:
         """Charge releases of this client's records to the ledger (see `privacy.Event`), before their noise is drawn.

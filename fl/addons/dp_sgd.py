@@ -140,7 +140,7 @@ class DPSGD(AddOn):
         with _LOCK:
             known = _CAPTURED.setdefault(local.settings.networks, {})
         kinds = tuple((t.shape[1:], t.dtype, t.device) for t in tensors)
-        key = (local.architecture, phase, local.weight, kinds)
+        key = (local.architecture, phase, local.weight, like.num_classes, kinds)
         if key not in known:
             known[key] = per_example_gradients(local.net, losses, tensors, trained=moved).captured
         return ExampleGradients(local.net, moved, known[key])
@@ -167,7 +167,7 @@ class DPSGD(AddOn):
                 columns = [batch.columns[n] for n in sorted(batch.columns)]
                 private.add(gradients(images, batch.labels, *columns, generator=draws))
             local.scratch(self)["noised"] = private.take()
-            yield batch_at(data[:0], torch.zeros(0, dtype=torch.int64))
+            yield batch_at(data, torch.zeros(0, dtype=torch.int64))
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
         """Return the clipped and noised gradient of the examples, plus the gradient of terms without private data."""

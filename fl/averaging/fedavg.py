@@ -13,7 +13,6 @@ The algorithm is in three files. Read them in this order:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from distillkit._utils.user_warnings import warn
@@ -159,7 +158,7 @@ class FedAvg(Entries, Method):
         """
         records, private = client.data, any(addon.private for addon in self.addons)
         if private:  # add-ons see an empty set, besides the one that clips and noises
-            client = replace(client, data=records[:0], test=None)
+            client = client.without_records()
         local = Local(self.settings, client, message, self.addons)
         for addon in self.addons:
             addon.before_training(local)

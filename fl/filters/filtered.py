@@ -113,7 +113,7 @@ class Filtered(Method):
         """Return the reply of the method or, in a filter's own exchange, the reply of that filter."""
         owner = self._owner(verb)
         if isinstance(owner, Filter):
-            return cast(Message, getattr(owner, verb)(client, message))
+            return cast(Message, getattr(owner, verb)(self._seen(client), message))
         return super().run_on_client(verb, client, message)
 
     @property
@@ -160,8 +160,12 @@ class Filtered(Method):
         """Return the method's reply, after the filters' `out` in their order."""
         reply = self.method.local(client, message)
         for one in self.filters:
-            reply = one.out(client, message, reply)
+            reply = one.out(self._seen(client), message, reply)
         return reply
+
+    def _seen(self, client: Client) -> Client:
+        """Return the client as the filters see it: without records if the method protects the records."""
+        return client.without_records() if self.method.private else client
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
         """Pass the replies to the method, after the filters' `back` in reverse order."""

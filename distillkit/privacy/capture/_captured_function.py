@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from distillkit.privacy.capture._graph import draws_as_inputs, for_batches
@@ -14,7 +15,7 @@ from distillkit.privacy.capture._tracing import trace
 from distillkit.privacy.errors import NotCapturable, PrivacyError
 from distillkit.rng import derive
 
-__all__ = ["CapturedFunction", "capture"]
+__all__ = ["CapturedFunction", "capture", "require_plain"]
 
 
 def capture(
@@ -35,7 +36,7 @@ def capture(
         function: function of the list `shared` and the tensors of one record, which returns a sequence of tensors of
             fixed shapes.
         shared: tensors that all records share and whose values may change between calls, such as parameters.
-        examples: tensors of n records, [n, ...]; only their shapes, dtypes and device are used.
+        examples: tensors of n records, [n, ...]; only their shapes, dtypes, device and address are used.
         what: name of the function in error messages.
         names: names of the `shared` tensors in error messages.
         modules: modules that the function uses.
@@ -45,8 +46,8 @@ def capture(
         NotCapturable: the function is not a fixed function of one record; the message names the line and the remedy.
     """
     one = [e.new_empty(e.shape[1:]) for e in examples]
-    _require_plain([*shared, *examples], what)
-    graph = trace(function, shared, one, what=what, names=names, modules=modules)
+    require_plain([*shared, *examples], what)
+    graph = trace(function, shared, one, what=what, names=names, modules=modules, records=examples)
     return CapturedFunction(graph, shared, one, what)
 
 
@@ -124,28 +125,29 @@ class CapturedFunction:
             The function's results, with n rows each.
         """
         count = len(examples[0])
-        _require_plain([*shared, *examples], self._what)
+        require_plain([*shared, *examples], self._what)
         if self._draws and generator is None:
             raise ValueError(f"{self._what} draws random numbers: pass generator=secret.generator()")
         if not count:
             return [row.clone() for row in self._outputs]
         draws = self.draw(1 if common else count, generator) if generator is not None else []
         inputs = [*examples, *(draw.expand(count, *draw.shape[1:]) for draw in draws)]
-        values = [t.detach() for t in shared]
+        values = [t.detach().clone() for t in shared]
         with torch.no_grad():
             if self.batched:
                 try:
                     return self._evaluate(values, inputs)
                 except Exception:  # of some record: the others count nevertheless
                     pass
-            rows = [self._row(values, [e[i : i + 1] for e in inputs]) for i in range(count)]
+            rows = [self._row(values, inputs, i) for i in range(count)]
             return [torch.cat(column) for column in zip(*rows)]
 
-    def _row(self, shared: Sequence[Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    def _row(self, shared: Sequence[Tensor], inputs: Sequence[Tensor], i: int) -> list[Tensor]:
+        """Evaluate record i: together with as many copies as there are records, so that it is rounded alike."""
         try:
             if self.batched:
-                return self._evaluate(shared, inputs)
-            return [row[None] for row in self._evaluate_one(shared, inputs, 0)]
+                return [row[:1] for row in self._evaluate(shared, [e[i : i + 1].expand_as(e) for e in inputs])]
+            return [row[None] for row in self._evaluate_one(shared, inputs, i)]
         except torch.OutOfMemoryError:
             raise
         except Exception:  # the record's own values: what fails and how is private
@@ -159,11 +161,18 @@ class CapturedFunction:
         return list(self._forward(*shared, *(e[i] for e in inputs)))
 
 
-def _require_plain(tensors: Sequence[Tensor], what: str) -> None:
+def require_plain(tensors: Sequence[Tensor], what: str) -> None:
+    """Check that no code of the caller would run on the tensors.
+
+    Raises:
+        NotCapturable: a tensor is of a subclass.
+        PrivacyError: a torch mode is active.
+    """
     if any(type(t) not in (Tensor, nn.Parameter) for t in tensors):
         kind = next(type(t).__name__ for t in tensors if type(t) not in (Tensor, nn.Parameter))
         raise NotCapturable(f"{what}: a {kind} is not a plain tensor and may run code of its own; convert it")
-    if _get_current_dispatch_mode_stack() or _get_current_function_mode_stack():
+    functions = [mode for mode in _get_current_function_mode_stack() if type(mode) is not DeviceContext]
+    if _get_current_dispatch_mode_stack() or functions:
         raise PrivacyError(
             f"{what}: a torch mode of the caller is active, which would see private records; leave its `with` block"
         )

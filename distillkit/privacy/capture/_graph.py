@@ -45,14 +45,18 @@ class Violation:
         return self.kind(f"{what}{self.why.replace('{line}', line)}")
 
 
-def find_violation(graph: GraphModule, names: Sequence[str], modules: Sequence[nn.Module]) -> Violation | None:
+def find_violation(
+    graph: GraphModule, names: Sequence[str], modules: Sequence[nn.Module], records: Sequence[Tensor] = ()
+) -> Violation | None:
     """Return the first operator of a graph that a captured function may not use, or None.
 
     Args:
         graph: traced graph, whose first inputs are the shared tensors.
         names: names of the shared tensors.
         modules: modules whose tensors may occur in the graph as constants.
+        records: tensors of records, which may not occur as constants.
     """
+    private = {_memory(t) for t in records if t.numel()}
     held = {id(t): n for m in modules for p, c in m.named_modules() for n, t in _tensors(p, c)}
     bases: dict[Node, str] = {}
     for place, node in enumerate(graph.graph.nodes):
@@ -66,6 +70,12 @@ def find_violation(graph: GraphModule, names: Sequence[str], modules: Sequence[n
                     NotCapturable,
                     f" uses a {type(value).__name__}, which cannot be captured; use plain tensors only",
                 )
+            if _memory(value) in private:
+                return Violation(
+                    None, NotCapturable,
+                    " uses the records themselves besides the one that it is given, so every record would change the "
+                    "gradients of all; use public tensors only",
+                )  # fmt: skip
             bases[node] = held.get(id(value), "a tensor outside it")
         elif node.op == "call_function" and node.target is operator.getitem:
             if node.args[0] in bases:
@@ -75,6 +85,10 @@ def find_violation(graph: GraphModule, names: Sequence[str], modules: Sequence[n
     return None
 
 
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
 def _tensors(prefix: str, module: nn.Module) -> list[tuple[str, Tensor]]:
     named = {**module._parameters, **module._buffers, **vars(module)}
     return [(f"{prefix}.{n}" if prefix else n, t) for n, t in named.items() if isinstance(t, Tensor)]
@@ -82,7 +96,11 @@ def _tensors(prefix: str, module: nn.Module) -> list[tuple[str, Tensor]]:
 
 def _violation(node: Node, bases: dict[Node, str]) -> Violation | None:
     target = node.target
-    if not isinstance(target, OpOverload) or target.namespace not in ("aten", "prims"):
+    if (
+        not isinstance(target, OpOverload)
+        or target.namespace not in ("aten", "prims")
+        or target._schema.name in torch.library._defs  # of a user
+    ):
         return Violation(
             target, NotCapturable,
             f" uses the operator {target}{{line}}, which is none of PyTorch's tensor operators; use tensor operators "
@@ -94,6 +112,13 @@ def _violation(node: Node, bases: dict[Node, str]) -> Violation | None:
             f" reads values of an example or of a random draw ({target}){{line}}, and is not a fixed function of one "
             "record; keep values in tensors (torch.where) and shapes fixed",
         )  # fmt: skip
+    trains = "batch_norm" in target.name() and _argument(node, target, "training", "train") is True
+    if trains and isinstance(_argument(node, target, "running_mean"), Node):  # its schema does not say that it writes
+        return Violation(
+            target, BatchStatistics,
+            ": a forward pass changes running statistics{line}, which would carry information past the clip; store "
+            "nothing about the examples",
+        )  # fmt: skip
     if torch.Tag.nondeterministic_seeded in target.tags and _functional_name(target) not in _DRAWS:
         return Violation(
             target, NotCapturable,
@@ -101,8 +126,8 @@ def _violation(node: Node, bases: dict[Node, str]) -> Violation | None:
             "or torch.randn",
         )  # fmt: skip
     returned = {alias for r in target._schema.returns if r.alias_info for alias in r.alias_info.before_set}
-    for place, argument in enumerate(target._schema.arguments):
-        given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
+    for argument in target._schema.arguments:
+        given = _argument(node, target, argument.name)
         for one in given if isinstance(given, list | tuple) else (given,):
             if not (isinstance(one, Node) and one in bases and argument.alias_info):
                 continue
@@ -112,8 +137,16 @@ def _violation(node: Node, bases: dict[Node, str]) -> Violation | None:
                     f": a forward pass changes {bases[one]}{{line}}, which would carry information past the clip; "
                     "store nothing about the examples",
                 )  # fmt: skip
-            if returned & argument.alias_info.before_set:
-                bases[node] = bases[one]
+            if returned & argument.alias_info.before_set or "*" in argument.alias_info.after_set:
+                bases[node] = bases[one]  # a view, or a list of views
+    return None
+
+
+def _argument(node: Node, target: OpOverload, *names: str) -> Any:
+    """Return the argument of an operator that has one of these names; None if there is none."""
+    for place, argument in enumerate(target._schema.arguments):
+        if argument.name in names:
+            return node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
     return None
 
 
@@ -122,18 +155,36 @@ def _has_open_shape(value: Any) -> bool:
     return any(isinstance(v, Tensor) and not all(type(side) is int for side in v.shape) for v in values)
 
 
-def without_writes(graph: GraphModule, inputs: Sequence[Tensor]) -> GraphModule:
+def without_writes(graph: GraphModule, inputs: Sequence[Tensor], what: str) -> GraphModule:
     """Return an equivalent graph in which no operator writes to a tensor and all constants are copies.
+
+    Memory that the function leaves uninitialized is zero.
 
     Args:
         graph: checked graph.
         inputs: tensors with the shapes and dtypes of the graph's inputs.
+        what: name of the function in error messages.
+
+    Raises:
+        BatchStatistics: the function writes to a tensor that it did not create.
     """
-    if any(n.op == "call_function" and n.target is not operator.getitem and n.target._schema.is_mutable
-           for n in graph.graph.nodes):  # fmt: skip
+    if _writes(graph):
         raw = graph
         functional = torch.func.functionalize(lambda *given: raw.forward(*given), remove="mutations")
-        graph = make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+        refusal = BatchStatistics(
+            f"{what} writes to a tensor that it did not create, which would carry information past the clip; store "
+            "nothing about the examples"
+        )
+        try:
+            graph = make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+        except RuntimeError as error:  # a write to a constant, through a view
+            raise refusal from error
+        if _writes(graph):  # a write to an input
+            raise refusal
+    for node in [n for n in graph.graph.nodes if n.op == "call_function" and _is_empty(n.target)]:
+        shape, kind = _shaped(node)
+        with graph.graph.inserting_before(node):
+            node.replace_all_uses_with(graph.graph.call_function(aten.zeros.default, (shape,), kind))
     graph.graph.eliminate_dead_code()
     for target in {node.target for node in graph.graph.nodes if node.op == "get_attr"}:
         constant = getattr(graph, target).detach().clone()
@@ -141,6 +192,14 @@ def without_writes(graph: GraphModule, inputs: Sequence[Tensor]) -> GraphModule:
         setattr(graph, target, constant)
     graph.recompile()
     return graph
+
+
+def _writes(graph: GraphModule) -> bool:
+    return any(isinstance(n.target, OpOverload) and n.target._schema.is_mutable for n in graph.graph.nodes)
+
+
+def _is_empty(target: Any) -> bool:
+    return isinstance(target, OpOverload) and target._schema.name.startswith(("aten::empty", "aten::new_empty"))
 
 
 def _functional_name(target: OpOverload) -> str:
@@ -219,6 +278,8 @@ def for_batches(graph: GraphModule) -> None:
     for node in list(graph.graph.nodes):
         if node.target is aten.view.default:
             node.target = aten.reshape.default
+        elif node.target is aten.embedding.default:
+            _replace_embedding(graph, node)
         elif node.target in (aten.as_strided.default, aten.as_strided_scatter.default):
             _replace_strided(graph, node)
         elif node.target is aten.convolution_backward.default:
@@ -245,6 +306,18 @@ def _replace_strided(graph: GraphModule, node: Node) -> None:
         back = sorted(range(len(after)), key=after.__getitem__)
         new = graph.graph.call_function(aten.permute.default, (shaped, back))
     new.meta["val"] = out
+    node.replace_all_uses_with(new)
+    graph.graph.erase_node(node)
+
+
+def _replace_embedding(graph: GraphModule, node: Node) -> None:
+    """Look up rows by an operator that checks the indices. In a batch, an embedding's index reaches other records."""
+    table, indices = node.args[:2]
+    with graph.graph.inserting_before(node):
+        flat = graph.graph.call_function(aten.reshape.default, (indices, [-1]))
+        rows = graph.graph.call_function(aten.index_select.default, (table, 0, flat))
+        new = graph.graph.call_function(aten.reshape.default, (rows, list(node.meta["val"].shape)))
+    new.meta["val"] = node.meta["val"]
     node.replace_all_uses_with(new)
     graph.graph.erase_node(node)
 

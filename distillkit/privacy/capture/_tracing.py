@@ -48,6 +48,7 @@ def trace(
     what: str,
     names: Sequence[str],
     modules: Sequence[nn.Module] = (),
+    records: Sequence[Tensor] = (),
 ) -> GraphModule:
     """Trace `function(shared, *examples)` on fake tensors, and return its graph of ATen operators without writes.
 
@@ -58,6 +59,7 @@ def trace(
         what: name of the function in error messages.
         names: names of the `shared` tensors in error messages.
         modules: modules that the function uses.
+        records: tensors that the function may not use, such as the private images.
 
     Raises:
         BatchStatistics: the function normalizes with the statistics of a batch, or writes to a tensor that it did not
@@ -75,14 +77,14 @@ def trace(
                     graph = run()
             finally:
                 torch.backends.mkldnn.set_flags(_enabled=before[0])
-        violation = find_violation(graph, names, modules)
+        violation = find_violation(graph, names, modules, records)
         if violation is not None:
             try:
                 run(within=_Locate(violation))
             except NotCapturable as error:
                 raise violation.error(what, str(error)) from None
             raise violation.error(what, "")
-        return without_writes(graph, [*(t.detach() for t in shared), *zeros])
+        return without_writes(graph, [*(t.detach() for t in shared), *zeros], what)
 
 
 def _trace(

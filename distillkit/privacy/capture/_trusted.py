@@ -45,4 +45,5 @@ def _is_plain(module: nn.Module) -> bool:
     changed = any(callable(value) and not isinstance(value, nn.Module) for value in vars(module).values())
     hooked = any(value for name, value in vars(module).items() if name.endswith("_hooks"))
     mixing = isinstance(module, nn.BatchNorm2d) and (module.training or module.running_mean is None)
+    mixing |= isinstance(module, nn.Flatten) and module.start_dim != 1
     return known and not changed and not hooked and not mixing

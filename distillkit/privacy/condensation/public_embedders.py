@@ -15,7 +15,7 @@ from distillkit.networks._base import Network
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.privacy._public_noise import public_noise, public_test_images
 from distillkit.privacy.capture._augmentation import captured_augmentation
-from distillkit.privacy.capture._captured_function import CapturedFunction, capture
+from distillkit.privacy.capture._captured_function import CapturedFunction, capture, require_plain
 from distillkit.privacy.capture._tracing import MARKER, Stateless
 from distillkit.privacy.capture._trusted import is_own_augmentation, is_own_network
 from distillkit.privacy.errors import BatchStatistics, NotCapturable
@@ -113,6 +113,7 @@ class PublicEmbedder:
         Raises:
             BatchStatistics, NotCapturable: the network or the augmentation is not a fixed function of one image.
         """
+        require_plain([images], f"the network {type(self.network).__name__}")
         if self.own:
             return self.embedding(images.contiguous(memory_format=torch.channels_last))
         if self.augment is not None:

@@ -69,8 +69,9 @@ def require_independent_losses(loss: Callable[[Tensor, Tensor], Tensor], logits:
     """
     with torch.no_grad():
         together = loss(logits, labels)
-        if together.shape != labels.shape[:1]:
-            raise NotSeparable(f"the loss must give one value for each example [n], got shape {list(together.shape)}")
+        if not isinstance(together, Tensor) or together.shape != labels.shape[:1]:
+            got = f"shape {list(together.shape)}" if isinstance(together, Tensor) else type(together).__name__
+            raise NotSeparable(f"the loss must give one value for each example [n], got {got}")
         alone = torch.cat([loss(z[None], y[None]) for z, y in zip(logits, labels)])
     if not torch.allclose(together, alone, rtol=1e-4, atol=1e-6):
         raise NotSeparable(

@@ -1,7 +1,7 @@
 """Unsound private programs of six kinds, at every entry point that takes a program of the user.
 
 Every program is refused with words that help, or is harmless: what one record changes stays within the stated bound,
-and nothing else depends on the records. Programs for which neither holds are expected failures, with the reason.
+and nothing else depends on the records. The only exception is rounding that differs with the size of a chunk.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from distillkit.privacy import (
     train_private,
 )
 from distillkit.sets import LabeledImages
-from fl import FedAvg, Filtered, simulate
+from fl import FedAvg, Filtered, NoUsableReply, simulate
 from fl.addons import DPSGD
 from fl.averaging.addon import AddOn
 from fl.filters import Filter
@@ -46,8 +46,6 @@ from tests.distillkit.privacy.unsound_programs import CANARY, DATA, SPACE, Alone
 from tests.fl.federations import images
 
 CLIP = 1e-3
-VIEW = "a write through a view of unbind or split is not seen, and the functional graph copies it to the buffer"
-UNMARKED = "the schema of native_batch_norm does not mark its running statistics as written"
 
 
 @dataclass(frozen=True)
@@ -58,20 +56,7 @@ class Refused:
     words: str
 
 
-@dataclass(frozen=True)
-class Defect:
-    """Verdict: accepted, although the released result depends on a record by more than the bound.
-
-    Args:
-        reason: the suspected cause.
-        everywhere: whether it shows on every machine; the rounding of a matrix product may differ.
-    """
-
-    reason: str
-    everywhere: bool = True
-
-
-Verdict = Refused | Defect | None
+Verdict = Refused | None
 """None: accepted and harmless."""
 
 STORES, READS, CHOOSES, CANNOT = "store nothing about", "keep values in tensors", "torch.where", "cannot be captured"
@@ -84,7 +69,7 @@ REFUSED: dict[str, Refused] = {
     "queue in a buffer": Refused(BatchStatistics, "changes queue"),
     "moving teacher": Refused(BatchStatistics, "changes inner.weight"),
     "layer made at the first call": Refused(NotCapturable, CANNOT),
-    "running norm": Refused(BatchStatistics, "changes mean"),
+    "running norm": Refused(BatchStatistics, "changes running statistics"),
     "lerp of a buffer": Refused(BatchStatistics, "changes mean"),
     "largest value so far": Refused(NotCapturable, CHOOSES),
     "draw of random": Refused(NotCapturable, "global random state"),
@@ -107,32 +92,17 @@ REFUSED: dict[str, Refused] = {
     "asserts": Refused(NotCapturable, CHOOSES),
     "no Cholesky factor": Refused(NotCapturable, "fails on a noise record"),
     "catches its own failure": Refused(NotCapturable, READS),
+    "buffer through unbind": Refused(BatchStatistics, "changes"),
+    "buffer through split": Refused(BatchStatistics, "changes"),
+    "buffer row by row": Refused(BatchStatistics, "changes"),
+    "buffer in several parts": Refused(BatchStatistics, "changes"),
+    "weights through split": Refused(BatchStatistics, "changes"),
+    "buffer through an unsafe view": Refused(BatchStatistics, "writes to a tensor that it did not create"),
+    "native batch norm": Refused(BatchStatistics, "changes running statistics"),
+    "running batch norm as an operator": Refused(BatchStatistics, "changes running statistics"),
+    "buffer that opens a gate": Refused(BatchStatistics, "changes"),
+    "operator in PyTorch's namespace": Refused(NotCapturable, "none of PyTorch's"),
 }
-DEFECTS: dict[str, Defect] = {
-    "palette": Defect("vmap's embedding adds an offset a record, so an index beyond the table reads the next record"),
-    "rounding in a chunk of one": Defect("a row's rounding depends on whether it is alone in its chunk", False),
-    "rounding after a failure": Defect("a failing record makes all others of its chunk run, and round, alone", False),
-    "buffer through unbind": Defect(VIEW),
-    "buffer through split": Defect(VIEW),
-    "buffer row by row": Defect(VIEW),
-    "buffer in several parts": Defect(VIEW),
-    "weights through split": Defect(VIEW),
-    "buffer through an unsafe view": Defect("_unsafe_view is a view, but its schema does not say so"),
-    "native batch norm": Defect(UNMARKED),
-    "running batch norm as an operator": Defect(UNMARKED),
-    "buffer that opens a gate": Defect(VIEW),
-    "operator in PyTorch's namespace": Defect("a user's operator in the namespace aten runs user code on records"),
-}
-
-
-def cases(table: dict[str, Any], defects: dict[str, Defect] = DEFECTS) -> list[Any]:
-    """Return the parameters of a test: the names of a table, marked as expected failures where there is a defect."""
-    return [
-        pytest.param(name, marks=pytest.mark.xfail(strict=defects[name].everywhere, reason=defects[name].reason))
-        if name in defects
-        else name
-        for name in table
-    ]
 
 
 @pytest.fixture(autouse=True)
@@ -192,13 +162,25 @@ def require_harmless(factory: Callable[[], nn.Module], data: LabeledImages, *, s
     assert not holds_records([v for v in own if isinstance(v, Tensor | types.SimpleNamespace)])
 
 
+ROUNDS = ["rounding in a chunk of one"]
+ROUNDED = pytest.mark.xfail(strict=False, reason="rounding, see 'Floating point' in docs/components/privacy.md")
 NETWORKS = programs.VALUE | programs.SIZE | programs.TIME | programs.STATE | programs.FAILURE
 ASIDE = {"palette": palettes, "rounding in a chunk of one": lambda: raw_pixels(33, fails=False),
          "rounding after a failure": lambda: raw_pixels(24, fails=True)}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", cases(NETWORKS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=pytest.mark.xfail(reason="see docs/components/privacy.md, Floating point", strict=False)
+        )
+        if name == "rounding in a chunk of one"
+        else name
+        for name in NETWORKS
+    ],
+)
 def test_network_is_refused_or_harmless(name: str) -> None:
     program, data = NETWORKS[name], ASIDE.get(name, lambda: DATA)()
     if name == "palette":
@@ -220,7 +202,6 @@ def half_filled(x: Tensor) -> Tensor:
     return buffer[16:]
 
 
-@pytest.mark.xfail(strict=True, reason="torch.empty stays in the graph and shows memory that other records have left")
 @pytest.mark.parametrize("make", [torch.empty_like, lambda x: x.new_empty(16), half_filled])
 def test_uninitialised_memory_is_refused_or_zero(make: Callable[[Tensor], Tensor]) -> None:
     """Memory without a value must be neither read nor left to chance: the graph may hold no such operator."""
@@ -270,15 +251,15 @@ LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Any], Verdict]] = {
     "scaled by a detached sum": (lambda z, y: rows(z, y) / rows(z, y).detach().sum(), Refused(NotSeparable, "every")),
     "ranks": (lambda z, y: rows(z, y) * rows(z, y).argsort().argsort(), Refused(NotSeparable, "every row")),
     "rare classes": (rare, Refused(NotSeparable, "every row")),
-    "remembers in a view": (remembering, Defect("the trace ends in an internal assertion of PyTorch, not a refusal")),
+    "remembers in a view": (remembering, Refused(BatchStatistics, "changes|writes")),
     "changes labels in place": (lambda z, y: rows(z, y.clamp_(max=1)), None),
     "no gradient": (lambda z, y: rows(z.detach(), y), None),
     "not finite for some labels": (lambda z, y: rows(z, y) / (y - 2).to(z), None),
-    "tuple": (lambda z, y: (rows(z, y), z), Defect("refused by an AttributeError that names no remedy")),
+    "tuple": (lambda z, y: (rows(z, y), z), Refused(NotSeparable, "one value for each example")),
 }
 
 
-@pytest.mark.parametrize("name", cases(LOSSES, {n: v for n, (_, v) in LOSSES.items() if isinstance(v, Defect)}))
+@pytest.mark.parametrize("name", LOSSES)
 def test_loss_is_refused_or_harmless(name: str) -> None:
     loss, verdict = LOSSES[name]
     MEMORY.zero_()
@@ -295,9 +276,8 @@ def test_loss_is_refused_or_harmless(name: str) -> None:
         finally:
             DATA.labels.copy_(before)
         return
-    with pytest.raises(PrivacyError, match=verdict.words if isinstance(verdict, Refused) else None) as caught:
+    with pytest.raises(PrivacyError, match=verdict.words) as caught:
         trained(factory, DATA, loss=loss, ledger=ledger)
-    assert isinstance(verdict, Refused)
     assert type(caught.value) is verdict.kind
     assert ledger.events == ()
 
@@ -356,18 +336,17 @@ AUGMENTATIONS: dict[str, tuple[Callable[..., Tensor], Verdict]] = {
     "centre of the batch": (centred, Refused(NotCapturable, CHOOSES)),
     "numbers of NumPy": (by_numpy, Refused(NotCapturable, "global random state")),
     "one image for all": (one_for_all, Refused(BatchStatistics, "among other images")),
-    "notes in a view": (noted, Defect("the trace ends in an internal assertion of PyTorch, not a refusal")),
+    "notes in a view": (noted, Refused(BatchStatistics, "changes|writes")),
 }
 
 
-@pytest.mark.parametrize("name", cases(AUGMENTATIONS, {"notes in a view": AUGMENTATIONS["notes in a view"][1]}))  # type: ignore[dict-item]
+@pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_augmentation_is_refused(name: str) -> None:
     augment, verdict = AUGMENTATIONS[name]
     MEMORY.zero_()
     ledger, networks = Ledger(), EmbeddingNetworks(FixedNetwork(constructed(plain, DATA.images)), augment=augment)
-    with pytest.raises(PrivacyError, match=verdict.words if isinstance(verdict, Refused) else None) as caught:
+    with pytest.raises(PrivacyError, match=verdict.words) as caught:
         condense_private(DATA, epsilon=1.0, networks=networks, num_networks=1, ipc=1, steps=1, ledger=ledger)
-    assert isinstance(verdict, Refused)
     assert type(caught.value) is verdict.kind
     assert ledger.events == ()
 
@@ -382,14 +361,22 @@ MAPS: dict[str, tuple[Callable[[], nn.Module], Callable[[], LabeledImages], Verd
     "whitening": (lambda: Alone(programs.whitening), lambda: DATA, Refused(BatchStatistics, "among other images")),
     "times the size": (lambda: Alone(lambda m, x: x * len(x)), lambda: DATA, Refused(BatchStatistics, "among other")),
     "place": (lambda: Alone(programs.waves_of_place), lambda: DATA, Refused(BatchStatistics, "among other images")),
-    "buffer through unbind": (lambda: Alone(programs.unbound), lambda: DATA, Refused(BatchStatistics, "among other")),
-    "buffer that opens a gate": (lambda: Alone(programs.gate), lambda: DATA, Defect(VIEW)),
-    "palette": (Palette, off_palette, DEFECTS["palette"]),
+    "buffer through unbind": (
+        lambda: Alone(programs.unbound),
+        lambda: DATA,
+        Refused(BatchStatistics, "changes|writes"),
+    ),
+    "buffer that opens a gate": (
+        lambda: Alone(programs.gate),
+        lambda: DATA,
+        Refused(BatchStatistics, "changes|writes"),
+    ),
+    "palette": (Palette, off_palette, None),
 }
 
 
 @pytest.mark.filterwarnings("ignore:images range")
-@pytest.mark.parametrize("name", cases(MAPS, {n: v for n, (_, _, v) in MAPS.items() if isinstance(v, Defect)}))
+@pytest.mark.parametrize("name", MAPS)
 def test_embedding_map_is_refused_or_harmless(name: str) -> None:
     network, data, verdict = MAPS[name]
     if isinstance(verdict, Refused):
@@ -400,18 +387,12 @@ def test_embedding_map_is_refused_or_harmless(name: str) -> None:
     assert distance(data(), network) <= 1 + 1e-9
 
 
-@pytest.mark.xfail(strict=True, reason="an own network is trusted by its types, but nn.Flatten(0, 1) folds the batch")
-def test_own_layers_that_fold_the_batch_are_refused_or_harmless() -> None:
+def test_own_layers_that_fold_the_batch_are_refused() -> None:
     """The embedding of an image must not depend on the other images of its chunk."""
     fold = nn.Sequential(nn.Flatten(0, 1), nn.Conv2d(6, 6, 3, padding=1), nn.AdaptiveAvgPool2d(4), nn.Flatten(1),
                          nn.Linear(16, 3))  # fmt: skip
-    sampler, data, sums = FixedNetwork(build(lambda: fold, 0).double()), programs.records(12), []
-    for factor in (1.0, -30.0):
-        embedders = PublicEmbedders(sampler, 1, like=data, centers=0)
-        pixels = data.images.clone()
-        pixels[CANARY] *= factor
-        sums.append(class_sums(pixels, data.labels, embedders, num_classes=3, chunk=6))
-    assert float((sums[0] - sums[1]).norm()) <= 2 + 1e-9
+    with pytest.raises(NotCapturable, match="as a function of one example"):
+        PublicEmbedders(FixedNetwork(build(lambda: fold, 0).double()), 1, like=programs.records(12), centers=0)
 
 
 class Centring(TorchDispatchMode):
@@ -422,7 +403,6 @@ class Centring(TorchDispatchMode):
         return out - out.mean(0) if func is torch.ops.aten.convolution.default else out
 
 
-@pytest.mark.xfail(strict=True, reason="the path of own networks does not look for active modes of the caller")
 def test_active_mode_is_refused_for_own_networks() -> None:
     data = programs.records(10, 8)
     embedders = PublicEmbedders(RandomNetworks(lambda: ConvNet((1, 8, 8), 3, width=2, depth=1).double()), 1, like=data)
@@ -430,7 +410,6 @@ def test_active_mode_is_refused_for_own_networks() -> None:
         class_sums(data.images, data.labels, embedders, num_classes=3)
 
 
-@pytest.mark.xfail(strict=True, reason="a default device counts as a mode of the caller, and has no `with` block")
 def test_default_device_is_accepted() -> None:
     torch.set_default_device("cpu")
     try:
@@ -439,29 +418,26 @@ def test_default_device_is_accepted() -> None:
         torch.set_default_device(None)
 
 
-@pytest.mark.xfail(strict=True, reason="constants are assumed public, though one that is the private set can be seen")
 @pytest.mark.parametrize("where", ["network", "loss", "augmentation"])
 def test_program_that_reads_the_private_set_is_refused(where: str) -> None:
     """A closure over the private set itself makes every record's gradient depend on all records."""
 
-    def worlds() -> Iterator[Tensor]:
-        for data in (DATA, without(DATA)):
-            bank = data.images
-            if where == "augmentation":
+    bank = DATA.images
 
-                def recentred(x: Tensor, generator: Any, *, siamese: bool = False, bank: Tensor = bank) -> Tensor:
-                    return x - 3 * bank.mean(0)
+    def recentred(x: Tensor, generator: Any, *, siamese: bool = False) -> Tensor:
+        return x - 3 * bank.mean(0)
 
-                own = FixedNetwork(constructed(plain, bank))
-                embedders = PublicEmbedders(own, 1, like=data, centers=0, augment=recentred)
-                yield class_sums(*data, embedders, num_classes=3)
-            elif where == "network":
-                yield trained(lambda bank=bank: Alone(lambda m, x: x - 3 * bank.mean(0)), data)[0]
-            else:
-                yield trained(plain, data, loss=lambda z, y, bank=bank: rows(z * bank.sum(), y))[0]
+    def run() -> None:
+        if where == "augmentation":
+            own = FixedNetwork(constructed(plain, bank))
+            class_sums(*DATA, PublicEmbedders(own, 1, like=DATA, centers=0, augment=recentred), num_classes=3)
+        elif where == "network":
+            trained(lambda: Alone(lambda m, x: x - 3 * bank.mean(0)), DATA)
+        else:
+            trained(plain, DATA, loss=lambda z, y: rows(z * bank.sum(), y))
 
-    first, second = worlds()
-    assert float((first - second).norm()) <= 1 + 1e-5
+    with pytest.raises(NotCapturable, match="uses the records themselves"):
+        run()
 
 
 # Matching losses of image_sgd.
@@ -498,19 +474,19 @@ MATCHING: dict[str, tuple[Any, Verdict]] = {
     "normalised": (normalised, Refused(NotSeparable, "that row alone")),
     "ranked": (ranked, Refused(NotSeparable, "that row alone")),
     "stopping": (stopping, Refused(NotCapturable, "keep values in tensors|torch.where")),
-    "kept in a view": (kept_in_view, Defect("the trace ends in an internal assertion of PyTorch, not a refusal")),
+    "kept in a view": (kept_in_view, Refused(BatchStatistics, "changes|writes")),
     "cubed": (cubed, None),
 }
 
 
-@pytest.mark.parametrize("name", cases(MATCHING, {"kept in a view": MATCHING["kept in a view"][1]}))  # type: ignore[dict-item]
+@pytest.mark.parametrize("name", MATCHING)
 def test_matching_loss_is_refused_or_harmless(name: str) -> None:
     loss, verdict = MATCHING[name]
     MEMORY.zero_()
     sampler = RandomNetworks(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double())
     if verdict is not None:
         ledger = Ledger()
-        with pytest.raises(PrivacyError, match=verdict.words if isinstance(verdict, Refused) else None) as caught:
+        with pytest.raises(PrivacyError, match=verdict.words) as caught:
             image_sgd(DATA, size=12, sigma=1.0, networks=sampler, ipc=1, steps=1, loss=loss, ledger=ledger)
         assert type(caught.value) is getattr(verdict, "kind", None)
         assert ledger.events == ()
@@ -608,13 +584,15 @@ ADDONS: dict[str, tuple[type[Public], Verdict]] = {
     "follows its steps": (FollowsWeights, None),
     "keeps examples": (KeepsExamples, None),
     "contrasts": (Contrasts, None),
-    "reads below the view": (
-        ReadsBelowTheView, Defect("the empty set of the other add-ons is a slice, which shares the records' memory"),
-    ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", cases(ADDONS, {"reads below the view": ADDONS["reads below the view"][1]}))  # type: ignore[dict-item]
+def test_addon_that_looks_below_its_empty_set_finds_nothing() -> None:
+    with pytest.raises(NoUsableReply, match="failed"):
+        averaged(CLIENT, ReadsBelowTheView())
+
+
+@pytest.mark.parametrize("name", ADDONS)
 def test_addon_moves_at_most_one_clip(name: str) -> None:
     assert moved_by_a_record(ADDONS[name][0]()) <= 1 + 1e-3
 
@@ -642,12 +620,9 @@ class ShowsMean(Filter):
         return reply
 
 
-@pytest.mark.xfail(strict=True, reason="filters of a private method are handed the client with all its records")
 def test_filter_of_a_private_method_cannot_read_records() -> None:
-    try:
-        assert moved_by_a_record(filters=(ShowsMean(),)) <= 1 + 1e-3
-    except ValueError as error:
-        assert "ShowsMean" in str(error)  # noqa: PT017
+    with pytest.raises(NoUsableReply, match="NaN"):  # the mean of no pixels
+        averaged(CLIENT, filters=(ShowsMean(),))
 
 
 class WritesStatistics(nn.Module):
@@ -670,7 +645,6 @@ class WritesStatistics(nn.Module):
         return self.classifier(self.features(x))
 
 
-@pytest.mark.xfail(strict=True, reason="the buffers are sent without noise: " + VIEW + "; " + UNMARKED)
 @pytest.mark.parametrize("how", ["view", "operator"])
 def test_buffers_of_a_private_client_do_not_hold_records(how: str) -> None:
     def factory(outputs: int) -> nn.Module:
@@ -681,10 +655,9 @@ def test_buffers_of_a_private_client_do_not_hold_records(how: str) -> None:
     try:
         assert moved_by_a_record(factory=factory) <= 1 + 1e-3
     except PrivacyError as error:
-        assert "changes mean" in str(error)  # noqa: PT017
+        assert "changes" in str(error)  # noqa: PT017
 
 
-@pytest.mark.xfail(strict=True, reason=VIEW)
 def test_networks_of_private_feddm_keep_nothing_of_records() -> None:
     options: dict[str, Any] = {"sigma": 2.0, "sigma_sizes": 2.0, "num_networks": 1, "ipc": 1, "steps": 1}
     method = PrivateFedDM(factory=WritesStatistics, least=0.0, server_epochs=1, **options)
@@ -715,7 +688,6 @@ def test_objective_or_augmentation_of_a_client_is_refused_or_harmless(name: str)
     assert moved_by_a_record(**options) <= 1 + 1e-3
 
 
-@pytest.mark.xfail(strict=True, reason="captured gradients are cached without the number of classes")
 def test_private_method_can_be_simulated_again_with_other_classes() -> None:
     private = DPSGD(sigma=0.0, rate=1.0, size=12)
     method = FedAvg(private, factory=FaultyNetwork, weights="uniform", steps=1)
