@@ -1,4 +1,4 @@
-"""Image sets without a dataset: inverted from a network, drawn from untrained generators, or cropped from one image."""
+"""Image sets made without a dataset: by network inversion, from untrained generators, or as crops of one image."""
 
 from distillkit.generate._crop import CropParameters
 from distillkit.generate.cnn_noise import NoiseDecoder, cnn_noise, decorrelation

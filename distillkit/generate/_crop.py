@@ -17,10 +17,11 @@ class CropParameters(NamedTuple):
     """Parameters of one crop: the results of all its random draws.
 
     Attributes:
-        top, left, height, width: rectangle of the image that is resized, in pixels.
+        top, left, height, width: rectangle, in pixels of the image, that is cut out and resized.
         rotation, shear: angles of the rotation and of the shear along x, in degrees.
         flip: whether the crop is mirrored.
-        jitter: pairs (operation, amount) in the order of application; empty for a crop without color jitter.
+        jitter: color operations as pairs (operation, amount), in the order of application; empty for a crop without
+            color jitter.
     """
 
     top: int
@@ -61,7 +62,7 @@ def render(image: Tensor, parameters: CropParameters, size: int, jpeg_quality: i
 
 
 def _affine_matrix(parameters: CropParameters, large: int, size: int) -> Tensor:
-    """Return the matrix [1, 2, 3] of x-shear and rotation about the center of a `large` crop, and the center crop."""
+    """Return the affine matrix [1, 2, 3] that shears and rotates a crop of side `large`, then center-crops it to `size`."""
     angle, slant = math.radians(parameters.rotation), math.tan(math.radians(parameters.shear))
     cos, sin, middle = math.cos(angle), math.sin(angle), (large - 1) / 2
     margin = round((large - size) / 2)

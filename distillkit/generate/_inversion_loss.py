@@ -1,4 +1,4 @@
-"""Loss of inverted images."""
+"""Loss that network inversion minimizes."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ class InversionLoss:
 
     Args:
         teacher: the network that should predict the targets, frozen (see `frozen_eval_copy`).
-        student: the network to disagree with, or None.
+        student: network whose predictions should differ from the teacher's, or None.
         cross_entropy, total_variation, image_l2, batch_norm, disagreement: weights of the terms, at least 0; a weight
             of 0 omits the term.
         divergence: "clamped" or "jensen_shannon"; see `invert`.
-        prior: `BatchNormPrior` of the teacher, inside its `with` block; required if `batch_norm` is above 0.
+        prior: `BatchNormPrior` of the teacher, required if `batch_norm` is above 0. The loss must be computed inside
+            the prior's `with` block.
 
     Raises:
-        TypeError, ValueError: a weight is below 0, or the divergence is unknown.
+        TypeError, ValueError: a weight is negative, or the divergence is unknown.
     """
 
     teacher: nn.Module
@@ -56,7 +57,7 @@ class InversionLoss:
         check.one_of(self.divergence, "divergence", tuple(_DIVERGENCES))
 
     def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of each image, [B]. Each loss includes the BatchNorm term of the whole batch.
+        """Return one loss per image, [B]. Each loss includes the BatchNorm term, which is computed over the whole batch.
 
         Args:
             images: float [B, C, H, W].
@@ -110,7 +111,7 @@ class InversionLoss:
 
 
 def frozen_eval_copy(network: nn.Module, name: str) -> nn.Module:
-    """Return a frozen copy of a network in eval mode; the original keeps its mode, gradients and hooks.
+    """Return a frozen copy of a network in eval mode. The original keeps its mode, gradients and hooks.
 
     Args:
         network: the teacher or the student.

@@ -1,4 +1,4 @@
-"""Common parts of the noise sets: latents around class means, chunked evaluation, conversion to a set."""
+"""Helpers for sets of synthetic noise images: class-wise latents, evaluation in chunks, and conversion to a set."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ __all__ = ["class_latents", "map_chunks", "to_noise_set"]
 def class_latents(
     num_classes: int, per_class: int, shape: tuple[int, ...], mean_std: float, sample_std: float, rng: torch.Generator
 ) -> Tensor:
-    """Draw float [K * n, *shape], class by class: class means ~ N(0, mean_std^2), samples ~ N(mean, sample_std^2).
+    """Sample latents, float [K * n, *shape], in the order of the classes.
+
+    Each class mean is drawn from N(0, mean_std^2), and the latents of the class from N(class mean, sample_std^2).
 
     Raises:
         TypeError, ValueError: there are fewer than 2 classes or fewer than 1 sample, `mean_std` is negative, or
@@ -38,7 +40,7 @@ def class_latents(
 def map_chunks(
     function: Callable[..., Tensor], chunk: int, device: torch.device | str, shown: Bar, *inputs: Tensor
 ) -> Tensor:
-    """Return `function(*inputs)`, computed on `device` in chunks of rows; `shown` is the progress bar."""
+    """Return `function(*inputs)`, computed on `device` in chunks of rows. `shown` is the progress bar to advance."""
     outputs = []
     for piece in zip(*(i.split(chunk) for i in inputs), strict=True):
         outputs.append(function(*(p.to(device) for p in piece)))
@@ -49,10 +51,11 @@ def map_chunks(
 def to_noise_set(
     raw: Tensor, num_classes: int, *, clamp: bool, normalization: Normalization | None, **info: Any
 ) -> LabeledImages:
-    """Convert raw images [K * n, C, H, W], class by class, to a set of pixels in [0, 1].
+    """Convert raw images [K * n, C, H, W], sorted by class, to a labeled set with pixels in [0, 1].
 
-    Each channel is scaled to [0, 1] by its extremes over the whole set, or clamped. If no `normalization` is given, it
-    is measured on these pixels. The normalization counts as public, because the pixels derive from no private data.
+    With `clamp`, pixels are clamped to [0, 1]. Otherwise each channel is scaled to [0, 1] by its minimum and maximum
+    over the whole set. If no `normalization` is given, it is measured on these pixels. The normalization counts as
+    public, because the pixels derive from no private data.
     """
     if not check.boolean(clamp, "clamp"):
         low, high = raw.amin((0, 2, 3), keepdim=True), raw.amax((0, 2, 3), keepdim=True)

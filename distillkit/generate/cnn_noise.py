@@ -19,20 +19,21 @@ __all__ = ["NoiseDecoder", "cnn_noise", "decorrelation"]
 
 
 class NoiseDecoder(nn.Module):
-    """VHL's simple CNN generator: latents float [B, latent] -> images [B, C, size, size] in (-1, 1).
+    """Simple CNN generator of VHL, which maps latents [B, latent] to images [B, C, size, size] in (-1, 1).
 
-    A linear layer to 8 maps of a quarter of the size (rounded up), batch norm and ReLU; four transposed 3x3
-    convolutions of `width` maps, each with batch norm and ReLU, the first two doubled; three 5x5 convolutions with
-    ReLU between; tanh.
+    The layers, in order:
+
+    - a linear layer to 8 feature maps with a quarter of the final side (rounded up), batch norm and ReLU - four
+      transposed 3x3 convolutions with `width` feature maps, each followed by batch norm and ReLU; the first two double
+      the side - three 5x5 convolutions with ReLU between them, then tanh
 
     Args:
         size: height and width.
         channels: number of channels C of the images.
         latent: length of a latent vector.
-        width: number of maps of each convolution.
+        width: number of feature maps of each convolution.
 
-    Raises:
-        TypeError, ValueError: an argument is not a positive integer.
+        Raises: TypeError, ValueError: an argument is not a positive integer.
 
     Paper: Tang et al., "Virtual homogeneity learning" (ICML 2022), appendix C.3, with three final convolutions; the
     authors' code has four.
@@ -64,7 +65,7 @@ class NoiseDecoder(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, latents: Tensor) -> Tensor:
-        """Return the images [B, C, size, size] in (-1, 1) of `latents` [B, latent]."""
+        """Return the images [B, C, size, size], in (-1, 1), generated from `latents` [B, latent]."""
         return self.layers(latents)[..., : self.size, : self.size]
 
 
@@ -72,9 +73,9 @@ def decorrelation(images: Tensor) -> Tensor:
     """Return VHL's decorrelation loss, which is small if the pixels of a batch are uncorrelated.
 
     VHL's authors minimize this loss on the generators of `cnn_noise`. For images float [B, C, H, W], each channel of
-    each image is resized to 8 x 8 (bilinear) and scaled to norm 1. Let X [B, 64] be the result for a channel. The loss
-    is the mean squared entry of X^T X with a zero diagonal, divided by B - 1 and summed over channels. Nothing is
-    centered. For a batch of one, B counts as two.
+    each image is resized to 8 x 8 (bilinear) and scaled to norm 1. Let X [B, 64] be the result for a channel. The
+    diagonal of X^T X is set to zero, and the mean of the squared entries is divided by B - 1. The loss is the sum of
+    the results over channels. The pixels are not centered. For a batch of one image, the divisor is 1.
 
     Paper: VHL (ICML 2022), appendix C.3; implemented like `cov_non_diag_norm` in the authors' code (wizard1203/VHL,
     loss_fn/cov_loss.py).
@@ -107,30 +108,31 @@ def cnn_noise(
     generator: int | torch.Generator = 0,
     progress: bool = True,
 ) -> LabeledImages:
-    """Draw VHL's virtual data from small untrained CNNs: one per class, or one for all with class-wise latent means.
+    """Generate VHL's virtual data with small untrained CNNs: one CNN per class, or a single CNN for all classes.
 
-    Latents are drawn as in `stylegan_noise`. Each network's batch norm uses the statistics of up to 256 latents.
+    Latents are drawn as in `stylegan_noise`. The batch norm statistics of each network are computed once, from up to
+    256 latents.
 
     Args:
         latent: length of a latent vector (VHL's paper: 64; its code: 8).
         mean_std: standard deviation of the class means. It is 0 in the authors' code, where classes differ only by
             their networks.
-        shared: whether all classes share one network, which requires a `mean_std` above 0.
+        shared: whether all classes share one network. The classes then differ only by their latent means, so `mean_std`
+            must be above 0.
         decorrelation_steps: number of SGD steps (lr .01, weight decay 1e-4, 64 latents per step) on each network to
             reduce `decorrelation`; 50 in the authors' code.
-        width: number of maps of each convolution.
-        num_classes, per_class, size, channels, sample_std, clamp, normalization, chunk, device, generator,
-            progress: as in `stylegan_noise`.
+        width: number of feature maps of each convolution. num_classes, per_class, size, channels, sample_std, clamp,
+            normalization, chunk, device, generator, progress: as in `stylegan_noise`.
 
     Returns:
-        The set, class by class.
+        The set, sorted by class.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
 
-    Paper: VHL (ICML 2022), appendix C.3, and `train_generator_diversity` in the authors' code. Its momentum of .9 has
-    no effect, because it creates a new optimizer for each step. Deviations: see `stylegan_noise`; in addition, the
-    authors' code draws new latents for each step.
+    Paper: VHL (ICML 2022), appendix C.3, and `train_generator_diversity` in the authors' code. The momentum of .9 in
+    their code has no effect, because the code creates a new optimizer for each step. Deviations: see `stylegan_noise`;
+    in addition, the authors' code draws new latents for each step.
     """
     decorrelation_steps = check.positive_int(decorrelation_steps, "decorrelation_steps", least=0)
     chunk = check.positive_int(chunk, "chunk")
@@ -165,7 +167,7 @@ def _decorrelate(network: nn.Module, latents: Tensor, steps: int, generator: tor
 
 @torch.no_grad()
 def _calibrate(network: nn.Module, latents: Tensor, generator: torch.Generator) -> None:
-    """Set batch norm's running statistics from up to 256 latents, so that results do not depend on chunking."""
+    """Compute batch norm's running statistics from up to 256 latents, so that images do not depend on the chunk size."""
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = 1.0

@@ -11,19 +11,19 @@ __all__ = ["complement_targets"]
 
 
 def complement_targets(counts: Tensor, *, total: int = 256, rounding: str = "truncate") -> Tensor:
-    """Return the labels that balance an unbalanced client: FedCOG's targets for `invert`.
+    """Return labels that would balance a client's classes, FedCOG's targets for `invert`.
 
     The number of labels of a class is proportional to its deficit, `max(counts) - counts`.
 
     Args:
         counts: number of images of each class, int [K], for example `LabeledImages.counts()`.
         total: number of labels.
-        rounding: "truncate" rounds the number of labels of each class down, as in the authors' code, and returns up to
-            K - 1 labels fewer than `total`; "largest_remainder" returns exactly `total` labels.
+        rounding: "truncate" rounds the number of labels of each class down, as in the authors' code, so up to K - 1
+            labels may be missing from `total`. "largest_remainder" returns exactly `total` labels.
 
     Returns:
-        int64 labels, ascending, without labels of the largest class. Empty if the classes are balanced (the authors'
-        code divides 0 by 0).
+        int64 labels in ascending order; the largest class gets none. The tensor is empty if the classes are balanced, a
+        case in which the authors' code divides 0 by 0.
 
     Raises:
         TypeError, ValueError: `counts` are not non-negative integers [K], or the rounding is unknown.

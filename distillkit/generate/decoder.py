@@ -13,15 +13,16 @@ __all__ = ["SmallDecoder"]
 
 
 class SmallDecoder(nn.Module):
-    """Small generator for inversion: latents float [B, latent] -> pixels [B, C, H, W] in (0, 1).
+    """Small generator for inversion, which maps latents [B, latent] to pixels [B, C, H, W] in (0, 1).
 
-    A linear layer to `width` maps of a quarter of the size, two upsamplings and three 3x3 convolutions: the generator
-    of FedCOG's appendix (Ye et al., ICLR 2024), taken from data-free distillation (Fang et al., 2019).
+    The network has a linear layer to `width` feature maps with a quarter of the final side, two upsamplings and three
+    3x3 convolutions. It is the generator in FedCOG's appendix (Ye et al., ICLR 2024), which comes from data-free
+    distillation (Fang et al., 2019).
 
     Args:
         shape: (C, H, W) of the images.
         latent: length of a latent vector.
-        width: number of maps of the first layers; the second to last layer has half as many.
+        width: number of feature maps of the first layers; the second-to-last layer has half as many.
 
     Raises:
         TypeError, ValueError: a shape or size is not positive.
@@ -46,7 +47,7 @@ class SmallDecoder(nn.Module):
         )
 
     def forward(self, latents: Tensor) -> Tensor:
-        """Return the pixels [B, C, H, W] in (0, 1) of `latents` [B, latent]."""
+        """Return the pixels [B, C, H, W], in (0, 1), generated from `latents` [B, latent]."""
         small, half, full = self._sizes
         maps = self.norm(self.start(latents).unflatten(1, (-1, *small)))
         maps = self.middle(F.interpolate(maps, half))

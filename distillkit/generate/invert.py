@@ -47,48 +47,52 @@ def invert(
     generator: int | torch.Generator = 0,
     progress: bool = True,
 ) -> LabeledImages:
-    """Optimize images from noise until a trained network predicts the given labels: a distilled set without data.
+    """Create images without data by optimizing noise until a trained network predicts the given labels.
 
-    Use it to distil a model whose data is gone, or to balance a client's classes. With a `student`, the images must
-    also make teacher and student disagree.
+    Use this function to distill a model whose training data is gone, or to balance a client's classes. If a `student`
+    is given, the images must also make teacher and student disagree.
 
-    For each image x with target y, and weights named as the arguments, Adam minimizes
+    For each image x with target y, Adam minimizes the following loss. D is the `divergence` of the two networks'
+    predictions, and the weights are arguments.
 
         cross_entropy * CE(teacher(x), y) + disagreement * (1 - D(student(x), teacher(x)))
         + total_variation * TV(x) + image_l2 * |x|_2 + batch_norm * BN(batch)
 
     Args:
         teacher: network that maps images [B, C, H, W] to logits [B, K]. A copy is used, in eval mode.
-        targets: class indices int [N]; or rows float [N, K] in [0, 1] for a multi-label task, which uses binary
-            cross-entropy and D of each label's binary distribution (averaged over labels).
+        targets: class indices int [N]; or, for a multi-label task, rows float [N, K] in [0, 1]. A multi-label task uses
+            binary cross-entropy, and D is computed for each label's binary distribution and averaged over labels.
         shape: shape (C, H, W) of an image.
-        student: the network to disagree with (FedCOG: the client's previous local model). A copy is used. None omits
-            the disagreement term.
-        steps: number of Adam steps. FedCOG's paper uses 100 (Table 10: more do not help); its code uses 500.
-        lr: learning rate of Adam, in units of the normalized space.
+        student: network that should disagree with the teacher (FedCOG: the client's previous local model). A copy is
+            used. None omits the disagreement term.
+        steps: number of Adam steps. FedCOG's paper uses 100, because more steps do not help (Table 10); its code uses
+            500.
+        lr: learning rate of Adam. Without a decoder, its unit is that of normalized pixels.
         betas: betas of Adam.
         cross_entropy, total_variation, image_l2, batch_norm, disagreement: weights of the terms, at least 0. The
-            defaults are FedCOG's; DeepInversion also uses the other terms. Total variation and norm are computed for
-            each image, as in `losses`.
+            defaults are FedCOG's; DeepInversion also uses the terms that are 0 by default. Total variation and norm are
+            computed for each image, as in `losses`.
         first_bn_multiplier: extra weight of the first BatchNorm layer's statistics.
-        divergence: D: "clamped" as in the code of DeepInversion and FedCOG, or the exact "jensen_shannon", whose
-            gradient does not vanish where the networks disagree most (see `losses.clamped_disagreement`).
-        decoder: function that builds a generator network, latents [B, latent] -> pixels [B, C, H, W] in [0, 1], for
-            example `lambda: SmallDecoder(shape)`. Each batch initializes a new generator and trains it together with
-            its latents. Default: the pixels themselves are optimized.
+        divergence: the divergence D. "clamped" is the clamped form in the code of DeepInversion and FedCOG.
+            "jensen_shannon" is the exact divergence, whose gradient does not vanish where the networks disagree most
+            (see `losses.clamped_disagreement`).
+        decoder: function that builds a generator network, which maps latents [B, latent] to pixels [B, C, H, W] in [0,
+            1]; for example `lambda: SmallDecoder(shape)`. Each batch of images gets a new generator, which is trained
+            together with the latents. Default: the pixels themselves are optimized.
         latent: length of the decoder's latent vectors.
         normalization: normalization that the networks expect.
-        batch: number of images optimized together, which bounds the memory. Default: 256 if the images share BatchNorm
-            statistics or a decoder; otherwise a device-dependent number, which does not change the result.
-        generator: seed or generator for the initial images, N(0, 1) in the normalized space, or for the latents and the
-            decoder.
+        batch: number of images optimized together; a smaller number needs less memory. Default: 256 if the images share
+            BatchNorm statistics or a decoder. Otherwise the default depends on the device and does not affect the
+            result.
+        generator: seed or random generator. It draws the initial images from N(0, 1) in the normalized space, or the
+            latents and the decoder's weights.
         progress: whether to show a progress bar.
 
     Returns:
-        A set on the teacher's device, labeled with the targets. For each image, the iterate with its lowest loss is
-        returned; the column `"logits"` has the teacher's logits for it. Pixels may leave [0, 1], unless there is a
-        decoder. `info` has `target_accuracy`, the share of images (for multi-label targets, of labels) for which the
-        teacher predicts the target, and the mean `loss`.
+        A set on the teacher's device, labeled with the targets. For each image, the set holds the iterate with the
+        lowest loss, and the column `"logits"` holds the teacher's logits for that iterate. Without a decoder, pixels
+        may lie outside [0, 1]. `info` holds `target_accuracy` and the mean `loss`. `target_accuracy` is the share of
+        images (for multi-label targets, of labels) for which the teacher predicts the target.
 
     Raises:
         TypeError, ValueError: an argument is invalid, `batch_norm` is set for a network without BatchNorm, or the loss
@@ -98,10 +102,10 @@ def invert(
     2024), section 4.1, with `student` and the labels of `complement_targets`.
 
     Deviations: The authors' code keeps a reference to the images under optimization instead of a copy of the best ones,
-    so it returns the last images; FedCOG pairs them with earlier logits. Here each image has its own loss, so the batch
-    size changes images only by rounding; the authors' code computes norms and clamps over the batch. FedCOG's generator
-    passes pixels in [0, 1] to networks that expect normalized images; here the pixels are normalized first. No hooks
-    remain on the teacher.
+    so it returns the last images; FedCOG pairs these images with earlier logits. Here each image has its own loss, so
+    the batch size changes images only by rounding errors, unless they share BatchNorm statistics or a decoder. The
+    authors' code computes norms and clamps over the batch. FedCOG's generator passes pixels in [0, 1] to networks that
+    expect normalized images; here the pixels are normalized first. The teacher has no additional hooks afterwards.
     """
     steps = check.positive_int(steps, "steps", least=0)
     lr = check.real_number(lr, "lr", above=0.0)
@@ -191,7 +195,7 @@ def _best_iterates(
     betas: tuple[float, float],
     shown: Bar,
 ) -> tuple[Tensor, float]:
-    """Return, for each image, the iterate with the lowest loss, and the sum of these losses."""
+    """Return the iterate of each image that has the lowest loss, and the sum of these losses over the images."""
     adam = torch.optim.Adam(free, lr=lr, betas=betas)
     best = draw().detach()
     least = best.new_full((len(best),), torch.inf)

@@ -1,4 +1,4 @@
-"""Crops of one image, each a pure function of (image, seed, index)."""
+"""Crops of one image. Each crop is a pure function of the image, the options, the seed and the crop's index."""
 
 from __future__ import annotations
 
@@ -25,32 +25,34 @@ _JITTER = ("brightness", "contrast", "saturation", "hue")
 
 
 class Patches(Configurable):
-    """Thousands of training images from a single image: crops that are reproducible on every machine.
+    """Sequence of thousands of training images, which are reproducible random crops of a single image.
 
     Crops are rendered when requested. Two processes with the same image (compare `digest`) get the same bits for the
-    same index, for any batch and number of threads: the draws of a crop come from `rng.derive(seed, index)`, and crops
-    are rendered one by one, because the last bits of a batched kernel depend on the batch. This holds for equal PyTorch
-    and kornia versions on the same kind of processor. Crops are rounded to 8 bits.
+    same index, for any batch size and number of threads. The random parameters of a crop come from `rng.derive(seed,
+    index)`. Crops are rendered one by one, because the last bits of a batched kernel depend on the batch. Equal bits
+    require equal PyTorch and kornia versions, and the same kind of processor. Crops are rounded to 8 bits.
 
-    The pipeline of Asano and Saeed, "The augmented image prior" (ICLR 2023), as in Soni, Saeed and Asano, "Federated
-    learning with a single shared image" (2024): random square of half the shorter side; random-resized crop of it to
-    `int(sqrt(2) * size)`, bicubic with antialiasing; rotation after x-shear about the center, bilinear; center crop to
-    `size`; color jitter.
+    The pipeline is that of Asano and Saeed, "The augmented image prior" (ICLR 2023), as used by Soni, Saeed and Asano,
+    "Federated learning with a single shared image" (2024):
+
+    1. a random square with half the image's shorter side 2. a random-resized crop of the square to `int(sqrt(2) *
+    size)` pixels, bicubic with antialiasing 3. an x-shear and then a rotation about the center, bilinear 4. a center
+    crop to `size` 5. color jitter
 
     Args:
         image: float [C, H, W] in [0, 1], or uint8. Crops are rendered on the image's device. If C is not 3, the jitter
             skips saturation and hue.
         seed: seed of all random draws.
         size: side of a crop in pixels.
-        count: number of crops. A larger count only adds crops.
+        count: number of crops. A larger count adds crops and leaves the others unchanged.
         precrop: side of the first square as a share of the image's shorter side, in (0, 1].
         area: range of the crop's area as a share of the first square, within (0, 1].
-        aspect: range of width / height, drawn log-uniformly.
+        aspect: range of the crop's aspect ratio, width / height, which is drawn log-uniformly.
         rotation: largest rotation in degrees; 35 in the paper, 30 in the authors' code.
         shear: largest x-shear in degrees, below 90.
-        flip: probability of a mirrored crop. The paper lists flips; the authors' code has none.
-        jitter: strengths of brightness, contrast and saturation (factors in 1 +- strength) and of hue (+- turns, at
-            most 0.5).
+        flip: probability that a crop is mirrored. The paper lists flips; the authors' code has none.
+        jitter: strengths of brightness, contrast, saturation and hue. The factors of the first three are in 1 +-
+            strength; the hue changes by up to its strength in turns, at most 0.5.
         jitter_probability: probability of color jitter. The order of the four operations is drawn for each crop.
         jpeg_quality: quality of a JPEG round trip, 1 to 100 (75 in the authors' code); None for no round trip.
 
@@ -102,7 +104,7 @@ class Patches(Configurable):
 
     @property
     def digest(self) -> str:
-        """Hexadecimal SHA-256 of the image and all options except `count`. Equal digests give equal crops."""
+        """Hexadecimal SHA-256 of the image and all options except `count`. Equal digests mean equal crops."""
         options = {k: v for k, v in vars(self).items() if k not in ("image", "count")}
         sha = hashlib.sha256(repr((tuple(self.image.shape), sorted(options.items()))).encode())
         sha.update(self.image.cpu().contiguous().numpy().tobytes())
@@ -112,7 +114,7 @@ class Patches(Configurable):
         return self.count
 
     def crop_parameters(self, index: int) -> CropParameters:
-        """Return the rectangle and the transformations of crop `index`, without rendering it.
+        """Return the parameters of the crop at `index`, without rendering the crop.
 
         Raises:
             TypeError, IndexError: the index is not an integer, or outside [0, count).
@@ -146,7 +148,9 @@ class Patches(Configurable):
         )
 
     def _resized_crop(self, side: int, tries: list[float]) -> tuple[int, int, int, int]:
-        """Return (top, left, height, width) inside the square: the first draw that fits, else the whole square."""
+        """Return the rectangle (top, left, height, width) of the random-resized crop inside the first square.
+
+        The first random rectangle that fits is used. If none of the attempts fits, the whole square is used."""
         low, high = math.log(self.aspect[0]), math.log(self.aspect[1])
         for k in range(0, len(tries), 4):
             share, ratio, at_top, at_left = tries[k : k + 4]
@@ -167,7 +171,7 @@ class Patches(Configurable):
         return (self[i] for i in range(self.count))
 
     def batch(self, indices: Sequence[int] | Tensor, *, progress: bool = True) -> Tensor:
-        """Render crops: float [B, C, size, size] in [0, 1].
+        """Render the crops at the given indices, float [B, C, size, size] in [0, 1].
 
         Args:
             indices: indices of the crops, in the order of the result.
@@ -189,7 +193,7 @@ class Patches(Configurable):
         return torch.stack(crops).float() / 255
 
     def chunks(self, size: int = 500, indices: Sequence[int] | Tensor | None = None) -> Iterator[Tensor]:
-        """Render crops in chunks to bound the memory.
+        """Render crops in chunks, to limit the memory use.
 
         Args:
             size: number of crops per chunk.
@@ -211,7 +215,7 @@ class Patches(Configurable):
         num_classes: int | None = None,
         normalization: Normalization = IDENTITY,
     ) -> LabeledImages:
-        """Return crops with labels as a set to train on; the column `"index"` has the indices.
+        """Return labeled crops as a training set. Its column `"index"` holds the indices of the crops.
 
         Args:
             indices: indices of the crops.

@@ -26,7 +26,7 @@ class Separability:
     Attributes:
         linear_probe: accuracy of a logistic regression on the pixels.
         small_net: accuracy of a small network, by default a ConvNet.
-        chance: accuracy of always predicting the largest class.
+        chance: accuracy of a classifier that always predicts the largest class.
     """
 
     linear_probe: float
@@ -47,20 +47,22 @@ def separability(
 ) -> Separability:
     """Measure how well classifiers distinguish the classes of a set: train on one half, test on the other.
 
-    A linear classifier and a small network are trained. VHL's theorem requires virtual data to be separable; the paper
-    does not measure it.
+    The two classifiers are a linear one and a small network. VHL's theorem requires the virtual data to be separable,
+    but the paper does not measure their separability.
 
     Args:
-        images, labels: a set, or float [N, C, H, W] and class indices [N]; at least two images of each class.
+        images, labels: a set; or images, float [N, C, H, W], and class indices [N]. Each class needs at least two
+            images.
         factory: function that builds the small network. Default: a ConvNet of width 32 and depth 3 (a smaller depth for
             images below 16 pixels).
         epochs, lr, batch: number of epochs, learning rate and batch size for training the network with Adam.
-        generator: seed or generator for the halves (the training half of each class is rounded up), the network and the
-            batches.
+        generator: seed or random generator for the split, the network and the batches. In a class with an odd number of
+            images, the training half gets the extra image.
         progress: whether to show a progress bar.
 
     Raises:
-        TypeError, ValueError: an argument is invalid, labels are rows, or a class has a single image.
+        TypeError, ValueError: an argument is invalid, labels are rows instead of class indices, or a class has a single
+            image.
     """
     data = as_set(images, labels, progress=progress)
     epochs = check.positive_int(epochs, "epochs")

@@ -17,13 +17,13 @@ _SLOPE, _GAIN = 0.2, math.sqrt(2)
 
 
 def _base_and_doublings(size: int) -> tuple[int, int]:
-    """Return (base, doublings) such that base * 2^doublings is the smallest side >= `size`; base is 4 to 8."""
+    """Return (base, doublings), with a base from 4 to 8, so that base * 2^doublings is the smallest side >= `size`."""
     doublings = max(0, int(math.log2(size / 4)))
     return -(-size // 2**doublings), doublings
 
 
 class _Dense(nn.Module):
-    """Equalized linear layer: weights N(0, 1) / sqrt(fan in), a constant bias."""
+    """Linear layer with an equalized learning rate: N(0, 1) weights, scaled by 1 / sqrt(fan in), and a constant bias."""
 
     def __init__(self, inputs: int, outputs: int, bias: float) -> None:
         super().__init__()
@@ -38,9 +38,9 @@ class _Dense(nn.Module):
 
 
 class _ModulatedConv(nn.Module):
-    """Convolution with input maps scaled by a style and output maps scaled back (Eq. 1 and 3).
+    """Modulated and demodulated convolution of StyleGAN2 (Eq. 1 and 3).
 
-    Scaling maps instead of weights gives the same values with one shared kernel for the whole batch.
+    The layer scales feature maps instead of weights. The result is the same, but the whole batch can share one kernel.
     """
 
     def __init__(
@@ -69,21 +69,24 @@ class _ModulatedConv(nn.Module):
 
 
 class StyleGAN2(nn.Module):
-    """Untrained StyleGAN2 with skip connections, in plain PyTorch: latents [B, latent] -> images [B, C, size, size].
+    """Untrained StyleGAN2 with skip connections, which maps latents [B, latent] to images [B, C, size, size].
 
-    The mapping is PixelNorm and `depth` linear layers. The learned constant has 4x4 pixels, or 5x5 to 7x7 if doubling
-    gives `size` (28 is 7 doubled twice); other sizes are the center of the next larger one. Each resolution has two
-    modulated 3x3 convolutions, the first of which doubles the resolution with the blur [1, 3, 3, 1]. The images are the
-    sum of each resolution's 1x1 RGB output, unbounded. Weights are N(0, 1), scaled at run time. Biases and noise gains
-    are omitted because they are zero before training; see `forward` for the noise.
+    The mapping network is PixelNorm and `depth` linear layers. The learned constant has a side of 4 to 7 pixels, which
+    is doubled until it reaches `size` (28 is 7 doubled twice). If no such side reaches `size` exactly, images are
+    generated with the next larger side, and their center is returned.
+
+    Each resolution has two modulated 3x3 convolutions. The first one doubles the resolution, with the blur [1, 3, 3,
+    1]. The images are the sum of the 1x1 RGB outputs of all resolutions, and their pixel values are unbounded. Weights
+    are N(0, 1), scaled at run time. Biases and noise gains are omitted because they are zero before training; see
+    `forward` for the noise.
 
     Args:
         size: height and width, at least 4.
         channels: number of channels C of the images.
         latent: length of a latent vector.
-        width: number of maps at resolutions up to 32 pixels; each further doubling of the resolution halves it. The
-            paper uses 512 (channel multiplier 1).
-        depth: number of layers of the mapping.
+        width: number of feature maps at resolutions up to 32 pixels; each further doubling of the resolution halves
+            this number. The paper uses 512 (channel multiplier 1).
+        depth: number of layers of the mapping network.
 
     Raises:
         TypeError, ValueError: an argument is too small.
@@ -116,11 +119,11 @@ class StyleGAN2(nn.Module):
             self.noise_sides += [side, side]
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Draw the constant from `generator`; the layers draw their own weights. `networks.build` calls this method."""
+        """Draw the learned constant from `generator`. The layers draw their own weights. `networks.build` calls this method."""
         _draw(self.constant, generator)
 
     def forward(self, z: Tensor, noise: Sequence[Tensor] | None = None, noise_gain: float = 0.0) -> Tensor:
-        """Return the images [B, C, size, size] of latents, unbounded.
+        """Return the images generated from latents, float [B, C, size, size], with unbounded pixel values.
 
         Args:
             z: latents, float [B, latent]; only their direction matters (PixelNorm).
@@ -154,7 +157,9 @@ def _draw(parameter: nn.Parameter, generator: torch.Generator) -> None:
 
 
 def _kernel(x: Tensor) -> Tensor:
-    """Return the 2D blur [1, 3, 3, 1], [C, 1, 4, 4]; it sums to 4, because every other pixel is zero."""
+    """Return the 2D blur kernel made from [1, 3, 3, 1], as a tensor [C, 1, 4, 4].
+
+    The kernel sums to 4, because upsampling inserts zeros in every second row and column."""
     line = x.new_tensor([1.0, 3.0, 3.0, 1.0]) / 4
     return torch.outer(line, line).expand(x.shape[1], 1, 4, 4)
 

@@ -1,4 +1,4 @@
-"""Class-separable images without data: an untrained StyleGAN2, and upsampled Gaussian noise."""
+"""Class-separable images without data, from an untrained StyleGAN2 or from upsampled Gaussian noise."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ def stylegan_noise(
     generator: int | torch.Generator = 0,
     progress: bool = True,
 ) -> LabeledImages:
-    """Draw VHL's virtual data: images of an untrained StyleGAN2 with a latent mean for each class.
+    """Generate VHL's virtual data: images from an untrained StyleGAN2, with a latent mean for each class.
 
-    Use it as a shared set for all clients that needs no data; a network can learn to distinguish the classes.
+    All clients can share this set, because it needs no real data. A network can learn to distinguish its classes.
 
     Class k has a latent mean mu_k ~ N(0, mean_std^2), and its images have latents z ~ N(mu_k, sample_std^2). PixelNorm
-    keeps only directions, so the ratio mean_std / sample_std alone determines the separation of the classes.
+    keeps only the directions of latents, so the ratio mean_std / sample_std alone determines the separation of the
+    classes.
 
     Args:
         num_classes: number of classes K.
@@ -50,17 +51,17 @@ def stylegan_noise(
         size: height and width, at least 4; see `StyleGAN2` for sizes that are not a power of two.
         channels: number of channels C of the images.
         latent: length of a latent vector (VHL: 64; 256 for 100 and 200 classes).
-        mean_std, sample_std: standard deviations of the class means, and of the latents around them (VHL: .5 and .3;
-            CIFAR-100 .5 and .2; Tiny-ImageNet .5 and .15).
-        noise_gain: gain of StyleGAN2's noise inputs. It is 0 in an untrained network, so the noise has no effect in
-            the authors' code. Above 0, each layer adds gain * n, n ~ N(m_k, sample_std^2), with a noise picture
-            m_k ~ N(0, mean_std^2) for each class.
-        width: number of maps of the generator, see `StyleGAN2`; 512 in the paper.
+        mean_std, sample_std: standard deviation of the class means, and standard deviation of the latents around their
+            class mean. VHL uses .5 and .3; for CIFAR-100 .5 and .2; for Tiny-ImageNet .5 and .15.
+        noise_gain: gain of StyleGAN2's noise inputs. It is 0 in an untrained network, so the noise has no effect in the
+            authors' code. If the gain is above 0, each layer adds gain * n to its feature maps. The noise n is drawn
+            from N(m_k, sample_std^2), and each class k has a mean noise image m_k ~ N(0, mean_std^2).
+        width: number of feature maps of the generator network, see `StyleGAN2`; 512 in the paper.
         clamp: whether to clamp the generator's output to [0, 1] as in the authors' code, which saturates most pixels.
-            By default each channel is scaled to [0, 1] by its extremes over the whole set.
+            By default each channel is scaled to [0, 1] by its minimum and maximum over the whole set.
         normalization: normalization of the set. By default it is measured on the set, so that each channel has mean 0
             and std 1. VHL's loader uses mean .5 and std .25.
-        chunk: number of images per forward pass, which bounds the memory; use several hundred on a GPU.
+        chunk: number of images per forward pass; a smaller number needs less memory. Use several hundred on a GPU.
         device: device of the generator network and of the returned set.
         generator: seed or random generator for all draws, which are made on the CPU.
         progress: whether to show a progress bar.
@@ -72,7 +73,7 @@ def stylegan_noise(
         TypeError, ValueError: an argument is invalid.
 
     Paper: Tang et al., "Virtual homogeneity learning" (VHL, ICML 2022), appendix C.3. Deviations: pixels are scaled,
-    not clamped; there is no JPEG compression between generator and set.
+    not clamped, and the images are not compressed to JPEG files.
     """
     noise_gain = check.real_number(noise_gain, "noise_gain", least=0.0)
     chunk = check.positive_int(chunk, "chunk")
@@ -107,13 +108,13 @@ def upsampled_gaussian(
     device: torch.device | str = "cpu",
     generator: int | torch.Generator = 0,
 ) -> LabeledImages:
-    """Draw VHL's simplest virtual data: upsampled Gaussian noise around a mean picture of each class.
+    """Generate VHL's simplest virtual data: upsampled Gaussian noise around a mean image for each class.
 
-    The mean picture of class k is m_k ~ N(0, mean_std^2), and an image is drawn from N(m_k, sample_std^2). Images are
-    drawn with `base` x `base` pixels and upsampled bilinearly.
+    The mean image m_k of class k is drawn from N(0, mean_std^2), and the images of the class from N(m_k, sample_std^2).
+    Images are drawn with `base` x `base` pixels and then upsampled bilinearly.
 
     Args:
-        base: side in pixels before upsampling (VHL: 8).
+        base: side of the images before upsampling, in pixels (VHL: 8).
         num_classes, per_class, size, channels, mean_std, sample_std, clamp, normalization, device, generator: as
             in `stylegan_noise`.
 
