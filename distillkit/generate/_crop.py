@@ -62,7 +62,7 @@ def render(image: Tensor, parameters: CropParameters, size: int, jpeg_quality: i
 
 
 def _affine_matrix(parameters: CropParameters, large: int, size: int) -> Tensor:
-    """Return the affine matrix [1, 2, 3] that shears and rotates a crop of side `large`, then center-crops it to `size`."""
+    """Return the matrix [1, 2, 3] that shears and rotates a crop of side `large` and center-crops it to `size`."""
     angle, slant = math.radians(parameters.rotation), math.tan(math.radians(parameters.shear))
     cos, sin, middle = math.cos(angle), math.sin(angle), (large - 1) / 2
     margin = round((large - size) / 2)

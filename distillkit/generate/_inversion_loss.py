@@ -57,7 +57,7 @@ class InversionLoss:
         check.one_of(self.divergence, "divergence", tuple(_DIVERGENCES))
 
     def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
-        """Return one loss per image, [B]. Each loss includes the BatchNorm term, which is computed over the whole batch.
+        """Return one loss per image, [B]. Each includes the BatchNorm term, which is computed over the whole batch.
 
         Args:
             images: float [B, C, H, W].

@@ -167,7 +167,7 @@ def _decorrelate(network: nn.Module, latents: Tensor, steps: int, generator: tor
 
 @torch.no_grad()
 def _calibrate(network: nn.Module, latents: Tensor, generator: torch.Generator) -> None:
-    """Compute batch norm's running statistics from up to 256 latents, so that images do not depend on the chunk size."""
+    """Compute batch norm's running statistics from up to 256 latents, so that chunks do not change images."""
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = 1.0

@@ -23,7 +23,7 @@ def _base_and_doublings(size: int) -> tuple[int, int]:
 
 
 class _Dense(nn.Module):
-    """Linear layer with an equalized learning rate: N(0, 1) weights, scaled by 1 / sqrt(fan in), and a constant bias."""
+    """Linear layer with an equalized learning rate: weights N(0, 1) scaled by 1 / sqrt(fan in), constant bias."""
 
     def __init__(self, inputs: int, outputs: int, bias: float) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class StyleGAN2(nn.Module):
             self.noise_sides += [side, side]
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Draw the learned constant from `generator`. The layers draw their own weights. `networks.build` calls this method."""
+        """Draw the learned constant; the layers draw their own weights. `networks.build` calls this method."""
         _draw(self.constant, generator)
 
     def forward(self, z: Tensor, noise: Sequence[Tensor] | None = None, noise_gain: float = 0.0) -> Tensor:
