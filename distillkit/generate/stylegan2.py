@@ -119,7 +119,7 @@ class StyleGAN2(nn.Module):
             self.noise_sides += [side, side]
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Draw the learned constant; the layers draw their own weights. `networks.build` calls this method."""
+        """Draw the learned constant from `generator`. `networks.build` calls this after drawing the layers' weights."""
         _draw(self.constant, generator)
 
     def forward(self, z: Tensor, noise: Sequence[Tensor] | None = None, noise_gain: float = 0.0) -> Tensor:
