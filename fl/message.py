@@ -133,7 +133,7 @@ class Message:
 
     @staticmethod
     def unchecked(values: Mapping[str, Value]) -> Message:
-        """Build a message from keys without checking the values; for `fl._codec`, which has checked them.
+        """Build a message from a mapping of keys to values without checks; for `fl._codec`, which has checked them.
 
         Args:
             values: mapping, entry key -> value.

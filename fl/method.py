@@ -206,7 +206,7 @@ class Method(KeyedObject, ABC):
     def answer(self, client: Client, message: Message) -> Message:
         """Return this client's answer to the query before round 1, such as its class counts; see `has_query`.
 
-        Changes of the client's memory are discarded; `message` comes from `send`.
+        Changes to the client's memory are discarded; `message` comes from `send`.
         """
         return Message()
 

@@ -166,7 +166,7 @@ def run_shadows(
 
 
 class _Design:
-    """Records and seed of each shadow, and the settings that a folder stores to recognize the design."""
+    """Records and seed of each shadow model, and settings by which a folder is checked to belong to the attack."""
 
     def __init__(self, pipeline: Pipeline, count: int, seed: int) -> None:
         check.instance(pipeline, Pipeline, "pipeline", "a Pipeline")

@@ -9,7 +9,7 @@
 #
 # ## Membership inference
 #
-# A model is more confident on its training pictures. An attacker learns how much more from *shadow models*: the same
+# A model is more confident on its training pictures. For scale, an attacker trains *shadow models*: the same
 # training, repeated on random halves of the candidates. The pipeline here is a small network on 200 pictures.
 
 # %%

@@ -119,7 +119,7 @@ class Anchors(AddOn):
         schema[self.owned.key] = EntrySpec(torch.zeros(len(blank)), minimum=0.0, maximum=1.0)
 
     def receive_answers(self, server: AveragingServer, replies: AggregatedReplies) -> None:
-        """Draw G from the clients' mean statistics; draw classes that no client has from noise."""
+        """Draw the anchors from the clients' mean statistics. For a class that no client has, draw them from noise."""
         if self.has_query:
             nobody = (replies.weight(self.statistics) == 0).unsqueeze(1)
             means, stds = replies[self.statistics].chunk(2, 1)

@@ -116,7 +116,7 @@ class FedAdagrad(ServerAdaptive):
     beta1: Decay = 0.0
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """Return v + Delta^2, the sum of the squares of all rounds."""
+        """Return v + Delta^2: the sum of the squared updates of all rounds."""
         return v + square
 
 

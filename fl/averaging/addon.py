@@ -184,7 +184,7 @@ class AddOn(Component):
         return None
 
     def loss(self, step: Step) -> Tensor | None:
-        """Return a term of this `step`'s loss, a tensor without dimensions that is added to the objective, or None.
+        """Return a scalar tensor to add to the loss of this `step`, or None to add nothing.
 
         Called on the client in each step, after the forward pass; more than once if the gradient is computed again.
         """

@@ -35,7 +35,7 @@ class Term(Protocol):
         """Private data that the term reads: "none", one "example" at a time, or the "batch"; see `AddOn`."""
 
     def loss(self, step: Any) -> Tensor | None:
-        """Return the term for this `step`, a tensor without dimensions, or None."""
+        """Return the scalar term for this `step`, or None for no term."""
 
 
 class Local:

@@ -1,4 +1,4 @@
-"""Base class of filters, which process replies between a method and the wire on both sides."""
+"""Base class of filters, which process replies on the client before sending and on the server after arrival."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Filter(Component):
         """Return the reply for the next filter or the wire: the client side of the filter. Called once per training.
 
         Args:
-            client: client that runs the filter; changes of `client.memory` are kept if the reply is used.
+            client: client that runs the filter; changes to `client.memory` are kept if the reply is used.
             message: message from the server.
             reply: reply of the method, or of the previous filter.
         """

@@ -92,7 +92,7 @@ def to_target(records: RecordsLike, *, accuracy: float) -> Table:
 
 
 def at_equal(records: RecordsLike, *, by: str = "rounds", budget: float | None = None) -> Table:
-    """Return the accuracy of each candidate at equal cost. Equal rounds are rarely equal bytes or equal work.
+    """Return the accuracy of each candidate at equal cost. Equally many rounds rarely cost equally many bytes.
 
     Args:
         records: records, or a study's folder.

@@ -111,9 +111,9 @@ def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto", 
 
 
 def filter_order(sigma: float, rate: float, budget: float, delta: float) -> float:
-    """Return the RDP order at which the most releases of one kind fit the budget, for `Ledger(renyi_order=...)`.
+    """Return the RDP order that allows the most releases of one kind within a budget, for `Ledger(renyi_order=...)`.
 
-    The filter is sound at every order, if the order is fixed before the first release.
+    The ledger's privacy filter is sound at every order, provided that the order is fixed before the first release.
 
     Args:
         sigma: noise standard deviation / sensitivity of the releases that you expect, > 0.

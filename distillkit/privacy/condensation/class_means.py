@@ -1,4 +1,4 @@
-"""Noised class sums of public embeddings, released once, and the fit of images to them.
+"""Noised sums of the records' embeddings per class, released once, and images that are fitted to the sums.
 
 The module contains the three steps of `condense_private` as separate functions: `class_sums` embeds the private images,
 `release` adds noise to the sums, and `fit_to_means` fits images to the released means.
