@@ -13,10 +13,14 @@ from typing import Any
 from distillkit._utils.files import write_atomically
 from distillkit.locking import locked
 
-__all__ = ["Chain", "Journal"]
+__all__ = ["Chain", "Journal", "LedgerWriteError"]
 
 _TORN = {"torn": True}
 _AFTER = "after"
+
+
+class LedgerWriteError(OSError):
+    """A charge that could not be written, for example because the disk is full; nothing was released."""
 
 
 class Chain:
@@ -178,13 +182,18 @@ class Journal:
 
         Raises:
             distillkit.locking.InUse: another process owns the file.
+            LedgerWriteError: the file cannot be written.
             ValueError: an object contains NaN or infinity.
         """
         if self._path is None or not lines:
             return
         texts = self.chain.texts(lines)
         with self.run_lock(wait=0.0):
-            self._offset += len(self._write(b"".join(text + b"\n" for text in texts)))
+            try:
+                self._offset += len(self._write(b"".join(text + b"\n" for text in texts)))
+            except OSError as error:
+                why = error.strerror or error
+                raise LedgerWriteError(f"cannot write the ledger {self._path}: {why}; nothing was released") from error
         for text in texts:
             self.chain.read(text, json.loads(text))
         with suppress(OSError):  # an older head is still true

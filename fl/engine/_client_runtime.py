@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 
 from distillkit.privacy import BudgetExhausted, Ledger
+from distillkit.privacy._journal import LedgerWriteError
 from fl.engine._client_memory import MemoryStore
 from fl.engine._clients import ClientData, ClientRegistry
 from fl.engine._devices import placed
@@ -70,6 +71,7 @@ def respond(
 
     Raises:
         BudgetExhausted: the client's release would exceed the ledger's budget.
+        LedgerWriteError: the ledger cannot be written, which is no fault of the client.
         Interrupted: the run is being stopped.
     """
     started = time.thread_time()
@@ -95,7 +97,7 @@ def respond(
         if remembers:
             runtime.memories.stage(number, header.version, client.memory)
         return ClientResult(number, reply, notes=client.notes, remembers=remembers, seconds=cost())
-    except (Interrupted, BudgetExhausted):
+    except (Interrupted, BudgetExhausted, LedgerWriteError):
         raise
     except Exception as error:  # a client that fails in any way is counted, named and left out
         return ClientResult(number, error=_shown_reason(runtime.method, error), seconds=cost())

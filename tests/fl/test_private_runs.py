@@ -18,6 +18,7 @@ from torch import Tensor
 from distillkit import LabeledImages
 from distillkit.normalization import Normalization
 from distillkit.privacy import BudgetExhausted, Event, Ledger, PrivacyError, PrivateStatistics, Secret, compose
+from distillkit.privacy._journal import Journal
 from distillkit.privacy.validation._arguments import NEW_LEDGER_REMARK
 from distillkit.rng import derive
 from fl import (
@@ -200,6 +201,23 @@ import sys; sys.path.insert(0, {root!r})
 from tests.fl.test_private_runs import NoisySum, play
 play(rounds=4, method=NoisySum(fatal=(3, 1)), out={out!r})
 """
+
+
+def test_full_disk_under_the_ledger_blames_no_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play(rounds=1, out=tmp_path)
+
+    def full(journal: Journal, text: bytes) -> bytes:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "_write", full)
+        with pytest.raises(
+            OSError, match=r"cannot write the ledger .*ledger\.jsonl: No space left on device; nothing was"
+        ):
+            play(rounds=3, out=tmp_path, resume=True)
+    run = play(rounds=3, out=tmp_path, resume=True)
+    assert [row["failed"] for row in run.rows] == [{}] * 3
+    assert charged_rounds(Ledger(tmp_path / "ledger.jsonl"))[0] == [1, 2, 3]
 
 
 def test_killed_round_is_charged_again_and_no_charge_is_lost(tmp_path: Path) -> None:

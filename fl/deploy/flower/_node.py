@@ -31,6 +31,7 @@ import torch
 from distillkit._utils import check
 from distillkit.fingerprint import set_fingerprint, tensor_fingerprint
 from distillkit.privacy import BudgetExhausted, PrivacyError
+from distillkit.privacy._journal import LedgerWriteError
 from fl._codec import Parts, from_parts, to_parts
 from fl.deploy._fields import read_fields
 from fl.deploy._wire import Job, PayloadMissing, read_job
@@ -276,6 +277,9 @@ def _run_with_timeout(seconds: float, runtime: ClientRuntime, job: Job) -> Clien
                 found.append(respond(runtime, job.header, job.client, lambda: job.request))
             except BudgetExhausted as error:  # the run's budget
                 found.append(error)
+            except LedgerWriteError:
+                found.append(ClientResult(job.client, error="could not write its ledger; see the node's log"))
+                logging.getLogger(__name__).exception("the ledger could not be written")
 
     if seconds <= 0:
         return late
