@@ -44,7 +44,8 @@ def outcome(copy: Path, mutant: dict[str, Any]) -> str:
     path = copy / mutant["file"]
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace(mutant["old"], mutant["new"]), encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", *mutant["tests"]]
+    marks = ["-m", "slow or not slow"] if mutant.get("slow") else []
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", *marks, *mutant["tests"]]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, timeout=SECONDS, check=False)

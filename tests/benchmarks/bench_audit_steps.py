@@ -72,7 +72,7 @@ def planted(setting: str, mistake: str, number: int) -> dict[str, float]:
             path.write_text(text.replace(mutant["old"], mutant["new"]), encoding="utf-8")
         command = [sys.executable, "tests/benchmarks/bench_audit_steps.py", "--audits", str(number), "--here", setting]
         environment = {**os.environ, "PYTHONPATH": folder}
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=True, encoding="utf-8")
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 

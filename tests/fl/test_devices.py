@@ -52,7 +52,8 @@ def run_on_second_device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
         with monkeypatch.context() as patch, second_device():
             patch.setattr(_backends, "respond", client_side)
             patch.setattr(ServerThread, "run", server_side)
-            patch.setattr("distillkit.privacy.capture._captured_function._require_plain", lambda tensors, what: None)
+            for module in ("capture._captured_function", "condensation.public_embedders"):
+                patch.setattr(f"distillkit.privacy.{module}.require_plain", lambda tensors, what: None)
             return play(method, **{"device": DEVICE, "evaluate": "drawn", **how})
 
     return play_there

@@ -83,6 +83,7 @@ def test_a_diverged_reply_counts_as_lost(case: str) -> None:
 SIZES = [1e2, 1e3, 1e4, 1e5, 1e6, 1e8, 1e12, 1e30]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_no_size_of_a_reply_ends_a_run(case: str) -> None:
     """A reply may be small enough to be accepted: the state after its round must still be one to continue from."""

@@ -45,6 +45,8 @@ from tests.distillkit.privacy.faulty_network import FaultyNetwork
 from tests.distillkit.privacy.unsound_programs import CANARY, DATA, SPACE, Alone, Palette, palettes, raw_pixels
 from tests.fl.federations import images
 
+pytestmark = pytest.mark.slow  # captures at every entry point
+
 CLIP = 1e-3
 
 
