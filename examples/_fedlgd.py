@@ -140,8 +140,7 @@ def _grids(sets: Mapping[str, LabeledImages], across: int, path: Path) -> None:
 
 def _condensed(folder: Path, client: int) -> LabeledImages:
     """Return the set on which a client trained in its last round, from the client's memory."""
-    kept = (Store(folder).memories / str(client)).glob("*.safetensors")
-    path = max(kept, key=lambda path: int(path.stem.split("-")[0]))  # the memory of the round before is kept too
+    path = max((Store(folder).memories / str(client)).glob("*.safetensors"), key=lambda p: int(p.stem.split("-")[0]))
     return read_message(path)[0][Condensed.own]
 
 
