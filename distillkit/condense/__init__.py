@@ -1,4 +1,4 @@
-"""Condensation: small sets, learned or selected, that train networks like the full set."""
+"""Dataset condensation: small learned or selected sets on which networks train about as well as on the full set."""
 
 from distillkit.condense._inner_training import InnerTraining, loops_for
 from distillkit.condense._mean_matching import distance_to_means, embedding_means

@@ -24,10 +24,10 @@ __all__ = ["Condensation"]
 
 
 class Condensation(PixelDescent):
-    """Pixel descent on the synthetic images of some classes of a real set, with a network drawn in each step.
+    """Optimization of synthetic images for some classes of a real set, with a newly sampled network in each step.
 
     Args:
-        method: name of the method, for the record.
+        method: name of the method, which is recorded in the result.
         real: the set to condense.
         networks: sampler of the networks.
         ipc, init: see `initial_images`.
@@ -67,11 +67,11 @@ class Condensation(PixelDescent):
         super().__init__(self.start.images, arguments=recorded, seed=seed, identity=identity, **descent)
 
     def draw_networks(self, images: Tensor, **needs: Any) -> Iterator[tuple[int, Network]]:
-        """Draw a network for each remaining step, and check that the first network fits.
+        """Sample a network for each remaining step, and check that the first network accepts the images.
 
         Args:
             images: images with the shape, dtype and device that the networks must accept.
-            needs: requirements of the condenser on the networks, see `check_network`.
+            needs: the condenser's requirements for the networks, see `check_network`.
 
         Yields:
             The index of the step, counted from 0, and the network for this step.
@@ -84,14 +84,14 @@ class Condensation(PixelDescent):
             yield step, network
 
     def sample(self, c: int, limit: int, *draw: int | str) -> Tensor:
-        """Sample at most `limit` real images of class `c` without replacement. Equal keys `draw` give equal samples."""
+        """Sample at most `limit` real images of class `c` without replacement. Equal keys `draw` give the same sample."""
         index = self.rows[c]
         if len(index) > limit:
             index = index[torch.randperm(len(index), generator=derive(self.seed, *draw))[:limit]]
         return self.real.images.index_select(0, index.to(self.real.images.device))
 
     def transform(self, images: Tensor, *draw: int | str) -> Tensor:
-        """Augment images. Equal keys `draw` give real and synthetic images the same transformation (Siamese)."""
+        """Augment images. The same keys `draw` give the same transformation for real and synthetic images (Siamese)."""
         if self.augment is None:
             return images
         return apply_augmentation(self.augment, images, derive(self.seed, *draw, "augment"), siamese=True)

@@ -1,7 +1,8 @@
 """Convolution with a cheaper double backward pass, for gradient matching.
 
 PyTorch's double backward of a convolution also computes the second derivative with respect to the weights, which is not
-needed when images are optimized. This derivative is a convolution with a kernel as large as the maps.
+needed when images are optimized. This derivative is expensive, because it is a convolution with a kernel as large as
+the feature maps.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ class _Setting:
         return F.conv2d(maps, weight, bias, self.stride, self.padding, self.dilation, self.groups)
 
     def backward(self, output: Tensor, maps: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> list[Tensor | None]:
-        """Return the gradients of the maps and the weight, given the `output` gradient. Unwanted gradients are None."""
+        """Return the gradients of the input maps and the weight, given the gradient of the output.
+
+        Gradients that are not in `wanted` are None.
+        """
         found = torch.ops.aten.convolution_backward.default(
             output, maps, weight, None, self.stride, self.padding, self.dilation, False, [0, 0], self.groups,
             [*wanted, False],
@@ -40,7 +44,7 @@ class _Setting:
         return list(found[:2])
 
     def in_maps(self, output: Tensor, maps: Tensor, weight: Tensor) -> Tensor:
-        """Return the gradient of the maps. On a CPU with few channels, it is a matrix product, which is faster."""
+        """Return the gradient of the input maps. On a CPU, if channels are few, a faster matrix product computes it."""
         if self.groups > 1 or maps.shape[1] > 4 or maps.device.type != "cpu":
             return cast(Tensor, self.backward(output, maps, weight, (True, False))[0])
         columns = weight.flatten(1).T.expand(len(output), -1, -1).bmm(output.flatten(2))
@@ -94,8 +98,8 @@ def convolve(
 ) -> Tensor:
     """Compute `F.conv2d` with a cheaper second derivative, which is taken with respect to the images only.
 
-    Weights get no second derivative. PyTorch's own convolution is used under autocast, if `padding` is a string, and if
-    weight or bias are themselves computed, because they may then depend on the images.
+    Weights get no second derivative. PyTorch's own convolution is used under autocast and if `padding` is a string. It
+    is also used if the weight or the bias is not a leaf tensor, because it may then depend on the images.
 
     Args:
         images: leaf tensor for which the second derivative is taken. The first backward pass skips the gradient of

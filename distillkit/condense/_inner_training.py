@@ -24,7 +24,7 @@ _PUBLISHED_LOOPS = ((1, 1), (10, 50), (20, 25), (30, 20), (40, 15), (50, 10), (1
 
 @dataclass(frozen=True)
 class InnerTraining:
-    """Training of each drawn network on the synthetic set in `gradient_matching`: SGD without momentum.
+    """Options of `gradient_matching` for training each sampled network on the synthetic set, by SGD without momentum.
 
     Attributes:
         loops: (outer, inner): number of matching steps for each network, and number of training epochs between two
@@ -47,12 +47,12 @@ class InnerTraining:
 
 
 def loops_for(ipc: int) -> tuple[int, int]:
-    """Return the loops (outer, inner) that DC uses for a number of images per class.
+    """Return the numbers of loop iterations (outer, inner) that DC uses for a number of images per class.
 
     Outer is the number of matching steps for each network, and inner is the number of training epochs between two
     matching steps. Outer equals `ipc`. Inner is interpolated linearly between the published points (ipc, inner): (1,
-    1), (10, 50), (20, 25), (30, 20), (40, 15), (50, 10) and (100, 2), rounded half up, and stays 2 above `ipc` 100. The
-    authors published the last point later. Their code exits for any other `ipc`.
+    1), (10, 50), (20, 25), (30, 20), (40, 15), (50, 10) and (100, 2). The result is rounded half up, and is 2 if `ipc`
+    is above 100. The authors published the last point later than the others. Their code exits for any other `ipc`.
 
     >>> loops_for(10), loops_for(15), loops_for(200)
     ((10, 50), (15, 38), (200, 2))
@@ -65,17 +65,17 @@ def loops_for(ipc: int) -> tuple[int, int]:
 
 
 class TrainedNetwork:
-    """A trainable copy of a drawn network.
+    """Trainable copy of a sampled network.
 
     While gradients are matched, batch norm layers that use batch statistics use the fixed statistics of a given batch.
     Batch statistics of a single class would normalize every class to the same mean.
 
     Args:
-        network: the drawn network, which is not changed.
+        network: the sampled network, which is not changed.
         chunk: number of images per pass; the default depends on device and image size.
 
     Attributes:
-        network: copy of the drawn network.
+        network: copy of the sampled network.
         parameters: parameters of the copy.
         norms: batch norm layers of the copy that use batch statistics.
     """
@@ -96,7 +96,7 @@ class TrainedNetwork:
 
     @torch.no_grad()
     def fix_statistics(self, images: Tensor) -> None:
-        """Put `norms` in eval mode, with the statistics of `images` as running statistics."""
+        """Put the `norms` layers in eval mode, with the statistics of `images` as running statistics."""
         for norm in self.norms:
             norm.reset_running_stats()
             norm.momentum = None  # cumulative average: for one batch, its statistics
@@ -109,7 +109,7 @@ class TrainedNetwork:
         self, images: Tensor, labels: Tensor, epochs: int, options: InnerTraining, augment: Augmentation | None,
         generator: torch.Generator,
     ) -> None:  # fmt: skip
-        """Train by SGD on the cross-entropy; `norms` use the statistics of each batch.
+        """Train the network by SGD on the cross-entropy. The `norms` layers use the statistics of each batch.
 
         Args:
             images, labels: the synthetic set.

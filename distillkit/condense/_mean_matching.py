@@ -1,4 +1,4 @@
-"""The two halves of a distribution-matching step: means of real images, and the gradient for synthetic images."""
+"""The two parts of a distribution-matching step: means of real images, and the gradient for synthetic images."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ __all__ = ["MATCHES", "class_groups", "distance_to_means", "embedding_means"]
 def embedding_means(
     network: Network, images: Tensor, counts: Sequence[int], *, match: str = "embedding", chunk: int | None = None
 ) -> Tensor:
-    """Return the mean embedding of each class of real images, the targets of a distribution-matching step.
+    """Return the mean embedding of each class of real images.
 
-    Use this function with `distance_to_means` to write your own loop. It records no graph and works in chunks.
+    The means are the targets of a distribution-matching step. Use this function with `distance_to_means` to write your
+    own loop. It records no autograd graph and works in chunks.
 
     Args:
         network: network with `features` and `classifier`. If it uses batch statistics, all images are processed
             together, so that the statistics come from mixed classes.
         images: real images, float [N, C, H, W], class by class.
-        counts: number of images of each class, all positive, N in total.
+        counts: number of images of each class. All counts are positive, and their sum is N.
         match: `"embedding"`, or `"embedding+logits"` to append the mean logits.
         chunk: number of images per forward pass; default: `chunking.chunk_size`.
 
@@ -61,25 +62,28 @@ def distance_to_means(
     augment: Callable[[Tensor, int], Tensor] | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the distance of synthetic images to the real means, and its gradient with respect to the images.
+    """Return the distance between the class means of synthetic and real images, and its gradient.
 
     To write your own loop, call `embedding_means` on real images, then this function, then take an optimizer step.
 
     The loss is a sum over classes, so the backward pass runs class by class; small classes share a chunk. On a CPU,
-    this gives the same gradient in half the time. With batch statistics, all classes are processed together.
+    this is faster than one pass and gives the same gradient. If batch norm uses batch statistics, all classes are
+    processed together.
 
     Args:
-        network: network with `features` and `classifier`. Parameters without `requires_grad` save time.
+        network: network with `features` and `classifier`. The function is faster if the parameters do not require
+            gradients.
         targets: the real means [K, d], from `embedding_means` with the same `match`.
         images: the synthetic images [N, C, H, W], class by class.
-        counts: number of synthetic images of each of the K classes, all positive, N in total.
+        counts: number of synthetic images of each of the K classes. All counts are positive, and their sum is N.
         match: see `embedding_means`.
-        augment: function of the images of one class and the position of the class, 0..K-1, that returns the network's
-            input; or None.
+        augment: function that augments the images of one class, or None. Its arguments are the images and the position
+            of the class, 0..K-1.
         chunk: number of images per pass; see `embedding_means`.
 
     Returns:
-        The loss, a scalar, sum over k of ||targets[k] - mean embedding of class k||^2, and the gradient [N, C, H, W].
+        The loss, a scalar, and its gradient with respect to the images, [N, C, H, W]. The loss is the sum over k of
+        ||targets[k] - mean embedding of class k||^2.
     """
     counts = _checked_counts(network, images, counts, match)
     k = len(counts)
@@ -107,7 +111,7 @@ def distance_to_means(
 def class_groups(network: Network, images: Tensor, counts: Sequence[int], chunk: int | None) -> Iterator[slice]:
     """Divide classes into groups whose images fit into one chunk. A class larger than a chunk forms its own group.
 
-    With batch statistics there is only one group, so that the statistics come from mixed classes.
+    If batch norm uses batch statistics, there is only one group, so that the statistics come from mixed classes.
 
     Args:
         network: the network that processes the images.
@@ -134,7 +138,7 @@ def _embed(network: Network, images: Tensor, match: str) -> Tensor:
 
 
 def _checked_counts(network: Network, images: Tensor, counts: Sequence[int], match: str) -> list[int]:
-    """Check types and sizes, and return the counts. NaN is not checked, to save time in every step."""
+    """Check types and sizes, and return the counts. Values are not checked for NaN, to save time in every step."""
     check.one_of(match, "match", MATCHES)
     if not callable(getattr(network, "features", None)) or isinstance(network, type):
         raise TypeError(f"network must have features and classifier (networks.split), got {type(network).__name__}")

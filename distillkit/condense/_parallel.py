@@ -1,4 +1,4 @@
-"""Groups of classes in parallel, one intra-op thread each."""
+"""Parallel processing of groups of classes, with one intra-op thread per group."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Part = TypeVar("Part")
 
 
 class ParallelMap:
-    """Parallel map of a function over parts. The result does not depend on the number of threads.
+    """Callable that maps a function over parts in parallel. The result does not depend on the number of threads.
 
     Args:
         pool: pool of threads with one intra-op thread each, or None to process the parts one after the other.
@@ -41,7 +41,7 @@ class ParallelMap:
         self._networks = [network]
 
     def __call__(self, function: Callable[[Network, Part], T], parts: Sequence[Part]) -> list[T]:
-        """Return `function(network, part)` for each part, in order. Concurrent calls get copies of the network.
+        """Return `function(network, part)` for each part, in order. Concurrent calls use copies of the network.
 
         Args:
             function: function of a network and a part, which is called in the threads.
@@ -69,10 +69,11 @@ class ParallelMap:
 
 @contextlib.contextmanager
 def parallel_map(images: Tensor) -> Iterator[ParallelMap]:
-    """Yield a map that runs in threads on a CPU with several intra-op threads, and sequentially elsewhere.
+    """Yield a `ParallelMap`, which uses threads only on a CPU with several intra-op threads.
 
-    Two classes at once, with one thread each, are faster than one class at a time with two threads, because an
-    operation with two threads must wait for both. A GPU does not benefit, and threads do not inherit autocast.
+    Processing two classes at once, with one thread each, is faster than one class at a time with two threads, because
+    an operation with two threads must wait for both of them. Elsewhere the map is sequential: a GPU does not benefit,
+    and new threads do not inherit autocast.
 
     Args:
         images: the images to process.

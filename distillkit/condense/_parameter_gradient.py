@@ -22,7 +22,7 @@ Metric = Literal["row_cosine", "mse", "cos"]
 
 
 class _TwiceDifferentiable(TorchFunctionMode):
-    """Replace functions in this thread for a second derivative with respect to images.
+    """Context manager that makes functions in this thread twice differentiable with respect to images.
 
     Attention is computed by its formula, because PyTorch's fused kernels have no second derivative. Convolutions use
     `convolve`, which skips the unneeded second derivative of the weights.
@@ -74,7 +74,8 @@ def parameter_gradient(
 
     Args:
         network: network that maps images to logits. If it uses batch statistics, all images are processed together.
-        parameters: the parameters. The gradient of a parameter that does not affect the loss is zero.
+        parameters: parameters for which the gradient is computed. A parameter that does not affect the loss has a zero
+            gradient.
         images: float [N, C, H, W].
         labels: class indices int [N], or rows float [N, K].
         chunk: number of images per pass; the default depends on device and image size. It changes results only by
@@ -102,12 +103,12 @@ def distance_to_target(
     metric: Metric = "row_cosine",
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the distance between the images' parameter gradient and a target, and its gradient in the images.
+    """Return the distance of the parameter gradient from a target, and the image gradient of that distance.
 
-    The function uses a double backward pass, because forward-mode differentiation is wrong for some norms. If there are
-    more images than a chunk, it takes two passes. The first computes the gradient g and v = d distance / d g. The
-    second computes, chunk by chunk, the derivative of <g, v> with respect to the images. By the chain rule the result
-    is the same, and memory is bounded.
+    The function uses a double backward pass, because forward-mode differentiation is wrong for some norms. If the
+    images do not fit into one chunk, it takes two passes. The first computes the gradient g and v = d distance / d g.
+    The second computes, chunk by chunk, the derivative of <g, v> with respect to the images. By the chain rule, the
+    result is the same as without chunks, but memory is bounded.
 
     Args:
         network, parameters, images, labels, chunk: see `parameter_gradient`.

@@ -18,7 +18,7 @@ __all__ = ["PixelDescent"]
 
 
 class PixelDescent:
-    """SGD with momentum on images. A resumed descent gives bit-identical results.
+    """SGD with momentum on the pixels of images. Results are bit-identical if a descent is interrupted and resumed.
 
     The class checks its options, that the loss stays finite, and that a resumed state belongs to the same call.
 
@@ -28,9 +28,9 @@ class PixelDescent:
         steps: total number of steps, including those before a resumed state.
         arguments: arguments of the call that affect its results, as JSON values.
         seed: seed of the caller's random draws. A resumed descent uses the seed in its state.
-        resume: a state, or the path of a file with a state.
-        identity: function that returns further JSON values: the fingerprints of data and network. Fingerprints are slow
-            to compute, so the function is called only when a state is saved or resumed.
+        resume: a state, or the path of a file with a state; None starts from the beginning.
+        identity: function that returns the fingerprints of data and network, as further JSON values. Fingerprints are
+            slow to compute, so the function is called only when a state is saved or resumed.
         callback: function that is called with a `Progress` after each step.
     """
 
@@ -79,7 +79,7 @@ class PixelDescent:
 
         Args:
             loss: the loss of this step.
-            bar: progress bar that counts steps; or None.
+            bar: progress bar to advance by one step, or None.
         """
         self.done += 1
         if bar is not None:

@@ -45,7 +45,7 @@ class Progress:
         steps: total number of steps.
         loss: loss of this step, before its update.
         images: current synthetic images [N, C, H, W]. The condenser changes this tensor, so clone it to keep it.
-        live: tensors of the state, which the condenser also changes; `state()` copies them.
+        live: tensors of the state. The condenser changes these too, so `state()` copies them.
         arguments: function that returns the call's arguments as a tensor (see `pack_arguments`); slow.
     """
 
@@ -57,9 +57,9 @@ class Progress:
     arguments: Callable[[], Tensor] | None = field(default=None, repr=False)
 
     def state(self) -> State:
-        """Return a copy of the state, for `resume=`. A resumed call gives a bit-identical result.
+        """Return a copy of the state, to pass as `resume=`. A resumed call gives a bit-identical result.
 
-        Call this method inside the callback. Later, the live tensors belong to another step.
+        Call this method inside the callback. After the callback returns, the condenser changes the tensors.
         """
         state = {name: tensor.detach().clone() for name, tensor in self.live.items()}
         return state if self.arguments is None else {**state, "arguments": self.arguments().clone()}
@@ -75,7 +75,7 @@ def pack_arguments(arguments: Mapping[str, Any]) -> Tensor:
 
 
 def stable_repr(value: object) -> str:
-    """Return a text for a value that is the same in every process.
+    """Return a text that describes a value and is the same in every process.
 
     The text is the value's repr, or its name if the repr contains a memory address.
 
@@ -104,7 +104,7 @@ def call_identity(real: LabeledImages, networks: NetworkSampler) -> dict[str, An
 
 
 def save_state(path: str | os.PathLike[str], state: Mapping[str, Tensor]) -> Path:
-    """Write a condenser's state to one `.safetensors` file, atomically. Call this function in the callback.
+    """Write a condenser's state atomically to a single `.safetensors` file. Call this function in the callback.
 
     Args:
         path: path of the file.
@@ -120,7 +120,7 @@ def save_state(path: str | os.PathLike[str], state: Mapping[str, Tensor]) -> Pat
 
 
 def load_state(path: str | os.PathLike[str]) -> State:
-    """Read a state written by `save_state`. `resume=` also accepts the path.
+    """Read a state written by `save_state`. You can also pass the path of the file directly as `resume=`.
 
     Args:
         path: path of the file.
@@ -140,7 +140,7 @@ def _checksum(state: Mapping[str, Tensor]) -> str:
 
 
 def restore_state(resume: Resume | None, arguments: Mapping[str, Any], steps: int) -> State | None:
-    """Return the state to resume, after checking that it belongs to this call; None without `resume`.
+    """Return the state to resume, after checking that it belongs to this call. Return None if `resume` is None.
 
     Args:
         resume: a state from `Progress.state()`, or the path of a file with a state.

@@ -1,4 +1,4 @@
-"""Coresets: random, herding and k-center selection of real images, the baselines of condensation."""
+"""Coresets, the baselines of condensation: real images selected at random, by herding or by k-center."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def random_subset(
         classes: the classes to select; default: all classes with an image.
         num_classes: number of classes K; needed if classes may be absent from `labels`.
         normalization: normalization of `images`.
-        chunk: ignored.
+        chunk: ignored, like `network`.
         progress: whether to show a progress bar while a dataset is read.
 
     Returns:
         A set, class by class in ascending order, with the columns of the given set. Its `info` lists the classes
-        without images (`absent`), and the classes with fewer than `ipc` images (`with_replacement`). In the latter
-        classes, the images repeat, starting again from the first.
+        without images (`absent`), and the classes with fewer than `ipc` images (`with_replacement`). In a class with
+        too few images, the selection repeats from its first image.
 
     Raises:
         TypeError, ValueError: images, labels or `ipc` are invalid, labels are soft, or a class in `classes` has no
@@ -135,12 +135,11 @@ def k_center(
     chunk: int | None = None,
     progress: bool = True,
 ) -> LabeledImages:
-    """Select real images that cover each class: repeatedly add the image farthest from those selected (greedy
-    k-center).
+    """Select real images that cover each class (greedy k-center).
 
-    The first image is the one nearest to the class mean, so the selection is deterministic. The largest distance from
-    any image to its nearest center is at most twice the smallest possible (Gonzalez 1985). In a tie, the image with the
-    lowest index is selected.
+    The function repeatedly adds the image that is farthest from all selected images. The first image is the one nearest
+    to the class mean, so the selection is deterministic. The largest distance from any image to its nearest center is
+    at most twice the smallest possible value (Gonzalez 1985). In a tie, the image with the lowest index is selected.
 
     Papers: Gonzalez, "Clustering to minimize the maximum intercluster distance" (1985); Sener and Savarese, "Active
     learning for convolutional neural networks: a core-set approach" (ICLR 2018), algorithm 1.
@@ -201,7 +200,7 @@ def _select(
     info: dict[str, object],
     progress: bool = False,
 ) -> LabeledImages:
-    """Return `ipc` images per class, in the order of `order(rows, min(ipc, len(rows)))`."""
+    """Return `ipc` images per class, selected by `order(rows, min(ipc, len(rows)))` from the rows of the class."""
     ipc = check.positive_int(ipc, "ipc")
     rows = class_rows(real, classes)
     check_class_sizes("ipc", ipc, {c: len(own) for c, own in rows.items()})

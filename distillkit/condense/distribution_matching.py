@@ -1,4 +1,4 @@
-"""Distribution matching: DM, the iterative DM of FedLGD, and FedDM in one function."""
+"""Distribution matching in one function, which covers DM, the iterative DM of FedLGD, and FedDM."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def distribution_matching(
     resume: Resume | None = None,
     progress: bool = True,
 ) -> LabeledImages:
-    """Condense a set by distribution matching: match the mean embeddings of real and synthetic images of each class.
+    """Condense a set by matching the mean embeddings of real and synthetic images of each class.
 
-    Each step draws a network phi and minimizes, by one step of SGD with momentum on the pixels,
+    Each step samples a network phi, and takes one step of SGD with momentum on the pixels to reduce
 
         sum over classes c of || mean phi(real images of c) - mean phi(synthetic images of c) ||^2,
 
-    summed over the d embedding dimensions, so a good `lr` depends on the embedding's size. These settings reproduce the
-    papers:
+    The squared norm is a sum over the dimensions of the embedding, so a good `lr` depends on its size. These settings
+    reproduce the papers:
 
     | paper | networks | match | augment | steps |
     |---|---|---|---|---|
@@ -63,12 +63,12 @@ def distribution_matching(
     | FedDM (Xiong et al., CVPR 2023), Eq. 8 | `NetworkBall(network, 5.0)` | embedding+logits | none | 1,000 |
 
     Args:
-        images: the real images, float [N, C, H, W] in the normalized space; or a `LabeledImages`, without passing
-            `labels`.
+        images: the real images: a tensor, float [N, C, H, W], in the normalized space; or a `LabeledImages`, in which
+            case `labels` are omitted.
         labels: class indices, int [N].
-        networks: sampler of phi; its networks have the images' device and dtype. If batch norm uses batch statistics
-            (`RandomNetworks` of such networks), all classes share one forward pass, which is not chunked. Batch
-            statistics of a single class would normalize every class to the same mean.
+        networks: sampler of the networks phi, which must have the images' device and dtype. If their batch norm uses
+            batch statistics, all classes share one forward pass, which is not chunked. Batch statistics of a single
+            class would normalize every class to the same mean.
         ipc: number of synthetic images per class.
         steps: number of optimization steps.
         match: `"embedding"`, or `"embedding+logits"` to add the squared distance of the mean logits (FedDM).
@@ -77,26 +77,26 @@ def distribution_matching(
         classes: the classes to condense; default: all classes with a real image.
         batch_real: number of real images per class and step, sampled without replacement. If a class has fewer images,
             all are used. None always uses all images.
-        cache: whether to compute the means of whole classes only once, if the network is fixed and there is no
-            augmentation, instead of the means of a random batch in every step. The expectation is the same, without
-            sampling noise, at almost no cost. The papers correspond to False.
+        cache: whether to compute the means of whole classes once, instead of the means of a random batch in every step.
+            This applies only if the network is fixed and there is no augmentation. It removes the sampling noise at
+            almost no cost. The papers correspond to False.
         lr: step size on the pixels. The papers use 1; DM uses 10 for 100 or more images per class.
         momentum: momentum of SGD, in [0, 1).
         augment: augmentation of real and synthetic images, drawn once per class and step (Siamese).
         num_classes, normalization: properties of the data if `images` is a tensor; see `LabeledImages`.
-        generator: an int seed, or a CPU generator from which one seed is drawn. All random draws derive from this seed.
+        generator: an int seed, or a CPU generator from which one seed is drawn. All randomness derives from this seed.
         chunk: number of real images per forward pass; the default depends on device and image size (see
             `chunking.chunk_size`). It bounds memory and changes results only by rounding.
         callback: function that is called with a `Progress` after each step.
         resume: a state from `Progress.state()`, or the path of a file written by `save_state`. The result is
-            bit-identical to an uninterrupted call. Pass the other arguments again. `steps` includes the steps already
-            taken, and may be larger than before.
+            bit-identical to that of an uninterrupted call. Pass the other arguments again. `steps` includes the steps
+            already taken, and may be larger than before.
         progress: whether to show a progress bar.
 
     Returns:
-        A set of `ipc` images per class, class-major, in the same normalized space, never clipped. Its `info` describes
-        how it was made: options, versions, the `seed` of all draws, the classes `absent` from the data, and the
-        classes whose initial images repeat (`with_replacement`).
+        A set of `ipc` images per class, sorted by class, in the same normalized space. Pixels are never clipped. Its
+        `info` describes how it was made: the options, versions and `seed`. It also lists the classes without real
+        images (`absent`) and the classes whose initial images repeat (`with_replacement`).
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.
@@ -104,7 +104,8 @@ def distribution_matching(
 
     On a CPU, up to `torch.get_num_threads()` classes are processed at once, each with one thread and a copy of the
     network, so the result is the same as with one thread. If the network cannot be copied, classes are processed one
-    after the other. If all classes share a single pass, because of batch statistics or few images, it uses all threads.
+    after the other. If all classes share a single pass, because of batch statistics or few images, the pass uses all
+    threads.
 
     Deviations: the code of DM's authors seeds its augmentation from the clock and runs `steps + 1` steps. In FedLGD and
     DM, averages over absent classes are NaN; here absent classes are left out. FedDM's paper also samples a batch of
@@ -144,7 +145,7 @@ def distribution_matching(
 
 @dataclass(frozen=True)
 class _ClassMatching:
-    """Class means of real images, and the distance of synthetic images to these means; class groups run in parallel."""
+    """Matching of class means for one condensation. Groups of classes are processed in parallel."""
 
     run: Condensation
     parallel: ParallelMap
@@ -164,7 +165,7 @@ class _ClassMatching:
         return torch.cat(self.parallel(group_means, groups))
 
     def distance(self, network: Network, step: int, means: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the distance of the synthetic images to the real `means`, and its gradient."""
+        """Return the distance between the synthetic images' class means and the real `means`, and its gradient."""
         run, classes, images = self.run, list(self.run.rows), self.run.images.split(self.run.counts)
 
         def group_distance(network: Network, group: slice) -> tuple[Tensor, Tensor]:

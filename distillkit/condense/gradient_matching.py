@@ -54,28 +54,28 @@ def gradient_matching(
 ) -> LabeledImages:
     """Condense a set by gradient matching (DC, DSA).
 
-    The synthetic images learn to give a network the same parameter gradient as the real images, while the network
-    trains on them. Each iteration draws a network and repeats two moves:
+    The synthetic images are optimized so that a network's parameter gradient on them matches the gradient on the real
+    images, while the network trains on the synthetic images. Each iteration samples a network and repeats two steps:
 
-    1. one step of SGD with momentum on the pixels, down the sum over classes c of
+    1. a matching step: one step of SGD with momentum on the pixels, to reduce the sum over classes c of
        D(grad CE(synthetic images of c), grad CE(real images of c));
-    2. some epochs of SGD on the network with the synthetic set, except after the last matching step.
+    2. some epochs of training the network by SGD on the synthetic set, except after the last matching step.
 
     Papers: Zhao, Mopuri and Bilen, "Dataset condensation with gradient matching" (DC, ICLR 2021), Algorithm 1; with
     `augment=DSA()` Zhao and Bilen, "Dataset condensation with differentiable Siamese augmentation" (DSA, ICML 2021),
     Algorithm 1.
 
     Args:
-        images: the real images, float [N, C, H, W] in the normalized space; or a `LabeledImages`, without passing
-            `labels`.
+        images: the real images: a tensor, float [N, C, H, W], in the normalized space; or a `LabeledImages`, in which
+            case `labels` are omitted.
         labels: class indices, int [N].
-        networks: sampler of networks, `RandomNetworks(factory)` in the papers. A drawn network is copied, so its
+        networks: sampler of networks, `RandomNetworks(factory)` in the papers. A sampled network is copied, so its
             parameters may be frozen. Before each matching step, batch norm layers that use batch statistics get the
-            statistics of a real batch with 16 images of every class. While the network trains, they use the statistics
+            statistics of a real batch with 16 images from each class. While the network trains, they use the statistics
             of the training batch. Batch statistics of a single class would normalize every class to the same mean.
             Dropout is off.
         ipc: number of synthetic images per class.
-        iterations: number of networks.
+        iterations: number of iterations; each one uses a new network.
         metric: distance D between gradients; see `losses.matching.gradient_distance`.
         init: initial images, see `initial_images`. The papers start from noise.
         classes: the classes to condense; default: all classes with a real image.
@@ -86,7 +86,7 @@ def gradient_matching(
         augment: augmentation. It is drawn once per class and matching step for real and synthetic images (Siamese), and
             once per image while the network trains.
         num_classes, normalization: properties of the data if `images` is a tensor; see `LabeledImages`.
-        generator: an int seed, or a CPU generator from which one seed is drawn. All random draws derive from this seed.
+        generator: an int seed, or a CPU generator from which one seed is drawn. All randomness derives from this seed.
         chunk: number of images per pass through the network; the default depends on device and image size (see
             `chunking.chunk_size`). It bounds memory and changes results only by rounding.
         callback: function that is called with a `Progress` after each iteration. Its `step` counts iterations, and its
@@ -96,8 +96,9 @@ def gradient_matching(
         progress: whether to show a progress bar, which counts matching steps.
 
     Returns:
-        A set of `ipc` images per class, class-major, in the same normalized space, never clipped. Its `info` describes
-        how it was made, the classes `absent` from the data, and the classes whose initial images repeat.
+        A set of `ipc` images per class, sorted by class, in the same normalized space. Pixels are never clipped. Its
+        `info` describes how it was made. It also lists the classes without real images (`absent`) and the classes whose
+        initial images repeat (`with_replacement`).
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.
@@ -105,8 +106,8 @@ def gradient_matching(
 
     Deviations from the authors' code: Random draws derive from the seed, not from the clock. `loops_for` accepts every
     ipc. Exactly `iterations` iterations are run, not one more. Running statistics of batch norm are set to the
-    statistics of the mixed batch; the authors' code only moves them a tenth of the way from their initial values 0 and
-    1.
+    statistics of the batch with all classes. The authors' code moves them only a tenth of the way from their initial
+    values, 0 and 1.
     """
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
     networks = require_sampler(networks)
@@ -151,7 +152,7 @@ def _match_class(
     run: Condensation, trained: TrainedNetwork, step: tuple[int, int], c: int, images: Tensor, limit: int,
     metric: Metric,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the distance between the gradients of synthetic and real images of class `c`, and its gradient."""
+    """Return the distance of the parameter gradients of synthetic and real images of class `c`, and its gradient."""
     real = run.transform(run.sample(c, limit, *step, "real", c), *step, c)
     leaf = images if run.augment is None else images.clone().requires_grad_()
     synthetic = run.transform(leaf, *step, c)

@@ -20,9 +20,9 @@ _INITS = ("real", "noise", "statistics", "statistics-whole-set")
 
 
 def class_statistics(real: LabeledImages, *, whole_set: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the mean and standard deviation of pixels per class and channel. FedLGD samples initial images from these.
+    """Return the mean and standard deviation of the pixels of each class and channel, in the set's normalized space.
 
-    Both are in the set's normalized space.
+    FedLGD samples its initial images from these statistics.
 
     Args:
         real: a set with class indices. Classes without images get mean 0 and std 0.
@@ -31,7 +31,8 @@ def class_statistics(real: LabeledImages, *, whole_set: bool = False) -> tuple[T
             number of pixels of the class.
 
     Returns:
-        The means [K, C] and the standard deviations [K, C], by the population formula (correction 0).
+        The means [K, C] and the standard deviations [K, C]. The standard deviations use the population formula
+        (correction 0).
     """
     real = as_set(real, name="real")
     check.boolean(whole_set, "whole_set")
@@ -52,9 +53,9 @@ def class_statistics(real: LabeledImages, *, whole_set: bool = False) -> tuple[T
 def images_from_statistics(
     means: Tensor, stds: Tensor, *, ipc: int, size: tuple[int, int], generator: int | torch.Generator = 0
 ) -> Tensor:
-    """Sample every pixel from N(mean, std) of its class and channel.
+    """Sample images whose pixels are normally distributed, with a given mean and std for each class and channel.
 
-    A client can send these statistics instead of images. The result is class-major, [K * ipc, C, H, W].
+    A client can send these statistics instead of images. The result, [K * ipc, C, H, W], is sorted by class.
 
     Args:
         means: means, float [K, C], from `class_statistics` (or averaged over clients).
@@ -86,9 +87,10 @@ def initial_images(
     classes: Sequence[int] | None = None,
     generator: int | torch.Generator = 0,
 ) -> LabeledImages:
-    """Return initial images for a condensation: `ipc` per class, class-major, in the real set's normalized space.
+    """Return `ipc` initial images per class for a condensation, sorted by class, in the real set's normalized space.
 
-    Condensers call this function for their `init=`. Call it to inspect initial images, or in your own loop.
+    Condensers call this function with their argument `init`. Call it to inspect the initial images, or in your own
+    loop.
 
     Args:
         real: the set to condense, labeled with class indices.
@@ -98,8 +100,8 @@ def initial_images(
             pixel from N(mean, std) of its class and channel (FedLGD's paper). `"statistics-whole-set"`: the same with
             the sums divided by the number of pixels of the whole set (the code and results of FedLGD's authors). You
             can also pass a set: its images are copied, and its labels determine the counts.
-        classes: the classes to make images for; default: all classes with a real image. For a class without real
-            images, only `"noise"` is possible.
+        classes: the classes for which to make images; default: all classes with a real image. For a class without real
+            images, `init` must be `"noise"`.
         generator: an int seed, or a CPU generator, which is advanced.
 
     Returns:

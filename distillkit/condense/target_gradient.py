@@ -38,17 +38,17 @@ def fit_to_gradient(
     resume: Resume | None = None,
     progress: bool = True,
 ) -> LabeledImages:
-    """Optimize images until their parameter gradient matches a given target, as FedLGD's server does.
+    """Optimize images so that their parameter gradient matches a given target, as FedLGD's server does.
 
     Each step minimizes D(grad CE(all synthetic images), target) over all classes together, by SGD with momentum on the
-    pixels. The target may be the difference of two versions of a model, (before - after) / lr. This is the server step
-    of Huang et al., "Federated learning on virtual heterogeneous data with local-global dataset distillation" (FedLGD,
-    TMLR 2024), Eq. 5.
+    pixels. The target may be computed from a model before and after training, as (before - after) / lr. This is the
+    server step of Huang et al., "Federated learning on virtual heterogeneous data with local-global dataset
+    distillation" (FedLGD, TMLR 2024), Eq. 5.
 
     Args:
         network: network whose parameter gradients are matched. A copy in eval mode is used; the network itself is never
             changed.
-        synthetic: initial set; its labels (indices or rows) do not change.
+        synthetic: initial set. Its labels (class indices or rows) do not change.
         target: target gradient, one tensor per parameter of the network: a sequence in the order of
             `network.parameters()`, or a mapping by the names in `network.named_parameters()`. Parameters that a mapping
             leaves out are not matched.
