@@ -84,7 +84,7 @@ class Condensation(PixelDescent):
             yield step, network
 
     def sample(self, c: int, limit: int, *draw: int | str) -> Tensor:
-        """Sample at most `limit` real images of class `c` without replacement. Equal keys `draw` give the same sample."""
+        """Sample at most `limit` real images of class `c` without replacement. Equal keys `draw` give equal samples."""
         index = self.rows[c]
         if len(index) > limit:
             index = index[torch.randperm(len(index), generator=derive(self.seed, *draw))[:limit]]

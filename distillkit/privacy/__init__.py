@@ -1,9 +1,10 @@
 """Differential privacy for synthetic sets and models, with a ledger of what was spent.
 
 Three functions turn private images into something that may be published: `condense_private` (a set fitted to noised
-class means, the best place to start), `image_sgd` (a set by DP-SGD on its images, as in FedDM) and `train_private` (a
-network, by DP-SGD). Each charges a `Ledger` before it draws noise. `plan_noise` gives the noise multiplier for a target
-epsilon; `release`, `private_histogram` and `PrivateGradient` are the building blocks of your own mechanism.
+class means, which is the best place to start), `image_sgd` (a set by DP-SGD on its images, as in FedDM) and
+`train_private` (a network, by DP-SGD). Each charges a `Ledger` before it draws noise. `plan_noise` computes the noise
+multiplier for a target epsilon. `release`, `private_histogram` and `PrivateGradient` are building blocks for mechanisms
+of your own.
 
 Where to find what in this package:
 
@@ -11,12 +12,13 @@ Where to find what in this package:
   and images), `condensation/class_means.py` (`release`) and `condensation/histogram.py`. Callers outside this package
   that add noise themselves draw it from a `Secret` and charge an `Account`.
 - Where is a ledger line written? `ledger.py` (`Ledger.spend`), into the hash chain of `_journal.py`; `events.py`
-  defines the events, `Account` the client and round that a call charges, `_child_ledger.py` the ledgers on other
-  machines.
+  defines the events, and `_child_ledger.py` the ledgers on other machines. An `Account` holds the client and round that
+  a call charges.
 - Where is epsilon computed? `accounting/composition.py` (`compose`); `accounting/planning.py` inverts it.
-- Where does user code meet records? Nowhere: `capture/` traces it on one example without values, to a fixed graph.
-- Where are inputs refused? `validation/`: data and options, networks and losses that mix examples, delta. `errors.py`
-  defines the errors, `assumptions.py` the inputs that each entry point assumes to be public.
+- Where does user code run on records? Nowhere. `capture/` traces the code once, on one example without values, and only
+  the resulting fixed graph is evaluated on records.
+- Where are inputs refused? `validation/` checks the data, the options and delta, and refuses networks and losses that
+  mix examples. `errors.py` defines the errors, `assumptions.py` the inputs that each entry point assumes to be public.
 """
 
 from distillkit.privacy.accounting.composition import Bound, Spend, compose, filter_order

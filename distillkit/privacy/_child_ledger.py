@@ -28,7 +28,7 @@ _OPTIONS = ("delta", "budget", "disjoint", "renyi_order", "relation")
 
 
 def child_state(ledger: Ledger, client: int | str) -> dict[str, Any]:
-    """Return the state of the run's ledger that a `ChildLedger` for one client starts from, as JSON values.
+    """Return the state of the run's ledger from which a `ChildLedger` for one client starts, as JSON values.
 
     Events of one kind are merged. If clients may share records, the events of all clients are included.
 
@@ -67,13 +67,13 @@ class _MemoryJournal(Journal):
 class ChildLedger(Ledger):
     """Ledger in memory for one client that cannot reach the run's ledger, for instance on another machine.
 
-    A child ledger refuses the same charges as the run's ledger. Its own charges are listed in `charged`, for
-    `merge_child`.
+    A child ledger refuses the same charges as the run's ledger. Its own charges are listed in `charged`; pass the list
+    to `merge_child`.
 
     Args:
         state: state of the run's ledger, as `child_state` returns it.
-        before: function that is called with the lines of each charge before the charge counts; if it raises an
-            exception, the charge is refused.
+        before: function that is called with the lines of each charge, before the charge is made. If the function raises
+            an exception, the charge is refused.
     """
 
     def __init__(self, state: Mapping[str, Any], before: Callable[[Sequence[Line]], None] | None = None) -> None:
@@ -89,7 +89,7 @@ class ChildLedger(Ledger):
 
 
 def merge_child(ledger: Ledger, lines: Sequence[Line]) -> None:
-    """Record the charges of a child ledger in the run's ledger; they are on disk when the function returns.
+    """Record the charges of a child ledger in the run's ledger. The charges are on disk when the function returns.
 
     No charge is refused, whatever the budget, because the privacy has already been spent. Remarks and assumptions are
     recorded once.
@@ -114,7 +114,7 @@ def _is_recorded(ledger: Ledger, line: Line) -> bool:
 
 
 def ledger_lines(ledger: Ledger, since: int = 0) -> list[tuple[int, Line]]:
-    """Return the lines on charges of a ledger's file after the first `since`, each with its number, counted from 1.
+    """Return the charge lines of a ledger's file, without the first `since`, each with its line number from 1.
 
     Args:
         ledger: a ledger with a file.
@@ -132,15 +132,15 @@ def mirrored_count(ledger: Ledger, source: str) -> int:
 
 
 def mirror_lines(ledger: Ledger, source: str, client: int | str, lines: Sequence[tuple[int, Line]]) -> None:
-    """Copy the lines of another ledger of the same records, each line once even if it is received repeatedly.
+    """Copy lines from another ledger for the same records. A line that is received repeatedly is copied only once.
 
-    No line is refused, whatever the budget, because the privacy has already been spent. Releases under a neighbouring
-    relation other than the ledger's leave that client without a guarantee. The lines are on disk when the function
+    No line is refused, whatever the budget, because the privacy has already been spent. If a line has another
+    neighboring relation than the ledger, no guarantee holds for that client. The lines are on disk when the function
     returns.
 
     Args:
-        ledger: the ledger to extend, for instance of a run.
-        source: name of the other ledger, the same in every call.
+        ledger: the ledger to extend, for instance a run's ledger.
+        source: name of the other ledger; use the same name in every call.
         client: id, in `ledger`, of the client to which the other ledger belongs.
         lines: lines of the other ledger, as `ledger_lines` returns them. They are validated, so the source need not be
             trusted.

@@ -1,4 +1,4 @@
-"""Append-only file of JSON lines, chained by hashes, that survives a kill at any byte; a ledger is stored in it."""
+"""Append-only file of JSON lines, chained by hashes, that stores a ledger and survives a crash during any write."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ class Chain:
 
     @property
     def head(self) -> dict[str, Any]:
-        """Number and hash of the lines so far, for `continues`."""
+        """Number of lines so far and their hash, to pass to `continues` later."""
         return {"lines": self.lines, "hash": self._hashes[-1]}
 
     def continues(self, head: Any) -> bool:
-        """Return whether the lines begin with the lines that an earlier `head` describes."""
+        """Return whether the lines so far start with the lines that an earlier `head` describes."""
         count = head.get("lines") if isinstance(head, dict) else None
         return type(count) is int and 0 <= count <= self.lines and self._hashes[count] == head.get("hash")
 
     def add(self, raw: bytes) -> None:
-        """Add the bytes of a line, or of a torn one, without the line break."""
+        """Add the bytes of a complete or torn line to the chain, without the line break."""
         self._hashes.append(hashlib.sha256(self._hashes[-1].encode() + raw).hexdigest())
 
     def read(self, raw: bytes, line: dict[str, Any]) -> bool:
-        """Add a parsed line and remove the field from `line`, unless the line belongs after other lines.
+        """Add a parsed line to the chain, unless its field "after" contradicts the chain, and remove the field.
 
         Returns:
             Whether the line was added.
@@ -75,7 +75,7 @@ class Chain:
         return True
 
     def texts(self, lines: Sequence[dict[str, Any]]) -> list[bytes]:
-        """Return the texts of new lines, with the field and without line breaks; the lines are not added yet.
+        """Return new lines as bytes, with the field "after" and without line breaks. The chain does not change.
 
         Raises:
             ValueError: a line contains NaN or infinity.
@@ -89,14 +89,14 @@ class Chain:
 
 
 class Journal:
-    """File to which several processes append JSON objects; no line is lost once `append` has returned.
+    """File to which several processes append JSON objects. Once `append` has returned, its lines cannot be lost.
 
     A line is torn if the process that wrote it died before `append` returned. The next process that opens the file ends
-    the line and marks it as torn. Any other damaged line is refused. So is a file that contradicts its hash chain, or
-    the file `<name>.head` beside it, which shows that lines at the end were removed.
+    the line and marks it as torn. A file with any other damaged line is refused. A file that contradicts its hash chain
+    or the file `<name>.head` is refused too. The latter shows that lines at the end were removed.
 
     Args:
-        path: path of the file, which is created when the first line is written; None writes nothing.
+        path: path of the file, which is created when the first line is written. If it is None, nothing is written.
 
     Attributes:
         chain: hash chain of the lines that were read or written so far.
@@ -111,7 +111,7 @@ class Journal:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Open a `with` block that locks the file briefly, so that reading and appending are one step."""
+        """Open a `with` block that locks the file, so that reading and appending are one atomic step."""
         from filelock import FileLock
 
         if self._path is None:
@@ -137,10 +137,10 @@ class Journal:
         return locked(lock, f"the ledger {self._path}", shared=True, wait=wait)
 
     def unread(self) -> tuple[list[tuple[int, dict[str, Any]]], int]:
-        """Return the lines that any process appended since the last call; end and mark a torn last line.
+        """Return the lines that any process has appended since the last call. End and mark a torn last line.
 
         Returns:
-            (line number, object) pairs, and the number of torn lines among them.
+            (line number, object) pairs, and the number of torn lines found.
 
         Raises:
             ValueError: a line is damaged, or the file was edited or has lost lines.
@@ -175,10 +175,10 @@ class Journal:
         return lines, torn
 
     def append(self, *lines: dict[str, Any]) -> None:
-        """Write objects at the end of the file; they are on disk when the method returns.
+        """Append objects to the file. The objects are on disk when the method returns.
 
         Args:
-            lines: JSON objects without NaN or infinity, one per line; without arguments nothing is written.
+            lines: JSON objects without NaN or infinity, one per line. If there are none, nothing is written.
 
         Raises:
             distillkit.locking.InUse: another process owns the file.
@@ -200,7 +200,7 @@ class Journal:
             write_atomically(self._head_path(), json.dumps(self.chain.head) + "\n")
 
     def _new_lines(self) -> Iterator[bytes]:
-        """Yield the file's lines after the last one read; end and mark a torn last line."""
+        """Yield the lines of the file after the last line read. End and mark a torn last line."""
         assert self._path is not None
         with open(self._path, "rb") as file:
             file.seek(self._offset)
@@ -252,7 +252,7 @@ def _parsed(raw: bytes) -> dict[str, Any] | None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Sync a new file's name to disk, if the system can open folders."""
+    """Sync a folder to disk, so that a new file's name is durable, if the system can open folders."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except PermissionError:

@@ -11,7 +11,7 @@ __all__ = ["public_noise", "public_test_images"]
 
 
 def public_noise(count: int, like: LabeledImages, generator: torch.Generator, *, coarse: int = 2) -> Tensor:
-    """Draw smooth noise images, independent of the data, float [count, C, H, W] in the set's normalized space.
+    """Draw smooth noise images that are independent of the data, float [count, C, H, W], in the set's normalized space.
 
     The noise is Gaussian, with the pixel mean and standard deviation of the normalization, which are public constants.
     It is drawn at 1 / `coarse` of the resolution, enlarged bilinearly and clamped to [0, 1].
@@ -20,7 +20,7 @@ def public_noise(count: int, like: LabeledImages, generator: torch.Generator, *,
         count: number of images.
         like: set with the shape, normalization, dtype and device of the result; its images are not used.
         generator: generator with which the images are drawn.
-        coarse: factor by which the noise has a lower resolution than the images; 1 gives white noise.
+        coarse: factor by which the noise's resolution is lower than the images'; 1 gives white noise.
     """
     c, h, w = like.shape
     small_h, small_w = (min(side, max(2, side // coarse)) for side in (h, w))
@@ -31,7 +31,9 @@ def public_noise(count: int, like: LabeledImages, generator: torch.Generator, *,
 
 
 def public_test_images(count: int, like: LabeledImages, generator: torch.Generator) -> Tensor:
-    """Draw data-independent images, float [count, C, H, W], to test that a network treats each image separately.
+    """Draw images that are independent of the data, to test that a network treats each image separately.
+
+    The result is float [count, C, H, W].
 
     The images are `public_noise` plus a little white noise, so that no image is constant. In a norm layer, the rounding
     error on a constant image could be mistaken for an influence of other images.

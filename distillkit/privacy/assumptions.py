@@ -1,4 +1,4 @@
-"""Assumptions of each private entry point: the inputs that must be public, because epsilon covers only the records.
+"""Inputs that each private entry point assumes to be public. Epsilon covers only the records, not these inputs.
 
 A ledger records the assumptions of the entry points that charged it (`Guarantee.assumptions`), so that whoever reads
 epsilon can check them.

@@ -1,4 +1,4 @@
-"""Errors of the privacy components, with one type for each reason.
+"""Errors of the privacy package, with one exception type for each reason.
 
 All errors derive from `PrivacyError`, so that one `except` catches them. Every check that is possible before a run is
 made before anything is charged.
@@ -22,11 +22,11 @@ __all__ = [
 
 
 class PrivacyError(ValueError):
-    """A request that would void a privacy guarantee or cannot be accounted for; the message gives the remedy."""
+    """Error for a request that would void a privacy guarantee or has no sound epsilon. The message gives the remedy."""
 
 
 class BudgetExhausted(PrivacyError):
-    """The next release would exceed the ledger's budget; nothing was released and nothing was charged.
+    """Error for a release that would exceed the ledger's budget. Nothing was released and nothing was charged.
 
     Args:
         message: error message that names the refused charge and its client.
@@ -45,24 +45,30 @@ class BudgetExhausted(PrivacyError):
 
 
 class NotAccountable(PrivacyError):
-    """No accountant gives a sound epsilon: unsupported sampling, mixed relations or too large a delta."""
+    """Error for releases without a sound epsilon: unsupported sampling, mixed relations or too large a delta."""
 
 
 class NotCapturable(PrivacyError):
-    """The network, loss or augmentation is not a fixed function of one record, so it would run user code on records."""
+    """Error for a network, loss or augmentation that is not a fixed function of one record.
+
+    To evaluate it, user code would have to run on private records.
+    """
 
 
 class NotSeparable(PrivacyError):
-    """The loss is not a sum over real examples, so clipping cannot bound the contribution of one example."""
+    """Error for a loss that is not a sum over examples, so clipping cannot bound the contribution of one example."""
 
 
 class BatchStatistics(PrivacyError):
-    """The network or augmentation mixes the examples of a batch, as batch norm does."""
+    """Error for a network or augmentation that mixes the examples of a batch, as batch norm does."""
 
 
 class PrivateStatistics(PrivacyError):
-    """A statistic of the private data, such as the mean pixel, would enter the release without noise."""
+    """Error for a statistic of the private data, such as the mean pixel, that would be released without noise."""
 
 
 class PrivateInitialization(PrivacyError):
-    """A released set would start from private images, which stay visible however much noise is added later."""
+    """Error for a set to release that would start from private images.
+
+    The private images would stay visible, however much noise is added later.
+    """

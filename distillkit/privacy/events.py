@@ -31,7 +31,7 @@ PLANNED_STOP = "stopping did not depend on released values"
 
 
 def client_id(client: int | str) -> str:
-    """Return a client's id in a ledger as a string, so that 1 and "1" are the same client.
+    """Return a client's id as a string, as a ledger stores it. The ids 1 and "1" are therefore the same client.
 
     Args:
         client: client index or name.
@@ -45,7 +45,7 @@ def client_id(client: int | str) -> str:
 
 
 def check_relation(relation: str, mechanism: str = "") -> str:
-    """Return the neighboring relation `relation` if an accountant covers it.
+    """Return the given neighboring relation, after checking that an accountant covers it.
 
     Args:
         relation: the relation.
@@ -62,20 +62,20 @@ def check_relation(relation: str, mechanism: str = "") -> str:
 
 @dataclass(frozen=True)
 class Event:
-    """Charge to a ledger: `count` Gaussian releases of the same kind, with everything that determines their cost.
+    """Charge to a ledger for `count` Gaussian releases of the same kind, with all values that determine their cost.
 
-    The components create their own events. For your own mechanism, create one and pass it to `Ledger.spend` before the
-    noise is drawn.
+    The functions of this package create their own events. For your own mechanism, create an event and pass it to
+    `Ledger.spend` before the noise is drawn.
 
     Args:
-        mechanism: name of the mechanism, for readers of the ledger only.
+        mechanism: name of the mechanism. It only informs readers of the ledger.
         sigma: noise standard deviation / sensitivity under `relation`. 0 is allowed and means that no guarantee holds.
-        rate: sample rate: the probability with which a record takes part. If the rate differs between records or
-            classes, give the largest rate. 1 if all records take part.
+        rate: sample rate, the probability with which a record takes part; 1 if all records take part. If the rate
+            differs between records or classes, give the largest rate.
         count: number of releases.
-        client: index or name of the client whose records are released, stored as a string. Default `ALL_CLIENTS`, which
+        client: index or name of the client whose records are released, stored as a string. The default, `ALL_CLIENTS`,
             is always safe.
-        round: round of the release, for readers of the ledger only.
+        round: round of the release. It only informs readers of the ledger.
         sampling: sampling method: `"poisson"` (each record is drawn independently), or `"everything"` (rate 1).
             Default: `"everything"` at rate 1, otherwise `"poisson"`.
         relation: the neighboring relation: `"add or remove one record"`, `"replace one record"` (at rate 1
@@ -122,7 +122,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """Guarantee of a ledger for a client's records: an epsilon at a delta, or the reason why none holds.
+    """Guarantee of a ledger for a client's records: an epsilon at a given delta, or the reason why no guarantee holds.
 
     `Ledger.guarantee` returns it. Its string form is a sentence for a report.
 
@@ -140,8 +140,8 @@ class Guarantee:
         remarks: limits of the guarantee, such as tuning on the private data.
         assumptions: inputs that are assumed to be public, for each entry point (`ASSUMPTIONS`); epsilon does not cover
             these inputs.
-        budget: the ledger's budget, an epsilon that holds at the same delta whenever the releases stop. None: the
-            ledger has no budget, or its budget does not hold at this delta or for mirrored releases.
+        budget: the ledger's budget, an epsilon that holds at the same delta whenever the releases stop. It is None if
+            the ledger has no budget, or if the budget does not hold at this delta or for mirrored releases.
     """
 
     epsilon: float | None

@@ -1,6 +1,6 @@
 """Privacy ledger: an append-only hash chain of charges, written before each release and never rolled back.
 
-An `Account` combines a ledger with the client and round to charge and the source of the noise.
+An `Account` combines a ledger with the client and round to charge, and with the source of the noise.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _RDP_REMARK = (
 
 
 class Ledger:
-    """Privacy ledger: the record of what has been spent on every client's records.
+    """Privacy ledger: a record of the privacy budget spent on every client's data.
 
-    Every noised release is charged here, and `guarantee` returns the guarantee for all of them together. Give every
-    call on the same records the same ledger.
+    Every noised release is charged to a ledger, and `guarantee` returns the guarantee for all releases together. Give
+    every call on the same records the same ledger.
 
-    `spend` writes an event and syncs it to disk *before* it returns. Call `spend` before the noise is drawn: the event
-    then counts whatever happens to the run afterwards. A repeated round is charged again. A line that was cut off by a
+    `spend` writes an event and syncs it to disk *before* it returns. Call `spend` before the noise is drawn, so that
+    the event counts even if the run fails afterwards. A repeated round is charged again. A line that was cut off by a
     crash counts as the costliest event of the ledger, for all clients, although the release was never used.
 
     Epsilon composes over the events of a client and is the *maximum* over clients. The clients' records are assumed to
@@ -52,18 +52,20 @@ class Ledger:
     the true epsilon.
 
     **File**: the first line pins the options, and every line carries the hash of the lines before it. A file that was
-    cut, edited, reordered or deleted is refused, as far as its own lines and the file `<path>.head` show it; a run's
-    folder keeps a head of its own (`head`, `require_head`). Whoever changes all of these files is not noticed. Files of
-    earlier versions are read; the guarantee then has a remark that their lines are not chained.
+    cut, edited, reordered or deleted is refused, if its own lines or the file `<path>.head` show the change. A run's
+    folder keeps a head of its own (`head`, `require_head`). A consistent change to all of these files is not detected.
+    Files of earlier versions are accepted; the guarantee then has a remark that their lines are not chained.
 
-    **Budget**: no charge brings a client's epsilon above the budget, whatever the rule by which you stop. State
-    the *budget* if the rule depends on releases. Epsilon itself (`guarantee`) holds for a number of
-    releases that was fixed in advance; its delta does not cover decisions to stop that depend on it. Which
-    releases may depend on earlier ones? If all have rate 1, any may: a limit on the sum of 1/sigma^2 is a filter for
-    the Gaussian mechanism (Smith and Thakurta, "Fully adaptive composition for Gaussian differential privacy", 2022).
-    At lower rates, sigma and rate must follow a plan, and stopping early is free, because less of the plan is
-    released. `renyi_order=` lifts this condition: the budget is then a Renyi filter of that order (Feldman and Zrnic,
-    "Individual privacy accounting via a Renyi filter", NeurIPS 2021), which allows fewer releases.
+    **Budget**: no charge brings a client's epsilon above the budget, whatever the rule by which you stop. State the
+    *budget* if the rule depends on releases. Epsilon itself (`guarantee`) holds for a number of releases that was fixed
+    in advance; its delta does not cover decisions to stop that depend on epsilon.
+
+    If all releases have rate 1, the sigma of a release may depend on earlier releases. A limit on the sum of
+    1/sigma^2 is then a privacy filter for the Gaussian mechanism (Smith and Thakurta, "Fully adaptive composition for
+    Gaussian differential privacy", 2022). At lower rates, sigma and rate must follow a plan that was fixed in advance.
+    You may stop early at no cost, because less of the plan is released. `renyi_order=` lifts that restriction: the
+    budget is then a Renyi filter of that order (Feldman and Zrnic, "Individual privacy accounting via a Renyi filter",
+    NeurIPS 2021), which allows fewer releases.
 
     Args:
         path: path of a file of JSON lines; an existing file is continued. None keeps the ledger in memory, for
@@ -72,20 +74,23 @@ class Ledger:
             Default: the file's; 1e-5 for a new ledger.
         budget: epsilon that no client may exceed. Default: the file's; no limit for a new ledger. The budget is
             compared with the nominal epsilon, so a seeded test run stops at the same point as the real run.
-        disjoint: whether no two clients hold the same record. This is assumed and cannot be checked here. If False the
-            events of all clients compose. Default: the file's; True for a new ledger.
-        renyi_order: order of the Renyi filter, above 1, if sigma and rate of a release may depend on earlier releases;
-            `filter_order` computes one. Default: the file's; none for a new ledger.
-        relation: neighbouring relation of all events. Default: the file's; for a new ledger that of the first event.
-        data: fingerprint of the records, for instance `distillkit.fingerprint.set_fingerprint(data, key=...)`, which
-            reopening the file must repeat. Default: the file's. With a key, the fingerprint does not reveal the data.
+        disjoint: whether no two clients hold the same record, which the ledger cannot check. If False, the events of
+            all clients compose. Default: the file's; True for a new ledger.
+        renyi_order: order of the Renyi filter, above 1. Set it if some rates are below 1 and the sigma or rate
+            of a release may depend on earlier releases; `filter_order` computes an order. Default: the file's; none for
+            a new ledger.
+        relation: neighboring relation of all events. Default: the file's; for a new ledger, the relation of the first
+            event.
+        data: fingerprint of the records, for instance `distillkit.fingerprint.set_fingerprint(data, key=...)`. If you
+            pass a fingerprint when you reopen the file, it must be the same. Default: the file's. With a key, the
+            fingerprint does not reveal the data.
 
-    Threads and processes may share a ledger file: a charge reads the lines of the others and appends its own in one
-    step. During a run (`run_lock`), other processes may read the ledger, but their charges are refused.
+    Threads and processes may share a ledger file. A charge reads the lines of other processes and appends its own lines
+    in one atomic step. During a run (`run_lock`), other processes may read the ledger, but their charges are refused.
 
     Raises:
         NotAccountable: delta is out of range.
-        PrivacyError: the file was begun with another option; the message names it.
+        PrivacyError: the file was created with a different option; the message names the option.
         ValueError: the file is damaged, was changed, or is not a ledger.
     """
 
@@ -147,7 +152,7 @@ class Ledger:
 
     @property
     def head(self) -> dict[str, Any]:
-        """Number of lines of the file and the hash of all of them, for `require_head`."""
+        """Number of lines of the file and their hash, to pass to `require_head` later."""
         with self._synced():
             return self._journal.chain.head
 
@@ -169,7 +174,7 @@ class Ledger:
 
     @property
     def unchained(self) -> int:
-        """Number of lines of an earlier version, in which a change is not noticed."""
+        """Number of lines without a hash, from an earlier version. Changes to these lines are not detected."""
         with self._synced():
             return self._journal.chain.unchained
 
@@ -180,7 +185,7 @@ class Ledger:
             return tuple(self._events)
 
     def check(self, *events: Event) -> None:
-        """Check whether the budget allows a run before it begins; charge nothing.
+        """Check, before a run begins, that the budget allows it. Nothing is charged.
 
         Args:
             events: all events that the run will charge.
@@ -192,15 +197,15 @@ class Ledger:
             self._check_budget(events)
 
     def spend(self, *events: Event) -> None:
-        """Charge all `events` or none of them; call this method before their noise is drawn.
+        """Charge either all `events` or none. Call this method before the noise of the events is drawn.
 
         Args:
-            events: the planned releases; the events are on disk when the method returns.
+            events: events of the planned releases. They are on disk when the method returns.
 
         Raises:
             BudgetExhausted: the budget does not allow the charge, and nothing was written. `.remaining` is the number
                 of releases of the first event that are still allowed.
-            NotAccountable: the events differ in their relation from each other or from earlier events.
+            NotAccountable: the events and the earlier events do not all have the same neighboring relation.
             distillkit.locking.InUse: another process owns the ledger.
         """
         with self._synced():
@@ -210,10 +215,10 @@ class Ledger:
                 self._add_event(event)
 
     def register(self, clients: int | Iterable[int | str]) -> None:
-        """Record clients that may spend nothing, so that their epsilon is 0 and not an error.
+        """Record the ids of clients in advance. The epsilon of a client without charges is then 0 instead of an error.
 
         Args:
-            clients: ids of clients; or a number n, for the clients 0 to n - 1.
+            clients: ids of clients; or a number n, which stands for the clients 0 to n - 1.
         """
         named = clients if isinstance(clients, int) else [client_id(client) for client in clients]
         with self._synced():
@@ -226,10 +231,10 @@ class Ledger:
                 self._add_clients(new)
 
     def remaining(self, event: Event) -> int:
-        """Return how many of the event's `count` releases the budget still allows; charge nothing.
+        """Return how many of the event's `count` releases the budget still allows. Nothing is charged.
 
         Args:
-            event: event of the planned releases; without a budget all of them are allowed.
+            event: event of the planned releases. If the ledger has no budget, all releases are allowed.
         """
         with self._synced():
             return self._remaining(event)
@@ -257,10 +262,12 @@ class Ledger:
             self._reasons.setdefault(client_id(client), reason)
 
     def add_remark(self, text: str) -> None:
-        """Record, once, a limit of the guarantee, such as options that were tuned on the private data.
+        """Record a limitation of the guarantee, such as options that were tuned on the private data.
+
+        A remark that is already recorded is not added again.
 
         Args:
-            text: sentence that is added to every later guarantee (`Guarantee.remarks`).
+            text: sentence that appears in every later guarantee (`Guarantee.remarks`).
         """
         with self._synced():
             if text not in self._remarks:
@@ -268,7 +275,9 @@ class Ledger:
                 self._remarks.append(text)
 
     def assume(self, entry: str, facts: Sequence[str] | None = None) -> None:
-        """Record, once, the inputs that an entry point assumes to be public; see `Guarantee.assumptions`.
+        """Record the inputs that an entry point assumes to be public; see `Guarantee.assumptions`.
+
+        Assumptions that are already recorded are not added again.
 
         Args:
             entry: name of the entry point.
@@ -292,8 +301,8 @@ class Ledger:
     def guarantee(self, client: int | str | None = None, *, delta: float | None = None) -> Guarantee:
         """Return the guarantee for a client's records after all charges, or the reason why none holds.
 
-        Epsilon holds if the number of releases was fixed in advance. If you look at epsilon, or at releases, to decide
-        when to stop, state the ledger's budget instead, which holds for any such rule.
+        Epsilon holds if the number of releases was fixed in advance. If you look at epsilon or at releases to decide
+        when to stop, report the ledger's budget instead, which holds for any stopping rule.
 
         Args:
             client: id of the client; None or `ALL_CLIENTS` for the client with the largest epsilon.
@@ -330,7 +339,7 @@ class Ledger:
             )
 
     def epsilon(self, client: int | str | None = None, *, delta: float | None = None) -> float | None:
-        """Return `guarantee(client, delta=delta).epsilon`: None if no guarantee holds.
+        """Return `guarantee(client, delta=delta).epsilon`, which is None if no guarantee holds.
 
         Args:
             client, delta: arguments of `guarantee`.
@@ -351,7 +360,7 @@ class Ledger:
             self._reasons.setdefault(event.client, f"the noise of {event.mechanism} was seeded, so it is known")
 
     def _reason(self, owners: Sequence[int | str]) -> str:
-        """Return the reason why no guarantee holds for the events of `owners`, or ""."""
+        """Return the reason why no guarantee holds for the events of `owners`, or "" if one holds."""
         given = next((self._reasons[owner] for owner in owners if owner in self._reasons), "")
         if given:
             return given
@@ -372,7 +381,7 @@ class Ledger:
         return numbered or client in self._registered or client in self._totals or client in self._reasons
 
     def _is_known(self, client: str) -> bool:
-        """Return whether a client was charged or registered; without any names, all clients share one epsilon."""
+        """Return whether a client was charged or registered. If only `ALL_CLIENTS` was, every client is known."""
         anyone = ALL_CLIENTS in {*self._totals, *self._reasons} and not self._register_count and not self._names()
         return anyone or self._is_named(client)
 
@@ -391,7 +400,7 @@ class Ledger:
         return tuple(remarks)
 
     def _assumptions(self) -> dict[str, tuple[str, ...]]:
-        """Return the recorded assumptions and those of the ledger itself."""
+        """Return the recorded assumptions, and the assumptions of the ledger itself."""
         found = {by: tuple(f for f in facts if f != "disjoint" or self.disjoint) for by, facts in self._assumed.items()}
         own = ["disjoint"] if self.disjoint and len(self._names()) + self._register_count > 1 else []
         kinds = {kind for totals in self._totals.values() for kind in totals}
@@ -422,7 +431,7 @@ class Ledger:
         return spends
 
     def _epsilon_after(self, events: Sequence[Event]) -> float:
-        """Return the largest nominal epsilon, after `events`, of the clients that the events affect."""
+        """Return the largest nominal epsilon that the affected clients would have after `events`."""
         owners = [e.client for e in events]
         clients = self._clients() + [c for c in owners if c != ALL_CLIENTS] if ALL_CLIENTS in owners else owners
 
@@ -433,7 +442,7 @@ class Ledger:
         return max(self._filtered(all_of(client)) for client in dict.fromkeys(clients))
 
     def _filtered(self, spends: list[Spend]) -> float:
-        """Return the epsilon that is compared with the budget; an upper bound is enough below it."""
+        """Return the epsilon to compare with the budget, or a cheaper upper bound if that is below the budget."""
         if self.renyi_order is not None:
             return compose(spends, self.delta, accountant="rdp", order=self.renyi_order).epsilon
         if self.budget is not None and any(rate < 1 for _, rate, _ in spends):
@@ -443,7 +452,7 @@ class Ledger:
         return compose(spends, self.delta).epsilon
 
     def _kept_budget(self, every: list[list[Spend]], delta: float) -> float | None:
-        """Return the budget if it holds at `delta` for all clients, of whom `every` lists the releases."""
+        """Return the budget if it holds at `delta` for all clients, or None. `every` lists each client's releases."""
         if self.budget is None or delta < self.delta:
             return None
         if self.renyi_order is None:
@@ -483,7 +492,7 @@ class Ledger:
 
     @contextmanager
     def _synced(self) -> Iterator[None]:
-        """Open a `with` block in which the ledger is locked and includes the charges of other processes."""
+        """Open a `with` block in which the ledger is locked and up to date with the charges of other processes."""
         with self._lock, self._journal.transaction():
             lines, torn = self._journal.unread()
             self._torn += torn
@@ -494,7 +503,7 @@ class Ledger:
             yield
 
     def _write(self, *lines: dict[str, Any]) -> None:
-        """Append lines to the file, after a line with the options if it is empty."""
+        """Append lines to the file. If the file is empty, a line with the options is written first."""
         if self._empty and self.path is not None and lines:
             found = next((line["event"]["relation"] for line in lines if "event" in line and "from" not in line), None)
             lines = ({"ledger": _FORMAT, **self._options, "relation": self._options["relation"] or found}, *lines)
@@ -507,7 +516,7 @@ class Ledger:
             setattr(self, name, value)
 
     def _adopt(self, options: Mapping[str, Any]) -> None:
-        """Take the options of the file's first line.
+        """Adopt the options in the first line of the file.
 
         Raises:
             PrivacyError: a given option differs; the message names it.
@@ -560,16 +569,16 @@ def _client_names(events: Sequence[Event]) -> str:
 
 
 class Account:
-    """Ledger combined with the client and round to charge and the source of the noise.
+    """Ledger combined with the client and round to charge, and with the source of the noise.
 
-    Private calls accept an account as `ledger=` wherever they accept a `Ledger`. With a `Ledger` alone, all clients are
-    charged, which is always safe, and noise is drawn from the operating system's entropy.
+    Private calls accept an account as `ledger=` wherever they accept a `Ledger`. If you pass only a `Ledger`, all
+    clients are charged, which is always safe, and noise is drawn from the operating system's entropy.
 
     Args:
         ledger: ledger that is charged before noise is drawn.
         client: index or name of the client whose records are released.
-        round: round of the releases, for readers of the ledger only.
-        secret: source of noise and Poisson draws; see `Secret`. With a seed no guarantee holds.
+        round: round of the releases. It only informs readers of the ledger.
+        secret: source of noise and Poisson draws; see `Secret`. If it has a seed, no guarantee holds.
     """
 
     def __init__(
@@ -587,11 +596,11 @@ class Account:
 
     @classmethod
     def of(cls, ledger: Ledger | Account) -> Account:
-        """Return an account unchanged; wrap a ledger in an account for all clients."""
+        """Return an account unchanged, or wrap a ledger in an account that charges all clients."""
         return ledger if isinstance(ledger, Account) else cls(ledger)
 
     def event(self, mechanism: str, sigma: float, *, rate: float = 1.0, count: int = 1) -> Event:
-        """Return the event of `count` releases on this account.
+        """Return an event for `count` releases that are charged to this account's client.
 
         Args:
             mechanism, sigma, rate, count: see `Event`.
@@ -599,7 +608,7 @@ class Account:
         return Event(mechanism, sigma, rate, count, self.client, self.round, seeded=self.secret.seeded)
 
     def spend(self, mechanism: str, sigma: float, *, rate: float = 1.0, count: int = 1) -> None:
-        """Charge `count` releases to the ledger, before their noise is drawn; see `Ledger.spend`.
+        """Charge `count` releases to the ledger. Call this method before their noise is drawn; see `Ledger.spend`.
 
         Args:
             mechanism, sigma, rate, count: see `Event`.

@@ -1,4 +1,4 @@
-"""`Secret`: the source of the noise and the Poisson draws of every mechanism."""
+"""Source of the noise and the Poisson draws of every mechanism."""
 
 from __future__ import annotations
 

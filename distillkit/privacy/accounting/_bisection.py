@@ -22,10 +22,12 @@ def smallest_sigma(epsilon_of: Callable[[float], float], epsilon: float, toleran
 
 
 def bisect(condition: Callable[[float], bool], low: float, high: float, *, tolerance: float = 1e-13) -> float:
-    """Return the smallest number in (`low`, `high`] that meets `condition`, rounded up so that the result meets it.
+    """Return the smallest number in (`low`, `high`] that meets `condition`, up to a tolerance.
+
+    The result is rounded up, so it always meets the condition.
 
     Args:
-        condition: function that returns False below some number and True above it; True at `high`.
+        condition: function that returns False below some number and True above it. It must return True at `high`.
         low, high: bounds of the result.
         tolerance: largest relative amount by which the result is rounded up.
     """

@@ -14,7 +14,9 @@ def dp_accounting_installed() -> bool:
 
 
 def pld_epsilon(spends: Sequence[tuple[float, float, int]], delta: float) -> float:
-    """Compute dp-accounting's pessimistic epsilon, a nearly exact upper bound for one added or removed record.
+    """Compute dp-accounting's pessimistic epsilon, a nearly exact upper bound.
+
+    Neighbors differ by one added or removed record.
 
     Paper: Doroshenko et al., "Connect the dots: tighter discrete approximations of privacy loss distributions" (PoPETs
     2022). The computation takes longer for a larger epsilon.

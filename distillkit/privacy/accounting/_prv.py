@@ -15,8 +15,8 @@ def prv_epsilon(
 
     Papers: Gopi, Lee and Wutschitz, "Numerical composition of differential privacy" (NeurIPS 2021). Lebeda et al.,
     "Avoiding pitfalls for privacy accounting of subsampled mechanisms under composition" (2024), show that both bounds
-    are needed; Opacus' `PRVAccountant` computes the bound for a removed record only. The numerical routines are
-    Opacus'.
+    are needed; Opacus' `PRVAccountant` computes the bound for a removed record only. The numerical routines are those
+    of Opacus.
 
     Args:
         spends: (sigma, rate, count) tuples of positive numbers; see `compose`.
@@ -44,7 +44,9 @@ def prv_epsilon(
 
 
 class _Loss:
-    """Privacy loss of one step: log of the ratio of two output densities, for an output drawn from the first density.
+    """Distribution of the privacy loss of one step, the log-ratio of two output densities.
+
+    The output is drawn from the first of the two densities.
 
     Let N = N(0, sigma^2) and M = (1 - q) N + q N(1, sigma^2). The ratio M/N at x is
 
@@ -69,7 +71,7 @@ class _Loss:
 
 
 class _Removed(_Loss):
-    """The record is in the first data set: x ~ M, loss log(M/N), increasing in x."""
+    """Privacy loss if the record is in the first data set: x ~ M, and the loss log(M/N) increases with x."""
 
     def cdf(self, t: Any) -> Any:
         import numpy as np
@@ -79,7 +81,7 @@ class _Removed(_Loss):
 
 
 class _Added(_Loss):
-    """The record is in the second data set: x ~ N, loss log(N/M), decreasing in x."""
+    """Privacy loss if the record is in the second data set: x ~ N, and the loss log(N/M) decreases with x."""
 
     def cdf(self, t: Any) -> Any:
         import numpy as np

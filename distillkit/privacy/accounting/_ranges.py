@@ -28,7 +28,7 @@ def check_delta(delta: float) -> float:
 
 
 def check_sigma(sigma: float, name: str = "sigma") -> float:
-    """Return `sigma` as a float if it is 0, which means no noise, or in the range that the accountants cover.
+    """Return `sigma` as a float if it is 0 (no noise) or lies in the range that the accountants cover.
 
     Args:
         sigma: noise standard deviation / sensitivity.
@@ -36,7 +36,7 @@ def check_sigma(sigma: float, name: str = "sigma") -> float:
 
     Raises:
         NotAccountable: `sigma` is positive, but too small or too large for the accountants.
-        TypeError, ValueError: `sigma` is not a number, negative or not finite.
+        TypeError, ValueError: `sigma` is not a number, or is negative or not finite.
     """
     sigma = check.real_number(sigma, name, least=0.0)
     if sigma and not _LEAST_SIGMA <= sigma <= _MOST_SIGMA:

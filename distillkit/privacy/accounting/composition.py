@@ -1,4 +1,4 @@
-"""Epsilon of several Gaussian releases together: in closed form at rate 1, by numerical accountants at lower rates."""
+"""Total epsilon of several Gaussian releases, in closed form at sample rate 1 and numerically at lower rates."""
 
 from __future__ import annotations
 
@@ -54,30 +54,30 @@ class Bound:
 
 
 def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto", order: float | None = None) -> Bound:
-    """Compute the epsilon of several noised releases of the same records together, at a given delta.
+    """Compute the total epsilon of several noised releases of the same records, at a given delta.
 
     `Ledger` calls this function for you; call it yourself to account for releases outside a ledger, or to compare
     accountants. Neighbors differ by one added or removed record.
 
     Args:
-        spends: (sigma, rate, count) tuples: noise standard deviation / sensitivity, the probability with which each
-            record takes part, and the number of such releases. At rates below 1 the records must be drawn by Poisson
-            sampling.
+        spends: (sigma, rate, count) tuples. Sigma is the noise standard deviation / sensitivity. The rate is the
+            probability with which each record takes part, and the count is the number of such releases. At rates below
+            1, the records must be drawn by Poisson sampling.
         delta: delta at which epsilon is computed, in (0, 1), well below one over the number of records.
         accountant: `"auto"` uses the closed form if every rate is 1. Otherwise it uses the smaller of the RDP and PRV
-            bounds; PRV is computed only if the RDP epsilon is below 100 and at most 1.5 million points are needed. If
-            only the number of points is too large, PLD replaces PRV, provided that dp-accounting is installed and there
-            are at most 8 kinds and ten million releases. `"rdp"`, `"prv"` or `"pld"` selects one accountant.
-        order: order of RDP, above 1; None: the order with the smallest bound. If the order is fixed before the first
-            release, the bound is also valid as a privacy filter: sigma, rate and the number of releases may then depend
-            on earlier releases.
+            bounds; PRV is computed only if the RDP epsilon is below 100 and PRV's grid has at most 1.5 million points.
+            If only the grid is too large, PLD replaces PRV, provided that dp-accounting is installed and there are at
+            most 8 kinds of releases and ten million releases. `"rdp"`, `"prv"` or `"pld"` selects one accountant.
+        order: order of RDP, above 1; None selects the order with the smallest bound. If the order is fixed before the
+            first release, the bound is also valid as a privacy filter: sigma, rate and the number of releases may then
+            depend on earlier releases.
 
     All results are upper bounds. PRV (Gopi et al., NeurIPS 2021) takes the larger of the bounds for an added and for a
-    removed record; Opacus' own accountant covers the removed record only. RDP uses orders from 1.01 to 512, a wider
+    removed record; Opacus' PRV accountant covers only the removed record. RDP uses orders from 1.01 to 512, a wider
     range than Opacus' default.
 
     If there are more than 24 kinds of releases (different sigma or rate), similar kinds are grouped: sigma is rounded
-    down and the rate up. The result is still an upper bound, slightly larger than without groups.
+    down and the rate up. The result is still an upper bound, but slightly larger than without grouping.
 
     Returns:
         Epsilon, and the accountant that computed it.
@@ -133,7 +133,7 @@ def filter_order(sigma: float, rate: float, budget: float, delta: float) -> floa
 
 
 def _grouped(spends: tuple[Spend, ...], most: int) -> tuple[Spend, ...]:
-    """Group releases into at most `most` kinds that cost at least as much: sigma is rounded down, the rate up.
+    """Group releases into at most `most` kinds by rounding sigma down and the rate up, so that no cost decreases.
 
     All releases at rate 1 are combined into one equivalent release. At lower rates, sigma and rate are rounded to a
     fixed grid, which becomes coarser only if there are still too many kinds.
@@ -151,7 +151,7 @@ def _grouped(spends: tuple[Spend, ...], most: int) -> tuple[Spend, ...]:
 
 
 def _shifted(places: Iterable[tuple[tuple[float, float], int]]) -> dict[tuple[int, int], int]:
-    """Count the releases in each cell of a grid with side 1."""
+    """Count the releases in each cell of a grid with cells of side 1."""
     cells: dict[tuple[int, int], int] = {}
     for (x, y), count in places:
         cell = math.floor(x), math.floor(y)
@@ -162,7 +162,7 @@ def _shifted(places: Iterable[tuple[tuple[float, float], int]]) -> dict[tuple[in
 def largest(every: Sequence[Sequence[Spend]], delta: float) -> Bound:
     """Return the largest of the bounds that `compose` computes for several clients, in less time.
 
-    Clients whose epsilon is below another's even by a cheap bound are skipped.
+    The function skips each client for which a cheap upper bound is already below another client's epsilon.
 
     Args:
         every: releases of each client.
@@ -218,7 +218,7 @@ def _pld_epsilon(spends: tuple[Spend, ...], delta: float) -> float:
 
 @lru_cache(maxsize=65536)
 def _renyi(sigma: float, rate: float, order: float) -> float:
-    """Return the Renyi divergence of one release; infinity if Opacus' series fails."""
+    """Return the Renyi divergence of one release, or infinity if Opacus' series does not converge."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
     try:
@@ -236,7 +236,7 @@ def _rdp_at(spends: tuple[Spend, ...], delta: float, order: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _rdp(spends: tuple[Spend, ...], delta: float) -> float:
-    """Return the smallest bound found over the RDP orders; a local search suffices, as every order's bound is valid."""
+    """Return the smallest bound that a local search over the RDP orders finds. The bound of every order is valid."""
 
     def bound(index: int) -> float:
         return _rdp_at(spends, delta, _ORDERS[index])
@@ -272,7 +272,7 @@ def _prv_points(spends: tuple[Spend, ...], delta: float, by_rdp: float) -> float
 
 @lru_cache(maxsize=256)
 def _prv(spends: tuple[Spend, ...], delta: float, by_rdp: float) -> float:
-    """Return PRV's bound; infinity if the numerical computation fails, for instance for a tiny delta."""
+    """Return PRV's bound, or infinity if the numerical computation fails, for instance for a tiny delta."""
     from distillkit.privacy.accounting._prv import prv_epsilon
 
     eps_error, delta_error = _prv_errors(by_rdp, delta)

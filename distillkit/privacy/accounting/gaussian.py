@@ -40,7 +40,7 @@ def gaussian_delta(sigma: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(sigma: float, delta: float) -> float:
-    """Return the exact epsilon, rounded up, of one Gaussian release of sensitivity 1: the inverse of `gaussian_delta`.
+    """Return the exact epsilon, rounded up, of one Gaussian release of sensitivity 1. Inverse of `gaussian_delta`.
 
     Args:
         sigma: noise standard deviation / sensitivity, > 0.
@@ -60,9 +60,9 @@ def gaussian_epsilon(sigma: float, delta: float) -> float:
 
 
 def gaussian_sigma(epsilon: float, delta: float, *, releases: int = 1) -> float:
-    """Compute the smallest sigma at which `releases` Gaussian releases cost at most (epsilon, delta).
+    """Compute the smallest sigma at which a number of Gaussian releases together cost at most (epsilon, delta).
 
-    All records take part in each release; for a sample rate below 1 use `plan_noise`.
+    All records take part in each release. For a sample rate below 1, use `plan_noise`.
 
     Args:
         epsilon: target epsilon of all releases together, > 0.

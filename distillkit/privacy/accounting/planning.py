@@ -1,4 +1,4 @@
-"""Planning: the noise multiplier for a target epsilon, before any budget is spent."""
+"""Planning of the noise multiplier for a target epsilon, before any budget is spent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class NoisePlan:
 
     Attributes:
         sigma: noise standard deviation / sensitivity of each release.
-        epsilon, delta: privacy cost of all releases together, with `spent` included; epsilon is at most the target.
+        epsilon, delta: privacy cost of all releases together, including the earlier releases `spent`. Epsilon is at
+            most the target.
         rate, count: sample rate of each release, and number of releases.
         accountant: name of the accountant that computed epsilon; see `compose`.
     """
@@ -34,7 +35,7 @@ class NoisePlan:
     accountant: str
 
     def noise_std(self, size: float) -> float:
-        """Return the noise standard deviation on one coordinate of a mean, in units of the clip.
+        """Return the standard deviation of the noise in one coordinate of a released mean, in units of the clip.
 
         Args:
             size: public number of records in the mean, > 0.
@@ -45,7 +46,7 @@ class NoisePlan:
         return self.sigma / (self.rate * check.real_number(size, "size", above=0.0))
 
     def snr(self, size: float, dim: int, *, signal: float = 1.0) -> float:
-        """Return the signal-to-noise ratio of one release of a mean, as the ratio of the norms.
+        """Return the signal-to-noise ratio of one released mean: the ratio of the norms of mean and noise.
 
         Args:
             size: public number of records in the mean, > 0.
@@ -78,8 +79,8 @@ def plan_noise(
         count: number of releases, or steps, in the whole run: steps per round times rounds.
         rate: Poisson sample rate of each release; 1 if all records take part.
         spent: earlier releases of the same records, as listed by `Ledger.spends(client)`.
-        accountant: name of an accountant, as for `compose`. `"auto"` searches for sigma with RDP and then refines it
-            with a tighter accountant if there is one.
+        accountant: name of an accountant, as for `compose`. `"auto"` searches for sigma with RDP, and then refines
+            sigma with a tighter accountant if one is available.
 
     Raises:
         NotAccountable: `spent` alone already reaches epsilon.
@@ -109,7 +110,7 @@ def plan_noise(
 
 
 def resolve_sigma(epsilon: float | None, sigma: float | None, *, delta: float, count: int, rate: float) -> float:
-    """Return sigma if it is given; otherwise compute sigma from epsilon. Exactly one of the two must be given.
+    """Return sigma if it is given, and otherwise compute sigma from epsilon. Exactly one of the two must be given.
 
     Args:
         epsilon: target for all steps together, or None.

@@ -35,7 +35,7 @@ def capture(
     Args:
         function: function of the list `shared` and the tensors of one record, which returns a sequence of tensors of
             fixed shapes.
-        shared: tensors that all records share and whose values may change between calls, such as parameters.
+        shared: tensors that are the same for all records, such as parameters. Their values may change between calls.
         examples: tensors of n records, [n, ...]; only their shapes, dtypes, device and address are used.
         what: name of the function in error messages.
         names: names of the `shared` tensors in error messages.
@@ -52,10 +52,10 @@ def capture(
 
 
 class CapturedFunction:
-    """Fixed function of one record, evaluated on many records; `capture` creates it.
+    """Fixed function of one record that can be evaluated on many records. `capture` creates objects of this class.
 
     Row i of a result depends on record i and the shared tensors alone. If an operator fails for a record, the record's
-    rows are zero; an error could reveal private values.
+    rows are zero, because an error could reveal private values.
 
     Attributes:
         batched: whether records are evaluated together instead of one by one.
@@ -119,7 +119,7 @@ class CapturedFunction:
             shared: current values of the shared tensors.
             examples: tensors of the n records, with n rows each.
             generator: source of the random draws; required if the function draws.
-            common: whether all records share the same random draws, which then do not depend on n.
+            common: whether all records share the same random draws. Shared draws do not depend on n.
 
         Returns:
             The function's results, with n rows each.
@@ -143,7 +143,7 @@ class CapturedFunction:
             return [torch.cat(column) for column in zip(*rows)]
 
     def _row(self, shared: Sequence[Tensor], inputs: Sequence[Tensor], i: int) -> list[Tensor]:
-        """Evaluate record i: together with as many copies as there are records, so that it is rounded alike."""
+        """Evaluate record i in a batch of copies of itself, so that it is rounded as in the batch of all records."""
         try:
             if self.batched:
                 return [row[:1] for row in self._evaluate(shared, [e[i : i + 1].expand_as(e) for e in inputs])]

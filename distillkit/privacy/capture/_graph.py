@@ -48,7 +48,7 @@ class Violation:
 def find_violation(
     graph: GraphModule, names: Sequence[str], modules: Sequence[nn.Module], records: Sequence[Tensor] = ()
 ) -> Violation | None:
-    """Return the first operator of a graph that a captured function may not use, or None.
+    """Return the first operator of a graph that a captured function may not use, or None if all are allowed.
 
     Args:
         graph: traced graph, whose first inputs are the shared tensors.
@@ -143,7 +143,7 @@ def _violation(node: Node, bases: dict[Node, str]) -> Violation | None:
 
 
 def _argument(node: Node, target: OpOverload, *names: str) -> Any:
-    """Return the argument of an operator that has one of these names; None if there is none."""
+    """Return the argument of an operator that has one of the given names, or None if no argument has."""
     for place, argument in enumerate(target._schema.arguments):
         if argument.name in names:
             return node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
@@ -158,7 +158,7 @@ def _has_open_shape(value: Any) -> bool:
 def without_writes(graph: GraphModule, inputs: Sequence[Tensor], what: str) -> GraphModule:
     """Return an equivalent graph in which no operator writes to a tensor and all constants are copies.
 
-    Memory that the function leaves uninitialized is zero.
+    Memory that the function leaves uninitialized is set to zero.
 
     Args:
         graph: checked graph.
@@ -253,7 +253,7 @@ _DRAWS: dict[str, Callable[[Node], Draw]] = {
 
 
 def draws_as_inputs(graph: GraphModule) -> list[Draw]:
-    """Replace every random operator of a graph by an additional input, and return a function that draws each input."""
+    """Replace each random operator of a graph by an additional input, and return one drawing function per input."""
     last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]
     found = []
     for node in list(graph.graph.nodes):
@@ -274,7 +274,7 @@ def draws_as_inputs(graph: GraphModule) -> list[Draw]:
 
 
 def for_batches(graph: GraphModule) -> None:
-    """Replace operators, in place, by equivalent operators that vmap can batch or can batch faster."""
+    """Replace operators, in place, by equivalent operators that vmap can batch, or can batch faster."""
     for node in list(graph.graph.nodes):
         if node.target is aten.view.default:
             node.target = aten.reshape.default
@@ -291,7 +291,7 @@ def for_batches(graph: GraphModule) -> None:
 
 
 def _replace_strided(graph: GraphModule, node: Node) -> None:
-    """Replace a change of strides (from autograd) by permutations, if it only reorders the values."""
+    """Replace a change of strides that autograd made by permutations, if the change only reorders the values."""
     out: Tensor = node.meta["val"]
     scatter = node.target is aten.as_strided_scatter.default
     source, _, strides, *offset = node.args[1:] if scatter else node.args
@@ -311,7 +311,10 @@ def _replace_strided(graph: GraphModule, node: Node) -> None:
 
 
 def _replace_embedding(graph: GraphModule, node: Node) -> None:
-    """Look up rows by an operator that checks the indices. In a batch, an embedding's index reaches other records."""
+    """Replace an embedding by an operator that checks the indices.
+
+    In a batch, an index out of range could otherwise read the rows of other records.
+    """
     table, indices = node.args[:2]
     with graph.graph.inserting_before(node):
         flat = graph.graph.call_function(aten.reshape.default, (indices, [-1]))
@@ -323,7 +326,7 @@ def _replace_embedding(graph: GraphModule, node: Node) -> None:
 
 
 def _replace_weight_gradient(graph: GraphModule, node: Node) -> None:
-    """Compute a convolution's weight gradient as a matrix product, which is faster in batches of small maps."""
+    """Compute a convolution's weight gradient as a matrix product, which is faster for small feature maps."""
     upstream, images, weight, _, stride, padding, dilation, transposed, _, groups, mask = node.args
     maps, shape = upstream.meta["val"].shape, weight.meta["val"].shape  # type: ignore[union-attr]
     if len(maps) != 4 or transposed or groups != 1 or not mask[1] or maps[2] * maps[3] > _SMALL_MAP:  # type: ignore[index]
@@ -368,7 +371,7 @@ def _replace_scale_gradient(graph: GraphModule, node: Node) -> None:
 
 
 def _memory_order(sizes: list[int], strides: list[int]) -> list[int] | None:
-    """Return the dimensions by decreasing stride; None if the tensor does not fill one block of memory exactly."""
+    """Return the dimensions by decreasing stride, or None if the tensor does not fill one memory block exactly."""
     order = sorted(
         range(len(sizes)), key=lambda i: (strides[i] if sizes[i] > 1 else float("inf"), sizes[i]), reverse=True
     )

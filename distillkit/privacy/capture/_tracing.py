@@ -53,7 +53,7 @@ def trace(
     """Trace `function(shared, *examples)` on fake tensors, and return its graph of ATen operators without writes.
 
     Args:
-        function: function of a list and of the tensors of one record.
+        function: function of the list `shared` and of the tensors of one record.
         shared: tensors whose values may differ between calls of the graph, such as parameters.
         examples: tensors with the shapes, dtypes and device of one record; their values are not used.
         what: name of the function in error messages.
@@ -163,7 +163,7 @@ class _Watch(TorchFunctionMode):
 
 
 class _Locate(TorchDispatchMode):
-    """Dispatch mode that stops at an operator, to find the line of the user's code that calls the operator."""
+    """Dispatch mode that raises an error at a given operator, to find the line of user code that calls it."""
 
     def __init__(self, violation: Violation) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class _Locate(TorchDispatchMode):
 
 
 def user_line(error: BaseException | None = None) -> str:
-    """Return " (file.py:12: code)" for the innermost line outside PyTorch and this package; "" if there is none."""
+    """Return " (file.py:12: code)" for the innermost line outside PyTorch and this package, or "" if there is none."""
     frames = traceback.extract_stack(sys._getframe(1)) if error is None else traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
         if not frame.filename.startswith(_OWN_FOLDERS):
@@ -210,12 +210,12 @@ class Stateless(nn.Module):
         return [*self.network.parameters(), *self.network.buffers()]
 
     def at(self, state: Sequence[Tensor], *examples: Tensor) -> Any:
-        """Return the function's result with other parameters and buffers, given in the order of `state`."""
+        """Return the function's result with the given parameters and buffers, in the order of `state`."""
         values = {f"network.{n}": t for n, t in zip(self.names(), state)}
         return torch.func.functional_call(self, values, examples)
 
     def forward(self, *examples: Tensor) -> Any:
-        """Return the function's result, and remove everything that the call stored in the network.
+        """Return the function's result, and remove all attributes that the call stored in the network.
 
         Raises:
             BatchStatistics: the function stored a tensor in the network.
@@ -249,7 +249,7 @@ class Stateless(nn.Module):
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, dict[str, Any], str, Any]]:
-    """Yield the attributes of a module and its parts: (label, dict that contains the attribute, name, value)."""
+    """Yield each attribute of a module and its submodules as (label, dict that contains the attribute, name, value)."""
     for prefix, part in module.named_modules():
         for table in (part._parameters, part._buffers, vars(part)):
             for name, value in table.items():

@@ -1,4 +1,4 @@
-"""Networks and augmentations of this package, which treat every image alone and need not be captured."""
+"""Checks for networks and augmentations of this package, which treat each image separately and need no capture."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LAYERS = (
 
 
 def is_own_augmentation(augment: object) -> bool:
-    """Return whether an augmentation is one of this package, by its exact type; None counts as one."""
+    """Return whether an augmentation has exactly a type of this package. The result is also True for None."""
     return augment is None or type(augment) in (DSA, CropFlip)
 
 

@@ -1,4 +1,4 @@
-"""Noised sums of the records' embeddings per class, released once, and images that are fitted to the sums.
+"""Noised class sums of embeddings, and images fitted to the released sums.
 
 The module contains the three steps of `condense_private` as separate functions: `class_sums` embeds the private images,
 `release` adds noise to the sums, and `fit_to_means` fits images to the released means.
@@ -58,17 +58,18 @@ def class_sums(
 
 
 def release(sums: Tensor, *, sigma: float, sensitivity: float, ledger: Ledger | Account) -> Tensor:
-    """Make class sums public: charge the ledger, then add Gaussian noise to every entry, once.
+    """Make class sums public by adding Gaussian noise to every entry. The ledger is charged first.
 
     The noise is N(0, (sigma * sensitivity)^2), also for classes without records. You may read the result as often as
     you like. Adding noise to the same sums again is another release and is charged again: k noised copies of the same
     sums protect only as much as one copy with noise multiplier sigma / sqrt(k).
 
-    For each of the G embedders, a record adds a vector of length at most `sensitivity` to the sum of one class. The
-    call is therefore G Gaussian releases of rate 1, whose composition is exact.
+    There are G embedders. For each one, a record adds a vector of length at most `sensitivity` to the sum of one class.
+    The call is therefore a sequence of G Gaussian releases with rate 1, and the accounting of their composition is
+    exact.
 
     Args:
-        sums: class sums, float64 [G, K, F], from `class_sums`: G embedders, all K classes, vectors of length F.
+        sums: class sums from `class_sums`, float64 [G, K, F], for G embedders, K classes and vectors of length F.
         sigma: noise standard deviation / sensitivity of each of the G releases; see `plan_noise(count=G)`. 0 adds no
             noise, and the ledger then records that no guarantee holds.
         sensitivity: largest l2 norm that one record adds to the sums of one embedder, `embedders.sensitivity`.
@@ -134,11 +135,11 @@ def fit_to_means(
 ) -> Tensor:
     """Fit synthetic images so that the class means of their embeddings match the released means, for every embedder.
 
-    The fit is post-processing: it reads no private data, so its length and repetition cost no privacy. It is SGD with
-    momentum and a cosine schedule; step t uses embedder t mod G.
+    The fit is post-processing, which reads no private data. You can run and repeat it for any number of steps at no
+    privacy cost. The optimizer is SGD with momentum and a cosine schedule; step t uses embedder t mod G.
 
     Args:
-        start: public initial images, float [K * ipc, C, H, W], class by class.
+        start: public initial images, float [K * ipc, C, H, W], sorted by class.
         embedders: the G embedders of the release.
         targets: noised sums divided by public or noised class sizes, float [G, K, F].
         steps: number of SGD steps; 0 returns `start`.

@@ -25,8 +25,8 @@ class EmbeddingNetworks:
     Args:
         networks: sampler of the networks. It must not depend on the private data, except through earlier releases.
             Default: `RandomNetworks` of a ConvNet of width 128 and depth 3; the depth is smaller for small images.
-        match: network output that is matched: `"embedding"`, or `"embedding+logits"` (both, concatenated). Default: the
-            default of the function that receives these options.
+        match: network output that is matched: `"embedding"`, or `"embedding+logits"` (both, concatenated). By default,
+            the function that receives these options chooses.
         augment: augmentation such as `DSA()`, drawn once per network and applied to private and synthetic images alike.
         chunk: number of images per forward or backward pass; the default depends on device and image size.
     """
@@ -38,7 +38,7 @@ class EmbeddingNetworks:
 
     @classmethod
     def of(cls, networks: NetworkSampler | EmbeddingNetworks | None) -> EmbeddingNetworks:
-        """Return `networks` unchanged if it is an options object; otherwise return default options with this sampler.
+        """Return `networks` if it is an `EmbeddingNetworks`; otherwise return default options with this sampler.
 
         Raises:
             TypeError: `networks` is neither an options object, a sampler nor None. It is, for instance, a network or a
@@ -59,7 +59,7 @@ class EmbeddingNetworks:
 
 @dataclass(frozen=True)
 class Passes:
-    """Number of passes of `condense_private`, and how they split the Gaussian budget (sum of 1 / sigma^2).
+    """Number of passes of `condense_private`, and the split of the Gaussian budget (sum of 1 / sigma^2) among them.
 
     Each pass releases class sums and fits images to them. Each later pass starts from the images of the previous pass
     and uses their mean embedding as the center of its unit vectors. The passes after the first share the rest of the
@@ -69,13 +69,13 @@ class Passes:
         count: number of passes, including the first; at least 2.
         histogram_share: share of the budget for the class histogram, in (0, 0.5]. Not used if the class sizes are
             public.
-        first_share: share of the budget for the first pass, in [0, 0.5]. 0 skips the first pass, and the second is
-            centered on smooth noise.
+        first_share: share of the budget for the first pass, in [0, 0.5]. 0 skips the first pass, and the center of the
+            second pass is then the mean embedding of smooth noise.
         first_num_networks, first_steps: number of networks and number of fitting steps of the first pass.
         train: protocol with which the networks of every later pass are trained on the set of the previous pass
             (`TrainedNetworks`); the sampler must then be a `RandomNetworks`. None: all networks are untrained. Trained
-            networks give far better embeddings if the noise is small, as with thousands of records per class; if the
-            noise is large, they learn the noise.
+            networks give far better embeddings if the noise is small, as it is with thousands of records per class. If
+            the noise is large, the networks learn the noise.
 
     Raises:
         TypeError, ValueError: a value has the wrong type or is out of range.

@@ -1,4 +1,4 @@
-"""Condensation of a private data set to a set that may be published, in one call."""
+"""Condensation of a private set into a set that may be published, in one call."""
 
 from __future__ import annotations
 
@@ -53,35 +53,36 @@ def condense_private(
 
     The result may be published and trained on like any other set. Each image is embedded by `num_networks` public
     random networks. The embedding minus a public center is divided by its norm, so one record changes one class sum by
-    at most 1 and there is no clip to tune. Gaussian noise is added once to the sums of all classes. Images are then
+    at most 1, and you need not tune a clip. Gaussian noise is added once to the sums of all classes. Images are then
     fitted to the noised means by distribution matching, which costs no further privacy. Neighbors differ by one added
     or removed record.
 
-    The condensation has two or more `passes`. The first produces a rough set with a small share of the budget; its
-    center is the mean embedding of smooth noise. The second starts from that set, whose mean embedding is its center.
-    The part that all images share then no longer dominates the unit vectors, so the same noise leaves more signal.
+    The condensation has two or more `passes`. The first pass produces a rough set with a small share of the budget; its
+    center is the mean embedding of smooth noise. The second pass starts from the rough set and uses the mean embedding
+    of that set as its center. The component that all images share then no longer dominates the unit vectors, so the
+    signal is stronger at the same noise.
 
-    No code of your networks or augmentation runs on private images: every drawn network is captured as a function of
-    one image (see `per_example_gradients`), unless it consists of unchanged layers of this package and PyTorch.
+    No code of your networks or augmentation runs on private images: every sampled network is captured as a function of
+    one image (see `per_example_gradients`), unless it consists of unchanged layers of this package and of PyTorch.
 
     Papers: distribution matching is from Zhao and Bilen (WACV 2023), Eq. 6. Adding noise to feature sums once is the
     Gaussian mechanism (Balle and Wang, ICML 2018). Its composition is exact even if a release depends on earlier ones
-    (Dong, Roth and Su, "Gaussian differential privacy", JRSS B 2022, corollary 2). The use of several passes is our
-    own. The idea to train the networks on the synthetic set is from IDM (Zhao et al., CVPR 2023).
+    (Dong, Roth and Su, "Gaussian differential privacy", JRSS B 2022, corollary 2). The use of several passes is new
+    here. The idea of training the networks on the synthetic set is from IDM (Zhao et al., CVPR 2023).
 
     Args:
         images: private images: a set, or float [N, C, H, W] in the normalized space. The normalization of a set must
             consist of public constants; a measured normalization (`Normalization.of`, the default of `load_folder`) is
             refused unless it was declared public (`Normalization.of(images, public=True)`).
-        labels: private class indices, int [N]; leave them out if `images` is a set.
+        labels: private class indices, int [N]; omit them if `images` is a set.
         epsilon: target for the whole call, > 0. Infinity adds no noise, to measure how much accuracy the noise costs;
             the ledger then records that no guarantee holds.
         delta: target delta, well below 1 / N, and equal to the delta of a given ledger. It is compared with `size`,
             never with the private N. Without `size`, you get a warning if delta is not below one over the noised N.
         num_classes: public number of classes K; required unless the set was created with it. The images of a class
             without records are noise.
-        size: public number of records, or an upper bound of it, with which delta is compared. Or public class sizes
-            [K], which also replace the noised histogram as denominators.
+        size: public number of records, or an upper bound on it, with which delta is compared. You can also pass public
+            class sizes [K], which then replace the noised histogram as the denominators of the class means.
         ipc: number of images per class.
         networks: sampler of the networks that embed the images, or `EmbeddingNetworks`, which also sets the network
             output that is matched, the augmentation and the batch size.
@@ -101,9 +102,9 @@ def condense_private(
         progress: whether to show progress bars on a terminal.
 
     Returns:
-        A set of K * ipc images, class by class. `info["epsilon"]`, saved with the set, is the epsilon that the ledger
-        guarantees for the client after this call. It is None if no guarantee holds; `info["reason"]` then gives the
-        reason.
+        A set of K * ipc images, sorted by class. `info["epsilon"]`, which is saved with the set, is the epsilon that
+        the ledger guarantees for the client after this call. It is None if no guarantee holds; `info["reason"]` then
+        gives the reason.
 
     Raises:
         PrivacyError: the guarantee cannot be given. The error is one of the subclasses BudgetExhausted,

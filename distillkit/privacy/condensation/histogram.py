@@ -1,4 +1,4 @@
-"""Noised class counts, released once."""
+"""Release of noised class counts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["private_histogram"]
 def private_histogram(labels: Tensor, *, num_classes: int, sigma: float, ledger: Ledger | Account) -> Tensor:
     """Count the records of each class and add Gaussian noise, so that the counts may be published.
 
-    The sensitivity is 1, because a record adds 1 to one class. Release the histogram once per run and reuse the counts:
-    computing weights or denominators from them and dropping small classes is post-processing.
+    The sensitivity is 1, because a record adds 1 to one class. Release the histogram once per run and reuse the counts.
+    It is post-processing to compute weights or denominators from the counts, or to drop small classes.
 
     Args:
         labels: class indices int [N]; N may be 0.

@@ -1,4 +1,4 @@
-"""DP-SGD on synthetic images, as in FedDM: every step adds noise to the gradient of the images."""
+"""DP-SGD on synthetic images, as in FedDM. Every step adds noise to the gradient with respect to the images."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ def image_gradients(
 ) -> Iterator[Tensor]:
     """Compute per-example gradients of the matching loss with respect to the synthetic images, in chunks.
 
-    `image_sgd` clips these gradients; you can also use them in your own private optimizer. Example i contributes g_i,
-    the gradient of l(phi(x_i), mu_y) with mu_c = mean_j phi(s_cj). All g_i of class c are vector-Jacobian products of
-    the map from the synthetic images of class c to mu_c. The synthetic images are therefore embedded once per class,
-    and the real images enter only through their embeddings. g_i is zero outside the class of example i.
+    `image_sgd` clips these gradients; you can also use them in your own private optimizer. The gradient g_i of example
+    i, with class y, is that of l(phi(x_i), mu_y). Here mu_c = mean_j phi(s_cj) is the mean embedding of the synthetic
+    images of class c. All g_i of class c are vector-Jacobian products of the map from the synthetic images of class c
+    to mu_c. The synthetic images are therefore embedded once per class, and the real images enter only through their
+    embeddings. g_i is zero outside the class of example i.
 
     Args:
         images: synthetic images s, float [K, ipc, C, H, W].
@@ -77,7 +78,7 @@ def image_gradients(
 
 
 class _Function:
-    """Stand-in for a network, whose `features` is a given function of images."""
+    """Stand-in for a network. Its `features` method is a given function of images."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         self.features = function
@@ -123,18 +124,18 @@ def image_sgd(
     progress: bool = True,
     callback: Callable[[int, Tensor], None] | None = None,
 ) -> LabeledImages:
-    """Condense a private set to one that may be published, by DP-SGD on the synthetic images (FedDM, section 3.3).
+    """Condense a private set into a set that may be published, by DP-SGD on the synthetic images.
 
-    Prefer `condense_private` unless you study FedDM: it is cheaper and was more accurate at the same epsilon. Every
-    step draws records by Poisson sampling over the *whole* set and clips each record's gradient with respect to the
-    images of all classes. It sums the clipped gradients and adds noise to every pixel of every class, also of classes
-    without records.
+    Prefer `condense_private` unless you study FedDM, because `condense_private` is cheaper and was more accurate at the
+    same epsilon. Every step draws records by Poisson sampling over the *whole* set. It clips each record's gradient
+    with respect to the images of all classes. It sums the clipped gradients and adds noise to every pixel of every
+    class, also of classes without records.
 
     Paper: Xiong et al., "FedDM" (CVPR 2023), section 3.3, Eq. 8 and Eq. 16. We deviate from the paper where the
     guarantee needs it. The paper samples 256 records *per class*, at a rate (one half or more for 500 records per
     class) that is ten times the accounted rate. It also divides by the number of records drawn, and sends only the
-    classes that have records. Its noise scale (Theorem 3.2) is not sound outside q < 1 / (16 sigma) and covers one
-    round; we compute epsilon with an accountant.
+    classes that have records. Its noise scale (Theorem 3.2) is sound only for a sample rate q < 1 / (16 sigma) and
+    covers only one round; we compute epsilon with an accountant.
 
     Args:
         images, labels, num_classes, ipc, init, ledger, generator, progress: arguments as in `condense_private`.
@@ -150,8 +151,8 @@ def image_sgd(
         clip: largest l2 norm of one record's gradient. Default: the median gradient norm on public smooth noise, which
             costs no privacy.
         rate: sample rate: the probability with which each record takes part in a step.
-        steps, lr, momentum: number of steps, learning rate and momentum of SGD. All steps are charged before the first.
-            Use a smaller learning rate than for distribution matching without noise.
+        steps, lr, momentum: number of steps, learning rate and momentum of SGD. All steps are charged before the first
+            step. Use a smaller learning rate than for distribution matching without noise.
         callback: function that is called as `callback(step, gradient)` with every released gradient [K, ipc, C, H, W].
 
     Returns:

@@ -27,7 +27,7 @@ __all__ = ["PublicEmbedder", "PublicEmbedders"]
 
 
 class PublicEmbedder:
-    """Embedder v(x), which maps private and synthetic images alike to vectors of bounded length.
+    """Function v(x) that maps private and synthetic images alike to vectors of bounded length.
 
     Because of the bound, adding noise to a sum of vectors makes the sum private. With phi the embedding and a the
     center, v(x) = (phi(x) - a) / ||phi(x) - a||, or with a clip C, v(x) = (phi(x) - a) min(1, C / ||phi(x) - a||). Call
@@ -42,8 +42,8 @@ class PublicEmbedder:
         center: public center a, float [F]; None for no center.
         clip: largest length C of a vector; None scales every vector to unit length.
         match: network output used as phi: `"embedding"`, or `"embedding+logits"` (both, concatenated).
-        augment, state: augmentation that is drawn once for all images, and the seed and index from which that draw is
-            derived.
+        augment, state: augmentation whose random parameters are drawn once for all images, and the seed and index from
+            which they are drawn.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class PublicEmbedder:
         return 1.0 if self.clip is None else self.clip
 
     def embedding(self, images: Tensor) -> Tensor:
-        """Compute phi(x), before centering and clipping; every call applies the same draw of the augmentation.
+        """Compute phi(x), before centering and clipping. Every call applies the same augmentation parameters.
 
         Args:
             images: images in the space of the release, float [N, C, H, W].
@@ -145,11 +145,12 @@ class PublicEmbedder:
         return self._captured[key]
 
     def pull_back(self, images: Tensor, *, batched: bool) -> Callable[[Tensor], Tensor]:
-        """Return a function that maps n private gradients of the mean embedding to gradients of the images.
+        """Return a function that maps n private gradients in the mean embedding to gradients in the images.
 
         Args:
             images: synthetic images, float [ipc, C, H, W].
-            batched: whether to compute vector-Jacobian products together; ignored for captured code.
+            batched: whether to compute the vector-Jacobian products together; ignored if the network or augmentation is
+                captured.
 
         Returns:
             Function of cotangents [n, F] that returns [n, ipc, C, H, W].
@@ -188,11 +189,11 @@ class PublicEmbedder:
         return pull
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Compute v(x) of `images` [N, C, H, W]: the embedding, centered and bounded in length, float [N, F]."""
+        """Compute v(x) of `images` [N, C, H, W], the centered embedding of bounded length, float [N, F]."""
         return self.bounded(self.embedding(images))
 
     def of_private(self, images: Tensor) -> Tensor:
-        """Compute v(x) of private `images` [N, C, H, W] by `embed_private`, float [N, F]."""
+        """Compute v(x) of private `images` [N, C, H, W] with `embed_private`, float [N, F]."""
         return self.bounded(self.embed_private(images))
 
     def bounded(self, vectors: Tensor) -> Tensor:
@@ -208,23 +209,24 @@ class PublicEmbedder:
 
 
 class PublicEmbedders:
-    """Sequence of the public embedders of one release, each with a network, a center and a draw of the augmentation.
+    """Sequence of the public embedders of one release, each with its own network, center and augmentation parameters.
 
     Pass the same object to `class_sums` and `fit_to_means`, and its `sensitivity` to `release`. `embedders[k]` depends
-    only on k and the seed. Use an embedder only until you request the next, because networks may be drawn in place.
+    only on k and the seed. Use an embedder only until you request the next one, because a sampler may overwrite its
+    network.
 
     Args:
         networks: sampler of the networks, as in `distribution_matching`; it must not depend on the private data, except
             through earlier releases.
-        num_networks: number of networks, with one embedder each.
-        like: set with the shape, normalization, dtype and device of the images; the images of this set are not used.
+        num_networks: number of networks; each network gives one embedder.
+        like: set with the shape, normalization, dtype and device of the images. Its own images are not used.
         clip: largest length of a vector; None scales every vector to unit length, so that there is no clip to tune.
         match: network output that is matched: `"embedding"`, or `"embedding+logits"` (both, concatenated; FedDM's Eq.
             8).
         augment: augmentation that can be drawn once for all images, such as `DSA()`.
-        centers: number of smooth noise images whose mean embedding is the center, 0 for no center; or public images [n,
-            C, H, W], such as a set that was released before. The closer the center is to the mean embedding of the
-            private images, the better unit vectors separate the classes.
+        centers: number of smooth noise images whose mean embedding is the center; 0 for no center. You can also pass
+            public images [n, C, H, W], such as a set that was released before. The closer the center is to the mean
+            embedding of the private images, the better unit vectors separate the classes.
         seed: public seed of networks, noise images and augmentations.
 
     Attributes:
@@ -269,7 +271,10 @@ class PublicEmbedders:
             self._require_same_map(first, noise, alone)
 
     def _require_same_map(self, embedder: PublicEmbedder, noise: Tensor, alone: Tensor) -> None:
-        """Refuse a network that embeds a batch (as in the fit) differently from single images (as private images)."""
+        """Refuse a network that embeds a batch differently from single images.
+
+        The fit embeds batches, but private images are embedded one by one.
+        """
         with torch.no_grad():
             together = embedder.embedding(noise)
         same = together.shape == alone.shape and bool((together - alone).norm() <= 1e-3 * alone.norm())

@@ -1,4 +1,4 @@
-"""Separable matching losses: sums over real examples, whose per-example gradients can be clipped."""
+"""Separable matching losses, which are sums over real examples, so that per-example gradients can be clipped."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def separable(loss: F) -> F:
     """Decorate a matching loss to declare that it is a sum over real examples, so that `image_sgd` accepts it.
 
     Args:
-        loss: `SeparableLoss` to declare. Its attribute `separable` is set to True, and the loss is returned.
+        loss: matching loss, a function as described in `SeparableLoss`. Its attribute `separable` is set to True, and
+            the loss is returned.
     """
     loss.separable = True  # type: ignore[attr-defined]
     return loss
@@ -70,8 +71,8 @@ def require_separable(loss: object) -> SeparableLoss:
         loss: the user's matching loss.
 
     Raises:
-        NotSeparable: the loss is not declared separable (the message quotes `loss.why`, if there is one), or its rows
-            depended on each other in a test with up to 64 rows of random numbers.
+        NotSeparable: the loss is not declared separable, or its rows depended on each other in a test with up to 64
+            rows of random numbers. If a loss that is not declared has an attribute `why`, the message quotes it.
     """
     if not callable(loss) or getattr(loss, "separable", None) is not True:
         name = getattr(loss, "__name__", type(loss).__name__)

@@ -16,7 +16,7 @@ __all__ = ["TrainedNetworks"]
 
 
 class TrainedNetworks(Configurable):
-    """Sampler of networks that trains a new network from scratch on a public set for every draw.
+    """Sampler that trains a new network from scratch on a public set for every draw.
 
     The later passes of `condense_private` use this sampler; you can also pass it to `PublicEmbedders` as `networks`.
     Networks trained on a released set depend on that release alone, so they may embed the private images for the next
@@ -25,12 +25,12 @@ class TrainedNetworks(Configurable):
 
     Papers: DM embeds with untrained networks (Zhao and Bilen, WACV 2023). IDM matches with networks that were trained
     on the synthetic images (Zhao et al., "Improved distribution matching for dataset condensation", CVPR 2023).
-    Deviation: IDM keeps a queue of networks and continues to train them while the images change; our networks are
-    trained once, because every private release needs one fixed map.
+    Deviation: IDM keeps a queue of networks and continues to train them while the images change. Here each network is
+    trained once, because every private release needs a fixed embedding function.
 
     Args:
-        factory: function without arguments that returns a network with the device and dtype of the set; the network's
-            parameters are redrawn.
+        factory: function without arguments that returns a network with the device and dtype of the set. The network's
+            parameters are drawn again for each network.
         data: public set on which the networks are trained.
         protocol: training protocol of the networks (epochs, optimizer, augmentation).
         redraw: function that initializes parameters for which no initialization rule is known; see

@@ -34,9 +34,9 @@ RowLoss = Callable[[Tensor, Tensor], Tensor]
 def without_batch_norm(network: nn.Module) -> nn.Module:
     """Return a copy of `network` without layers that keep or use statistics of a batch.
 
-    Use it when `train_private` refuses a network with `BatchStatistics`. Layers are replaced as by Opacus' validator:
-    batch norm becomes group norm (up to 32 groups), and instance norm loses its running statistics. The copy has fresh
-    norm layers: train it from scratch, or fine-tune it.
+    Use the copy when `train_private` raises `BatchStatistics` for a network. Layers are replaced as by Opacus'
+    validator: batch norm becomes group norm (up to 32 groups), and instance norm loses its running statistics. The copy
+    has newly initialized norm layers, so train the copy from scratch or fine-tune it.
 
     Args:
         network: network to copy; it is not changed.
@@ -77,14 +77,15 @@ def train_private(
     """Train `network` in place by DP-SGD, so that its weights are differentially private.
 
     Every step draws records by Poisson sampling, clips each record's gradient, sums the clipped gradients, adds noise
-    and passes the result to an ordinary optimiser. All steps are charged to the ledger before the first. You may call
-    the function again, for instance once per round, with the same network and ledger: the steps of all calls compose.
+    and passes the result to an ordinary optimizer. All steps are charged to the ledger before the first step. You may
+    call the function again, for instance once per round, with the same network and ledger: the steps of all calls
+    compose.
 
-    Paper: Abadi et al., "Deep learning with differential privacy" (CCS 2016), algorithm 1. Batches, noise, dropout and
-    all other draws of the network come from the account's `Secret`.
+    Paper: Abadi et al., "Deep learning with differential privacy" (CCS 2016), algorithm 1. The account's `Secret` is
+    the source of batches, noise, dropout and all other random draws.
 
     Before anything is charged, the gradient of one record's loss is captured as a fixed graph of tensor operators (see
-    `per_example_gradients`); a network or loss that is not a fixed function of one record is refused. The code of the
+    `per_example_gradients`). A network or loss that is not a fixed function of one record is refused. The code of the
     network and the loss never runs on records, so counters, hooks or branches on values have no effect on the
     guarantee. Only the parameters of `network` change. A record whose gradient is not finite, or for which an operator
     fails, counts as zero.
@@ -102,11 +103,11 @@ def train_private(
             norm.
         rate: sample rate: the probability with which each record takes part in a step; the expected batch size is
             rate * size.
-        steps: number of steps; all are charged before the first.
+        steps: number of steps; all are charged before the first step.
         lr: learning rate of plain SGD, > 0.
-        optimizer: function of the parameters that returns a `torch.optim` optimiser, which replaces plain SGD.
-        loss: function of (logits [n, K], labels) that returns n losses, each of which depends on its own row alone; it
-            is evaluated on one row. Default: cross-entropy.
+        optimizer: function that takes the parameters and returns a `torch.optim` optimizer, which replaces plain SGD.
+        loss: function of (logits [n, K], labels) that returns n losses, each of which depends on its own row alone.
+            Training evaluates it on one row. Default: cross-entropy.
         ledger: ledger to charge, or an `Account`, which also sets the client, the round and the source of batches and
             noise. Default: a new ledger in memory.
         chunk: maximum number of examples whose gradients are in memory at once; the default depends on device, network
@@ -117,8 +118,8 @@ def train_private(
         The ledger; `.guarantee(client)` returns the guarantee that now holds for the records.
 
     Raises:
-        BudgetExhausted: the budget does not allow all steps; none was taken. `.remaining` is the number of steps that
-            are still allowed.
+        BudgetExhausted: the budget does not allow all steps, and no step was taken. `.remaining` is the number of steps
+            that are still allowed.
         PrivacyError: one of its subclasses, with a remedy in the message: BatchStatistics, NotCapturable,
             NotSeparable, PrivateStatistics, NotAccountable.
         TypeError, ValueError: invalid images, labels or options.
@@ -166,7 +167,10 @@ def train_private(
 
 
 def _check_loss(loss: RowLoss, like: LabeledImages) -> None:
-    """Refuse a loss that differs between a batch and its examples, because it is only evaluated on one example."""
+    """Refuse a loss whose values in a batch differ from those of single examples.
+
+    Training evaluates the loss on one example only.
+    """
     classes = (torch.arange(6) * (like.num_classes - 1) // 5).to(like.labels.device)
     labels = classes if like.labels.ndim == 1 else F.one_hot(classes, like.labels.shape[1])
     logits = torch.randn(6, like.num_classes, generator=derive(0, "logits"), dtype=torch.float64).to(like.images)

@@ -1,4 +1,4 @@
-"""Per-example gradients of a batch, by a captured function of one example."""
+"""Per-example gradients of a batch, computed by a captured function of one example."""
 
 from __future__ import annotations
 
@@ -63,10 +63,11 @@ def keeps_statistics(module: nn.Module) -> bool:
 
 
 class ExampleGradients:
-    """Function object that computes the gradient of every example's own loss; `per_example_gradients` creates it.
+    """Callable that computes the gradient of every example's own loss. `per_example_gradients` creates it.
 
-    Call it with the arguments of the losses, n rows each. The result has n rows for each parameter of `trained`, at the
-    network's current parameters and buffers. An example whose loss or gradient cannot be computed has zero rows.
+    Call it with the arguments of the loss function, which have n rows each. The gradients are taken at the network's
+    current parameters and buffers, and each has n rows. If an example's loss or gradient cannot be computed, its rows
+    are zero.
 
     Attributes:
         trained: trained parameters by name, in the order of the returned tensors.
@@ -78,11 +79,11 @@ class ExampleGradients:
         self._state = [*network.parameters(), *network.buffers()]
 
     def __call__(self, *examples: Tensor, generator: torch.Generator | None = None) -> list[Tensor]:
-        """Compute the gradients of n examples: for each parameter of `trained`, a tensor [n, *parameter.shape].
+        """Compute the gradients of n examples, one tensor [n, *parameter.shape] for each parameter in `trained`.
 
         Args:
             examples: the arguments of the losses, for instance images and labels, with n rows each.
-            generator: secret generator of dropout and other draws; required if the network draws.
+            generator: secret generator for dropout and other random operators; required if the network has any.
         """
         return self.captured(self._state, *examples, generator=generator)
 
@@ -113,31 +114,33 @@ def per_example_gradients(
 ) -> ExampleGradients:
     """Capture the gradient of one example's loss, and return a function of many examples.
 
-    A private optimiser needs the gradient of every example, and autograd only returns their sum over a batch.
+    A private optimizer needs the gradient of every example, but autograd only returns the sum of the gradients over a
+    batch.
 
         def losses(images, labels):
             return F.cross_entropy(network(images), labels, reduction="none")
         gradients = per_example_gradients(network, losses, like=(images, labels))
         rows = gradients(images[:16], labels[:16])     # for each trained parameter [16, *shape]
 
-    The network, the loss and the backward pass are traced once, on one example without values, to a fixed graph of
-    tensor operators. Records only ever pass through this graph, one by one or batched by `vmap`: no code of the network
-    or the loss runs on them. Row i is therefore a function of example i and the network's state alone. Everything else
-    that the code reads (attributes, closures, counters) is fixed when it is captured; parameters of *other* networks
-    become constants.
+    The network, the loss and the backward pass are traced once, on one example without values. The result is a fixed
+    graph of tensor operators. Records only ever pass through this graph, one by one or batched by `vmap`: no code of
+    the network or the loss runs on them. Row i is therefore a function of example i and the network's state alone. All
+    other values that the code reads (attributes, closures, counters) are fixed at the time of capture. Parameters of
+    *other* networks become constants.
 
-    Dropout and other random operators draw independently for every example, from the generator of the call.
+    Dropout and other random operators draw independently for every example, from the `generator` that is passed with
+    the examples.
 
     Args:
         network: the network, in training mode; its parameters and buffers are read at every call.
         losses: function that evaluates `network` on tensors with n rows each (images, labels, ...) and returns n
             losses. It is only called with one row.
-        like: arguments of `losses`, of which only shapes (without the number of rows), dtypes and device are used.
+        like: example arguments of `losses`. Only their shapes (without the number of rows), dtypes and device are used.
         trained: parameters to train, by their names in the network. Default: all parameters that require a gradient.
 
     Raises:
-        BatchStatistics, NotCapturable, NotSeparable, PrivacyError: the network or the loss is refused; the message
-            gives the place and a remedy.
+        BatchStatistics, NotCapturable, NotSeparable, PrivacyError: the network or the loss is refused. The message
+            names the line of code and a remedy.
     """
     require_per_example(network)
     chosen = {n: p for n, p in network.named_parameters() if p.requires_grad} if trained is None else dict(trained)

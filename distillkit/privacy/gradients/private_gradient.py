@@ -1,4 +1,4 @@
-"""Noised gradients for DP-SGD: per-example gradients are clipped and summed, and Gaussian noise is added."""
+"""Noised gradients for DP-SGD, from per-example gradients that are clipped, summed and noised."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class PrivateGradient:
     """Accumulator that replaces the per-example gradients of each step by their noised mean.
 
     A step returns (sum of clipped gradients + N(0, (sigma clip)^2)) / denominator, as in DP-SGD (Abadi et al., CCS
-    2016, algorithm 1). Call `add` any number of times per step, so that not all gradients of a batch need to be in
-    memory together. Without a call (for an empty batch) the step is pure noise. `take` ends the step. Charge a ledger
-    before the first `take`.
+    2016, algorithm 1). You may call `add` several times per step, so that not all gradients of a batch need to be in
+    memory together. If you do not call `add` in a step, because the batch is empty, the result is pure noise. `take`
+    ends the step. Charge a ledger before the first `take`.
 
     Norms, clipping and sums are in float64, whatever the type of the parameters. A float32 sum rounds its terms, and a
-    record that shifts the rounding can change the sum by several clips. In float64 the error of the sum of n records is
-    at most n^2 2^-53 clips (1e-6 for 100,000 in a step), and no clipped norm exceeds the clip.
+    record that shifts the rounding can change the sum by several clips. In float64, the error of a sum over n records
+    is at most n^2 2^-53 clips (1e-6 for 100,000 records in a step), and no clipped norm exceeds the clip.
 
     Args:
         parameters: trained parameters: leaf tensors that require gradients, float32 or float64. An example's gradients
-            in all of them are clipped as one vector.
+            with respect to all parameters are clipped as one vector.
         sigma: noise standard deviation / clip; 0 adds no noise.
         clip: largest l2 norm of one example's gradient; longer gradients are scaled down to this norm. Infinity is
             allowed only if sigma is 0.
@@ -89,7 +89,7 @@ class PrivateGradient:
 
     @torch.no_grad()
     def take(self) -> list[Tensor]:
-        """End the step: add the noise and return one gradient per parameter, with the parameter's shape and type."""
+        """End the step, add the noise, and return one gradient per parameter, with the parameter's shape and dtype."""
         std = self._sigma * self._clip if self._sigma else 0.0
         sizes = [s.numel() for s in self._sums]
         noise = self._secret.normal((sum(sizes),), std).split(sizes)
@@ -102,7 +102,7 @@ class PrivateGradient:
 
 
 def _in_blocks(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the columns of `rows` in float64, a few at a time: a copy of all columns would not fit the cache."""
+    """Yield the columns of `rows` in float64, a few at a time, so that the copies fit in the cache."""
     width = max(1, (_BLOCK_CPU if rows.device.type == "cpu" else _BLOCK_ACCELERATOR) // max(1, len(rows)))
     for start in range(0, rows.shape[1], width):
         place = slice(start, start + width)

@@ -36,20 +36,20 @@ def as_private_set(
     size: float | Tensor | None = None,
     public_statistics: bool = False,
 ) -> LabeledImages:
-    """Return the input of a private call as a set, unless the release would show statistics of the private data.
+    """Return the input of a private call as a set, after checking that its metadata reveals no private statistics.
 
-    A refusal depends on public facts and on the origin of the set's metadata, never on the records.
+    The decision depends on public facts and on the origin of the set's metadata, never on the records.
 
     Args:
         images, labels: a set and None; or images, float [N, C, H, W], and class indices, int [N].
         num_classes: public number of classes K; None if it was given when the set was created.
         delta: target delta, which is compared with `size`.
         size: public number of records or public class sizes; None skips the check of delta.
-        public_statistics: whether the user declares that a measured normalisation was measured on public images.
+        public_statistics: whether the user declares that a measured normalization was measured on public images.
 
     Raises:
         PrivacyError: the number of classes is missing or was derived from the labels, or the labels are soft.
-        PrivateStatistics: the normalisation was measured or fitted on images that were not declared public.
+        PrivateStatistics: the normalization was measured or fitted on images that were not declared public.
         NotAccountable: delta is not below one over the number of records.
     """
     real = as_set(images, labels, num_classes=num_classes)
@@ -69,7 +69,7 @@ def as_private_set(
 def require_given_num_classes(real: LabeledImages) -> None:
     """Refuse a set whose number of classes was derived from its private labels.
 
-    Such a number shows whether the last class has a record.
+    Such a number reveals whether the last class has a record.
 
     Args:
         real: the private set.
@@ -86,14 +86,14 @@ def require_given_num_classes(real: LabeledImages) -> None:
 
 
 def refuse_measured_normalization(normalization: Normalization, who: str = "a private component") -> None:
-    """Refuse a normalisation that was measured on images that were not declared public.
+    """Refuse a normalization that was measured on images that were not declared public.
 
     Args:
-        normalization: normalisation of the private set.
+        normalization: normalization of the private set.
         who: name of the component in the error message.
 
     Raises:
-        PrivateStatistics: the normalisation was measured or fitted, and is not the identity.
+        PrivateStatistics: the normalization was measured or fitted, and is not the identity.
     """
     if normalization.measured and normalization != IDENTITY:
         what = "mean and std were measured" if normalization.zca is None else "whitening was fitted"
@@ -105,7 +105,7 @@ def refuse_measured_normalization(normalization: Normalization, who: str = "a pr
 
 
 def open_account(ledger: Ledger | Account | None, delta: float) -> Account:
-    """Return the account that a call charges; if no ledger is given, create one in memory, with a remark.
+    """Return the account that a call charges. If no ledger is given, create a ledger in memory, with a remark.
 
     Args:
         ledger: ledger or account to charge, or None for a new ledger.
@@ -129,19 +129,19 @@ def open_account(ledger: Ledger | Account | None, delta: float) -> Account:
 def initial_images(
     init: str | LabeledImages, real: LabeledImages, *, ipc: int, generator: torch.Generator
 ) -> tuple[Tensor, str]:
-    """Return the initial images of a set that will be released, none of them private.
+    """Return the initial images of a set that will be released, after checking that no image is private.
 
     Args:
-        init: `"noise"` for N(0, 1) in each value; or a *public* set with the same image shape and normalisation and
-            `ipc` images per class.
-        real: private set, with which `init` is compared; it is never copied. No other refusal reads private images;
-            this one does because a private image in the release would be worse. Epsilon does not cover the error
-            message, so do not publish the message.
+        init: `"noise"`, which draws each value from N(0, 1); or a *public* set with the same image shape and
+            normalization and with `ipc` images per class.
+        real: private set, with which `init` is compared; it is never copied. No other check reads private
+            images; this one does, because a private image in the release would be worse. Epsilon does not cover the
+            error message, so do not publish the message.
         ipc: number of images per class.
         generator: generator of the noise.
 
     Returns:
-        Images [K * ipc, C, H, W], class by class, and the name of the initialisation for the set's `info`.
+        Images [K * ipc, C, H, W], sorted by class, and the name of the initialization for the set's `info`.
 
     Raises:
         PrivateInitialization: `init` is a string other than `"noise"`, such as `"real"`, or a set that contains a
@@ -169,7 +169,7 @@ def initial_images(
 
 
 def refuse_half_precision(values: Tensor, what: str) -> None:
-    """Refuse half precision, whose rounding error can exceed the clip.
+    """Refuse values in half precision, whose rounding error can exceed the clip.
 
     Args:
         values: images or a parameter to check.
@@ -186,7 +186,7 @@ def refuse_half_precision(values: Tensor, what: str) -> None:
 
 
 def refuse_large_delta(size: float, delta: float) -> None:
-    """Refuse a delta at which even publishing a random record would count as private.
+    """Refuse a delta so large that even publishing a random record would count as private.
 
     Args:
         size: *public* number of records; 0 skips the check.

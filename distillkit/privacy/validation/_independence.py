@@ -1,4 +1,4 @@
-"""Checks that a loss is the mean or the list of the losses of single examples, and that no layer mixes examples."""
+"""Checks that neither a loss nor a network layer mixes the examples of a batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
 
 
 def refuse_batch_norm(network: object) -> None:
-    """Refuse a network in which a layer normalises with the statistics of the batch.
+    """Refuse a network in which a layer normalizes with the statistics of the batch.
 
     Args:
         network: network to check; batch norm in eval mode uses stored statistics and is accepted.
@@ -39,11 +39,11 @@ def require_mean_objective(loss: Callable[[Tensor, Tensor], Tensor], logits: Ten
 
     Args:
         loss: function of (logits [N, K], labels) that returns a scalar.
-        logits, labels: public rows for the check, with several rows of one class among them.
+        logits, labels: public rows for the check; at least one class has several rows.
 
     Raises:
-        NotSeparable: the objective is not a scalar, or it differs from the mean over the examples, as with weights,
-            contrasts or normalisation over the batch.
+        NotSeparable: the objective is not a scalar, or it differs from the mean over the examples, as it does with
+            weights, contrastive terms or normalization over the batch.
     """
     together = loss(logits, labels)
     if together.ndim:
