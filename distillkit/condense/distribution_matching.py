@@ -51,7 +51,7 @@ def distribution_matching(
 
     Each step samples a network phi, and takes one step of SGD with momentum on the pixels to reduce
 
-        sum over classes c of || mean phi(real images of c) - mean phi(synthetic images of c) ||^2,
+        sum over classes c of || mean phi(real images of c) - mean phi(synthetic images of c) ||^2.
 
     The squared norm is a sum over the dimensions of the embedding, so a good `lr` depends on its size. These settings
     reproduce the papers:

@@ -20,7 +20,7 @@ _AFTER = "after"
 
 
 class LedgerWriteError(OSError):
-    """A charge that could not be written, for example because the disk is full; nothing was released."""
+    """Error for a charge that could not be written, for example because the disk is full. Nothing was released."""
 
 
 class Chain:
