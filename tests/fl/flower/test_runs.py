@@ -317,7 +317,7 @@ def test_missing_nodes_are_named(tmp_path: Path) -> None:
 def test_node_with_a_failing_app_is_named_with_flowers_reason(tmp_path: Path) -> None:
     there = grid(METHODS["FedAvg"](), tmp_path, lambda node, kind, _: "error" if node == 104 else None)
     with pytest.raises(IncompatibleNode, match=r"node 104 cannot take part: .* Flower says the app crashed"):
-        run_on_grid(there, METHODS["FedAvg"](), connect_timeout=300.0)
+        run_on_grid(there, METHODS["FedAvg"](), connect_timeout=60.0)
 
 
 def test_node_that_is_unavailable_is_named_with_flowers_reason(tmp_path: Path) -> None:
