@@ -109,22 +109,22 @@ def test_a_clock_that_differs_is_named(
 
 
 class Restarting:
-    """A fault: node 102 dies with its first request of round 2, and returns under another number."""
+    """A fault: node 102 dies with its request of round 2, and returns under another number, once or every time."""
 
     def __init__(self, how: str, dies_again: bool = False) -> None:
         self.how, self.dies_again, self.asked = how, dies_again, list[int]()
         self.grid: fake_flower.Grid | None = None
 
     def __call__(self, node: int, kind: str, group: str) -> str | None:
-        if kind != "train.job" or group != "2" or node not in (102, 202):
+        if kind != "train.job" or group != "2" or node not in (102, 202, 302):
             return None
         assert self.grid is not None
         self.asked.append(node)
-        if node == 102:
-            del self.grid.nodes[102]
-            self.grid.nodes[202] = fake_flower.context(202, 2, 5)
+        if node == 102 or self.dies_again:
+            del self.grid.nodes[node]
+            self.grid.nodes[node + 100] = fake_flower.context(node + 100, 2, 5)
             return self.how
-        return "gone" if self.dies_again else None
+        return None
 
 
 @pytest.fixture
