@@ -183,8 +183,8 @@ def image_sgd(
     synthetic = start.unflatten(0, (real.num_classes, ipc)).requires_grad_()
     sampler = embedding_options.sampler_for(real)
     embedders = PublicEmbedders(sampler, steps, like=real, match=match, augment=augment, centers=0, seed=seed)
-    if clip is None:
-        clip = _public_clip(synthetic, embedders[0], loss, real, seed)
+    public_clip = _public_clip(synthetic, embedders[0], loss, real, seed)  # refuses unsuitable code before the charge
+    clip = public_clip if clip is None else clip
 
     private = PrivateGradient(
         [synthetic], sigma=sigma, clip=clip, denominator=rate * size / real.num_classes, secret=secret
@@ -221,6 +221,7 @@ def image_sgd(
 
 def _public_clip(images: Tensor, phi: PublicEmbedder, loss: SeparableLoss, like: LabeledImages, seed: int) -> float:
     noise = public_noise(32, like, derive(seed, "clip"))
+    phi.embed_private(noise)  # capture the network as for private images
     with torch.no_grad():
         embedding = phi.embedding(noise)
     labels = torch.arange(len(noise), device=noise.device) % images.shape[0]

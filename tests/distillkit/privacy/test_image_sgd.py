@@ -15,6 +15,7 @@ from distillkit.networks.samplers import FixedNetwork, RandomNetworks
 from distillkit.privacy import (
     BudgetExhausted,
     Ledger,
+    NotCapturable,
     PrivacyError,
     PrivateGradient,
     PublicEmbedders,
@@ -237,6 +238,37 @@ def test_squared_distance_is_marked() -> None:
 
 def test_fixed_network_is_accepted(toy_set: LabeledImages, toy_network: Factory) -> None:
     assert len(private(toy_set, toy_network, networks=FixedNetwork(build(toy_network, 0)))) == 6
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(16, 5)).double()
+        self.head = nn.Linear(5, 3).double()
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.layers(x) if x.mean() > 0 else -self.layers(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+@separable
+def branching_loss(embedding: Tensor, means: Tensor) -> Tensor:
+    rows = (embedding - means).square().sum(1)
+    return rows if all(rows < 1e9) else rows * 0
+
+
+@pytest.mark.parametrize("case", ["network", "loss"])
+@pytest.mark.parametrize("rate", [1.0, 1e-12])
+def test_code_that_cannot_be_captured_is_refused_before_the_charge_and_whatever_is_drawn(
+    toy_set: LabeledImages, toy_network: Factory, case: str, rate: float
+) -> None:
+    ledger = Ledger(delta=1e-5)
+    options = {"loss": branching_loss} if case == "loss" else {"networks": RandomNetworks(Branching)}
+    with pytest.raises(NotCapturable):
+        private(toy_set, toy_network, rate=rate, ledger=ledger, **options)
+    assert not ledger.events
 
 
 def test_images_changed_far_by_noise_are_valid_input(toy_set: LabeledImages, toy_network: Factory) -> None:
