@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ import pytest
 
 import fl.addons
 import fl.methods
-from tests.scripts import load_script
+from tests.scripts import load_script, run_script
 
 ROOT = Path(__file__).parents[1]
 SNIPPETS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
@@ -48,20 +45,9 @@ def test_setup_commands_are_as_documented() -> None:
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
 def test_snippet_runs_when_pasted_into_an_empty_file(snippet: str, tmp_path: Path) -> None:
-    (tmp_path / "pasted.py").write_text(snippet, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
-    ran = subprocess.run(
-        [sys.executable, "pasted.py"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        encoding="utf-8",
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.strip()
-    assert "Warning" not in ran.stderr, ran.stderr
+    path = tmp_path / "pasted.py"
+    path.write_text(snippet, encoding="utf-8")
+    assert run_script(path, tmp_path, alone=snippet == SNIPPETS[0]).strip()
 
 
 @pytest.fixture

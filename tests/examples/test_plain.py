@@ -1,31 +1,22 @@
-"""The short examples run alone in an empty folder."""
+"""The short examples run in an empty folder, one of them in an interpreter of its own."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from tests.scripts import run_script
+
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "examples" / "plain").glob("*.py"))
 
 
-def run(script: Path, folder: Path) -> str:
-    """Run a script in a folder; return its output."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
-    command = [sys.executable, str(script)]
-    ran = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, encoding="utf-8"
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert "Warning" not in ran.stderr, ran.stderr
-    return ran.stdout
+def run(name: str, folder: Path, *, alone: bool = False) -> str:
+    return run_script(ROOT / f"examples/plain/{name}.py", folder, alone=alone)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
@@ -52,25 +43,24 @@ def images_of(folder: Path) -> None:
 
 def test_condense_folder(tmp_path: Path) -> None:
     images_of(tmp_path)
-    assert "random real" in run(ROOT / "examples/plain/condense_folder.py", tmp_path)
+    assert "random real" in run("condense_folder", tmp_path, alone=True)
     assert (tmp_path / "small.safetensors").is_file()
     assert (tmp_path / "small.png").is_file()
 
 
 def test_fedavg_by_hand_equals_simulate_bitwise(tmp_path: Path) -> None:
-    assert "by hand are equal" in run(ROOT / "examples/plain/fedavg_by_hand.py", tmp_path)
+    assert "by hand are equal" in run("fedavg_by_hand", tmp_path)
 
 
 def test_paper_method(tmp_path: Path) -> None:
     averaged, distilled = (
-        [float(value) for value in re.findall(r"0\.\d+", line)]
-        for line in run(ROOT / "examples/plain/paper_method.py", tmp_path).splitlines()
+        [float(value) for value in re.findall(r"0\.\d+", line)] for line in run("paper_method", tmp_path).splitlines()
     )
     assert distilled[0] > averaged[0]
 
 
 def test_private_set(tmp_path: Path) -> None:
-    lines = run(ROOT / "examples/plain/private_set.py", tmp_path).splitlines()
+    lines = run("private_set", tmp_path).splitlines()
     low, high = (float(re.findall(r"accuracy (0\.\d+)", line)[0]) for line in lines)
     assert [re.findall(r"epsilon (\d)", line) for line in lines] == [["1"], ["8"]]
     assert 0.3 < low < high
@@ -78,15 +68,12 @@ def test_private_set(tmp_path: Path) -> None:
 
 
 def test_attack_set(tmp_path: Path) -> None:
-    real, noise = (
-        float(re.findall(r"TPR (\d+\.\d) %", line)[0])
-        for line in run(ROOT / "examples/plain/attack_set.py", tmp_path).splitlines()
-    )
+    real, noise = (float(re.findall(r"TPR (\d+\.\d) %", line)[0]) for line in run("attack_set", tmp_path).splitlines())
     assert real > noise
 
 
 def test_own_addon(tmp_path: Path) -> None:
-    plain, l2, both = run(ROOT / "examples/plain/own_addon.py", tmp_path).splitlines()
+    plain, l2, both = run("own_addon", tmp_path).splitlines()
     assert plain.startswith("FedAvg(): 0.")
     assert l2.startswith("FedAvg(L2): 0.")
     assert both.startswith("FedAvg(L2, FedProx): 0.")

@@ -484,7 +484,10 @@ ACCEPTED: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("name", ACCEPTED)
+LARGE = ("torchvision's ResNet-18", "torchvision's Swin")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LARGE else n for n in ACCEPTED])
 def test_accepted_networks_have_exact_rows_that_other_records_cannot_change(name: str) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
