@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -38,6 +39,7 @@ from distillkit.privacy import (
     release,
     train_private,
 )
+from distillkit.privacy._child_ledger import ChildLedger, child_state
 
 ONE = Event("class_means", 2.0, client=0)
 
@@ -376,6 +378,24 @@ def test_check_predicts_the_epsilon_after_the_charge(events: list[tuple[str, flo
     assert held._epsilon_after(asked[first:]) <= after.guarantee().nominal * (1 + 1e-9)
     if first == 0:
         assert held._epsilon_after(asked) == pytest.approx(after.guarantee().nominal, rel=1e-9)
+
+
+@pytest.mark.parametrize("disjoint", [True, False])
+@pytest.mark.parametrize("budget", [2.5, 3.5])
+def test_child_ledger_refuses_what_the_runs_ledger_refuses(disjoint: bool, budget: float) -> None:
+    """Sigma 2 costs 1.99 once, 2.94 twice and 3.71 three times; clients B and all others were charged before."""
+    trunk = Ledger(budget=budget, disjoint=disjoint)
+    trunk.spend(Event("class_means", 2.0, client="B"))
+    child, charge = ChildLedger(child_state(trunk, "A")), Event("class_means", 2.0, client="A")
+    refused = []
+    for ledger in (trunk, child):
+        charged = 0
+        with contextlib.suppress(BudgetExhausted):
+            while charged < 5:
+                ledger.spend(charge)
+                charged += 1
+        refused.append(charged)
+    assert refused[0] == refused[1] == {2.5: 1, 3.5: 2}[budget] - (not disjoint)
 
 
 def test_client_number_and_name_denote_the_same_client(tmp_path: Path) -> None:
