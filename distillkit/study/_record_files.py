@@ -12,7 +12,17 @@ from distillkit._utils import check
 from distillkit._utils.files import write_atomically
 from distillkit.study._records import Record, RecordError, Records, require_unique
 
-__all__ = ["FORMATS", "RecordsLike", "as_path", "as_records", "read_json", "read_records", "read_rows", "write_records"]
+__all__ = [
+    "FORMATS",
+    "RecordsLike",
+    "as_path",
+    "as_records",
+    "read_json",
+    "read_record",
+    "read_records",
+    "read_rows",
+    "write_records",
+]
 
 FORMATS = {name: f"distillkit.{name}/1" for name in ("study", "choice", "records")}
 """Formats of `study.json`, `choice.json` and the files of `write_records`."""
@@ -47,7 +57,7 @@ def read_records(folder: str | os.PathLike[str]) -> Records:
         return _read_records_file(path)
     if not path.is_dir():
         raise FileNotFoundError(f"folder {path} does not exist; it should hold the runs of a study")
-    records = require_unique([_read_run(summary) for summary in sorted(path.glob("*/summary.json"))])
+    records = require_unique([read_record(summary) for summary in sorted(path.glob("*/summary.json"))])
     if not records:
         raise FileNotFoundError(_no_records_message(path))
     planned, choice = _planned_runs(path / "study.json"), path / "choice.json"
@@ -57,7 +67,9 @@ def read_records(folder: str | os.PathLike[str]) -> Records:
     place = {key: index for index, key in enumerate(planned)}
     done = {(r.task, r.method, r.seed): r for r in records}
     ordered = [done[key] for key in sorted(done, key=lambda key: place.get(key, len(place)))]
-    return Records(ordered, [key for key in planned if key not in done], choices)
+    found = Records(ordered, [key for key in planned if key not in done], choices)
+    rounds = read_json(path / "study.json").get("late_rounds")
+    return found if rounds is None else found.late(rounds)
 
 
 def as_records(records: RecordsLike, name: str = "records") -> Records:
@@ -177,7 +189,15 @@ def read_json(path: Path, kind: str | None = None) -> Any:
     return value
 
 
-def _read_run(path: Path) -> Record:
+def read_record(path: Path) -> Record:
+    """Read the record of one run.
+
+    Args:
+        path: path of the run's `summary.json`.
+
+    Raises:
+        RecordError: the summary or the history is damaged, or they differ in the number of rounds.
+    """
     line = read_json(path)
     if not isinstance(line, Mapping):
         raise RecordError(f"{path} is damaged: a summary must be an object, got {type(line).__name__}")

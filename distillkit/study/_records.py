@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from distillkit._utils import check
+from distillkit.study.history import Row, accuracy_late
 
 __all__ = ["Record", "RecordError", "Records", "Row", "decode_settings", "require_unique"]
-
-Row = Mapping[str, Any]
-"""Values of one round of a history."""
 
 
 class RecordError(ValueError):
@@ -83,7 +80,11 @@ class Record:
 
         Args:
             column: name of the value. A dot selects an entry of a mapping ("accuracy_clients.worst10", "settings.lr").
+                "accuracy_late" is the mean accuracy over the second half of the rounds, unless the summary has another
+                one, see `Records.late`.
         """
+        if column == "accuracy_late" and column not in self.line:
+            return None if self.failed else accuracy_late(self.rows)
         for source in (self.line, self.rows[-1] if self.rows else {}):
             value: Any = source
             for name in (column,) if column in source else column.split("."):
@@ -121,24 +122,24 @@ class Records(list[Record]):
         choices = [*self.choices, *getattr(other, "choices", ())]
         return Records(every, [key for key in missing if key not in done], choices)
 
-    def late(self, rounds: int) -> Records:
+    def late(self, rounds: int | None = None) -> Records:
         """Return the records with a column `accuracy_late`, the mean accuracy of the last rounds.
 
         The accuracy of a single round is noisy, and the best round is chosen on the test set. A mean over a number of
-        rounds that was fixed before the run avoids both problems.
+        rounds that was fixed before the run avoids both problems. A study with `late_rounds` has this column already.
 
         Args:
-            rounds: number of final rounds to average over. Untested rounds among them are skipped. The value is None
-                for a run in which none of these rounds was tested.
+            rounds: number of last rounds to average over; default: the second half of the rounds. Untested rounds
+                among them are skipped. The value is None for a failed run, and for a run in which none of these rounds
+                was tested.
 
         Raises:
             ValueError, TypeError: `rounds` is not a positive integer.
         """
-        check.positive_int(rounds, "rounds")
 
         def late(record: Record) -> Record:
-            tested = [row["accuracy"] for row in record.rows[-rounds:] if row.get("accuracy") is not None]
-            return replace(record, line={**record.line, "accuracy_late": statistics.fmean(tested) if tested else None})
+            mean = accuracy_late(record.rows, rounds)
+            return replace(record, line={**record.line, "accuracy_late": None if record.failed else mean})
 
         return Records(map(late, self), self.missing, self.choices)
 

@@ -24,7 +24,7 @@ __all__ = [
     "tuning_table",
 ]
 
-RULES = {"last": "accuracy_last", "own": "accuracy_own"}
+RULES = {"last": "accuracy_last", "late": "accuracy_late", "own": "accuracy_own"}
 """Validation accuracy that each rule uses to choose the best configuration."""
 
 
@@ -94,7 +94,7 @@ def read_choice(folder: str | os.PathLike[str]) -> tuple[list[TuningResult], Map
 
     Returns:
         The results by task and candidate, in the order of the file; and a mapping with the `rule` and `seeds` of the
-        search.
+        search. The mapping also has `late_rounds` if the study has a number of late rounds.
 
     Raises:
         FileNotFoundError: the folder has no `choice.json`.
@@ -124,7 +124,9 @@ def read_choice(folder: str | os.PathLike[str]) -> tuple[list[TuningResult], Map
                 )
             results.append(result)
     rules, seeds = dict.fromkeys(c["rule"] for c in choices), dict.fromkeys(s for c in choices for s in c["seeds"])
-    return results, {"rule": ", ".join(rules), "seeds": list(seeds)}
+    late = list(dict.fromkeys(c["late_rounds"] for c in choices if c.get("late_rounds") is not None))
+    facts = {"rule": ", ".join(rules), "seeds": list(seeds)}
+    return results, facts | ({"late_rounds": late[0] if len(late) == 1 else late} if late else {})
 
 
 def equal_search_sizes(folder: str | os.PathLike[str]) -> dict[str, int]:
@@ -198,8 +200,10 @@ def tuning_table(folder: str | os.PathLike[str], *, task: str | None = None) -> 
             own.setdefault(str(t.rule), []).append(t.method)
     rules = "; ".join([str(facts.get("rule")), *(f"{r} for {', '.join(dict.fromkeys(m))}" for r, m in own.items())])
     compared = "Configurations are compared on the validation part, never on the test set"
-    note = f"{compared}; rule: {rules}; tuning seeds: {seeds}."
-    return Table(header, tuple(printed), rows, (note,), left=3)
+    late = any(t.rule == "late" for t in tuned)
+    which = "second half of the rounds" if (k := facts.get("late_rounds")) is None else f"last {k} rounds"
+    notes = [f"{compared}; rule: {rules}; tuning seeds: {seeds}.", *([f"late: mean of the {which}."] if late else [])]
+    return Table(header, tuple(printed), rows, tuple(notes), left=3)
 
 
 def _choices(path: Path) -> list[Any]:

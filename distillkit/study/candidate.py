@@ -103,8 +103,8 @@ class Candidate(ABC):
         settings: settings that all configurations share.
         like: name of another candidate whose chosen settings this candidate uses instead of a search. Use it for a
             control that must differ in one thing only.
-        rule: rule to choose the best configuration, "last" or "own"; default: the study's rule. Use "own", the clients'
-            own tests, for a personalized method and its baseline.
+        rule: rule to choose the best configuration, "last", "late" or "own"; default: the study's rule. Use "own", the
+            clients' own tests, for a personalized method and its baseline, and "last" for a candidate without rounds.
         tasks, seeds: names of the study's tasks, and the seeds, to which the candidate is restricted; default: all.
 
     Attributes:
@@ -116,7 +116,7 @@ class Candidate(ABC):
     search: Sequence[Mapping[str, Any]] = ({},)
     settings: Mapping[str, Any] = field(default_factory=dict)
     like: str | None = None
-    rule: Literal["last", "own"] | None = None
+    rule: Literal["last", "late", "own"] | None = None
     tasks: Sequence[str] | None = field(default=None, kw_only=True)
     seeds: Sequence[int] | None = field(default=None, kw_only=True)
 

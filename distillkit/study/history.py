@@ -2,27 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from distillkit._utils import check
-from distillkit.study._records import Row
 
 __all__ = [
     "Row",
     "SeedMean",
     "accuracy_best",
     "accuracy_last",
+    "accuracy_late",
     "best_seed_mean",
     "rounds_to",
 ]
+
+Row = Mapping[str, Any]
+"""Values of one round of a history."""
 
 
 def accuracy_last(rows: Sequence[Row]) -> float | None:
     """Return the accuracy in the last of the `rows` of a history, as a fraction; None if the last round has none."""
     return rows[-1]["accuracy"] if rows else None
+
+
+def accuracy_late(rows: Sequence[Row], rounds: int | None = None) -> float | None:
+    """Return the mean accuracy over the last rounds of a history, as a fraction.
+
+    The accuracy of a single round is noisy, and the best round is chosen on the test set. A mean over a number of
+    rounds that was fixed before the run avoids both problems.
+
+    Args:
+        rows: rows of one history.
+        rounds: number of last rounds; default: the second half of the rounds, with the middle one of an odd number.
+
+    Returns:
+        The mean over those of these rounds that were tested; None if none was.
+
+    Raises:
+        ValueError, TypeError: `rounds` is not a positive integer.
+    """
+    first = len(rows) // 2 if rounds is None else max(0, len(rows) - check.positive_int(rounds, "rounds"))
+    tested = [row["accuracy"] for row in rows[first:] if row.get("accuracy") is not None]
+    return statistics.fmean(tested) if tested else None
 
 
 def accuracy_best(rows: Sequence[Row]) -> float | None:

@@ -27,7 +27,7 @@ from distillkit.study._design import make_design
 from distillkit.study._execution import PreparedRun, RunSpec
 from distillkit.study._formatting import Table
 from distillkit.study._guarantee import ledgers_of, total_guarantee
-from distillkit.study._record_files import FORMATS, read_json, read_records
+from distillkit.study._record_files import FORMATS, read_json, read_record, read_records
 from distillkit.study._records import Records
 from distillkit.study._tables import summary_table
 from distillkit.study._tuning import RULES, best_configuration, score_configuration
@@ -70,13 +70,16 @@ class Study:
         tune_on: the task on which configurations are compared for all tasks. Use it for private data, where every
             tuning run on the data would use up privacy budget. Default: configurations are compared on each task.
         rule: criterion for the best configuration, averaged over `tune_seeds`: "last" for the accuracy after the last
-            round, or "own" for the accuracy on the clients' own tests. In a tie, the first configuration is chosen. A
-            candidate may have its own rule.
+            round, "late" for the mean accuracy over late rounds, or "own" for the accuracy on the clients' own tests.
+            In a tie, the first configuration is chosen. A candidate may have its own rule. One round of one seed is
+            noisy: prefer "late" with at least two `tune_seeds`.
+        late_rounds: number of last rounds in the column `accuracy_late` and in the rule "late"; default: the second
+            half of the rounds.
 
     Attributes:
         out: path of the study's folder.
         design: tasks, candidates and seeds, and the runs they imply.
-        rule: the rule passed to the constructor.
+        rule, late_rounds: arguments of the constructor.
 
     Raises:
         TypeError, ValueError: an argument is invalid, a name is used twice, or the candidates' searches differ in size.
@@ -91,11 +94,13 @@ class Study:
         seeds: Sequence[int] = (0, 1, 2),
         tune_seeds: Sequence[int] = (100,),
         tune_on: Task | None = None,
-        rule: Literal["last", "own"] = "last",
+        rule: Literal["last", "late", "own"] = "last",
+        late_rounds: int | None = None,
     ) -> None:
         self.out = Path(out)
         self.design = make_design(tasks, candidates, seeds, tune_seeds, tune_on)
         self.rule = check.one_of(rule, "rule", tuple(RULES))
+        self.late_rounds = None if late_rounds is None else check.positive_int(late_rounds, "late_rounds")
         self._splits: dict[str, Split] = {}
 
     @property
@@ -240,6 +245,7 @@ class Study:
         content: dict[str, Any] = {
             "format": FORMATS["study"],
             "rule": self.rule,
+            "late_rounds": self.late_rounds,
             "tune_seeds": list(design.tune_seeds),
             "tune_on": None if design.tune_on is None else to_config(design.tune_on, store=store, name="tune_on"),
             "tasks": {n: to_config(task, store=store, name=f"tasks[{n!r}]") for n, task in design.tasks.items()},
@@ -248,9 +254,9 @@ class Study:
             "parts": design.parts,
         }
         before = read_json(path, FORMATS["study"]) if path.exists() else content
-        for key in ("rule", "tune_seeds", "tune_on"):
-            if before[key] != content[key]:
-                raise ValueError(f"{path} has {key}={before[key]}, got {content[key]}; use another folder")
+        for key in ("rule", "late_rounds", "tune_seeds", "tune_on"):
+            if before.get(key) != content[key]:  # older studies have no late_rounds
+                raise ValueError(f"{path} has {key}={before.get(key)}, got {content[key]}; use another folder")
         for key, what in (("tasks", "tasks"), ("ways", "candidates")):
             both = [name for name in content[key] if name in before[key]]
             if changed := [name for name in both if before[key][name] != content[key][name]]:
@@ -281,8 +287,7 @@ class Study:
         content: dict[str, dict[str, Any]] = {task: {} for task in self.design.tuned_tasks}
         for (task, method), search in self.design.tuning_runs().items():
             rule = self.design.candidates[method].rule or self.rule
-            summaries = [[read_json(self.out / spec.folder / "summary.json") for spec in specs] for specs in search]
-            scores = [score_configuration(lines, rule) for lines in summaries]
+            scores = [score_configuration([self._tuning_summary(spec, rule) for spec in one], rule) for one in search]
             best = chosen[task, method] = best_configuration(scores, f"candidates[{method!r}] on {task}")
             content[task][method] = {"tries": scores, "chosen": best, "like": None, "rule": rule}
         for task in content:
@@ -294,8 +299,14 @@ class Study:
         before = read_json(path)["tasks"] if path.exists() else {}
         content = {task: {**before.get(task, {}), **content.get(task, {})} for task in {**before, **content}}
         facts = {"format": FORMATS["choice"], "rule": self.rule, "seeds": list(self.design.tune_seeds)}
-        write_atomically(path, json.dumps({**facts, "tasks": content}, indent=1) + "\n")
+        late = {} if self.late_rounds is None else {"late_rounds": self.late_rounds}
+        write_atomically(path, json.dumps({**facts, **late, "tasks": content}, indent=1) + "\n")
         return chosen
+
+    def _tuning_summary(self, spec: RunSpec, rule: str) -> Mapping[str, Any]:
+        """Return the summary of a finished tuning run, with the mean over late rounds if the `rule` needs it."""
+        path = self.out / spec.folder / "summary.json"
+        return Records([read_record(path)]).late(self.late_rounds)[0].line if rule == "late" else read_json(path)
 
     def _execute(
         self, specs: Sequence[RunSpec], unit: str, processes: int, options: Mapping[str, Any],

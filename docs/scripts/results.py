@@ -146,13 +146,14 @@ def table(said: str, path: Path) -> Table:
     tasks, ways = options.pop("task", []), options.pop("ways", [])
     seeds = [] if kind == "tuning" else options.pop("seeds", [])
     hide, published = options.pop("hide", []), options.pop("published", "no")
-    late = int(options.pop("late", 1))
+    late = options.pop("late", None)
     if kind == "tuning":
         made = tuning_table(path)
         kept = [asked_for(row["task"], tasks) and asked_for(row["method"], ways) for row in made.rows]
         made = replace(made, cells=tuple(compress(made.cells, kept)), rows=list(compress(made.rows, kept)))
     elif kind in KINDS:
-        made = KINDS[kind](chosen(read_records(path), tasks, ways, seeds).late(late), options)
+        records = chosen(read_records(path), tasks, ways, seeds)
+        made = KINDS[kind](records if late is None else records.late(int(late)), options)
     else:
         raise ValueError(f"a table must be one of tuning, {', '.join(KINDS)}, got {kind!r}")
     if options:

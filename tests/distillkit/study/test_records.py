@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distillkit.serialization import to_config
-from distillkit.study import Record, RecordError, Records, read_choice, read_records, summary_table, write_records
+from distillkit.study import (
+    Record,
+    RecordError,
+    Records,
+    paired_differences,
+    read_choice,
+    read_records,
+    summary_table,
+    write_records,
+)
 from distillkit.study._groups import group_records
 from distillkit.study._record_files import as_records
 from tests.distillkit.study.sample_records import record, write
@@ -252,5 +261,37 @@ def test_late_is_the_mean_over_the_last_evaluated_rounds(accuracies: list[float 
 def test_late_without_rounds_is_none_and_zero_rounds_are_refused() -> None:
     runs = Records([record(0.5)])
     assert runs.late(1)[0].line["accuracy_late"] is None
+    assert runs[0].last("accuracy_late") is None
     with pytest.raises(ValueError, match="rounds must be at least 1"):
         runs.late(0)
+
+
+@given(st.lists(st.none() | st.floats(0, 1), min_size=1, max_size=7))
+def test_column_accuracy_late_is_the_second_half_unless_the_summary_says_otherwise(accuracies: list[Any]) -> None:
+    run = record(accuracies)
+    half = [a for t, a in enumerate(accuracies, 1) if t > len(accuracies) // 2 and a is not None]
+    expected = None if not half else pytest.approx(sum(half) / len(half))
+    assert run.last("accuracy_late") == Records([run]).late()[0].line["accuracy_late"] == expected
+    assert Records([run]).late(1)[0].last("accuracy_late") == accuracies[-1]
+    failed = record(accuracies, error="it diverged")
+    assert failed.last("accuracy_late") is None
+    assert Records([failed]).late(1)[0].line["accuracy_late"] is None
+
+
+def test_tables_show_accuracy_late_of_records_that_lack_it() -> None:
+    runs = [record([0.1, a, a + 0.1], method, seed) for seed in (0, 1) for method, a in (("FedAvg", 0.3), ("B", 0.5))]
+    shown = summary_table(runs, columns=["accuracy_late"]).rows
+    assert [row["accuracy_late"] for row in shown] == pytest.approx([0.35, 0.55])
+    [row] = paired_differences(runs, column="accuracy_late").rows
+    assert (row["difference"], row["seeds"]) == (pytest.approx(0.2), 2)
+
+
+def test_late_rounds_of_a_study_are_those_of_its_records(tmp_path: Path) -> None:
+    plan = {"format": "distillkit.study/1", "tasks": {"digits": {}}, "ways": {"FedAvg": {}}, "seeds": [0]}
+    folders = [
+        write(tmp_path / str(k), [record([0.1, 0.2, 0.3])], {**plan, **late})
+        for k, late in enumerate(({}, {"late_rounds": None}, {"late_rounds": 1}, {"late_rounds": 3}))
+    ]
+    kept = [write_records(folder, tmp_path / f"{folder.name}.jsonl") for folder in folders]
+    for paths in (folders, kept):
+        assert [read_records(path)[0].last("accuracy_late") for path in paths] == pytest.approx([0.25, 0.25, 0.3, 0.2])

@@ -205,6 +205,73 @@ def test_candidate_may_have_its_own_rule_named_in_the_choice(tmp_path: Path) -> 
         known(like="A", rule="own")
 
 
+@dataclass(frozen=True)
+class Rounds(Known):
+    """Candidate whose accuracies in rounds 2 and 3 are `value`, with a spike in the last round of seed 100."""
+
+    def run(self, made: Number, job: Job) -> dict[str, Any]:
+        found = super().run(made, job)
+        last = 0.9 - 1.5 * made.value / 100 if job.seed == 100 else made.value / 100
+        accuracies = [0.5, *[made.value / 100] * 2, last]
+        lines = [json.dumps({"round": t, "accuracy": a}) for t, a in enumerate(accuracies, 1)]
+        (job.folder / "history.jsonl").write_text("\n".join(lines), encoding="utf-8")
+        return found | {"accuracy_last": last, "rounds": 4}
+
+
+def with_rounds(values: list[float], **options: Any) -> Rounds:
+    return Rounds(lambda factory, value: Number(value), search=grid(value=values), **options)
+
+
+@pytest.mark.parametrize(
+    ("late", "mean"), [(None, [0.425, 0.375]), (1, [0.75, 0.45]), (3, [0.95 / 3, 0.35]), (9, [0.3625, 0.3875])]
+)
+def test_late_rule_averages_the_late_rounds_of_each_tuning_seed(
+    tmp_path: Path, late: int | None, mean: list[float]
+) -> None:
+    def study(**options: Any) -> Study:
+        candidates = {"A": with_rounds([10, 30]), "B": with_rounds([10, 30], rule="last")}
+        return Study(tmp_path, task(), candidates, seeds=(0,), **{"rule": "late", "late_rounds": late, **options})
+
+    study().run(trial=False, progress=False)
+    tuned, facts = read_choice(tmp_path)
+    assert [one["score"] for one in tuned[0].configurations] == pytest.approx(mean)
+    assert (tuned[0].rule, tuned[0].chosen) == ("late", mean.index(max(mean)))
+    assert (tuned[1].rule, tuned[1].chosen) == ("last", 0)
+    assert facts.get("late_rounds") == late
+    which = "second half of the rounds" if late is None else f"last {late} rounds"
+    assert f"late: mean of the {which}." in str(tuning_table(tmp_path))
+    with pytest.raises(ValueError, match=f"study.json has late_rounds={late}, got 2"):
+        study(late_rounds=2).run(trial=False, progress=False)
+
+
+def test_late_rule_with_two_tuning_seeds_is_not_misled_by_one_round_of_one_seed(tmp_path: Path) -> None:
+    for rule, seeds, chosen in (("last", (100,), 0), ("late", (100, 101), 1)):
+        study = Study(
+            tmp_path / rule,
+            task(),
+            {"A": with_rounds([20, 40])},
+            seeds=(0,),
+            tune_seeds=seeds,
+            rule=rule,  # type: ignore[arg-type]
+        )
+        study.run(trial=False, progress=False)
+        assert read_choice(study.out)[0][0].chosen == chosen
+        assert study.records()[0].last("accuracy_late") == pytest.approx((0.2, 0.4)[chosen])
+
+
+def test_study_without_late_rounds_in_its_file_is_continued(tmp_path: Path) -> None:
+    candidates = {"A": with_rounds([10, 30])}
+    executed(Study(tmp_path, task(), candidates, seeds=(0,)))
+    path = tmp_path / "study.json"
+    old = json.loads(path.read_text(encoding="utf-8"))
+    del old["late_rounds"]
+    path.write_text(json.dumps(old), encoding="utf-8")
+    Known.executed.clear()
+    assert executed(Study(tmp_path, task(), candidates, seeds=(0, 1))) == ["made-a-1"]
+    with pytest.raises(ValueError, match="candidates\\['A'\\] on made has no configuration with a score"):
+        executed(Study(tmp_path / "set", task(), {"A": known(search=grid(value=[1, 2]))}, rule="late"))
+
+
 def test_configurations_may_be_compared_on_another_task(tmp_path: Path) -> None:
     study = Study(tmp_path, task(), {"A": known(search=grid(value=[10, 30]))}, seeds=(0,), tune_on=task("public"))
     assert executed(study) == ["public-a-0-100", "public-a-1-100", "made-a-0"]
