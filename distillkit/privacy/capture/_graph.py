@@ -19,7 +19,7 @@ __all__ = ["Draw", "Violation", "draws_as_inputs", "find_violation", "for_batche
 
 aten = torch.ops.aten
 
-_SMALL_MAP = 64
+_SMALL_MAP = 16
 """Largest number of output pixels of a convolution whose weight gradient is computed as a product of matrices."""
 
 Draw = Callable[[int, torch.Generator], Tensor]
@@ -336,7 +336,8 @@ def _replace_weight_gradient(graph: GraphModule, node: Node) -> None:
         columns = call(aten.im2col.default, (images, list(shape[2:]), dilation, padding, stride))
         rows = call(aten.reshape.default, (upstream, [maps[0], maps[1], maps[2] * maps[3]]))
         product = call(aten.bmm.default, (rows, call(aten.transpose.int, (columns, 1, 2))))
-        new = call(aten.reshape.default, (call(aten.sum.dim_IntList, (product, [0])), list(shape)))
+        whole = product if maps[0] == 1 else call(aten.sum.dim_IntList, (product, [0]))
+        new = call(aten.reshape.default, (whole, list(shape)))
     new.meta["val"] = weight.meta["val"]  # type: ignore[union-attr]
     for user in list(node.users):
         if user.args[1] == 1:

@@ -77,7 +77,7 @@ class PrivateGradient:
             grad_samples: gradients of n examples: one tensor [n, *parameter.shape] per parameter, in order.
         """
         flat = [g.flatten(1) for g in grad_samples]
-        norms = [torch.linalg.vector_norm(g, dim=1, dtype=torch.float64) for g in flat]
+        norms = [torch.linalg.vector_norm(block, dim=1) for g in flat for _, block in _in_blocks(g)]
         norm = torch.stack(norms).norm(dim=0)
         finite = torch.isfinite(norm)
         if not bool(finite.all()):
