@@ -4,6 +4,7 @@ from distillkit._utils.processes import worker_pool
 from distillkit._utils.provenance import git_commit
 from distillkit.study._cost_estimate import Estimate
 from distillkit.study._formatting import Table, markdown_table, mean_std, sparkline
+from distillkit.study._power import PowerAnalysis, power_analysis, seeds_needed
 from distillkit.study._record_files import read_records, write_records
 from distillkit.study._records import Record, RecordError, Records
 from distillkit.study._tables import summary_table
@@ -24,6 +25,7 @@ __all__ = [
     "Cost",
     "Estimate",
     "Job",
+    "PowerAnalysis",
     "Record",
     "RecordError",
     "Records",
@@ -42,8 +44,10 @@ __all__ = [
     "named_task",
     "paired_differences",
     "pictures",
+    "power_analysis",
     "read_choice",
     "read_records",
+    "seeds_needed",
     "sparkline",
     "summary_table",
     "tuning_table",

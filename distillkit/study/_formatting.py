@@ -10,7 +10,7 @@ from typing import Any
 
 from distillkit._utils import check
 
-__all__ = ["NONE", "Table", "Unit", "markdown_table", "mean_std", "sparkline", "unit_of"]
+__all__ = ["NONE", "Table", "Unit", "markdown_table", "mean_std", "signed", "sparkline", "unit_of"]
 
 NONE = "–"
 """Text of a table cell that has no value."""
@@ -180,3 +180,8 @@ def unit_of(column: str, values: Sequence[float]) -> Unit:
     if all(float(v).is_integer() for v in values):
         return Unit("", 1.0, 0 if len(set(values)) <= 1 else 1)
     return Unit("", 1.0, 1 if largest >= 100 else 3)
+
+
+def signed(value: float, unit: Unit) -> str:
+    """Format a difference `value` with its sign, in a `unit`."""
+    return f"{unit.scale * value:+.{unit.digits}f}"

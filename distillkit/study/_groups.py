@@ -8,7 +8,7 @@ from typing import Any
 from distillkit.study._record_files import RecordsLike, as_records
 from distillkit.study._records import Record
 
-__all__ = ["Group", "RecordsLike", "group_records"]
+__all__ = ["Group", "RecordsLike", "differences_by_seed", "group_records", "number_of", "values_by_seed"]
 
 
 @dataclass(frozen=True)
@@ -55,3 +55,40 @@ def group_records(records: RecordsLike, name: str = "records") -> list[Group]:
         return tuple(sorted((r for r in known if (r.task, r.method) == (task, method)), key=lambda r: r.seed))
 
     return [Group(task, method, own(task, method), wanted[task]) for task, method in pairs]
+
+
+def differences_by_seed(group: Group, base: Group, column: str) -> dict[int, float]:
+    """Return candidate minus base for every seed where both have a number.
+
+    Args:
+        group, base: runs of the candidate and of the baseline.
+        column: name of the column to compare.
+    """
+    own, other = values_by_seed(group, column), values_by_seed(base, column)
+    return {seed: value - other[seed] for seed, value in own.items() if seed in other}
+
+
+def values_by_seed(group: Group | None, column: str) -> dict[int, float]:
+    """Return the number in a column of each run that has one, by seed.
+
+    Args:
+        group: runs of a candidate; None for no runs.
+        column: name of the column.
+    """
+    records = group.records if group is not None else ()
+    return {r.seed: number_of(r.last(column), column) for r in records if r.last(column) is not None}
+
+
+def number_of(value: Any, column: str) -> float:
+    """Return a value of a column as a float.
+
+    Args:
+        value: the value.
+        column: name of the column, used in the error message.
+
+    Raises:
+        ValueError: the value is not a number.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"column must hold numbers; {column!r} holds {value!r}")
+    return float(value)

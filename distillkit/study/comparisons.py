@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from distillkit._utils import check
-from distillkit.study._formatting import NONE, Table, Unit, mean_std, unit_of
-from distillkit.study._groups import Group, RecordsLike, group_records
+from distillkit.study._formatting import NONE, Table, mean_std, signed, unit_of
+from distillkit.study._groups import RecordsLike, differences_by_seed, group_records, number_of, values_by_seed
 from distillkit.study._tables import require_columns
 
 __all__ = ["compare_studies", "interval", "paired_differences"]
@@ -50,18 +49,18 @@ def paired_differences(
         names = ", ".join(dict.fromkeys(repr(g.method) for g in found if g.task == lacking[0]))
         raise ValueError(f"base must be on every task; {lacking[0]!r} has no {base!r}, but {names}")
     values = [v for g in found for v in g.values(column) if v is not None]
-    unit = unit_of(column, [_number(v, column) for v in values])
+    unit = unit_of(column, [number_of(v, column) for v in values])
     printed, rows = [], []
     for g in (g for g in found if g.method != base):
-        differences = _differences(g, bases[g.task], column)
+        differences = list(differences_by_seed(g, bases[g.task], column).values())
         low, high = interval(differences, confidence)
         mean = statistics.mean(differences) if differences else None
         caution = _caution(differences, low, high)
         of = f"{len(differences)}" if len(differences) == len(g.wanted) else f"{len(differences)} of {len(g.wanted)}"
         numbers = {"task": g.task, "method": g.method, "base": base, "seeds": len(differences)}
         numbers |= {"difference": mean, "low": low, "high": high, "caution": caution}
-        spans = NONE if low is None or high is None else f"[{_signed(low, unit)}, {_signed(high, unit)}]"
-        printed.append((g.task, g.method, of, NONE if mean is None else _signed(mean, unit), spans, caution))
+        spans = NONE if low is None or high is None else f"[{signed(low, unit)}, {signed(high, unit)}]"
+        printed.append((g.task, g.method, of, NONE if mean is None else signed(mean, unit), spans, caution))
         rows.append(numbers)
     points = "points" if unit.name == "%" else unit.name
     shown = f"{column.replace('_', ' ')} minus {base}'s" + (f" ({points})" if points else "")
@@ -94,10 +93,10 @@ def compare_studies(before: RecordsLike, after: RecordsLike, *, column: str = "a
     require_columns([*old, *new], (column,))
     keys = dict.fromkeys((g.task, g.method) for g in (*new, *old))
     sides = [{(g.task, g.method): g for g in found} for found in (old, new)]
-    unit = unit_of(column, [_number(v, column) for g in (*old, *new) for v in g.values(column) if v is not None])
+    unit = unit_of(column, [number_of(v, column) for g in (*old, *new) for v in g.values(column) if v is not None])
     printed, rows = [], []
     for task, method in keys:
-        by_seed = [_by_seed(side.get((task, method)), column) for side in sides]
+        by_seed = [values_by_seed(side.get((task, method)), column) for side in sides]
         values = [list(found.values()) for found in by_seed]
         means = [statistics.mean(v) if v else None for v in values]
         spread = max((statistics.stdev(v) for v in values if len(v) > 1), default=0.0)
@@ -106,7 +105,7 @@ def compare_studies(before: RecordsLike, after: RecordsLike, *, column: str = "a
         numbers = {"task": task, "method": method, "before": means[0], "after": means[1], "difference": difference}
         rows.append({**numbers, "seeds_before": len(values[0]), "seeds_after": len(values[1]), "verdict": verdict})
         cells = [f"{mean_std(v, unit.scale, unit.digits)} ({len(v)})" if v else NONE for v in values]
-        printed.append((task, method, *cells, NONE if difference is None else _signed(difference, unit), verdict))
+        printed.append((task, method, *cells, NONE if difference is None else signed(difference, unit), verdict))
     named = f" {unit.name}" if unit.name else ""
     header = ("task", "method", f"before{named} (seeds)", f"after{named} (seeds)", "after - before", "")
     note = f"{column.replace('_', ' ')}; changed: by more than the larger standard deviation over seeds."
@@ -130,34 +129,12 @@ def interval(differences: Sequence[float], confidence: float) -> tuple[float, fl
     return mean - half, mean + half
 
 
-def _differences(group: Group, base: Group, column: str) -> list[float]:
-    """Return candidate minus base for every seed where both have a number."""
-    other = {r.seed: r.last(column) for r in base.records}
-    pairs = [(r.last(column), other.get(r.seed)) for r in group.records]
-    return [_number(a, column) - _number(b, column) for a, b in pairs if a is not None and b is not None]
-
-
-def _number(value: Any, column: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"column must hold numbers; {column!r} holds {value!r}")
-    return float(value)
-
-
 def _caution(differences: Sequence[float], low: float | None, high: float | None) -> str:
     if not differences:
         return "no seed of both"
     if low is None or high is None:
         return "one seed: no interval"
     return "the interval contains 0" if low <= 0 <= high else ""
-
-
-def _signed(value: float, unit: Unit) -> str:
-    return f"{unit.scale * value:+.{unit.digits}f}"
-
-
-def _by_seed(group: Group | None, column: str) -> dict[int, float]:
-    records = group.records if group is not None else ()
-    return {r.seed: _number(r.last(column), column) for r in records if r.last(column) is not None}
 
 
 def _verdict(by_seed: Sequence[Mapping[int, float]], difference: float | None, spread: float) -> str:

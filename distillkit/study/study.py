@@ -17,7 +17,7 @@ from distillkit._utils import check
 from distillkit._utils.files import write_atomically
 from distillkit._utils.processes import worker_pool
 from distillkit._utils.progress import bar
-from distillkit._utils.provenance import git_commit, versions
+from distillkit._utils.provenance import git_commit
 from distillkit.data import Split
 from distillkit.locking import locked
 from distillkit.privacy import Guarantee
@@ -27,8 +27,10 @@ from distillkit.study._design import make_design
 from distillkit.study._execution import PreparedRun, RunSpec
 from distillkit.study._formatting import Table
 from distillkit.study._guarantee import ledgers_of, total_guarantee
+from distillkit.study._power import PowerAnalysis, power_analysis
 from distillkit.study._record_files import FORMATS, read_json, read_record, read_records
 from distillkit.study._records import Records
+from distillkit.study._study_file import write_study
 from distillkit.study._tables import summary_table
 from distillkit.study._tuning import RULES, best_configuration, score_configuration
 from distillkit.study.candidate import Candidate, Cost
@@ -143,7 +145,7 @@ class Study:
         if on_run is not None:
             check.callable_with(on_run, "on_run", ["line"], "print, called with a finished run's summary")
         with self._lock():
-            self._write_study()
+            write_study(self.out, self.design, {"rule": self.rule, "late_rounds": self.late_rounds})
             seconds: dict[tuple[str, str], float] = {}
             if check.boolean(trial, "trial"):
                 estimate = self._estimate(options, processes)
@@ -188,6 +190,22 @@ class Study:
             if total is not None:
                 notes.append(f"All runs on {' and '.join(names)} that read private images: {total}.")
         return replace(table, notes=(*table.notes, *notes))
+
+    def power(
+        self, method: str, base: str = "FedAvg", *, effect: float, column: str = "accuracy_last",
+        task: str | None = None,
+    ) -> PowerAnalysis:  # fmt: skip
+        """Return the number of seeds that a comparison needs, with this study's finished runs as pilot runs.
+
+        Use new seeds for the comparison itself.
+
+        Args:
+            method, base, effect, column, task: arguments of `power_analysis`.
+
+        Raises:
+            ValueError: see `power_analysis`.
+        """
+        return power_analysis(self.records(), method, base, effect=effect, column=column, task=task)
 
     def guarantee(self, task: str) -> Guarantee:
         """Return the privacy guarantee of all runs of this study that read the images of a task.
@@ -238,48 +256,6 @@ class Study:
 
     def _lock(self) -> AbstractContextManager[None]:
         return locked(self.out / ".owner.lock", f"the study in {self.out}")
-
-    def _write_study(self) -> None:
-        """Write `study.json`, after checking that no task or candidate of the same name has changed."""
-        store, path, design = self.out / "data", self.out / "study.json", self.design
-        content: dict[str, Any] = {
-            "format": FORMATS["study"],
-            "rule": self.rule,
-            "late_rounds": self.late_rounds,
-            "tune_seeds": list(design.tune_seeds),
-            "tune_on": None if design.tune_on is None else to_config(design.tune_on, store=store, name="tune_on"),
-            "tasks": {n: to_config(task, store=store, name=f"tasks[{n!r}]") for n, task in design.tasks.items()},
-            "ways": {name: self._candidate_config(name, c) for name, c in design.candidates.items()},
-            "seeds": list(design.seeds),
-            "parts": design.parts,
-        }
-        before = read_json(path, FORMATS["study"]) if path.exists() else content
-        for key in ("rule", "late_rounds", "tune_seeds", "tune_on"):
-            if before.get(key) != content[key]:  # older studies have no late_rounds
-                raise ValueError(f"{path} has {key}={before.get(key)}, got {content[key]}; use another folder")
-        for key, what in (("tasks", "tasks"), ("ways", "candidates")):
-            both = [name for name in content[key] if name in before[key]]
-            if changed := [name for name in both if before[key][name] != content[key][name]]:
-                raise ValueError(
-                    f"{path} has different {what} with the names {', '.join(changed)}; use another name or another "
-                    "folder"
-                )
-            content[key] = {**before[key], **content[key]}
-        others = {name: part for name, part in before.get("parts", {}).items() if name not in design.candidates}
-        content["parts"] = {**others, **content["parts"]}
-        write_atomically(path, json.dumps({**content, "versions": versions()}, indent=1) + "\n")
-
-    def _candidate_config(self, name: str, candidate: Candidate) -> dict[str, Any]:
-        parts = {
-            "way": candidate.for_record(),
-            "settings": dict(candidate.settings),
-            "tries": [dict(settings) for settings in candidate.search],
-        }
-        store, where = self.out / "arguments", f"candidates[{name!r}]"
-        config = {key: to_config(part, store=store, name=f"{where}.{key}") for key, part in parts.items()}
-        options = config["way"]["with"]  # under the first records' names, so that older studies can be continued
-        config["way"]["with"] = {candidate.old_options.get(key, key): value for key, value in options.items()}
-        return {**config, "like": candidate.like, "rule": candidate.rule}
 
     def _choose(self) -> dict[tuple[str, str], int]:
         """Choose the best configurations, and write the choice with all scores to `choice.json`."""

@@ -18,8 +18,10 @@ from distillkit.study import (
     mean_std,
     paired_differences,
     pictures,
+    power_analysis,
     read_choice,
     read_records,
+    seeds_needed,
     sparkline,
     summary_table,
     tuning_table,
@@ -34,13 +36,18 @@ def runs() -> list[Record]:
     return [record([0.1, 0.5], candidate, seed) for candidate in ("FedAvg", "FedProx") for seed in (0, 1)]
 
 
+def pilot() -> list[Record]:
+    accuracies = {"FedAvg": (0.5, 0.5, 0.5, 0.5, 0.5), "FedProx": (0.51, 0.53, 0.52, 0.56, 0.55)}
+    return [record([a], candidate, seed) for candidate, given in accuracies.items() for seed, a in enumerate(given)]
+
+
 @cache
 def folder() -> str:
     return str(write(Path(tempfile.mkdtemp()), {"FedAvg": AVG}))
 
 
 def C(function: Any, **arguments: Any) -> Call:
-    return Call(function, lambda: {k: v() if v in (runs, folder) else v for k, v in arguments.items()})
+    return Call(function, lambda: {k: v() if v in (runs, pilot, folder) else v for k, v in arguments.items()})
 
 
 CALLS = {
@@ -53,6 +60,8 @@ CALLS = {
     "summary_table": C(summary_table, records=runs, columns=["bytes_up"]),
     "compare_studies": C(compare_studies, before=runs, after=runs),
     "paired_differences": C(paired_differences, records=runs),
+    "power_analysis": C(power_analysis, records=pilot, method="FedProx", effect=0.05),
+    "seeds_needed": C(seeds_needed, effect=0.05, std=0.1),
     "curves": C(curves, records=runs, task="digits"),
     "to_target": C(to_target, records=runs, accuracy=0.3),
     "at_equal": C(at_equal, records=runs, budget=1.5),

@@ -1,0 +1,180 @@
+"""Number of seeds that a paired comparison needs, from pilot runs."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from distillkit._utils import check
+from distillkit.study._formatting import unit_of
+from distillkit.study._groups import RecordsLike, differences_by_seed, group_records
+from distillkit.study._tables import require_columns
+
+__all__ = ["PowerAnalysis", "power_analysis", "power_of", "seeds_needed"]
+
+PILOT_PAIRS = 5
+"""Smallest number of pilot pairs. With fewer, the upper limit of the standard deviation is of no use."""
+STD_CONFIDENCE = 0.8
+"""Confidence level of the upper limit of the pilot's standard deviation."""
+_MOST_SEEDS = 10**6
+
+
+@dataclass(frozen=True)
+class PowerAnalysis:
+    """Number of seeds with which a paired t-test finds a stated effect, from the differences of pilot runs.
+
+    The standard deviation of a few pilot pairs is uncertain. The number of seeds is therefore computed for its upper
+    80 % confidence limit, std * sqrt((n - 1) / q) with the 20 % quantile q of the chi-square distribution with n - 1
+    degrees of freedom (Browne, Statistics in Medicine 1995). Differences are assumed to be normally distributed.
+
+    Args:
+        differences: difference of each pilot pair (candidate - baseline), by seed; at least five.
+        effect: mean difference that the comparison should find, positive, in the unit of the differences: 0.05 for
+            five percentage points of accuracy.
+        power: probability, at least, with which the test finds the effect.
+        level: significance level of the two-sided test.
+        column: name of the compared column of the records, used to print units.
+
+    Raises:
+        ValueError, TypeError: there are fewer than five pilot pairs, all differences are equal, or another argument is
+            out of range.
+    """
+
+    differences: Mapping[int, float]
+    effect: float
+    power: float = 0.8
+    level: float = 0.05
+    column: str = "accuracy_last"
+
+    def __post_init__(self) -> None:
+        pilot = self.differences
+        if not isinstance(pilot, Mapping):
+            raise TypeError(f"differences must map seeds to differences, got {type(pilot).__name__}")
+        for seed, value in pilot.items():
+            check.positive_int(seed, "a seed in differences", least=0)
+            check.real_number(value, f"differences[{seed}]")
+        if len(pilot) < PILOT_PAIRS:
+            raise ValueError(
+                f"differences must hold at least {PILOT_PAIRS} pilot pairs, to estimate their spread; got "
+                f"{len(pilot)}. Run both candidates with more seeds"
+            )
+        if len(found := set(pilot.values())) == 1:
+            raise ValueError(f"differences must differ between seeds, but all {len(pilot)} are {found.pop()}")
+        seeds_needed(self.effect, self.std_upper, power=self.power, level=self.level)
+
+    @property
+    def std(self) -> float:
+        """Sample standard deviation of the pilot differences (n - 1)."""
+        return statistics.stdev(self.differences.values())
+
+    @property
+    def std_upper(self) -> float:
+        """Upper 80 % confidence limit of the standard deviation."""
+        from scipy.stats import chi2
+
+        freedom = len(self.differences) - 1
+        return self.std * math.sqrt(freedom / float(chi2.ppf(1 - STD_CONFIDENCE, freedom)))
+
+    @property
+    def seeds(self) -> int:
+        """Smallest number of seeds with the requested power, if the standard deviation is `std_upper`."""
+        return seeds_needed(self.effect, self.std_upper, power=self.power, level=self.level)
+
+    def __str__(self) -> str:
+        unit = unit_of(self.column, [*self.differences.values()])
+        name = {"%": " points", "": ""}.get(unit.name, f" {unit.name}")
+        effect, std, upper = (f"{unit.scale * v:.{unit.digits}f}" for v in (self.effect, self.std, self.std_upper))
+        reached = power_of(self.seeds, self.effect, self.std_upper, level=self.level)
+        return (
+            f"{self.seeds} seeds give a power of {100 * reached:.1f} % for a difference of {effect}{name} in "
+            f"{self.column.replace('_', ' ')}, in a two-sided paired t-test at {100 * self.level:g} %. The standard "
+            f"deviation of the {len(self.differences)} pilot differences is {std}, and its upper 80 % limit {upper}."
+        )
+
+
+def power_analysis(
+    records: RecordsLike, method: str, base: str = "FedAvg", *, effect: float, column: str = "accuracy_last",
+    task: str | None = None, power: float = 0.8, level: float = 0.05,
+) -> PowerAnalysis:  # fmt: skip
+    """Return the number of seeds that a comparison of two candidates needs, from pilot runs with the same seeds.
+
+    Call it before the comparison, and use new seeds for the comparison itself.
+
+        power_analysis("runs/pilot", "VHL", "FedAvg", effect=0.05).seeds
+
+    Args:
+        records: records of the pilot runs, or their study's folder.
+        method, base: names of the candidate and of the baseline, with at least five seeds in common.
+        effect: mean difference that the comparison should find, in the unit of the records: 0.05 for five percentage
+            points of accuracy.
+        column: name of the column to compare, see `Record.last`.
+        task: name of the task; may be omitted if there is only one.
+        power: probability, at least, with which the test finds the effect.
+        level: significance level of the two-sided paired t-test.
+
+    Raises:
+        ValueError: there is no such task or candidate, no run has the column, or see `PowerAnalysis`.
+    """
+    found = group_records(records)
+    require_columns(found, (column,))
+    tasks = tuple(dict.fromkeys(g.task for g in found))
+    if task is None and len(tasks) > 1:
+        raise ValueError(f"task must be one of {', '.join(map(repr, tasks))}, because there are several; got None")
+    name = tasks[0] if task is None else check.one_of(task, "task", tasks)
+    groups = {g.method: g for g in found if g.task == name}
+    check.one_of(method, "method", tuple(groups))
+    check.one_of(base, "base", tuple(groups))
+    if method == base:
+        raise ValueError(f"method and base must differ, got {method!r} twice")
+    differences = differences_by_seed(groups[method], groups[base], column)
+    return PowerAnalysis(differences, effect, power, level, column)
+
+
+def seeds_needed(effect: float, std: float, *, power: float = 0.8, level: float = 0.05) -> int:
+    """Return the smallest number of seeds with which a two-sided paired t-test finds an effect.
+
+    Args:
+        effect: true mean difference, positive.
+        std: standard deviation of the differences between seeds, in the same unit.
+        power: probability, at least, with which the test finds the effect; greater than `level` and less than 1.
+        level: significance level of the test, in (0, 1).
+
+    Raises:
+        ValueError: an argument is out of range, or more than a million seeds are needed.
+    """
+    check.real_number(effect, "effect", above=0.0)
+    check.real_number(std, "std", above=0.0)
+    check.real_number(level, "level", above=0.0, below=1.0)
+    check.real_number(power, "power", above=level, below=1.0)
+
+    def enough(seeds: int) -> bool:
+        return power_of(seeds, effect, std, level=level) >= power
+
+    most = 2
+    while not enough(most):
+        if most > _MOST_SEEDS:
+            raise ValueError(f"effect must be found with at most {_MOST_SEEDS:,} seeds; got {effect} for std={std}")
+        most *= 2
+    least = max(2, most // 2)
+    while least < most:
+        middle = (least + most) // 2
+        least, most = (least, middle) if enough(middle) else (middle + 1, most)
+    return least
+
+
+def power_of(seeds: int, effect: float, std: float, *, level: float = 0.05) -> float:
+    """Return the power of a two-sided paired t-test.
+
+    The square of the test statistic has a noncentral F distribution with 1 and n - 1 degrees of freedom and
+    noncentrality n (effect / std)^2.
+
+    Args:
+        seeds: number n of seeds, at least 2.
+        effect, std, level: arguments of `seeds_needed`.
+    """
+    from scipy.stats import ncf, t
+
+    critical = float(t.ppf(1 - level / 2, seeds - 1))
+    return float(ncf.sf(critical**2, 1, seeds - 1, seeds * (effect / std) ** 2))
