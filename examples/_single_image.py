@@ -96,12 +96,15 @@ def baseline(preset: Mapping[str, Any], addon: Any, factory: Any, task: Task, lr
     return FedAvg(*addon(server_lr), **options)
 
 
-def headline(preset: Mapping[str, Any], image: Tensor) -> dict[str, Federated]:
-    """Return candidates whose crops are selected by the global model, fixed, or drawn anew in every round."""
+def headline(preset: Mapping[str, Any], image: Tensor, **shared: Any) -> dict[str, Federated]:
+    """Return candidates whose crops are selected by the global model, fixed, or drawn anew in every round.
+
+    `preset`, `image` and `shared` are as for `single`; `shared` applies to the first two candidates only.
+    """
     search = grid(lr=preset["lr"], server_lr=preset["server_lr"])
     every = {"count": preset["keep"]}
     found = {
-        name: partial(single, preset, image, shared, (), False) for name, shared in ((CHOSEN, {}), (NOTHING, every))
+        name: partial(single, preset, image, shared | own, (), False) for name, own in ((CHOSEN, {}), (NOTHING, every))
     }
     candidates = {name: Federated(make, search) for name, make in found.items()}
     return candidates | {

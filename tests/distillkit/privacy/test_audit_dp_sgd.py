@@ -23,6 +23,8 @@ from distillkit.privacy import ExampleGradients, Ledger, gaussian_delta, gaussia
 from distillkit.rng import derive
 from distillkit.sets import LabeledImages
 
+pytestmark = pytest.mark.slow  # like the other audits of whole runs
+
 RUNS, CLIP, RECORDS, SIGMA, DELTA = 100, 1e-3, 6, 1.0, 1e-5
 PROFILE = [(e, gaussian_delta(SIGMA, e)) for e in (0.0, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0)]
 
