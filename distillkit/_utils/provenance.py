@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["RUN_FORMAT", "VERSION", "git_commit", "provenance", "versions"]
+__all__ = ["RUN_FORMAT", "VERSION", "git_commit", "is_committed", "provenance", "versions"]
 
 VERSION = "0.1.0"
 """Version of this distribution."""
@@ -42,15 +42,31 @@ def git_commit(folder: Path | None = None) -> str | None:
     Args:
         folder: a folder in the repository. Default: the folder of this file.
     """
-
-    def git(*words: str) -> str:
-        where = folder or Path(__file__).parent
-        return subprocess.run(
-            ["git", *words], cwd=where, capture_output=True, text=True, check=True, encoding="utf-8"
-        ).stdout.strip()
-
+    where = folder or Path(__file__).parent
     try:
-        commit, changed = git("rev-parse", "--short=12", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
+        commit = _git(where, "rev-parse", "--short=12", "HEAD")
+        changed = _git(where, "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.CalledProcessError):
         return None
     return commit + ("+" if changed else "")
+
+
+def is_committed(path: Path) -> bool:
+    """Return whether a file is in a git repository, without uncommitted changes.
+
+    Args:
+        path: path of the file.
+    """
+    name = path.resolve()
+    try:
+        return bool(_git(name.parent, "ls-files", "--", name.name)) and not _git(
+            name.parent, "status", "--porcelain", "--", name.name
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return False
+
+
+def _git(folder: Path, *words: str) -> str:
+    return subprocess.run(
+        ["git", *words], cwd=folder, capture_output=True, text=True, check=True, encoding="utf-8"
+    ).stdout.strip()

@@ -7,6 +7,7 @@ from distillkit.study._formatting import Table, markdown_table, mean_std, sparkl
 from distillkit.study._power import PowerAnalysis, power_analysis, seeds_needed
 from distillkit.study._record_files import read_records, write_records
 from distillkit.study._records import Record, RecordError, Records
+from distillkit.study._registration import ClaimResult, RegisteredDesign, read_design
 from distillkit.study._tables import summary_table
 from distillkit.study._tuning import TuningResult, equal_search_sizes, read_choice, tuning_table
 from distillkit.study.candidate import Candidate, Cost, Job, grid
@@ -21,6 +22,7 @@ __all__ = [
     "TASK_NAMES",
     "Allocation",
     "Candidate",
+    "ClaimResult",
     "Condense",
     "Cost",
     "Estimate",
@@ -29,6 +31,7 @@ __all__ = [
     "Record",
     "RecordError",
     "Records",
+    "RegisteredDesign",
     "Study",
     "Table",
     "Task",
@@ -46,6 +49,7 @@ __all__ = [
     "pictures",
     "power_analysis",
     "read_choice",
+    "read_design",
     "read_records",
     "seeds_needed",
     "sparkline",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from distillkit._utils import check
 from distillkit.study._record_files import RecordsLike, as_records
 from distillkit.study._records import Record
 
-__all__ = ["Group", "RecordsLike", "differences_by_seed", "group_records", "number_of", "values_by_seed"]
+__all__ = ["Group", "RecordsLike", "differences_by_seed", "group_records", "number_of", "sole_task", "values_by_seed"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,21 @@ def group_records(records: RecordsLike, name: str = "records") -> list[Group]:
         return tuple(sorted((r for r in known if (r.task, r.method) == (task, method)), key=lambda r: r.seed))
 
     return [Group(task, method, own(task, method), wanted[task]) for task, method in pairs]
+
+
+def sole_task(task: str | None, tasks: Sequence[str]) -> str:
+    """Return the given task, or the only one.
+
+    Args:
+        task: name of a task, or None if there is only one.
+        tasks: names of the existing tasks.
+
+    Raises:
+        ValueError: there is no such task, or there are several and none is given.
+    """
+    if task is None and len(tasks) > 1:
+        raise ValueError(f"task must be one of {', '.join(map(repr, tasks))}, because there are several; got None")
+    return tasks[0] if task is None else check.one_of(task, "task", tuple(tasks))
 
 
 def differences_by_seed(group: Group, base: Group, column: str) -> dict[int, float]:

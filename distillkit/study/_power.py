@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from distillkit._utils import check
 from distillkit.study._formatting import unit_of
-from distillkit.study._groups import RecordsLike, differences_by_seed, group_records
+from distillkit.study._groups import RecordsLike, differences_by_seed, group_records, sole_task
 from distillkit.study._tables import require_columns
 
 __all__ = ["PowerAnalysis", "power_analysis", "power_of", "seeds_needed"]
@@ -119,10 +119,7 @@ def power_analysis(
     """
     found = group_records(records)
     require_columns(found, (column,))
-    tasks = tuple(dict.fromkeys(g.task for g in found))
-    if task is None and len(tasks) > 1:
-        raise ValueError(f"task must be one of {', '.join(map(repr, tasks))}, because there are several; got None")
-    name = tasks[0] if task is None else check.one_of(task, "task", tasks)
+    name = sole_task(task, tuple(dict.fromkeys(g.task for g in found)))
     groups = {g.method: g for g in found if g.task == name}
     check.one_of(method, "method", tuple(groups))
     check.one_of(base, "base", tuple(groups))

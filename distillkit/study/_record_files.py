@@ -24,8 +24,8 @@ __all__ = [
     "write_records",
 ]
 
-FORMATS = {name: f"distillkit.{name}/1" for name in ("study", "choice", "records")}
-"""Formats of `study.json`, `choice.json` and the files of `write_records`."""
+FORMATS = {name: f"distillkit.{name}/1" for name in ("study", "choice", "records", "design")}
+"""Formats of `study.json`, `choice.json`, the files of `write_records`, and registered designs."""
 
 RecordsLike = str | os.PathLike[str] | Sequence[Record]
 """Records, or the path of a folder or file that holds records."""

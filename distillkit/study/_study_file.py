@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from distillkit._utils import check
 from distillkit._utils.files import write_atomically
 from distillkit._utils.provenance import versions
 from distillkit.serialization import to_config
 from distillkit.study._design import StudyDesign
 from distillkit.study._record_files import FORMATS, read_json
 from distillkit.study.candidate import Candidate
+from distillkit.study.task import Task
 
-__all__ = ["write_study"]
+__all__ = ["design_config", "write_study"]
 
 
 def write_study(out: Path, design: StudyDesign, facts: Mapping[str, Any]) -> None:
@@ -28,16 +30,11 @@ def write_study(out: Path, design: StudyDesign, facts: Mapping[str, Any]) -> Non
     Raises:
         ValueError: the folder contains another study.
     """
-    store, path = out / "data", out / "study.json"
-    fixed = {
-        **facts,
-        "tune_seeds": list(design.tune_seeds),
-        "tune_on": None if design.tune_on is None else to_config(design.tune_on, store=store, name="tune_on"),
-    }
+    path, fixed = out / "study.json", _fixed_config(out, design, facts)
     content: dict[str, Any] = {
         "format": FORMATS["study"],
         **fixed,
-        "tasks": {n: to_config(task, store=store, name=f"tasks[{n!r}]") for n, task in design.tasks.items()},
+        "tasks": {name: _task_config(out, task, f"tasks[{name!r}]") for name, task in design.tasks.items()},
         "ways": {name: _candidate_config(out, name, c) for name, c in design.candidates.items()},
         "seeds": list(design.seeds),
         "parts": design.parts,
@@ -56,6 +53,43 @@ def write_study(out: Path, design: StudyDesign, facts: Mapping[str, Any]) -> Non
     others = {name: part for name, part in before.get("parts", {}).items() if name not in design.candidates}
     content["parts"] = {**others, **content["parts"]}
     write_atomically(path, json.dumps({**content, "versions": versions()}, indent=1) + "\n")
+
+
+def design_config(
+    out: Path, design: StudyDesign, facts: Mapping[str, Any], task: str, methods: Sequence[str]
+) -> dict[str, Any]:
+    """Return the part of a study that determines the runs of some candidates on one task, as a JSON value.
+
+    Args:
+        out, design, facts: arguments of `write_study`.
+        task: name of the task.
+        methods: names of the candidates. Candidates that they name in `like` are included.
+
+    Raises:
+        ValueError: there is no such task or candidate, or a candidate does not run on the task.
+    """
+    check.one_of(task, "task", tuple(design.tasks))
+    candidates = {check.one_of(name, "a candidate", tuple(design.candidates)): None for name in methods}
+    if lacking := [name for name in candidates if task not in (design.candidates[name].tasks or design.tasks)]:
+        raise ValueError(f"candidates must run on the task {task!r}, but {lacking[0]!r} does not")
+    sources = {like: None for name in candidates if (like := design.candidates[name].like) is not None}
+    both = [s for s in design.seeds if all(s in (design.candidates[n].seeds or design.seeds) for n in candidates)]
+    content = {
+        **_fixed_config(out, design, facts),
+        "task": _task_config(out, design.tasks[task], f"tasks[{task!r}]"),
+        "candidates": {n: _candidate_config(out, n, design.candidates[n]) for n in {**candidates, **sources}},
+        "seeds": both,
+    }
+    return json.loads(json.dumps(content))
+
+
+def _fixed_config(out: Path, design: StudyDesign, facts: Mapping[str, Any]) -> dict[str, Any]:
+    tune_on = None if design.tune_on is None else _task_config(out, design.tune_on, "tune_on")
+    return {**facts, "tune_seeds": list(design.tune_seeds), "tune_on": tune_on}
+
+
+def _task_config(out: Path, task: Task, name: str) -> Any:
+    return to_config(task, store=out / "data", name=name)
 
 
 def _candidate_config(out: Path, name: str, candidate: Candidate) -> dict[str, Any]:

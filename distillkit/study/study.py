@@ -22,17 +22,20 @@ from distillkit.data import Split
 from distillkit.locking import locked
 from distillkit.privacy import Guarantee
 from distillkit.serialization import to_config
+from distillkit.study._choice_file import write_choice
 from distillkit.study._cost_estimate import Estimate, estimate_rows
 from distillkit.study._design import make_design
 from distillkit.study._execution import PreparedRun, RunSpec
 from distillkit.study._formatting import Table
+from distillkit.study._groups import sole_task
 from distillkit.study._guarantee import ledgers_of, total_guarantee
 from distillkit.study._power import PowerAnalysis, power_analysis
-from distillkit.study._record_files import FORMATS, read_json, read_record, read_records
+from distillkit.study._record_files import RecordsLike, read_records
 from distillkit.study._records import Records
-from distillkit.study._study_file import write_study
+from distillkit.study._registration import RegisteredDesign, read_design, used_seeds
+from distillkit.study._study_file import design_config, write_study
 from distillkit.study._tables import summary_table
-from distillkit.study._tuning import RULES, best_configuration, score_configuration
+from distillkit.study._tuning import RULES
 from distillkit.study.candidate import Candidate, Cost
 from distillkit.study.figures import curves
 from distillkit.study.task import Task
@@ -77,11 +80,13 @@ class Study:
             noisy: prefer "late" with at least two `tune_seeds`.
         late_rounds: number of last rounds in the column `accuracy_late` and in the rule "late"; default: the second
             half of the rounds.
+        registered: file of a design that `register` wrote. `run` then refuses any other design.
 
     Attributes:
         out: path of the study's folder.
         design: tasks, candidates and seeds, and the runs they imply.
         rule, late_rounds: arguments of the constructor.
+        registered: the registered design, or None.
 
     Raises:
         TypeError, ValueError: an argument is invalid, a name is used twice, or the candidates' searches differ in size.
@@ -98,11 +103,13 @@ class Study:
         tune_on: Task | None = None,
         rule: Literal["last", "late", "own"] = "last",
         late_rounds: int | None = None,
+        registered: str | Path | None = None,
     ) -> None:
         self.out = Path(out)
         self.design = make_design(tasks, candidates, seeds, tune_seeds, tune_on)
         self.rule = check.one_of(rule, "rule", tuple(RULES))
         self.late_rounds = None if late_rounds is None else check.positive_int(late_rounds, "late_rounds")
+        self.registered = None if registered is None else read_design(registered)
         self._splits: dict[str, Split] = {}
 
     @property
@@ -137,7 +144,8 @@ class Study:
         Raises:
             distillkit.serialization.SerializationError: a task, or with several processes a candidate, has no JSON
                 form.
-            ValueError: the folder contains another study, or no configuration of a candidate has a score.
+            ValueError: the folder contains another study, the study differs from its registered design, the file of
+                this design is not committed, or no configuration of a candidate has a score.
             distillkit.locking.InUse: another process uses the folder.
             WorkerKilled: the process of a run was killed; all other runs are finished.
         """
@@ -145,7 +153,7 @@ class Study:
         if on_run is not None:
             check.callable_with(on_run, "on_run", ["line"], "print, called with a finished run's summary")
         with self._lock():
-            write_study(self.out, self.design, {"rule": self.rule, "late_rounds": self.late_rounds})
+            self._write_study()
             seconds: dict[tuple[str, str], float] = {}
             if check.boolean(trial, "trial"):
                 estimate = self._estimate(options, processes)
@@ -155,7 +163,7 @@ class Study:
             options |= {"commit": git_commit()}
             tuning = [spec for search in self.design.tuning_runs().values() for specs in search for spec in specs]
             self._execute(tuning, "tuning runs", processes, options, seconds, progress)
-            final = self.design.final_runs(self._choose())
+            final = self.design.final_runs(write_choice(self.out, self.design, self.rule, self.late_rounds))
             self._execute(final, "runs", processes, options, seconds, progress, on_run)
             return self.records()
 
@@ -207,6 +215,36 @@ class Study:
         """
         return power_analysis(self.records(), method, base, effect=effect, column=column, task=task)
 
+    def register(
+        self, path: str | Path, *, claim: str, method: str, base: str = "FedAvg", power: PowerAnalysis,
+        task: str | None = None, earlier: Sequence[RecordsLike] = (),
+    ) -> RegisteredDesign:  # fmt: skip
+        """Write the design of this study to a file, before its first run, to test a claim.
+
+        Commit the file, and pass it as `registered=` when you run the study. Afterwards, `RegisteredDesign.evaluate`
+        applies the design's rule to the records.
+
+        Args:
+            path: path of the new file, `.json`.
+            claim: the claim as a sentence: "VHL is more accurate than FedAvg on clusters of two classes".
+            method, base: names of the candidate and the baseline. For a column in which less is better, swap them.
+            power: the power computation. Its column, effect and level define the test.
+            task: name of the task; may be omitted if there is only one.
+            earlier: records, folders or files of earlier studies, whose seeds must not be used again.
+
+        Raises:
+            ValueError: the file exists, the study has already begun, a name is unknown, there are fewer seeds than
+                `power` requires, or a seed was used in the pilot runs or earlier.
+        """
+        if (self.out / "study.json").exists():
+            raise ValueError(f"a design must be registered before the first run, but the study in {self.out} has begun")
+        if Path(path).exists():
+            raise ValueError(f"path must be a new file, because a registered design never changes; {path} exists")
+        config = self._config(sole_task(task, tuple(self.design.tasks)), method, base)
+        design = RegisteredDesign(claim, method, base, power, used_seeds(earlier), config, Path(path))
+        design.write()
+        return design
+
     def guarantee(self, task: str) -> Guarantee:
         """Return the privacy guarantee of all runs of this study that read the images of a task.
 
@@ -254,35 +292,19 @@ class Study:
         options = {"workers": check.positive_int(workers, "workers"), "device": str(check.device(device))}
         return check.positive_int(processes, "processes"), options
 
+    def _config(self, task: str, method: str, base: str) -> dict[str, Any]:
+        facts = {"rule": self.rule, "late_rounds": self.late_rounds}
+        return design_config(self.out, self.design, facts, task, (method, base))
+
+    def _write_study(self) -> None:
+        facts = {"rule": self.rule, "late_rounds": self.late_rounds, "registered": None}
+        if (design := self.registered) is not None:
+            design.require(self._config(design.task, design.method, design.base))
+            facts["registered"] = design.fingerprint
+        write_study(self.out, self.design, facts)
+
     def _lock(self) -> AbstractContextManager[None]:
         return locked(self.out / ".owner.lock", f"the study in {self.out}")
-
-    def _choose(self) -> dict[tuple[str, str], int]:
-        """Choose the best configurations, and write the choice with all scores to `choice.json`."""
-        chosen: dict[tuple[str, str], int] = {}
-        content: dict[str, dict[str, Any]] = {task: {} for task in self.design.tuned_tasks}
-        for (task, method), search in self.design.tuning_runs().items():
-            rule = self.design.candidates[method].rule or self.rule
-            scores = [score_configuration([self._tuning_summary(spec, rule) for spec in one], rule) for one in search]
-            best = chosen[task, method] = best_configuration(scores, f"candidates[{method!r}] on {task}")
-            content[task][method] = {"tries": scores, "chosen": best, "like": None, "rule": rule}
-        for task in content:
-            for method, candidate in self.design.candidates.items():
-                if self.design.has(task, method):
-                    index = None if candidate.like else 0
-                    content[task].setdefault(method, {"tries": [], "chosen": index, "like": candidate.like})
-        path = self.out / "choice.json"
-        before = read_json(path)["tasks"] if path.exists() else {}
-        content = {task: {**before.get(task, {}), **content.get(task, {})} for task in {**before, **content}}
-        facts = {"format": FORMATS["choice"], "rule": self.rule, "seeds": list(self.design.tune_seeds)}
-        late = {} if self.late_rounds is None else {"late_rounds": self.late_rounds}
-        write_atomically(path, json.dumps({**facts, **late, "tasks": content}, indent=1) + "\n")
-        return chosen
-
-    def _tuning_summary(self, spec: RunSpec, rule: str) -> Mapping[str, Any]:
-        """Return the summary of a finished tuning run, with the mean over late rounds if the `rule` needs it."""
-        path = self.out / spec.folder / "summary.json"
-        return Records([read_record(path)]).late(self.late_rounds)[0].line if rule == "late" else read_json(path)
 
     def _execute(
         self, specs: Sequence[RunSpec], unit: str, processes: int, options: Mapping[str, Any],

@@ -1,0 +1,253 @@
+"""Designs that are registered before the first run of a study, and the verdicts on their claims."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from distillkit._utils import check
+from distillkit._utils.files import write_atomically
+from distillkit._utils.provenance import is_committed
+from distillkit.study._formatting import signed, unit_of
+from distillkit.study._groups import RecordsLike, differences_by_seed, group_records
+from distillkit.study._power import PowerAnalysis
+from distillkit.study._record_files import FORMATS, as_path, as_records, read_json
+from distillkit.study._records import RecordError, decode_settings
+from distillkit.study.comparisons import interval
+
+__all__ = ["ClaimResult", "RegisteredDesign", "read_design", "used_seeds"]
+
+VERDICTS = (
+    "shown: the whole confidence interval of the mean difference is above 0; refuted: otherwise, the whole interval is "
+    "below the stated effect; not shown: otherwise"
+)
+"""Rule for the verdict. It is written into every design."""
+
+
+@dataclass(frozen=True)
+class ClaimResult:
+    """Verdict on a claim, from the runs of its registered design.
+
+    Attributes:
+        design: the design.
+        verdict: "shown", "refuted" or "not shown" by the rule of the design; "unfinished" while a seed lacks a value.
+        differences: difference of each seed (candidate - baseline), by seed.
+        low, high: ends of the confidence interval of the mean difference; None for an unfinished design.
+    """
+
+    design: RegisteredDesign
+    verdict: Literal["shown", "refuted", "not shown", "unfinished"]
+    differences: Mapping[int, float]
+    low: float | None = None
+    high: float | None = None
+
+    def __str__(self) -> str:
+        design, total = self.design, len(self.design.seeds)
+        if self.low is None or self.high is None:
+            return f"Unfinished: {len(self.differences)} of {total} seeds have a result. No interval is shown before."
+        power = design.power
+        unit = unit_of(design.column, [*self.differences.values()])
+        name = {"%": " points", "": ""}.get(unit.name, f" {unit.name}")
+        mean, low, high, effect = (
+            signed(v, unit) for v in (statistics.mean(self.differences.values()), self.low, self.high, power.effect)
+        )
+        reason = f" The stated effect of {effect}{name} is above the interval." if self.high < power.effect else ""
+        if self.verdict == "not shown":
+            reason = f" The interval contains 0 and the stated effect of {effect}{name}."
+        return (
+            f"{self.verdict.capitalize()}: {design.method} minus {design.base} is {mean}{name} in "
+            f"{design.column.replace('_', ' ')}, with the {100 * (1 - power.level):g} % interval [{low}, {high}] over "
+            f"{total} seeds.{reason}"
+        )
+
+
+@dataclass(frozen=True)
+class RegisteredDesign:
+    """Design of a comparison that tests a claim, fixed in a file before the first run; see `Study.register`.
+
+    `print(design)` shows the design as Markdown, for a page of results.
+
+    Args:
+        claim: the claim as a sentence.
+        method, base: names of the candidate and the baseline.
+        power: the power computation from pilot runs. Its column, effect and level define the test.
+        used_seeds: seeds of earlier runs.
+        study: task, candidates with their searches, seeds and rule of the study, as a JSON value.
+        path: path of the design's file.
+
+    Raises:
+        ValueError: the claim is empty, there are fewer seeds than `power` requires, or a seed was used in the pilot
+            runs or earlier.
+    """
+
+    claim: str
+    method: str
+    base: str
+    power: PowerAnalysis
+    used_seeds: tuple[int, ...]
+    study: Mapping[str, Any]
+    path: Path
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.claim, str) or not self.claim.strip():
+            raise ValueError(f"claim must be a sentence, got {self.claim!r}")
+        if not isinstance(self.power, PowerAnalysis):
+            raise TypeError(f"power must be a PowerAnalysis, as from Study.power, got {type(self.power).__name__}")
+        if self.method == self.base:
+            raise ValueError(f"method and base must differ, got {self.method!r} twice")
+        if len(self.seeds) < self.power.seeds:
+            raise ValueError(f"seeds must hold at least {self.power.seeds} seeds, by power; got {len(self.seeds)}")
+        for name, used in (("power", self.power.differences), ("earlier", self.used_seeds)):
+            if again := sorted(set(self.seeds) & set(used)):
+                raise ValueError(f"seeds must be new, but runs of {name} have used {again}")
+
+    @property
+    def task(self) -> str:
+        """Name of the task."""
+        return decode_settings(self.study["task"]["with"])["name"]
+
+    @property
+    def column(self) -> str:
+        """Name of the compared column of the records."""
+        return self.power.column
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seeds of the final runs."""
+        return tuple(self.study["seeds"])
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the design's content."""
+        return hashlib.sha256(json.dumps(self._content(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def evaluate(self, records: RecordsLike) -> ClaimResult:
+        """Apply the rule of the design to the records of its study.
+
+        Args:
+            records: records, or the study's folder.
+
+        Returns:
+            The verdict. It is "unfinished", without an interval, until both candidates have a value for every seed,
+            so that nobody stops at a seed that suits them.
+        """
+        groups = {(g.task, g.method): g for g in group_records(records)}
+        group, base = (groups.get((self.task, name)) for name in (self.method, self.base))
+        found = {} if group is None or base is None else differences_by_seed(group, base, self.column)
+        differences = {seed: found[seed] for seed in self.seeds if seed in found}
+        low, high = interval([*differences.values()], 1 - self.power.level)
+        if len(differences) < len(self.seeds) or low is None or high is None:
+            return ClaimResult(self, "unfinished", differences)
+        verdict: Literal["shown", "refuted", "not shown"]
+        verdict = "shown" if low > 0 else "refuted" if high < self.power.effect else "not shown"
+        return ClaimResult(self, verdict, differences, low, high)
+
+    def require(self, study: Mapping[str, Any]) -> None:
+        """Check that a study has this design, and that the design's file is committed.
+
+        Args:
+            study: task, candidates, seeds and rule of the study, as a JSON value.
+
+        Raises:
+            ValueError: the study differs, or the file has uncommitted changes or is in no repository.
+        """
+        if changed := [key for key, value in self.study.items() if study.get(key) != value]:
+            raise ValueError(f"the study must have the design in {self.path}, but differs in {', '.join(changed)}")
+        if not is_committed(self.path):
+            raise ValueError(f"{self.path} must be committed before the first run: git add it, and git commit")
+
+    def write(self) -> None:
+        """Write the design to its file."""
+        write_atomically(self.path, json.dumps(self._content(), indent=1) + "\n")
+
+    def _content(self) -> dict[str, Any]:
+        p = self.power
+        power = {
+            "column": p.column, "effect": p.effect, "power": p.power, "level": p.level,
+            "differences": {str(seed): value for seed, value in p.differences.items()},
+            "std": p.std, "std_upper": p.std_upper, "seeds": p.seeds,
+        }  # fmt: skip
+        return {
+            "format": FORMATS["design"], "claim": self.claim, "method": self.method, "base": self.base,
+            "verdicts": VERDICTS, "power": power, "used_seeds": list(self.used_seeds), "study": dict(self.study),
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        study, power = self.study, self.power
+        seeds, pilot, tuning = (", ".join(map(str, s)) for s in (self.seeds, power.differences, study["tune_seeds"]))
+        rules = [config["rule"] or study["rule"] for config in study["candidates"].values() if len(config["tries"]) > 1]
+        chosen = f"rule {' and '.join(dict.fromkeys(rules))} on the validation part, tuning seeds {tuning}"
+        compared = self.column.replace("_", " ")
+        rounds = study.get("late_rounds")
+        late = "the second half of the rounds" if rounds is None else f"the last {rounds} rounds"
+        meaning = f", the mean over {late}" if self.column == "accuracy_late" else ""
+        lines = [
+            f"**Claim:** {self.claim}",
+            f"- Comparison: {self.method} with {self.base} on {self.task}, by {compared}{meaning}.",
+            *(f"- Search of {name}: {_search(config)}." for name, config in study["candidates"].items()),
+            *([f"- Choice of configurations: {chosen}."] if rules else []),
+            f"- Seeds: {seeds}. The pilot runs had the seeds {pilot}.",
+            f"- Power: {power}",
+            f"- Verdict, by the {100 * (1 - power.level):g} % interval of Student's t: {VERDICTS}.",
+        ]
+        return "\n".join([lines[0], "", *lines[1:]])
+
+
+def read_design(path: str | os.PathLike[str]) -> RegisteredDesign:
+    """Read a registered design.
+
+    Args:
+        path: path of a file that `Study.register` wrote.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        RecordError: the file is damaged, was changed by hand, or has another format or rule for verdicts.
+    """
+    where = as_path(path, "path")
+    if not where.is_file():
+        raise FileNotFoundError(f"path {where} does not exist; Study.register writes it")
+    content = read_json(where, FORMATS["design"])
+    if content.get("verdicts") != VERDICTS:
+        raise RecordError(f"{where} has another rule for verdicts: {content.get('verdicts')!r}")
+    try:
+        given = content["power"]
+        differences = {int(seed): value for seed, value in given["differences"].items()}
+        power = PowerAnalysis(differences, given["effect"], given["power"], given["level"], given["column"])
+        names = (content["claim"], content["method"], content["base"])
+        design = RegisteredDesign(*names, power, tuple(content["used_seeds"]), content["study"], where)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise RecordError(f"{where} is damaged: {error}") from error
+    if design._content() != content:
+        raise RecordError(f"{where} is damaged: its power computation does not follow from its pilot runs")
+    return design
+
+
+def used_seeds(earlier: Sequence[RecordsLike]) -> tuple[int, ...]:
+    """Return the seeds of all final and tuning runs in earlier records, sorted.
+
+    Args:
+        earlier: records, folders or files of earlier studies.
+    """
+    found: set[int] = set()
+    for index, one in enumerate(check.sequence(earlier, "earlier", "records, or folders of studies")):
+        records = as_records(one, f"earlier[{index}]")
+        found |= {r.seed for r in records} | {key[2] for key in getattr(records, "missing", ())}
+        found |= {seed for choice in getattr(records, "choices", ()) for seed in choice["seeds"]}
+    return tuple(sorted(found))
+
+
+def _search(config: Mapping[str, Any]) -> str:
+    """Describe the configurations of a candidate."""
+    if config["like"] is not None:
+        return f"none, as {config['like']}"
+    fixed, tries = decode_settings(config["settings"]), decode_settings(config["tries"])
+    words = [", ".join(f"{k}={v}" for k, v in one.items()) or "the defaults" for one in tries]
+    always = f", always with {', '.join(f'{k}={v}' for k, v in fixed.items())}" if fixed else ""
+    number = f"{len(tries)} configuration{'s' if len(tries) > 1 else ''}"
+    return f"{'; '.join(words)} ({number}{always})"
