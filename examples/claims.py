@@ -1,148 +1,69 @@
 """Tests of the papers' claims with enough seeds. The design of each test is registered before its first result.
 
-    python examples/claims.py fedcog --data DATA --pilot      # five pairs of runs, to estimate the spread between seeds
-    python examples/claims.py fedcog --data DATA              # the registered seeds
+    export DISTILLKIT_DATA=DATA
+    python examples/claims.py fedcog --pilot --out PILOT    # five pairs of runs, to estimate the spread between seeds
+    python examples/claims.py fedcog --register PILOT       # write the design to docs/results/designs; then commit it
+    python examples/claims.py fedcog                        # run the registered seeds
 
 A claim compares two candidates on one task. Both search equally many configurations, by the mean validation accuracy of
-the late rounds over two seeds. `docs/results/designs` holds a file for each claim: the metric, the number of seeds, the
-analysis of the power, and the rule that decides. The seeds of pilots, of tuning and of results are disjoint.
+the late rounds over two seeds. The seeds of pilots, of tuning and of results are disjoint.
 """
 
 from __future__ import annotations
 
-import argparse
-import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from _data import load_subset
-from _fedcog import SPACES, pair
+from _claims import CLAIMS
 from _options import command_line, parse_arguments, run_study
-from _single_image import SPACES as CROP_SPACES
-from _single_image import headline, photograph
-from distillkit.data import partition
-from distillkit.study import Records, Study, Task, grid, paired_differences, power_analysis, summary_table
-from fl import ClientOptimizer, FedAvg
-from fl.addons import VHL
-from fl.study import Federated
+from distillkit.study import (
+    Records,
+    Study,
+    paired_differences,
+    power_analysis,
+    read_design,
+    read_records,
+    summary_table,
+)
 
 DESIGNS = Path(__file__).resolve().parents[1] / "docs" / "results" / "designs"
-PILOT, TUNING = range(200, 205), (100, 101)
-SIZES: dict[str, dict[str, Any]] = {
-    "smoke": {
-        "records": None, "rounds": 3, "start": 3, "steps": 2, "generation": 2, "images": 20, "lr": [0.01],
-        "count": 100, "keep": 20, "noise": 2,
-    },
-    "cpu": {
-        "records": 10_000, "rounds": 30, "start": 25, "steps": 40, "generation": 50, "images": 64,
-        "lr": [0.003, 0.01, 0.03, 0.1], "count": 5000, "keep": 500, "noise": 100,
-    },
-}  # fmt: skip
-"""`records`: number of training images; `start`: FedCOG's first round; `noise`: VHL's images per class."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """Comparison of two candidates on one task.
-
-    Attributes:
-        task: task of the runs.
-        candidates: baseline and candidate; the claim is that the candidate is more accurate.
-        rounds: number of last rounds over which the accuracy is averaged.
-        effect: difference in accuracy that the runs should find: that of the paper, as a fraction.
-    """
-
-    task: Task
-    candidates: dict[str, Federated]
-    rounds: int
-    effect: float
-
-
-def clusters(o: argparse.Namespace, dataset: str) -> Task:
-    """Return ten clients with two classes each, FedCOG's division NIID-2."""
-    name, sizes = ("digits" if o.preset == "smoke" else dataset), SIZES[o.preset]
-    data = partial(load_subset, name, o.data, sizes["records"], 16 if name == "digits" else None, SPACES.get(name))
-    assign = partial(partition.class_clusters, clients=10, k=2)
-    options: Any = {"factory": "simple_cnn", "rounds": sizes["rounds"], "own_tests": 0.1, "server_share": 0.1}
-    return Task(f"{name}-two-classes", data, assign, **options)
-
-
-def fedcog(o: argparse.Namespace) -> Claim:
-    """FedCOG on CIFAR-10, two classes per client: better than FedAvg from FedCOG's first round on (Table 1: +3.45)."""
-    sizes = SIZES[o.preset] | {"batch": 32, "augment": False}
-    return Claim(clusters(o, "cifar10"), pair(sizes), sizes["rounds"] - sizes["start"] + 1, 0.0345)
-
-
-def vhl(o: argparse.Namespace) -> Claim:
-    """VHL on FashionMNIST, two classes per client: better than FedAvg on average over all rounds.
-
-    FedCOG's Table 1 has this division and network: 70.3 against 64.1 after the last round, +6.2.
-    """
-    sizes, task = SIZES[o.preset], clusters(o, "fashionmnist")
-    optimizer = ClientOptimizer(weight_decay=1e-5)
-
-    def make(virtual: bool, factory: Any, task: Task, lr: float) -> FedAvg:
-        addons = [VHL(per_class=sizes["noise"], options={"width": 16})] if virtual else []
-        return FedAvg(
-            *addons, factory=factory, lr=lr, momentum=0.9, optimizer=optimizer, steps=sizes["steps"], batch=32
-        )
-
-    names = {"FedAvg": False, "FedAvg + VHL": True}
-    found = {name: Federated(partial(make, virtual), search=grid(lr=sizes["lr"])) for name, virtual in names.items()}
-    return Claim(task, found, task.rounds, 0.062)
-
-
-def single_image(o: argparse.Namespace) -> Claim:
-    """Selection of crops, with weights sent in every round: better than fixed crops in the last five rounds.
-
-    Table 2 has 77.0 against 75.7, +1.3, for the best of 30 rounds.
-    """
-    sizes, small = SIZES[o.preset], o.preset == "smoke"
-    name = "digits" if small else "cifar10"
-    preset = sizes | {"epochs": 1 if small else 5, "batch": 64, "steps": 2 if small else 60, "augment": False}
-    preset |= {"lr": sizes["lr"][:1] if small else [0.003, 0.01], "server_lr": [0.005] if small else [0.001, 0.005]}
-    data = partial(load_subset, name, o.data, sizes["records"], 16, CROP_SPACES.get(name))
-    assign = partial(partition.dirichlet_prior, clients=10, alpha=1.0)
-    rounds = 3 if small else 15
-    options: Any = {"factory": "simple_cnn" if small else "resnet8", "rounds": rounds, "validation": 0.1}
-    both = headline(preset, photograph(None, 1 if small else 3), rate=1.0)
-    candidates = {label: both[label] for label in ("No selection", "Single image")}
-    return Claim(Task(name, data, assign, **options), candidates, 5, 0.013)
-
-
-CLAIMS: dict[str, Callable[[argparse.Namespace], Claim]] = {"fedcog": fedcog, "vhl": vhl, "single_image": single_image}
+PILOT, TUNING, FIRST = range(200, 205), (100, 101), 300
+"""Seeds of pilots and of tuning, and the first seed of the results."""
 
 
 def main(words: list[str] | None = None) -> None:
-    """Run the pilot or the registered runs of a claim."""
+    """Run the pilot or the registered runs of a claim, or register its design."""
     parser = command_line(__doc__, out="runs/claim", presets=("smoke", "cpu"))
     parser.add_argument("claim", choices=CLAIMS, help="claim to test")
     parser.add_argument("--pilot", action="store_true", help="run the pairs that estimate the spread between seeds")
+    parser.add_argument("--register", type=Path, metavar="PILOT", help="write the design, from the folder of the pilot")
     o = parse_arguments(parser, words)
-    claim, registered = CLAIMS[o.claim](o), None
-    if not o.pilot:
-        path = DESIGNS / f"{o.claim}.toml"
-        if not path.is_file():
-            parser.error(f"{o.claim} has no registered design ({path.name}); run its pilot first, with --pilot")
-        registered = path.read_text(encoding="utf-8")
-    seeds = o.seeds or (PILOT if registered is None else tomllib.loads(registered)["seeds"])
-    study = Study(o.out, claim.task, claim.candidates, seeds=seeds, tune_seeds=TUNING, rule="late")
-    base, candidate = claim.candidates
+    claim, path = CLAIMS[o.claim](o), DESIGNS / f"{o.claim}.json"
+    (base, candidate), late = claim.candidates, "accuracy_late"
+    prepare = partial(
+        Study, o.out, claim.task, claim.candidates, tune_seeds=TUNING, rule="late", late_rounds=claim.rounds
+    )
+    if o.register:
+        pilot = read_records(o.register).late(claim.rounds)
+        power = power_analysis(pilot, candidate, base, effect=claim.effect, column=late)
+        study = prepare(seeds=range(FIRST, FIRST + power.seeds))
+        sentence = " ".join((CLAIMS[o.claim].__doc__ or "").split())
+        print(study.register(path, claim=sentence, method=candidate, base=base, power=power, earlier=[o.register]))
+        return
+    if not o.pilot and not path.is_file():
+        parser.error(f"{o.claim} has no registered design ({path.name}); run --pilot and --register first")
+    design = None if o.pilot else read_design(path)
+    study = prepare(seeds=o.seeds or (PILOT if design is None else design.seeds), registered=path if design else None)
 
     def tables(records: Records) -> list[object]:
-        found = records.late(claim.rounds)
-        shown: list[object] = [
-            summary_table(found, columns=["accuracy_late", "client_seconds"]),
-            paired_differences(found, base, column="accuracy_late"),
-        ]
-        if o.pilot and len(seeds) >= len(PILOT):
-            shown.append(power_analysis(found, candidate, base, effect=claim.effect, column="accuracy_late"))
-        return shown
+        shown: list[object] = [summary_table(records, columns=[late, "client_seconds"])]
+        if design is not None:
+            return [*shown, design.evaluate(records)]
+        shown.append(paired_differences(records, base, column=late))
+        enough = len(study.design.seeds) >= len(PILOT)
+        return [*shown, *([power_analysis(records, candidate, base, effect=claim.effect, column=late)] * enough)]
 
-    run_study(study, o, tables, claim=registered)
+    run_study(study, o, tables, claim=str(design) if design else None)
 
 
 if __name__ == "__main__":

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from distillkit.study import PowerAnalysis
+from distillkit.study import read_design
 from tests.examples.studies import requested_study
 from tests.scripts import load_script
 
 DESIGNS = Path(__file__).parents[2] / "docs" / "results" / "designs"
-REGISTERED = sorted(path.stem for path in DESIGNS.glob("*.toml"))
 
 
 @pytest.fixture(scope="module")
@@ -35,22 +33,31 @@ def test_both_sides_search_equally_many_configurations_by_late_rounds(
     assert not set(study.design.seeds) & set(study.design.tune_seeds)
 
 
-def test_pilot_prints_the_power(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    script.main(["vhl", "--preset", "smoke", "--pilot", "--workers", "1", "--device", "cpu", "--out", str(tmp_path)])
-    assert "seeds give a power of" in capsys.readouterr().out
-
-
 def test_runs_without_a_registered_design_are_refused(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script, "DESIGNS", Path("nowhere"))
     with pytest.raises(SystemExit):
         script.main(["vhl", "--preset", "smoke"])
 
 
-@pytest.mark.parametrize("name", REGISTERED)
-def test_registered_design_has_power_and_new_seeds(script: Any, name: str) -> None:
-    design = tomllib.loads((DESIGNS / f"{name}.toml").read_text(encoding="utf-8"))
-    pilot = {int(seed): value for seed, value in design["pilot"].items()}
-    analysis = PowerAnalysis(pilot, design["effect"], column="accuracy_late")
-    assert len(set(design["seeds"])) >= analysis.seeds
-    assert not set(design["seeds"]) & {*pilot, *script.PILOT, *script.TUNING}
-    assert {"claim", "task", "metric", "rule"} <= set(design)
+def test_design_is_registered_from_a_pilot_and_then_required(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script, "DESIGNS", tmp_path / "designs")
+    (tmp_path / "designs").mkdir()
+    words = ["vhl", "--preset", "smoke", "--workers", "1", "--device", "cpu", "--out"]
+    script.main([*words, str(tmp_path / "pilot"), "--pilot"])
+    assert "seeds give a power of" in capsys.readouterr().out
+    script.main([*words, str(tmp_path / "result"), "--register", str(tmp_path / "pilot")])
+    design = read_design(tmp_path / "designs" / "vhl.json")
+    assert (design.method, design.base, design.column) == ("FedAvg + VHL", "FedAvg", "accuracy_late")
+    assert design.seeds[0] == script.FIRST
+    with pytest.raises(ValueError, match="must be committed"):
+        script.main([*words, str(tmp_path / "result")])
+
+
+@pytest.mark.parametrize("path", sorted(DESIGNS.glob("*.json")), ids=lambda path: path.stem)
+def test_registered_design_belongs_to_the_script(script: Any, monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    design = read_design(path)
+    study = requested_study(script, monkeypatch, path.stem)
+    assert study.design.seeds == design.seeds
+    assert not set(design.seeds) & {*script.PILOT, *script.TUNING}
