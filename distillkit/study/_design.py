@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from distillkit._utils import check
@@ -61,8 +62,14 @@ class StudyDesign:
             if any(part is not None for part in parts.values())
         }
 
-    def tuning_runs(self) -> dict[tuple[str, str], list[list[RunSpec]]]:
-        """Return the runs of each configuration, by task and candidate. Candidates with `like` are left out."""
+    def tuning_runs(
+        self, extra: Mapping[tuple[str, str], Sequence[dict[str, Any]]] = MappingProxyType({})
+    ) -> dict[tuple[str, str], list[list[RunSpec]]]:
+        """Return the runs of each configuration, by task and candidate. Candidates with `like` are left out.
+
+        Args:
+            extra: further configurations of extended searches, by task and candidate.
+        """
         if self.num_configurations == 1:
             return {}
 
@@ -73,18 +80,18 @@ class StudyDesign:
         return {
             (task, method): [
                 [spec(task, method, number, seed, settings) for seed in self.tune_seeds]
-                for number, settings in enumerate(candidate.configurations())
+                for number, settings in enumerate([*candidate.configurations(), *extra.get((task, method), ())])
             ]
             for task in self.tuned_tasks
             for method, candidate in self.candidates.items()
             if candidate.like is None and self.has(task, method)
         }
 
-    def final_runs(self, chosen: Mapping[tuple[str, str], int]) -> list[RunSpec]:
+    def final_runs(self, chosen: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[RunSpec]:
         """Return the final runs, ordered by seed.
 
         Args:
-            chosen: index of the chosen configuration, by task and candidate; default: the first configuration.
+            chosen: chosen settings, by task and candidate; default: those of the first configuration.
         """
         specs = []
         for seed in self.seeds:
@@ -94,9 +101,9 @@ class StudyDesign:
                     if seed not in (candidate.seeds or self.seeds) or task not in (candidate.tasks or self.tasks):
                         continue
                     source = candidate.like or method
-                    settings = self.candidates[source].configurations()[chosen.get((tuned, source), 0)]
+                    settings = chosen.get((tuned, source), self.candidates[source].configurations()[0])
                     name = f"{task}-{_slug(method)}-{seed}"
-                    specs.append(RunSpec(name, name, task, method, seed, settings | dict(candidate.settings)))
+                    specs.append(RunSpec(name, name, task, method, seed, {**settings, **candidate.settings}))
         return specs
 
 

@@ -157,7 +157,7 @@ class RegisteredDesign:
         Raises:
             ValueError: the study differs, or the file has uncommitted changes or is in no repository.
         """
-        if changed := [key for key, value in self.study.items() if study.get(key) != value]:
+        if changed := [key for key in {**self.study, **study} if study.get(key) != self.study.get(key)]:
             raise ValueError(f"the study must have the design in {self.path}, but differs in {', '.join(changed)}")
         if not is_committed(self.path):
             raise ValueError(f"{self.path} must be committed before the first run: git add it, and git commit")
@@ -183,6 +183,8 @@ class RegisteredDesign:
         seeds, pilot, tuning = (", ".join(map(str, s)) for s in (self.seeds, power.differences, study["tune_seeds"]))
         rules = [config["rule"] or study["rule"] for config in study["candidates"].values() if len(config["tries"]) > 1]
         chosen = f"rule {' and '.join(dict.fromkeys(rules))} on the validation part, tuning seeds {tuning}"
+        extend = [f"{n} times for {s}" for s, n in ((study.get("extend") or {}).get("settings") or {}).items()]
+        extended = f" Searches are extended at most {' and '.join(extend)}." if extend else ""
         compared = self.column.replace("_", " ")
         rounds = study.get("late_rounds")
         late = "the second half of the rounds" if rounds is None else f"the last {rounds} rounds"
@@ -191,7 +193,7 @@ class RegisteredDesign:
             f"**Claim:** {self.claim}",
             f"- Comparison: {self.method} with {self.base} on {self.task}, by {compared}{meaning}.",
             *(f"- Search of {name}: {_search(config)}." for name, config in study["candidates"].items()),
-            *([f"- Choice of configurations: {chosen}."] if rules else []),
+            *([f"- Choice of configurations: {chosen}.{extended}"] if rules else []),
             f"- Seeds: {seeds}. The pilot runs had the seeds {pilot}.",
             f"- Power: {power}",
             f"- Verdict, by the {100 * (1 - power.level):g} % interval of Student's t: {VERDICTS}.",

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +19,11 @@ from distillkit.data import Split
 from distillkit.locking import locked
 from distillkit.privacy import Guarantee
 from distillkit.serialization import to_config
-from distillkit.study._choice_file import write_choice
+from distillkit.study._choice_file import score_searches, write_choice
 from distillkit.study._cost_estimate import Estimate, estimate_rows
 from distillkit.study._design import make_design
 from distillkit.study._execution import PreparedRun, RunSpec
+from distillkit.study._extension import check_extend, extend_searches
 from distillkit.study._formatting import Table
 from distillkit.study._groups import sole_task
 from distillkit.study._guarantee import ledgers_of, total_guarantee
@@ -36,6 +34,7 @@ from distillkit.study._registration import RegisteredDesign, read_design, used_s
 from distillkit.study._study_file import design_config, write_study
 from distillkit.study._tables import summary_table
 from distillkit.study._tuning import RULES
+from distillkit.study._workers import WorkerKilled, run_all
 from distillkit.study.candidate import Candidate, Cost
 from distillkit.study.figures import curves
 from distillkit.study.task import Task
@@ -44,10 +43,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["Study", "WorkerKilled"]
-
-
-class WorkerKilled(RuntimeError):
-    """Error: the worker process of a run was killed. The message names the run; all other runs are finished."""
 
 
 class Study:
@@ -80,12 +75,15 @@ class Study:
             noisy: prefer "late" with at least two `tune_seeds`.
         late_rounds: number of last rounds in the column `accuracy_late` and in the rule "late"; default: the second
             half of the rounds.
+        extend: settings whose search is extended, with the largest number of extensions: `{"lr": 2}`. If the best value
+            of any candidate is the smallest or largest one, every candidate gets one more configuration: its best one,
+            with the next value beyond the edge, in the same ratio. All candidates must search the settings.
         registered: file of a design that `register` wrote. `run` then refuses any other design.
 
     Attributes:
         out: path of the study's folder.
         design: tasks, candidates and seeds, and the runs they imply.
-        rule, late_rounds: arguments of the constructor.
+        rule, late_rounds, extend: arguments of the constructor.
         registered: the registered design, or None.
 
     Raises:
@@ -103,12 +101,14 @@ class Study:
         tune_on: Task | None = None,
         rule: Literal["last", "late", "own"] = "last",
         late_rounds: int | None = None,
+        extend: Mapping[str, int] | None = None,
         registered: str | Path | None = None,
     ) -> None:
         self.out = Path(out)
         self.design = make_design(tasks, candidates, seeds, tune_seeds, tune_on)
         self.rule = check.one_of(rule, "rule", tuple(RULES))
         self.late_rounds = None if late_rounds is None else check.positive_int(late_rounds, "late_rounds")
+        self.extend = check_extend({} if extend is None else extend, self.design.candidates)
         self.registered = None if registered is None else read_design(registered)
         self._splits: dict[str, Split] = {}
 
@@ -161,9 +161,7 @@ class Study:
                 if check.boolean(progress, "progress") and estimate.rows:
                     print(estimate, end="\n\n", flush=True)
             options |= {"commit": git_commit()}
-            tuning = [spec for search in self.design.tuning_runs().values() for specs in search for spec in specs]
-            self._execute(tuning, "tuning runs", processes, options, seconds, progress)
-            final = self.design.final_runs(write_choice(self.out, self.design, self.rule, self.late_rounds))
+            final = self.design.final_runs(self._tune(processes, options, seconds, progress))
             self._execute(final, "runs", processes, options, seconds, progress, on_run)
             return self.records()
 
@@ -293,11 +291,16 @@ class Study:
         return check.positive_int(processes, "processes"), options
 
     def _config(self, task: str, method: str, base: str) -> dict[str, Any]:
-        facts = {"rule": self.rule, "late_rounds": self.late_rounds}
-        return design_config(self.out, self.design, facts, task, (method, base))
+        return design_config(self.out, self.design, self._facts(), task, (method, base))
+
+    def _facts(self) -> dict[str, Any]:
+        """Return the arguments that must not change when the study is continued."""
+        tuned = [name for name, candidate in self.design.candidates.items() if candidate.like is None]
+        extend = {"settings": self.extend, "candidates": tuned} if self.extend else None
+        return {"rule": self.rule, "late_rounds": self.late_rounds, "extend": extend}
 
     def _write_study(self) -> None:
-        facts = {"rule": self.rule, "late_rounds": self.late_rounds, "registered": None}
+        facts = {**self._facts(), "registered": None}
         if (design := self.registered) is not None:
             design.require(self._config(design.task, design.method, design.base))
             facts["registered"] = design.fingerprint
@@ -305,6 +308,20 @@ class Study:
 
     def _lock(self) -> AbstractContextManager[None]:
         return locked(self.out / ".owner.lock", f"the study in {self.out}")
+
+    def _tune(self, *arguments: Any) -> dict[tuple[str, str], Mapping[str, Any]]:
+        """Execute the tuning runs, extend the searches, and return the chosen settings by task and candidate."""
+        extra: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        step = 0
+        while True:
+            runs = self.design.tuning_runs(extra)
+            self._execute([s for search in runs.values() for specs in search for s in specs], "tuning runs", *arguments)
+            scores = score_searches(self.out, self.design, runs, self.rule, self.late_rounds)
+            more = extend_searches(self.extend, runs, scores, step)
+            if not more:
+                return write_choice(self.out, self.design, runs, scores, self._facts())
+            extra |= {key: extra.get(key, []) + configurations for key, configurations in more.items()}
+            step += 1
 
     def _execute(
         self, specs: Sequence[RunSpec], unit: str, processes: int, options: Mapping[str, Any],
@@ -315,7 +332,7 @@ class Study:
         missing = [spec for spec in specs if not (self.out / spec.folder / "summary.json").exists()]
         weights = {spec.run: max(1, round(seconds.get((spec.task, spec.method), 1.0))) for spec in missing}
         with bar(sum(weights.values()), f"{len(missing)} {unit}", unit="s", progress=progress) as shown:
-            for spec, summary in self._results(missing, processes, {**options, "progress": False}):
+            for spec, summary in run_all(missing, self._prepare, self.out, processes, {**options, "progress": False}):
                 shown.update(weights[spec.run])
                 if summary["accuracy_last"] is not None:
                     shown.set_postfix_str(f"{spec.run}: {100 * summary['accuracy_last']:.1f} %")
@@ -324,39 +341,6 @@ class Study:
                 if on_run is not None:
                     shown.clear()
                     on_run(summary)
-
-    def _results(
-        self, specs: Sequence[RunSpec], processes: int, options: Mapping[str, Any]
-    ) -> Iterator[tuple[RunSpec, dict[str, Any]]]:
-        if processes == 1:
-            for spec in specs:
-                yield spec, self._prepare(spec).execute(self.out, **options)
-            return
-        waiting = {spec.folder: (spec, self._prepare(spec).serialize(self.out)) for spec in specs}
-        with contextlib.suppress(BrokenProcessPool), worker_pool(processes) as pool:
-            futures = {pool.submit(run.execute, options): spec for spec, run in waiting.values()}
-            try:
-                for future in as_completed(futures):
-                    summary = future.result()
-                    del waiting[futures[future].folder]
-                    yield futures[future], summary
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-        killed = []
-        for spec, run in waiting.values():  # a worker was killed, and its pool lost; each run gets a process of its own
-            try:
-                with worker_pool(1) as pool:
-                    summary = pool.submit(run.execute, options).result()
-            except BrokenProcessPool:
-                killed.append(spec.run)
-            else:
-                yield spec, summary
-        if killed:
-            raise WorkerKilled(
-                f"the processes of {', '.join(killed)} were killed, perhaps for lack of memory; all other runs are "
-                "finished. Let them use less memory (fewer workers, a smaller batch or chunk), and run the study again"
-            )
 
     def _prepare(self, spec: RunSpec) -> PreparedRun:
         task, candidate = self.design.task(spec.task), self.design.candidates[spec.method]

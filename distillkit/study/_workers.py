@@ -1,0 +1,66 @@
+"""Execution of several runs of a study, in this process or in worker processes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+from distillkit._utils.processes import worker_pool
+from distillkit.study._execution import PreparedRun, RunSpec
+
+__all__ = ["WorkerKilled", "run_all"]
+
+
+class WorkerKilled(RuntimeError):
+    """Error: the worker process of a run was killed. The message names the run; all other runs are finished."""
+
+
+def run_all(
+    specs: Sequence[RunSpec], prepare: Callable[[RunSpec], PreparedRun], out: Path, processes: int,
+    options: Mapping[str, Any],
+) -> Iterator[tuple[RunSpec, dict[str, Any]]]:  # fmt: skip
+    """Execute runs, and yield each with its summary when it ends.
+
+    Args:
+        specs: specifications of the runs.
+        prepare: function that builds the objects of a run.
+        out: the study's folder.
+        processes: number of concurrent runs. With more than one, each runs in a worker process.
+        options: options of `PreparedRun.execute`.
+
+    Raises:
+        WorkerKilled: the process of a run was killed; all other runs are finished.
+    """
+    if processes == 1:
+        for spec in specs:
+            yield spec, prepare(spec).execute(out, **options)
+        return
+    waiting = {spec.folder: (spec, prepare(spec).serialize(out)) for spec in specs}
+    with contextlib.suppress(BrokenProcessPool), worker_pool(processes) as pool:
+        futures = {pool.submit(run.execute, options): spec for spec, run in waiting.values()}
+        try:
+            for future in as_completed(futures):
+                summary = future.result()
+                del waiting[futures[future].folder]
+                yield futures[future], summary
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    killed = []
+    for spec, run in waiting.values():  # a worker was killed, and its pool lost; each run gets a process of its own
+        try:
+            with worker_pool(1) as pool:
+                summary = pool.submit(run.execute, options).result()
+        except BrokenProcessPool:
+            killed.append(spec.run)
+        else:
+            yield spec, summary
+    if killed:
+        raise WorkerKilled(
+            f"the processes of {', '.join(killed)} were killed, perhaps for lack of memory; all other runs are "
+            "finished. Let them use less memory (fewer workers, a smaller batch or chunk), and run the study again"
+        )
