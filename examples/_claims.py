@@ -1,24 +1,24 @@
-"""Claims of `claims.py`: tasks, candidates, and the papers' effects."""
+"""Claims about real images that `claims.py` tests: tasks, candidates, metric, and the paper's difference."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from _data import load_subset
 from _fedcog import SPACES, pair
+from _single_image import CHOSEN, NOTHING, headline, photograph
 from _single_image import SPACES as CROP_SPACES
-from _single_image import headline, photograph
 from distillkit.data import partition
-from distillkit.study import Task, grid
+from distillkit.study import Candidate, Task, grid
 from fl import ClientOptimizer, FedAvg
 from fl.addons import VHL
 from fl.study import Federated
 
-__all__ = ["CLAIMS", "Claim"]
+__all__ = ["CLAIMS", "SIZES", "Claim"]
 
 SIZES: dict[str, dict[str, Any]] = {
     "smoke": {
@@ -35,17 +35,19 @@ SIZES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Claim:
-    """Comparison of two candidates on one task.
+    """Comparison of two candidates.
 
     Attributes:
-        task: task of the runs.
+        text: the claim as a sentence.
+        tasks: tasks of the runs. The claim is tested on the first; the others are described.
         candidates: baseline and candidate; the claim is that the candidate is more accurate.
         rounds: number of last rounds over which the accuracy is averaged.
         effect: difference in accuracy that the runs should find: that of the paper, as a fraction.
     """
 
-    task: Task
-    candidates: dict[str, Federated]
+    text: str
+    tasks: tuple[Task, ...]
+    candidates: dict[str, Candidate]
     rounds: int
     effect: float
 
@@ -53,53 +55,62 @@ class Claim:
 def clusters(o: argparse.Namespace, dataset: str) -> Task:
     """Return ten clients with two classes each, FedCOG's division NIID-2."""
     name, sizes = ("digits" if o.preset == "smoke" else dataset), SIZES[o.preset]
-    data = partial(load_subset, name, o.data, sizes["records"], 16 if name == "digits" else None, SPACES.get(name))
+    data = partial(load_subset, name, None, sizes["records"], 16 if name == "digits" else None, SPACES.get(name))
     assign = partial(partition.class_clusters, clients=10, k=2)
     options: Any = {"factory": "simple_cnn", "rounds": sizes["rounds"], "own_tests": 0.1, "server_share": 0.1}
     return Task(f"{name}-two-classes", data, assign, **options)
 
 
 def fedcog(o: argparse.Namespace) -> Claim:
-    """FedCOG on CIFAR-10, two classes per client: better than FedAvg from FedCOG's first round on (Table 1: +3.45)."""
+    """FedCOG on CIFAR-10, two classes per client, with FedAvg's selected rate."""
     sizes = SIZES[o.preset] | {"batch": 32, "augment": False}
-    return Claim(clusters(o, "cifar10"), pair(sizes), sizes["rounds"] - sizes["start"] + 1, 0.0345)
+    text = (
+        "On CIFAR-10 with two classes per client, FedCOG is more accurate than FedAvg, on average from FedCOG's first "
+        "round on. The effect is that of the paper's Table 1 after 70 rounds: 54.0 against 50.55 %."
+    )
+    rounds = sizes["rounds"] - sizes["start"] + 1
+    return Claim(text, (clusters(o, "cifar10"),), {**pair(sizes)}, rounds, 0.0345)
+
+
+def averaging(sizes: Mapping[str, Any], virtual: bool, factory: Any, lr: float) -> FedAvg:
+    """Return FedAvg with the settings of FedCOG's comparison, with or without VHL."""
+    addons = [VHL(per_class=sizes["noise"], options={"width": 16})] if virtual else []
+    optimizer, length = ClientOptimizer(weight_decay=1e-5), {"steps": sizes["steps"], "batch": 32}
+    return FedAvg(*addons, factory=factory, lr=lr, momentum=0.9, optimizer=optimizer, **length)
 
 
 def vhl(o: argparse.Namespace) -> Claim:
-    """VHL on FashionMNIST, two classes per client: better than FedAvg on average over all rounds.
-
-    FedCOG's Table 1 has this division and network: 70.3 against 64.1 after the last round, +6.2.
-    """
+    """VHL on FashionMNIST, two classes per client; both candidates search the same rates."""
     sizes, task = SIZES[o.preset], clusters(o, "fashionmnist")
-    optimizer = ClientOptimizer(weight_decay=1e-5)
-
-    def make(virtual: bool, factory: Any, task: Task, lr: float) -> FedAvg:
-        addons = [VHL(per_class=sizes["noise"], options={"width": 16})] if virtual else []
-        return FedAvg(
-            *addons, factory=factory, lr=lr, momentum=0.9, optimizer=optimizer, steps=sizes["steps"], batch=32
-        )
-
     names = {"FedAvg": False, "FedAvg + VHL": True}
-    found = {name: Federated(partial(make, virtual), search=grid(lr=sizes["lr"])) for name, virtual in names.items()}
-    return Claim(task, found, task.rounds, 0.062)
+    found = {
+        name: Federated(partial(averaging, sizes, virtual), search=grid(lr=sizes["lr"]))
+        for name, virtual in names.items()
+    }
+    text = (
+        "On FashionMNIST with two classes per client, FedAvg with VHL is more accurate than FedAvg, on average over "
+        "all rounds. The effect is that of FedCOG's Table 1 after 70 rounds with this division and network: 70.3 "
+        "against 64.1 %."
+    )
+    return Claim(text, (task,), {**found}, task.rounds, 0.062)
 
 
 def single_image(o: argparse.Namespace) -> Claim:
-    """Selection of crops, with weights sent in every round: better than fixed crops in the last five rounds.
-
-    Table 2 has 77.0 against 75.7, +1.3, for the best of 30 rounds.
-    """
+    """Selected crops against fixed crops, with all clients and weights in every round."""
     sizes, small = SIZES[o.preset], o.preset == "smoke"
     name = "digits" if small else "cifar10"
     preset = sizes | {"epochs": 1 if small else 5, "batch": 64, "steps": 2 if small else 60, "augment": False}
-    preset |= {"lr": sizes["lr"][:1] if small else [0.003, 0.01], "server_lr": [0.005] if small else [0.001, 0.005]}
-    data = partial(load_subset, name, o.data, sizes["records"], 16, CROP_SPACES.get(name))
+    preset |= {"lr": [0.003] if small else [0.003, 0.01], "server_lr": [0.005] if small else [0.001, 0.005]}
+    data = partial(load_subset, name, None, sizes["records"], 16, CROP_SPACES.get(name))
     assign = partial(partition.dirichlet_prior, clients=10, alpha=1.0)
-    rounds = 3 if small else 15
-    options: Any = {"factory": "simple_cnn" if small else "resnet8", "rounds": rounds, "validation": 0.1}
+    options: Any = {"factory": "simple_cnn" if small else "resnet8", "rounds": 3 if small else 15, "validation": 0.1}
     both = headline(preset, photograph(None, 1 if small else 3), rate=1.0)
-    candidates = {label: both[label] for label in ("No selection", "Single image")}
-    return Claim(Task(name, data, assign, **options), candidates, 5, 0.013)
+    text = (
+        "Distilling on crops that the global model selects anew in each round makes a more accurate model than "
+        "distilling on fixed crops, on average over the last five rounds, if all clients send weights in every round. "
+        "The effect is that of the paper's Table 2 for the best of 30 rounds: 77.0 against 75.7 %."
+    )
+    return Claim(text, (Task(name, data, assign, **options),), {n: both[n] for n in (NOTHING, CHOSEN)}, 5, 0.013)
 
 
-CLAIMS: dict[str, Callable[[argparse.Namespace], Claim]] = {"fedcog": fedcog, "vhl": vhl, "single_image": single_image}
+CLAIMS: dict[str, Callable[[argparse.Namespace], Claim]] = {"fedcog": fedcog, "single_image": single_image, "vhl": vhl}

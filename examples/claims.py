@@ -1,20 +1,25 @@
 """Tests of the papers' claims with enough seeds. The design of each test is registered before its first result.
 
-    export DISTILLKIT_DATA=DATA
-    python examples/claims.py fedcog --pilot --out PILOT    # five pairs of runs, to estimate the spread between seeds
-    python examples/claims.py fedcog --register PILOT       # write the design to docs/results/designs; then commit it
-    python examples/claims.py fedcog                        # run the registered seeds
+    python examples/claims.py fedcog --data DATA --pilot --out PILOT   # five pairs of runs
+    python examples/claims.py fedcog --register PILOT                  # write the design; then commit it
+    python examples/claims.py fedcog --data DATA                       # the registered runs, and the verdict
 
 A claim compares two candidates on one task. Both search equally many configurations, by the mean validation accuracy of
-the late rounds over two seeds. The seeds of pilots, of tuning and of results are disjoint.
+the late rounds over two seeds. The pilot estimates the spread between seeds, from which `--register` computes the
+number of seeds. `docs/results/designs` holds the designs. `_claims.py` and `_claims_condensed.py` hold the claims, with
+the papers' differences.
 """
 
 from __future__ import annotations
 
-from functools import partial
+import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from _claims import CLAIMS
+from _claims import CLAIMS as ON_IMAGES
+from _claims_condensed import CLAIMS as CONDENSED
+from _data import refuse_unused
 from _options import command_line, parse_arguments, run_study
 from distillkit.study import (
     Records,
@@ -26,44 +31,60 @@ from distillkit.study import (
     summary_table,
 )
 
-DESIGNS = Path(__file__).resolve().parents[1] / "docs" / "results" / "designs"
-PILOT, TUNING, FIRST = range(200, 205), (100, 101), 300
-"""Seeds of pilots and of tuning, and the first seed of the results."""
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
+CLAIMS = ON_IMAGES | CONDENSED
+DESIGNS = RESULTS / "designs"
+PILOT, TUNING = range(200, 205), (100, 101)
+FIRST, LEAST = 300, 5
+"""First seed of the registered runs, and smallest number of seeds."""
 
 
 def main(words: list[str] | None = None) -> None:
-    """Run the pilot or the registered runs of a claim, or register its design."""
+    """Run the pilot of a claim, register its design, or run the registered design."""
     parser = command_line(__doc__, out="runs/claim", presets=("smoke", "cpu"))
     parser.add_argument("claim", choices=CLAIMS, help="claim to test")
-    parser.add_argument("--pilot", action="store_true", help="run the pairs that estimate the spread between seeds")
-    parser.add_argument("--register", type=Path, metavar="PILOT", help="write the design, from the folder of the pilot")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--pilot", action="store_true", help="run the pairs that estimate the spread between seeds")
+    kind.add_argument("--register", type=Path, metavar="PILOT", help="write the design, from this folder of the pilot")
     o = parse_arguments(parser, words)
+    refuse_unused(parser, words, "without --pilot, because a design fixes the seeds", "--seeds", unless=o.pilot)
+    if o.data is not None:
+        os.environ["DISTILLKIT_DATA"] = str(o.data.expanduser().resolve())  # no design contains the path of the data
     claim, path = CLAIMS[o.claim](o), DESIGNS / f"{o.claim}.json"
-    (base, candidate), late = claim.candidates, "accuracy_late"
-    prepare = partial(
-        Study, o.out, claim.task, claim.candidates, tune_seeds=TUNING, rule="late", late_rounds=claim.rounds
-    )
+    base, candidate = claim.candidates
+    seeds: Sequence[int]
+    pilot = replace(claim, tasks=claim.tasks[:1])
     if o.register:
-        pilot = read_records(o.register).late(claim.rounds)
-        power = power_analysis(pilot, candidate, base, effect=claim.effect, column=late)
-        study = prepare(seeds=range(FIRST, FIRST + power.seeds))
-        sentence = " ".join((CLAIMS[o.claim].__doc__ or "").split())
-        print(study.register(path, claim=sentence, method=candidate, base=base, power=power, earlier=[o.register]))
+        found = read_records(o.register).late(claim.rounds)
+        power = power_analysis(found, candidate, base, effect=claim.effect, column="accuracy_late")
+        seeds = range(FIRST, FIRST + max(LEAST, power.seeds))
+    elif not o.pilot and not path.is_file():
+        parser.error(f"{o.claim} has no registered design ({path.name}); run its pilot first, with --pilot")
+    else:
+        seeds = (o.seeds or PILOT) if o.pilot else read_design(path).seeds
+    study = Study(
+        o.out, (pilot if o.pilot else claim).tasks, claim.candidates, seeds=seeds, tune_seeds=TUNING, rule="late",
+        late_rounds=claim.rounds, registered=None if o.pilot or o.register else path,
+    )  # fmt: skip
+    if o.register:
+        earlier = [o.register, *RESULTS.glob(f"{o.claim}.jsonl")]
+        options = {"claim": claim.text, "method": candidate, "base": base, "task": claim.tasks[0].name}
+        DESIGNS.mkdir(exist_ok=True)
+        print(study.register(path, power=power, earlier=earlier, **options))
         return
-    if not o.pilot and not path.is_file():
-        parser.error(f"{o.claim} has no registered design ({path.name}); run --pilot and --register first")
-    design = None if o.pilot else read_design(path)
-    study = prepare(seeds=o.seeds or (PILOT if design is None else design.seeds), registered=path if design else None)
 
     def tables(records: Records) -> list[object]:
-        shown: list[object] = [summary_table(records, columns=[late, "client_seconds"])]
-        if design is not None:
-            return [*shown, design.evaluate(records)]
-        shown.append(paired_differences(records, base, column=late))
-        enough = len(study.design.seeds) >= len(PILOT)
-        return [*shown, *([power_analysis(records, candidate, base, effect=claim.effect, column=late)] * enough)]
+        shown: list[object] = [summary_table(records, columns=["accuracy_late", "client_seconds"])]
+        if study.registered is not None:
+            verdict = study.registered.evaluate(records)
+            shown.append(verdict)
+            if verdict.verdict == "unfinished":
+                return shown
+        elif len(seeds) >= len(PILOT):
+            shown.append(power_analysis(records, candidate, base, effect=claim.effect, column="accuracy_late"))
+        return [*shown, paired_differences(records, base, column="accuracy_late")]
 
-    run_study(study, o, tables, claim=str(design) if design else None)
+    run_study(study, o, tables, claim=None if study.registered is None else str(study.registered))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from tests.examples.studies import requested_study
 from tests.scripts import load_script
 
 DESIGNS = Path(__file__).parents[2] / "docs" / "results" / "designs"
+REGISTERED = sorted(path.stem for path in DESIGNS.glob("*.json"))
+CLAIMS = ["fedcog", "feddm", "fedlgd", "single_image", "vhl"]
 
 
 @pytest.fixture(scope="module")
@@ -19,18 +22,60 @@ def script() -> Any:
     return load_script("examples/claims.py")
 
 
-@pytest.mark.parametrize("name", ["fedcog", "vhl", "single_image"])
+@pytest.mark.parametrize("name", CLAIMS)
 @pytest.mark.parametrize("preset", ["smoke", "cpu"])
 def test_both_sides_search_equally_many_configurations_by_late_rounds(
     script: Any, monkeypatch: pytest.MonkeyPatch, name: str, preset: str
 ) -> None:
     study = requested_study(script, monkeypatch, name, "--preset", preset, "--pilot")
     assert study.rule == "late"
+    assert study.late_rounds is not None
     assert len(study.design.candidates) == 2
     assert {len(c.search) for c in study.design.candidates.values() if c.like is None} == {study.num_configurations}
     assert len(study.design.tune_seeds) == 2
     assert len(study.design.seeds) == 5
     assert not set(study.design.seeds) & set(study.design.tune_seeds)
+
+
+def test_both_sides_of_fedlgd_condense_with_as_many_steps(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = requested_study(script, monkeypatch, "fedlgd", "--pilot")
+    [task] = study.design.tasks.values()
+    steps = {}
+    for name, candidate in study.design.candidates.items():
+        method = candidate.make(**{"factory": lambda outputs: None, **candidate.settings, **candidate.search[0]})
+        condensed = next(addon for addon in method.addons if type(addon).__name__ == "Condensed")
+        later = sum(1 < r <= task.rounds for r in condensed.selected)
+        steps[name] = condensed.steps + condensed.refine_steps * later
+    assert steps == {"FedAvg": 200, "FedLGD": 200}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLAIMS)
+def test_every_pilot_runs(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    script.main([name, *smoke(tmp_path), "--pilot", "--seeds", "200", "201"])
+    assert "accuracy late" in capsys.readouterr().out
+
+
+def smoke(folder: Path) -> list[str]:
+    return ["--preset", "smoke", "--workers", "1", "--device", "cpu", "--out", str(folder)]
+
+
+def test_pilot_prints_the_power_and_registers_a_design(
+    script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script.main(["vhl", *smoke(tmp_path / "pilot"), "--pilot"])
+    assert "seeds give a power of" in capsys.readouterr().out
+    monkeypatch.setattr(script, "DESIGNS", tmp_path)
+    monkeypatch.setenv("DISTILLKIT_DATA", "unset")
+    words = ["vhl", "--data", str(tmp_path), *smoke(tmp_path / "claim")]
+    script.main([*words, "--register", str(tmp_path / "pilot")])
+    design = read_design(tmp_path / "vhl.json")
+    assert str(tmp_path) not in json.dumps(design.study)
+    assert len(design.seeds) >= design.power.seeds
+    assert design.column == "accuracy_late"
+    assert design.power.effect == 0.062
+    with pytest.raises(ValueError, match="must be committed"):
+        script.main(words)
 
 
 def test_runs_without_a_registered_design_are_refused(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,25 +84,10 @@ def test_runs_without_a_registered_design_are_refused(script: Any, monkeypatch: 
         script.main(["vhl", "--preset", "smoke"])
 
 
-def test_design_is_registered_from_a_pilot_and_then_required(
-    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(script, "DESIGNS", tmp_path / "designs")
-    (tmp_path / "designs").mkdir()
-    words = ["vhl", "--preset", "smoke", "--workers", "1", "--device", "cpu", "--out"]
-    script.main([*words, str(tmp_path / "pilot"), "--pilot"])
-    assert "seeds give a power of" in capsys.readouterr().out
-    script.main([*words, str(tmp_path / "result"), "--register", str(tmp_path / "pilot")])
-    design = read_design(tmp_path / "designs" / "vhl.json")
-    assert (design.method, design.base, design.column) == ("FedAvg + VHL", "FedAvg", "accuracy_late")
-    assert design.seeds[0] == script.FIRST
-    with pytest.raises(ValueError, match="must be committed"):
-        script.main([*words, str(tmp_path / "result")])
-
-
-@pytest.mark.parametrize("path", sorted(DESIGNS.glob("*.json")), ids=lambda path: path.stem)
-def test_registered_design_belongs_to_the_script(script: Any, monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-    design = read_design(path)
-    study = requested_study(script, monkeypatch, path.stem)
-    assert study.design.seeds == design.seeds
+@pytest.mark.parametrize("name", REGISTERED)
+def test_registered_design_is_that_of_the_script(script: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    study = requested_study(script, monkeypatch, name)
+    design = read_design(DESIGNS / f"{name}.json")
+    assert study.registered == design
+    assert {key: study._config(design.task, design.method, design.base)[key] for key in design.study} == design.study
     assert not set(design.seeds) & {*script.PILOT, *script.TUNING}
