@@ -1,4 +1,4 @@
-"""Thin federated layer over distillkit: methods as compositions, and engines that run them in process or on Flower.
+"""Thin federated layer over distillkit: composable methods, and engines that run them in one process or on Flower.
 
 This package exports everything needed to run a method and to write an add-on, a filter or a method. The papers' add-ons
 are in `fl.addons`, their methods in `fl.methods`.

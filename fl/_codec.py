@@ -1,4 +1,4 @@
-"""Encoding of messages as safetensors bytes for the network, checkpoints and client memory, and digests of values."""
+"""Encoding of messages as safetensors bytes for transfer, checkpoints and client memory, and digests of values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PARTS = ("images", "labels", "zca.center", "zca.matrix", "zca.inverse")
 
 
 def _pack(key: str, value: Value, tensors: Tensors) -> dict[str, Any]:
-    """Put a value's tensors into `tensors`; return its form, that is, the other facts needed to rebuild the value."""
+    """Add a value's tensors to `tensors`, and return its form: all other data needed to rebuild the value."""
     if isinstance(value, Tensor):
         tensors[key] = value
         return {"kind": "tensor"}
@@ -94,10 +94,11 @@ def to_parts(message: Message, facts: Mapping[str, str] | None = None) -> Parts:
 
     Args:
         message: any message; tensors may be on any device.
-        facts: strings to store with it, name -> value.
+        facts: strings to store with the message, name -> value.
 
     Returns:
-        The tensors, on the CPU, contiguous, without shared memory; and the strings, including a checksum of everything.
+        A pair: the tensors, which are contiguous, on the CPU, and share no memory; and the strings, which include a
+        checksum of all parts.
 
     Raises:
         TypeError, ValueError: the message holds a value that `check_value` refuses, or a number that is not finite.
@@ -151,11 +152,11 @@ def from_parts(tensors: Mapping[str, Tensor], strings: Mapping[str, str]) -> tup
 def encode(message: Message, facts: Mapping[str, str] | None = None) -> bytes:
     """Serialize a message in the safetensors format, with a checksum of its content.
 
-    The bytes are for the wire, a checkpoint or a client's memory; `decode` restores the message bit by bit.
+    The bytes can be sent, or stored in a checkpoint or a client's memory. `decode` restores the message bit by bit.
 
     Args:
         message: any message; tensors may be on any device.
-        facts: strings to store with it, name -> value.
+        facts: strings to store with the message, name -> value.
 
     Raises:
         TypeError, ValueError: see `to_parts`.
@@ -182,7 +183,7 @@ def _checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
 
 
 def decode(data: bytes) -> tuple[Message, dict[str, str]]:
-    """Deserialize the output of `encode`: return the message, with tensors on the CPU, and the facts.
+    """Deserialize the output of `encode`. Return the message, with tensors on the CPU, and the facts.
 
     Args:
         data: bytes, from any source.
@@ -202,7 +203,7 @@ def decode(data: bytes) -> tuple[Message, dict[str, str]]:
 
 
 def digest(key: str, value: Value) -> str:
-    """Return a 32-character digest of one value, equal on every machine that holds the same bits.
+    """Return a 32-character digest of one value. Bit-identical values have the same digest on every machine.
 
     The server sends the digest in place of a value that the client already holds (`Entry(cached=True)`).
 

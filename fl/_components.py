@@ -1,4 +1,4 @@
-"""Base classes of methods, add-ons and filters: keys that survive renaming, and their representation in records.
+"""Base classes of methods, add-ons and filters, with keys that survive renaming and a representation for records.
 
 Users who only run methods need nothing from this module.
 """
@@ -26,10 +26,11 @@ class KeyedObject(Configurable):
 
     Attributes:
         key: identifier of the class in records. It is the prefix of entry keys and a part of the seed of random draws,
-            and it determines the order of components. Default: the name of the class, never the parent's key. If you
-            rename a class, set `key = "OldName"`; existing runs, checkpoints and transcripts then stay valid.
-        old_options: former names of renamed options, which older records contain: name -> old name (or several old
-            names, the oldest first).
+            and it determines the order of components. Default: the name of the class; the key of a parent class is not
+            inherited. If you rename a class, set `key = "OldName"`; existing runs, checkpoints and transcripts then
+            stay valid.
+        old_options: former names of renamed options, because older records contain them: name -> old name, or a
+            sequence of old names, oldest first.
     """
 
     key: ClassVar[str] = "Keyed"
@@ -45,8 +46,8 @@ class KeyedObject(Configurable):
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]] | None:
         """Return the positional and the named arguments that distinguish this object from other objects of its class.
 
-        `repr` shows them and the record of a run contains them, so a run is resumed only with equal arguments. Return
-        None in a class whose own `__repr__` serves both purposes, such as a dataclass.
+        `repr` shows the arguments, and the record of a run contains them, so a run can be resumed only with equal
+        arguments. A class whose own `__repr__` serves both purposes, such as a dataclass, returns None.
         """
         return None
 
@@ -64,7 +65,7 @@ class Component(KeyedObject):
 
     @property
     def name(self) -> str:
-        """Class name, used in errors, warnings and remarks."""
+        """Class name, for errors, warnings and ledger remarks."""
         return type(self).__name__
 
     @classmethod
@@ -83,7 +84,7 @@ def stable_repr(value: Any) -> str:
 
 
 def identity(value: Any) -> str:
-    """Return `stable_repr(value)` with keys and the oldest option names, which renaming of classes does not change."""
+    """Return `stable_repr(value)` with keys and the oldest option names, so that renaming has no effect on it."""
     return _represent(value, pinned=True)
 
 
@@ -112,7 +113,7 @@ def _represent(value: Any, *, pinned: bool) -> str:
 
 
 def constructor_call(part: Component) -> str:
-    """Return the code that builds a component with its non-default options, for messages; `...` stands for tensors."""
+    """Return code, for messages, that builds a component with its non-default options; `...` stands for tensors."""
     if not is_dataclass(part):
         return f"{part.name}(...)"
     given = {f.name: getattr(part, f.name) for f in fields(part) if f.init and _chosen(f, getattr(part, f.name))}
@@ -151,7 +152,7 @@ def require_plain_options(part: KeyedObject, base: type[KeyedObject]) -> None:
 
 
 def require_distinct(components: Sequence[Component], rule: str) -> None:
-    """Refuse two components of one class or with one key.
+    """Refuse two components that have the same class or the same key.
 
     Args:
         components: the add-ons or filters of a method.

@@ -16,13 +16,13 @@ __all__ = ["empty_set", "noise_set", "pixel_limit", "two_noise_images"]
 
 
 def two_noise_images(server: Server) -> Tensor:
-    """Return two noise images in the clients' space."""
+    """Return two noise images with the normalization, shape and dtype of the clients' images."""
     pixels = torch.rand(2, *server.shape, generator=derive(0, "trial"), dtype=server.dtype)
     return server.normalization.encode(pixels)
 
 
 def pixel_limit(server: Server) -> float:
-    """Return the server's limit on absolute pixel values: 300 times the largest in black, white and noise images."""
+    """Return the limit on absolute pixel values: 300 times the largest value in black, white and noise images."""
     shape = (1, *server.shape)
     pixels = torch.cat([torch.zeros(shape, dtype=server.dtype), torch.ones(shape, dtype=server.dtype)])
     return 300 * max(
@@ -42,7 +42,7 @@ def noise_set(task: LabelTask, like: LabeledImages, generator: torch.Generator) 
 
     Args:
         task: meaning of the labels.
-        like: a set with the wanted space, shape and dtype; its images are not read.
+        like: a set with the required normalization, shape and dtype; its images are not read.
         generator: source of the noise.
     """
     classes = task.num_classes

@@ -1,4 +1,4 @@
-"""Aggregation of a round's replies in client order, in float64, each entry by its declared rule."""
+"""Aggregation of a round's replies in client order and float64, with the declared rule of each entry."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _add_weighted(total: Tensor, value: Tensor, weight: float | Tensor) -> None:
 
 
 def finalize(rule: str, over: float | None, total: Tensor, weight: Any, like: Any) -> Any:
-    """Return an entry's aggregate from the sum over clients, in the clients' dtype. For a mean, the sum is divided.
+    """Return an entry's aggregate, in the clients' dtype, from the sum over clients.
 
     Args:
         rule, over: rule and public denominator of the entry.
@@ -80,7 +80,7 @@ def finalize(rule: str, over: float | None, total: Tensor, weight: Any, like: An
 
 
 class AggregatedReplies(Message):
-    """Aggregated replies of a round: the argument of `Method.receive`, in place of the single replies.
+    """Aggregated replies of a round, which `Method.receive` gets in place of the individual replies.
 
     `replies[entry]` is the mean, sum or other aggregate of the values that the clients sent under that entry, and has
     their type. `entry in replies` tells whether any client sent the entry. The engine builds the object
@@ -90,7 +90,7 @@ class AggregatedReplies(Message):
         values: the aggregated values.
         weights: divisor of each mean, by entry key (for a group, also by name).
         sums: weighted sum of each entry before the division, in float64, by entry key.
-        clients: indices of the clients whose replies are included, ascending.
+        clients: indices of the clients whose replies are included, in ascending order.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class AggregatedReplies(Message):
         self._values, self._weights, self._sums, self.clients = dict(values.items()), weights, sums, clients
 
     def weight(self, entry: Entry[Any], name: str | None = None) -> Any:
-        """Return the sum of the weights behind a mean: the total weight of the clients that sent the entry.
+        """Return the total weight of the clients that sent the entry, which is the divisor of a mean.
 
         Args:
             entry: entry whose rule is `mean` or `sum`.
@@ -126,7 +126,7 @@ class AggregatedReplies(Message):
         return self._sums[entry.key]
 
     def replace(self, entry: Entry[Any], value: Value) -> AggregatedReplies:
-        """Return the replies with one aggregated value changed, for filters that change values on the server.
+        """Return a copy of these replies with one aggregated value changed, for filters that act on the server.
 
         Args:
             entry: entry to change.
@@ -138,10 +138,11 @@ class AggregatedReplies(Message):
 
 
 class Aggregator:
-    """Running aggregation of a round's replies, one by one as they arrive, so that no reply has to be stored.
+    """Running aggregate of a round's replies. Each reply is added when it arrives, so no reply has to be stored.
 
     The engine adds replies that `check_reply` has accepted, in client order, and calls `result` at the end. `require`
-    checks that a reply has the form of the earlier ones. After that `fold` cannot fail, so no reply is added in part.
+    checks that a reply has the form of the earlier replies. After this check `fold` cannot fail, so no reply is ever
+    added in part.
 
     Args:
         entries: the entries that the method declares, by key.
@@ -160,7 +161,7 @@ class Aggregator:
         self.clients: list[int] = []
 
     def require(self, reply: Message) -> None:
-        """Refuse a reply in which an entry has another form (dtype, shape, space) than in earlier replies.
+        """Refuse a reply in which an entry's form (dtype, shape, space) differs from the form in earlier replies.
 
         Args:
             reply: reply that `check_reply` has accepted.
@@ -223,7 +224,7 @@ class Aggregator:
         weights[key] = weights[key] + total if key in weights else total
 
     def result(self) -> AggregatedReplies:
-        """Return the aggregate of all added replies: means are divided, and cast to the dtype of the replies."""
+        """Return the aggregate of all added replies, with values in the dtype of the replies."""
         values: dict[str, Value] = {}
         for key, first in self._first.items():
             entry = self._entries[key]

@@ -1,4 +1,4 @@
-"""Batches of a local training, the order of images, and the phases of a training."""
+"""Batches, image order and phases of local training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Batch", "Phase", "batch_at", "select_rows", "shuffled_indices"]
 
 @dataclass(frozen=True)
 class Batch:
-    """Images that one step of a local training reads: the client's own, or an add-on's.
+    """Images for one step of local training: the client's own images, or an add-on's.
 
     Attributes:
         images: float [B, C, H, W].
@@ -44,14 +44,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of a local training: its length, and the parameters that it trains.
+    """One phase of local training: its length, and the parameters that it trains.
 
-    Phases are given to `FedAvg(phases=...)`. FedRep, for example, trains its classifier in a first phase and all other
+    Pass the phases to `FedAvg(phases=...)`. FedRep, for example, trains its classifier in a first phase and all other
     parameters in a second.
 
     Args:
         epochs: number of passes over the data.
-        steps: exact number of steps, instead of `epochs`.
+        steps: exact number of steps; use it instead of `epochs`.
         train: a pattern of parameter names (`"classifier.*"`); "!pattern" matches all names that "pattern" does not.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Messages between server and clients: maps from declared entries to values."""
+"""Messages between server and clients, which map declared entries to values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Entry(Generic[V]):
     declaration is the wire format and the rule by which a round's replies are aggregated:
 
     * `mean`: sum(w v) / sum(w). `by` names another entry of the same reply that holds w: a number, or a vector with one
-      weight for each row of v. Without `by` w = 1; with `over` the sum is divided by that public constant.
+      weight for each row of v. Without `by`, w = 1. With `over`, the sum is divided by that public constant.
     * `sum` and `max`. Integers have the rules `max`, `sum` and `first` only.
     * `first`: the value of the client with the lowest index.
     * `union`: rows concatenated in client order, each with its client's index.
@@ -133,7 +133,7 @@ class Message:
 
     @staticmethod
     def unchecked(values: Mapping[str, Value]) -> Message:
-        """Build a message from a mapping of keys to values without checks; for `fl._codec`, which has checked them.
+        """Build a message from a mapping of keys to values without checks; `fl._codec` has already checked the values.
 
         Args:
             values: mapping, entry key -> value.
@@ -194,7 +194,7 @@ class Message:
 def check_value(key: str, value: Any) -> Value:
     """Check that a message may hold `value`: the codec can write it, and the aggregation rules apply to it.
 
-    Numbers may still be NaN or infinite, because a state may diverge; the codec and `check_reply` refuse them.
+    NaN and infinite numbers pass this check, because a state may diverge. The codec and `check_reply` refuse them.
 
     Args:
         key: the entry's key, for the error message.
@@ -204,7 +204,7 @@ def check_value(key: str, value: Any) -> Value:
         The value itself.
 
     Raises:
-        TypeError: `value` is of a kind that messages do not hold, or is a tensor whose dtype or layout cannot be sent.
+        TypeError: `value` is of a type that messages cannot hold, or is a tensor whose dtype or layout cannot be sent.
         ValueError: `value` is an integer beyond 64 bits, or a string that is not Unicode text.
     """
     if isinstance(value, bool) or not isinstance(value, Tensor | dict | LabeledImages | float | int | str):
@@ -257,7 +257,7 @@ def payload_bytes(message: Message) -> dict[str, int]:
     etc. A number counts as 8 bytes, a string as its length in UTF-8. Names, shapes and framing are not counted.
 
     Args:
-        message: message that is sent or kept.
+        message: message that is sent or stored.
     """
     found: dict[str, int] = {}
     for key, value in message.items():

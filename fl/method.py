@@ -1,12 +1,11 @@
-"""Base class of federated methods: functions over messages on the server and on the clients.
+"""Base class of federated methods, whose functions exchange messages between the server and the clients.
 
 A run calls a method's functions in this order:
 
-1. `check_run` and `start`.
-2. If the method has a query (`has_query`): `send`, `answer` at every client, and `receive_answers`.
-3. In every round: `draw`, unless the engine draws the clients. For each drawn client `send` and `local`, and on arrival
-   of the reply `expect` and `read_reply`. Once per round `receive` and `predictors`. For each tested client `send` and
-   `evaluate`.
+1. `check_run` and `start`. 2. If the method has a query (`has_query`): `send`, `answer` at every client, and
+`receive_answers`. 3. In every round: `draw`, unless the engine draws the clients. For each drawn client, `send` and
+`local`, and `expect` and `read_reply` when the reply arrives. Once per round, `receive` and `predictors`. For each
+tested client, `send` and `evaluate`.
 
 A method may exchange more than one message per round, see `exchanges`.
 """
@@ -38,7 +37,8 @@ __all__ = [
 class NoUsableReply(RuntimeError):
     """Error: a round's replies are too few, or all their weights are zero.
 
-    It ends the run with the state after the previous round. `Method.receive` may raise it before it changes anything.
+    The error ends the run with the state after the previous round. `Method.receive` may raise it, but only before it
+    changes the state.
     """
 
 
@@ -75,8 +75,8 @@ class Predictor:
 def evaluation_batch_size(shape: Sequence[int], device: torch.device) -> int:
     """Return the number of test images per forward pass: 256, or fewer if the images are large.
 
-    The memory of a forward pass grows with the number of pixels. On a CPU the limit is 256 images of 32x32 pixels, on
-    an accelerator sixteen times as many pixels.
+    The memory of a forward pass grows with the number of pixels. On a CPU, the limit is the number of pixels in 256
+    images of 32x32 pixels; on an accelerator, it is sixteen times as large.
 
     Args:
         shape: (C, H, W) of an image.
@@ -99,7 +99,7 @@ def evaluation_spec(task: LabelTask, *names: str) -> EntrySpec:
 
 
 class Method(KeyedObject, ABC):
-    """Base class of federated methods. For an idea on top of weight averaging write an `fl.AddOn` instead.
+    """Base class of federated methods. For an extension of weight averaging, write an `fl.AddOn` instead.
 
     Method objects are immutable and exist on the server and on every client. Changing values are kept in `server.state`
     and `client.memory`. A subclass declares its entries as class attributes and implements `start`, `send`, `local`,
@@ -117,10 +117,10 @@ class Method(KeyedObject, ABC):
 
     @property
     def private(self) -> bool:
-        """Whether releases are noised and charged to a ledger.
+        """Whether noise is added to all releases and a ledger is charged for them.
 
         A run of a private method has a ledger. Clients without images get requests like all others, because it is
-        private whether a client has images. Nothing is measured on the clients' own test images unless you ask for it.
+        private whether a client has images. By default, models are not evaluated on the clients' own test images.
         """
         return False
 
@@ -128,8 +128,8 @@ class Method(KeyedObject, ABC):
     def sealed(self) -> bool:
         """Whether the server learns only sums over clients, and never a single client's reply.
 
-        For a sealed method, nothing is measured on the clients' own test images unless you ask for it, because these
-        results are exact numbers.
+        For a sealed method, models are not evaluated on the clients' own test images by default, because the results
+        would be exact values of single clients.
         """
         return False
 
@@ -156,10 +156,10 @@ class Method(KeyedObject, ABC):
         return [entry for part in self.parts for entry in declared_entries(part)]
 
     def architectures(self, classes: int) -> Mapping[str, nn.Module]:
-        """Return the networks by name, for `classes` classes. A resumed run uses them to detect a changed architecture.
+        """Return the networks for `classes` classes, by name. A resumed run compares their architectures.
 
-        The networks are not changed, and their weights may be arbitrary. Default: the architectures of `self.networks`,
-        if the method has this attribute.
+        The engine does not change the networks, and their weights may be arbitrary. Default: the architectures of
+        `self.networks`, if the method has this attribute.
         """
         return self.networks.templates(classes) if hasattr(self, "networks") else {}
 
@@ -175,10 +175,10 @@ class Method(KeyedObject, ABC):
         return self.networks.assigned(clients) if hasattr(self, "networks") else ()
 
     def check_run(self, server: Server, rounds: int) -> None:
-        """Raise ValueError if the method cannot run on the clients' data; warn of parts that `rounds` rounds never use.
+        """Raise ValueError if the method cannot run on the clients' data. Warn about parts unused in `rounds` rounds.
 
-        Called before `start`, and before a run is resumed, with a `server` whose state is still empty. Use it to detect
-        errors that would otherwise appear only in a late round.
+        The engine calls this function before `start` and before it resumes a run. The state of the `server` is still
+        empty. Use the function to detect errors that would otherwise appear only in a late round.
         """
 
     def start(self, server: Server) -> None:
@@ -188,14 +188,14 @@ class Method(KeyedObject, ABC):
     def send(self, server: Server, client: int) -> Message:
         """Return the message from the `server` to this `client`, which `answer`, `local` and `evaluate` receive.
 
-        The function must be pure: it may be called any number of times, for any client, and changes nothing.
+        The function must be pure: the engine may call it any number of times, for any client.
         """
 
     @abstractmethod
     def expect(self, server: Server, client: int) -> Schema:
         """Return the schema of the reply to `send(server, client)`: an `EntrySpec` for each entry, by its key.
 
-        Entries without a specification are refused.
+        The engine refuses entries without a specification.
         """
 
     @property
@@ -206,7 +206,7 @@ class Method(KeyedObject, ABC):
     def answer(self, client: Client, message: Message) -> Message:
         """Return this client's answer to the query before round 1, such as its class counts; see `has_query`.
 
-        Changes to the client's memory are discarded; `message` comes from `send`.
+        The `message` comes from `send`. Changes to the client's memory are discarded.
         """
         return Message()
 
@@ -221,15 +221,16 @@ class Method(KeyedObject, ABC):
     def local(self, client: Client, message: Message) -> Message:
         """Run the client's part of a round, on the client: train, and reply with the result.
 
-        It reads only `client` and the `message` of `send`, and returns a reply that matches `expect`. If it raises an
-        exception, the client is left out of the round and reported; `BudgetExhausted` ends the run.
+        The function reads only `client` and the `message` of `send`, and returns a reply that matches `expect`. If it
+        raises an exception, the client is left out of the round and the history reports it. `BudgetExhausted` ends the
+        run.
         """
 
     def read_reply(self, server: Server, reply: Message) -> Message:
-        """Derive further entries from one checked `reply` before it is aggregated, such as FedDF's predictions.
+        """Derive additional entries, such as FedDF's predictions, from one checked `reply` before it is aggregated.
 
         These entries are aggregated together with the entries of the reply. The function must not change `server`; if
-        it raises, this reply is left out. Default: no further entries.
+        it raises, this reply is left out. Default: no additional entries.
         """
         return Message()
 
@@ -263,7 +264,8 @@ class Method(KeyedObject, ABC):
             replies: replies of the exchange, aggregated by their entries' rules; there may be none.
 
         Returns:
-            Clients whose replies turn out to be unusable -> the reason. They get no more requests in this round.
+            A mapping from each client whose reply turns out to be unusable to the reason. These clients get no more
+            requests in this round.
 
         Raises:
             NoUsableReply: too few clients are left to continue.
@@ -282,7 +284,7 @@ class Method(KeyedObject, ABC):
 
     @abstractmethod
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """Update `server.state` with the round's replies, aggregated by their entries' rules. Called once per round.
+        """Update `server.state` with the round's replies, aggregated by their entries' rules, once per round.
 
         The number of replies is at least `min_replies`, unless the method draws its clients itself; then there may be
         none.
@@ -292,10 +294,10 @@ class Method(KeyedObject, ABC):
         """
 
     def evaluate(self, client: Client, message: Message) -> Message:
-        """Test a client's models on `client.test`, after the round. The `message` holds the new global model.
+        """Test a client's models on `client.test` after the round. The `message` holds the new global model.
 
-        The client's memory is read-only. The results are groups that map a model's name ("global", "personal") to
-        `LabelTask.sums`. An empty reply means that there is nothing to test.
+        The client's memory is read-only. Each result is a group that maps a model's name ("global", "personal") to
+        `LabelTask.sums`. An empty reply means that there is no model to test.
         """
         return Message()
 

@@ -1,4 +1,4 @@
-"""Architectures of a method: their assignment to clients, their weights, and their check before a run."""
+"""Architectures of a method, their assignment to clients, their weights, and a check of them before a run."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ _EXAMPLE = "a function that makes a network, as `factory=lambda outputs: ConvNet
 
 
 class Networks:
-    """Architectures of one method. Every method builds one from its options `factory` and `assign`.
+    """Architectures of one method. Every method builds a `Networks` object from its options `factory` and `assign`.
 
-    A single architecture has the name "". If there are several, each tensor of a shared group is named
-    "architecture/tensor". `unprefixed` and `prefixed` convert between such a group and one architecture's tensors.
+    A single architecture has the name "". If there are several architectures, a tensor in a group that they share is
+    named "architecture/tensor". `unprefixed` and `prefixed` convert between such a group and one architecture's
+    tensors.
 
     Each architecture is built once for each number of outputs, and copied (under a lock, because clients run in
     threads) where a network is needed.
@@ -44,7 +45,7 @@ class Networks:
         assign: mapping or function, client index -> architecture; needed with several architectures.
         several: whether the method supports several architectures.
         extra: number of outputs in addition to the task's classes (virtual classes, for example).
-        initial: initial weights, by name; missing names are drawn.
+        initial: initial weights, by name; weights that are missing here are drawn at random.
 
     Raises:
         TypeError: `factory` is a network, does not take exactly one argument, or does not return a network; or `assign`
@@ -80,7 +81,7 @@ class Networks:
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for another process, which builds its own networks and lock."""
+        """Return the state to send to another process, which builds its own networks and lock."""
         return {**vars(self), "_built": {}, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -121,7 +122,8 @@ class Networks:
     def template(self, name: str, classes: int) -> nn.Module:
         """Return a network with the right names and shapes but meaningless weights, for a task of `classes` classes.
 
-        It is built once and shared by all threads: do not change it. For a network to change, see `on` and `draw`.
+        The network is built once and shared by all threads, so do not change it. `on` and `draw` return networks that
+        you may change.
 
         Args:
             name: name of the architecture; "" if there is only one.
@@ -148,10 +150,10 @@ class Networks:
         return build(partial(self.factories[name], self.outputs(classes)), generator)
 
     def first(self, name: str, classes: int, seed: int) -> Tensors:
-        """Return w_0, an architecture's initial state: `initial`, or else drawn from the run's seed.
+        """Return w_0, an architecture's initial state, which is `initial` or is drawn from the run's seed.
 
-        The state depends on nothing else, so all methods with the same seed start from the same weights on every
-        participant.
+        The state depends only on `initial` and the seed. All methods with the same seed therefore start from the same
+        weights on every participant.
 
         Args:
             name: name of the architecture; "" if there is only one.
@@ -176,10 +178,10 @@ class Networks:
         return {n: t for name, tensors in groups for n, t in self.prefixed(tensors, name).items()}
 
     def on(self, side: Server | Client, weights: Tensors, name: str | None = None) -> nn.Module:
-        """Return a new network with given weights and buffers on a participant's device; the caller may change it.
+        """Return a new network with the given weights and buffers on a participant's device; the caller may change it.
 
         Args:
-            side: server or client whose device is used.
+            side: server or client on whose device to put the network.
             weights: parameters and buffers, under the network's own names.
             name: name of the architecture. Default: the client's architecture, or the only architecture if the
                 participant is the server.
@@ -215,9 +217,9 @@ class Networks:
         return {f"{name}/{n}": t for n, t in tensors.items()} if name else tensors
 
     def check_run(self, server: Server, *, features: bool = False) -> None:
-        """Try every architecture on two noise images like the clients', and check `assign` and `initial`.
+        """Try every architecture on two noise images of the clients' shape and dtype, and check `assign` and `initial`.
 
-        Call it in a method's own `check_run`, before round 1. The networks are left unchanged.
+        Call this function in a method's own `check_run`, before round 1. It does not change the networks.
 
         Args:
             server: source of the images' shape and dtype, and the number of clients.
@@ -258,8 +260,8 @@ class Networks:
 def _blanks(network: nn.Module, weights: Tensors) -> dict[int, Any]:
     """Return a memo for `copy.deepcopy`, which then does not copy parameters that `weights` will overwrite.
 
-    The memo also supplies new empty containers in place of the copies of empty ones. Every module has a dozen empty
-    containers for hooks, and copying them is most of the cost.
+    The memo also supplies new empty containers, so that `deepcopy` does not copy the empty containers of the network.
+    Every module has a dozen empty containers for hooks, and copying them is most of the cost.
     """
     plain = [p for n, p in network.named_parameters() if n in weights and type(p) is nn.Parameter and not vars(p)]
     attributes = (value for module in network.modules() for value in vars(module).values())

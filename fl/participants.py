@@ -1,4 +1,4 @@
-"""The two kinds of participant in a run, as a method sees them: the server and a client."""
+"""The two kinds of participants in a run, server and client, as a method sees them."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Server(Participant):
     Attributes:
         task: meaning of the labels.
         shape: (C, H, W) of an image.
-        normalization: normalization of the clients' images (a set in another space is refused).
-        clients: number of all clients, drawn or not.
+        normalization: normalization of the clients' images; a set with another normalization is refused.
+        clients: total number of clients, whether drawn in this round or not.
         seed: the run's seed; draw from `generator`.
         data: sets that only the server holds, by name ("proxy", "validation", ...).
         state: values that the method keeps between rounds; checkpointed, and restored if a round fails.
         round: index of the round being prepared or run, from 1; 0 while the method starts.
-        drawn: indices of the clients drawn in this round, ascending.
+        drawn: indices of the clients drawn in this round, in ascending order.
         present: indices of the drawn clients whose replies to all exchanges of the round so far are usable.
         notes: numbers and strings, by name, that a method adds to this round's row of the history.
         device: device on which the server computes; the tensors of messages are already on it.
@@ -90,7 +90,7 @@ class Server(Participant):
 
 @dataclass
 class Client(Participant):
-    """One client, as a method sees it: everything that `local`, `answer` and `evaluate` can reach besides the message.
+    """One client, as a method sees it. `local`, `answer` and `evaluate` can access only this object and the message.
 
     Attributes:
         id: index of the client, from 0 to the number of clients - 1.
@@ -131,7 +131,7 @@ class Client(Participant):
         return derive(self.seed, self.round, self.id, purpose)
 
     def without_records(self) -> Client:
-        """Return this client with an empty set, which shares no memory with the records, and without a test set."""
+        """Return a copy of this client with an empty training set, in memory of its own, and without a test set."""
         return replace(self, data=self.data[torch.arange(0)], test=None)
 
     def spend(self, mechanism: str, sigma: float, *, rate: float = 1.0, count: int = 1) -> Ledger:
@@ -140,7 +140,7 @@ class Client(Participant):
         Args:
             mechanism: name of the release, for readers of the ledger.
             sigma: noise standard deviation / sensitivity.
-            rate: probability with which a record takes part; below 1 the records are a Poisson draw.
+            rate: probability with which a record takes part; below 1, the records are a Poisson sample.
             count: number of releases.
 
         Returns:

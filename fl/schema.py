@@ -25,7 +25,7 @@ MAX_MAGNITUDE = 1e9
 
 
 class BadReply(ValueError):
-    """Error: a reply cannot be aggregated. The message gives entry and reason; the client is left out of the round."""
+    """Error: a reply cannot be aggregated. Its client is left out of the round. The message names entry and reason."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class EntrySpec:
         minimum, maximum: range of every number (for a set: of every pixel). A weight, by which another entry is
             averaged, is never negative, and its default `maximum` is `MAX_WEIGHT`. Other floats without a range must
             lie within `MAX_MAGNITUDE`.
-        max_norm: maximum l2 norm of all numbers of the entry together.
+        max_norm: maximum l2 norm of the vector of all numbers of the entry.
         nonnegative: names of the tensors of a group whose numbers must be >= 0, such as variances.
         optional: whether a reply may lack the entry.
     """
@@ -62,7 +62,7 @@ class EntrySpec:
 
     @staticmethod
     def finite(value: Value) -> EntrySpec:
-        """Return the specification of a value whose floats may have any finite size."""
+        """Return the specification of a value whose floats may have any finite magnitude."""
         return EntrySpec(value, max_norm=_LARGEST)
 
 
@@ -145,7 +145,7 @@ def _check_like(key: str, got: Value, like: EntrySpec, values: Mapping[str, Valu
 
 
 def _rows(value: object) -> int | None:
-    """Return the number of rows; None for a value without rows."""
+    """Return the number of rows of a value; None for a value without rows."""
     if isinstance(value, Tensor):
         return len(value) if value.ndim else None
     return len(value) if isinstance(value, LabeledImages) else None
@@ -185,7 +185,7 @@ def _check_set(key: str, got: LabeledImages, want: LabeledImages, like: EntrySpe
 
 
 def value_parts(value: Value) -> Iterator[tuple[str, Tensor | float]]:
-    """Yield each part of a value that has a range, with its name."""
+    """Yield each part of a value to which a range applies, with its name."""
     if isinstance(value, dict):
         yield from value.items()
     elif isinstance(value, LabeledImages):

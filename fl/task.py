@@ -18,11 +18,11 @@ __all__ = ["Classification", "LabelTask", "MultiLabel", "clients_accuracy"]
 
 
 class LabelTask(Protocol):
-    """Interface between a task and federated methods, which makes methods independent of the form of the labels.
+    """Interface between a task and federated methods, so that methods do not depend on the form of the labels.
 
-    `Classification` and `MultiLabel` implement it; `simulate(..., task=...)` takes them. A task is immutable, and the
-    same on the server and on every client. K is its number of classes. A network may have more outputs, K' >= K, if an
-    add-on has additional classes.
+    `Classification` and `MultiLabel` implement this interface; pass them as `simulate(..., task=...)`. A task is
+    immutable, and it is the same on the server and on every client. K is the task's number of classes. A network may
+    have more outputs, K' >= K, if an add-on has additional classes.
 
     Attributes:
         single_label: whether an image has exactly one class, and labels are indices.
@@ -41,10 +41,10 @@ class LabelTask(Protocol):
         """Return the number of images of each class, int64 [K], for images with these `labels`."""
 
     def complement(self, counts: Tensor, total: int) -> Tensor:
-        """Return labels of images that would balance a client's classes; FedCOG generates such images.
+        """Return labels of additional images that would balance a client's classes; FedCOG generates such images.
 
-        A client with `counts` images of each class (int64 [K]) gets at most `total` labels, and none if its classes are
-        balanced.
+        A client with `counts` images of each class (int64 [K]) gets at most `total` labels, and no labels if its
+        classes are balanced.
         """
 
     def distill(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
@@ -62,15 +62,15 @@ class LabelTask(Protocol):
             labels: labels of these images, in the task's form.
 
         Returns:
-            float64 [3 + 3K]: count, correct, summed loss, then the true positives of each class, then their false
-            positives, then their false negatives.
+            float64 [3 + 3K]: the count, the number of correct predictions, the summed loss, then the true positives,
+            false positives and false negatives of each class (K values each).
         """
 
     def check_sums(self, sums: Tensor) -> None:
         """Raise ValueError if no test set could give these `sums`, float64 [3 + 3K], which come from clients."""
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
-        """Return the history's metrics of a test with these `sums`, by name, including `accuracy` and `loss`."""
+        """Return the test metrics computed from these `sums`, by name, including `accuracy` and `loss`."""
 
 
 def _counts(sums: Tensor) -> tuple[float, float, float, float, float]:
@@ -121,7 +121,7 @@ class Classification:
         return complement_targets(counts, total=total)
 
     def distill(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-        """Return KL(teacher || student) of the softmax over all outputs, mean over images.
+        """Return KL(teacher || student) of the softmax over all outputs, averaged over the images.
 
         Args:
             student_logits, teacher_logits: float [N, K'].
@@ -156,12 +156,12 @@ class Classification:
 
 @dataclass(frozen=True)
 class MultiLabel:
-    """Task with any number of classes per image: labels as rows of 0 and 1, and binary cross-entropy.
+    """Task with any number of classes per image, with labels as rows of 0 and 1, and binary cross-entropy as loss.
 
     A class is predicted if its logit is above 0.
 
-    `accuracy` is the share of correct decisions over images and classes. Precision, recall and F1 are averaged over
-    classes (`c_`) and computed overall (`o_`), as the FLAIR benchmark reports them; 0/0 counts as 0.
+    `accuracy` is the share of correct decisions among all pairs of image and class. Precision, recall and F1 are
+    averaged over classes (`c_`) and computed overall (`o_`), as the FLAIR benchmark reports them; 0/0 counts as 0.
 
     Args:
         num_classes: K; labels are rows [N, K].
@@ -177,7 +177,7 @@ class MultiLabel:
         check.positive_int(self.num_classes, "num_classes")
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the binary cross-entropy of `logits` [N, K'] at `labels` [N, K], mean over images and classes."""
+        """Return the binary cross-entropy of `logits` [N, K'] at `labels` [N, K], averaged over images and classes."""
         return F.binary_cross_entropy_with_logits(logits[:, : self.num_classes], labels.to(logits.dtype))
 
     def counts(self, labels: Tensor) -> Tensor:
@@ -248,8 +248,8 @@ def clients_accuracy(accuracies: Sequence[float]) -> dict[str, float]:
         accuracies: accuracy of each tested client, a fraction; at least one.
 
     Returns:
-        `mean`, `std` (population), `worst10` (the mean of the worst tenth, of at least one), and the number of
-        `clients`.
+        `mean`, `std` (population), `worst10` (the mean of the worst tenth of the clients, at least one client), and the
+        number of `clients`.
     """
     values = torch.tensor(sorted(accuracies), dtype=torch.float64)
     worst = max(1, len(values) // 10)

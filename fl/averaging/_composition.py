@@ -1,4 +1,4 @@
-"""Composition of add-ons: which may be combined in one method, and in which order they act."""
+"""Composition of add-ons: checks of permitted combinations, and the order in which add-ons act."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def active_addons(addons: Sequence[object]) -> tuple[AddOn, ...]:
 
 
 def require_composable(addons: Sequence[AddOn]) -> None:
-    """Refuse add-ons that cannot be combined, when a method is built.
+    """Refuse add-ons that cannot be combined, while a method is being built.
 
     Args:
         addons: the active add-ons, sorted by their keys.
@@ -66,7 +66,7 @@ def require_composable(addons: Sequence[AddOn]) -> None:
 
 
 def require_answer_schema(addons: Sequence[AddOn]) -> None:
-    """Refuse an add-on that has `answer` but no `expect_answer`, when a method is built.
+    """Refuse an add-on that has `answer` but no `expect_answer`, while a method is being built.
 
     Args:
         addons: the active add-ons.
@@ -156,7 +156,7 @@ def require_one_architecture(addon: AddOn, settings: Settings, reason: str) -> N
 
 
 def check_update(addon: AddOn, slot: str, got: object, mean: Tensors) -> Tensors:
-    """Return an add-on's update if it has a tensor of the same shape for each name of the mean update.
+    """Return an add-on's update if it has the same names and shapes as the mean update; otherwise raise an error.
 
     Args:
         addon: add-on that returned the update.
@@ -165,8 +165,8 @@ def check_update(addon: AddOn, slot: str, got: object, mean: Tensors) -> Tensors
         mean: mean update that was passed to the add-on.
 
     Raises:
-        TypeError, ValueError: the return value is missing, lacks names or has additional ones, or a tensor has another
-            shape.
+        TypeError, ValueError: the return value is missing, its names differ from those of the mean update, or the shape
+            of a tensor differs.
     """
     expectation = f"{addon.name}.{slot} must return a tensor for every name of `mean`"
     if not isinstance(got, dict):
@@ -185,7 +185,7 @@ def check_update(addon: AddOn, slot: str, got: object, mean: Tensors) -> Tensors
 
 
 def _require_attributes(addon: AddOn) -> None:
-    """Raise TypeError or ValueError for attributes of an add-on that are not valid."""
+    """Raise TypeError or ValueError if an attribute of an add-on is not valid."""
     name = addon.name
     check.one_of(addon.data_access, f"{name}.data_access", ("none", "example", "batch"))
     check.positive_int(addon.extra_outputs, f"{name}.extra_outputs", least=0)
@@ -199,7 +199,7 @@ def _require_attributes(addon: AddOn) -> None:
 
 
 def _warn_of_constant_damping(addon: AddOn) -> None:
-    """Warn of `damping = alpha` in a class body, which takes the default of the option alpha and ignores its value."""
+    """Warn about `damping = alpha` in a class body, which uses the default of option alpha instead of its value."""
     options: tuple[Field[Any], ...] = fields(addon) if is_dataclass(addon) else ()
     for option in options:
         if addon.damping and type(addon).damping is option.default:
@@ -210,7 +210,7 @@ def _warn_of_constant_damping(addon: AddOn) -> None:
 
 
 def _warn_of_misspelt_hooks(addon: AddOn) -> None:
-    """Warn of methods that are never called and whose names resemble the name of a hook."""
+    """Warn about methods that are never called and whose names resemble the name of a hook."""
     hooks = [n for n, value in vars(AddOn).items() if callable(value) and not n.startswith("_")]
     own = {n for kind in type(addon).__mro__[: type(addon).__mro__.index(AddOn)] for n in vars(kind)}
     for name in sorted(n for n in own - set(dir(AddOn)) if not n.startswith("_")):

@@ -16,14 +16,14 @@ class Entries:
         model: parameters and buffers of the global model(s); sent to clients, and kept in the server's state.
         samples: weight of a reply in the mean.
         update: trained minus received value of every shared parameter; averaged with the weights `samples`.
-        buffers: float buffers (batch-norm statistics), with the client's values after training.
+        buffers: float buffers (batch-norm statistics) with the client's values after training.
         counters: integer buffers.
         last: a client's memory of its last trained state, for add-ons with `needs_previous`.
         own: a client's memory of the parameters and buffers that are never sent.
         moments: a client's memory of its optimizer's state, with `ClientOptimizer(state="client")`.
         tested: results of a client's test, by model; see `LabelTask.sums`.
         key: prefix of the entries' keys.
-        written: name of the class through which code refers to the entries.
+        written: name of the class by which code refers to the entries.
     """
 
     key: ClassVar[str] = "FedAvg"

@@ -59,7 +59,7 @@ def evaluated_models(settings: Settings, addons: Sequence[AddOn]) -> list[str]:
 def evaluate_models(
     settings: Settings, addons: Sequence[AddOn], client: Client, message: Message, data: LabeledImages
 ) -> dict[str, Tensor]:
-    """Test a client's models on a set; return `LabelTask.sums` over all images, by model name.
+    """Test a client's models on a set, and return `LabelTask.sums` over all images, by model name.
 
     Args:
         settings: the method's options and its networks.
@@ -86,7 +86,7 @@ def evaluate_models(
 
 @torch.no_grad()
 def _estimate_statistics(network: nn.Module, images: Tensor) -> None:
-    """Estimate a network's batch-norm statistics on these images: the cumulative mean over chunks of 64.
+    """Estimate a network's batch-norm statistics as the cumulative mean over chunks of 64 of these images.
 
     All other layers are in eval mode, as in the test that follows; dropout is off and draws no random values.
     """

@@ -1,4 +1,4 @@
-"""A client's local training: phases, batches and optimizer steps, and the order in which add-ons act in a step."""
+"""Local training of a client: phases, batches and optimizer steps, and the order in which add-ons act in a step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["train", "train_step"]
 
 
 def train(local: Local, addons: Sequence[AddOn], data: LabeledImages) -> None:
-    """Run every phase of a training; `local.net` then holds the trained weights.
+    """Run every phase of a client's training. Afterwards, `local.net` holds the trained weights.
 
     Args:
         local: training for which every add-on has run `before_training`.

@@ -53,7 +53,7 @@ def try_augmentation(server: Server, augment: Callable[[Tensor, torch.Generator]
 
 
 def try_objective(server: Server, objective: Callable[[Tensor, Tensor], Tensor] | None, outputs: int) -> None:
-    """Refuse an objective that does not return a differentiable scalar for logits and labels like the task's.
+    """Refuse an objective that does not return a differentiable scalar for random logits and labels of the task.
 
     Args:
         server: source of the task and the images' dtype.
@@ -85,7 +85,7 @@ def try_objective(server: Server, objective: Callable[[Tensor, Tensor], Tensor] 
 
 
 def require_patterns(settings: Settings, templates: Mapping[str, nn.Module]) -> list[str]:
-    """Refuse patterns (`personal`, `phases`) that match no parameter, or leave none to be shared or trained.
+    """Refuse patterns (`personal`, `phases`) that match no parameter, or leave no parameter to be shared or trained.
 
     Args:
         settings: the method's options.
@@ -136,10 +136,10 @@ def require_matches(patterns: Sequence[str], names: Sequence[str], what: str) ->
 def trial_trainings(
     settings: Settings, addons: Sequence[AddOn], server: Server, send: Callable[[Server, int], Message]
 ) -> Iterator[Local]:
-    """Yield one training for each assigned architecture, set up with noise in place of a client's data but not run.
+    """Yield a `Local` object for each assigned architecture, with noise in place of a client's data, without training.
 
-    `AddOn.dry_run` gets these trainings; nothing is yielded if no add-on overrides that hook. For each training, every
-    add-on has run `before_training`.
+    `AddOn.dry_run` gets these objects. If no add-on overrides that hook, the function yields nothing. For each object,
+    every add-on has run `before_training`.
 
     Args:
         settings: the method's options and its networks.

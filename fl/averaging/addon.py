@@ -27,20 +27,20 @@ SLOTS = (
 
 
 class AddOn(Component):
-    """Base class of an idea on top of `FedAvg`, such as FedProx or SCAFFOLD.
+    """Base class of extensions of `FedAvg`, such as FedProx and SCAFFOLD.
 
-    Write a frozen dataclass whose fields are the paper's options, and override the hooks that the idea needs. All other
-    hooks do nothing. `FedAvg(MyIdea(0.1), factory=...)` then calls each hook where its docstring says. An additive hook
-    (a term of the loss, an entry of a message) runs for every add-on, in the order of their keys, so the order of
-    arguments has no effect. A slot replaces a part of the algorithm, so only one add-on may fill it.
+    Write a frozen dataclass whose fields are the paper's options, and override the hooks that the extension needs. All
+    other hooks do nothing. `FedAvg(MyIdea(0.1), factory=...)` then calls each hook where its docstring says. An
+    additive hook (a term of the loss, an entry of a message) runs for every add-on, in the order of their keys, so the
+    order of arguments has no effect. A slot replaces a part of the algorithm, so only one add-on may fill it.
 
-    One object serves the server and all clients, whose threads share it, so it must not store values of a run. Values
-    that persist go to `server.state` or a client's `local.memory`, under entries that the class declares. Values needed
-    only within one training go to the dict `local.scratch(self)`.
+    The server and all clients share one add-on object across threads, so the object must not store values of a run.
+    Store persistent values in `server.state` or a client's `local.memory`, under entries that the class declares. Store
+    values that are needed only during one client's training in the dict `local.scratch(self)`.
 
     Attributes:
-        extra_outputs: number of network outputs that the add-on gets after those of the classes;
-            `local.first_output(self)` is the index of the first.
+        extra_outputs: number of network outputs that the add-on gets after the outputs of the classes;
+            `local.first_output(self)` is the index of the first extra output.
         needs_previous: whether the add-on reads `local.previous`, the weights that this client trained in the last
             round for which it was drawn.
         layers: names of modules of the network whose outputs, [B, m], the add-on reads as
@@ -83,7 +83,7 @@ class AddOn(Component):
 
     @property
     def private(self) -> bool:
-        """Whether the add-on noises the client's releases and charges them to a ledger; see `Method.private`."""
+        """Whether the add-on adds noise to a client's releases and charges a ledger; see `Method.private`."""
         return False
 
     # Before round 1.
@@ -91,7 +91,7 @@ class AddOn(Component):
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
         """Refuse a combination that makes no sense, with a ValueError that gives the reason and the remedy.
 
-        Called when the method is built, when no data are known yet.
+        This hook is called when the method is built, before any data are known.
 
         Args:
             settings: the method's options and its networks.
@@ -99,7 +99,7 @@ class AddOn(Component):
         """
 
     def check_run(self, settings: Settings, names: Sequence[str]) -> None:
-        """Raise ValueError for networks with which the add-on would have no effect. Called before round 1.
+        """Raise ValueError if the add-on would have no effect with these networks. Called before round 1.
 
         Args:
             settings: the method's options and its networks.
@@ -113,10 +113,10 @@ class AddOn(Component):
         """
 
     def dry_run(self, local: Local) -> None:
-        """Inspect a training that is set up with noise images but not run; raise ValueError if the setup cannot work.
+        """Inspect an untrained `local` that is set up with noise images; raise ValueError if the setup cannot work.
 
-        Called on the server before round 1, once for each architecture; nothing is charged or trained yet. Before this
-        call, every add-on has run `start`, and `before_training` with this `local`.
+        Called on the server before round 1, once for each architecture; the ledger has not been charged yet. Before
+        this call, every add-on has run `start`, and `before_training` with this `local`.
         """
 
     def answer(self, local: Local, reply: Message) -> None:
@@ -137,7 +137,7 @@ class AddOn(Component):
         """
 
     def receive_answers(self, server: AveragingServer, replies: AggregatedReplies) -> None:
-        """Store the needed values of the aggregated answers, `replies`, in `server.state`. Called on the server."""
+        """Store values from the aggregated answers, `replies`, in `server.state`. Called on the server."""
 
     # A round, in this order: the server sends,
 
@@ -163,22 +163,22 @@ class AddOn(Component):
     # the client trains,
 
     def before_training(self, local: Local) -> None:
-        """Prepare a training: read `local.message`, set `local.weight` or a scratch value.
+        """Prepare the client's training, for example by reading `local.message` or setting `local.weight`.
 
-        Called on the client, before all other hooks of a training.
+        Called on the client, before all other hooks of its training.
         """
 
     def extra_records(self, local: Local) -> LabeledImages | None:
         """Return images to add to the training set, or None. Called on the client, once, when `local.data` is set.
 
-        These images are trained on together with the client's own, but do not count in the reply's weight.
+        The client trains on these images together with its own, but they do not count in the reply's weight.
         """
         return None
 
     def extra_batches(self, local: Local) -> Iterator[Batch] | None:
-        """Return an endless stream of the add-on's own batches, one per step, or None.
+        """Return an endless stream of the add-on's own batches (one per step), or None if it has no batches.
 
-        Called on the client, once. `local.stream(self, images)` makes such a stream from a set. In a step,
+        Called once on the client. `local.stream(self, images)` makes such a stream from a set. In a step,
         `step.batch_of(self)` is the batch, and `step.output(self)` the network's outputs for it.
         """
         return None
@@ -186,14 +186,14 @@ class AddOn(Component):
     def loss(self, step: Step) -> Tensor | None:
         """Return a scalar tensor to add to the loss of this `step`, or None to add nothing.
 
-        Called on the client in each step, after the forward pass; more than once if the gradient is computed again.
+        Called on the client in each step, after the forward pass. If the gradient is computed again, so is this term.
         """
         return None
 
     def correct_gradient(self, step: Step, grads: Tensors) -> None:
         """Change the gradients `grads`, by parameter name, in place. Called on the client in each step.
 
-        It runs after everything that computes the gradient (losses, the slot `gradient`), and before the optimizer's
+        The hook runs after the gradient is computed (by the losses and the slot `gradient`), and before the optimizer's
         step.
         """
 
@@ -204,15 +204,15 @@ class AddOn(Component):
         """Add entries to the reply, and store values in `local.memory`. Called on the client after training.
 
         Args:
-            local: the training; `local.delta` is the change of the weights before `scale_update`.
-            update: update to send, after the slot `scale_update`, by parameter's name.
+            local: the client's training; `local.delta` is the change of the weights before `scale_update`.
+            update: update to send, by parameter name, after the slot `scale_update`.
             reply: reply to extend with the entries that `expect` describes.
         """
 
     # and the server receives the replies.
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Derive further entries from one `reply` before it is aggregated, and write them to `out`.
+        """Derive additional entries from one `reply` before it is aggregated, and write them to `out`.
 
         Called on the server for each reply. FedDF, for example, computes the predictions of each client's model. The
         derived entries are aggregated over the clients by their rules. The hook must be pure. If it raises an
@@ -238,7 +238,7 @@ class AddOn(Component):
         return local.client.data
 
     def batches(self, local: Local, data: LabeledImages, phase: Phase) -> Iterator[Batch]:
-        """Yield the batches of a phase; the default is shuffled passes. Called on the client, once for each phase.
+        """Yield the batches of a phase. The default is shuffled passes. Called on the client, once for each phase.
 
         Args:
             local: the training.
@@ -248,9 +248,10 @@ class AddOn(Component):
         return iter(())
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
-        """Return the gradient of a step, by default that of the loss at the current weights. Called in each step.
+        """Return the gradient of a step. The default is the gradient of the loss at the current weights.
 
-        SAM, for example, moves the weights, computes the gradient there, and moves them back.
+        Called on the client in each step. SAM, for example, moves the weights, computes the gradient there, and moves
+        the weights back.
 
         Args:
             step: step with its batches and trained parameters.
@@ -271,7 +272,7 @@ class AddOn(Component):
         return update
 
     def aggregate(self, server: AveragingServer, replies: AggregatedReplies, mean: Tensors) -> Tensors:
-        """Return the aggregated update; the default is the weighted mean. Called on the server, once a round.
+        """Return the aggregated update. The default is the weighted mean. Called on the server, once a round.
 
         Args:
             server: server whose state holds the previous model.
@@ -315,7 +316,7 @@ class AddOn(Component):
     def personal_model(self, local: Local) -> Tensors:
         """Return the client's personal model, which is tested in addition to the global one.
 
-        Called on the client, in each test. The hook must be pure. The training of `local` has not begun; use its
+        Called on the client in each test. The hook must be pure. The training of `local` has not begun, so use only its
         received weights, the client's memory, and `local.fit`.
 
         Returns:

@@ -45,30 +45,33 @@ class FedAvg(Entries, Method):
 
     In each round every drawn client starts from the server's weights w, trains on its own data to w_k, and sends its
     change w_k - w. The server adds the mean change, weighted by the clients' sample counts. Sending the change instead
-    of the weights gives the same average; server steps, clipping and secure sums need it. Run it with `fl.simulate`.
+    of the weights gives the same average; server steps, clipping and secure sums need the change. Run the method with
+    `fl.simulate`.
 
-    `FedAvg(FedProx(0.01), SCAFFOLD(), factory=..., lr=...)` adds other papers' ideas; see `fl.addons`.
+    `FedAvg(FedProx(0.01), SCAFFOLD(), factory=..., lr=...)` adds other papers' extensions; see `fl.addons`.
 
     Args:
-        addons: other papers' ideas, from `fl.addons` or your own (`fl.AddOn`), in any order. Add-ons that their options
+        addons: extensions from `fl.addons`, or your own (`fl.AddOn`), in any order. Add-ons that their own options
             disable are left out.
         factory: function of the number of outputs that returns the network; or a mapping architecture -> such a
             factory.
         assign: mapping or function, client index -> architecture; needed with several architectures.
-        initial: initial weights (a state dict). Missing names, by default all, are drawn from the run's seed.
-        lr: eta, the clients' learning rate in round 1. Default: 0.1 for SGD, which has no momentum in Algorithm 1 of
-            McMahan et al., and 0.001 for Adam, its authors' value.
-        momentum: momentum of the clients' SGD, in [0, 1); 0 with Adam.
+        initial: initial weights (a state dict). Weights that are missing here (by default, all weights) are drawn from
+            the run's seed.
+        lr: eta, the clients' learning rate in round 1. Default: 0.1 for SGD, and 0.001 for Adam, as recommended by
+            Adam's authors.
+        momentum: momentum of the clients' SGD, in [0, 1); 0 with Adam. Algorithm 1 of McMahan et al. has no momentum.
         optimizer: the clients' optimizer: "sgd", "adam", or a `ClientOptimizer` with weight decay, a decay of the rate,
             or momentum that is kept between rounds.
-        epochs: passes over the local data in a round (default 1). More epochs cost client time and save rounds.
-        steps: exact number of steps in a round, instead of `epochs`.
-        phases: several phases of a local training, one after the other, instead of `epochs` or `steps` (FedRep).
+        epochs: passes over the local data in a round (default 1). More epochs cost client time, but fewer rounds are
+            needed.
+        steps: exact number of steps in a round; use it instead of `epochs`.
+        phases: several phases of local training, one after the other, instead of `epochs` or `steps`; FedRep has two.
         batch: images per step. The last batch of a pass may be smaller.
         augment: function `augment(images, generator)`, applied to every batch of the client's own data.
         objective: function `objective(logits, labels)` that returns the scalar loss of a batch. Default: the task's
             loss.
-        weights: a client's weight in the mean: its "samples" (n_k), or "uniform" for 1.
+        weights: a client's weight in the mean: "samples" for its number of images n_k, or "uniform" for 1.
         max_samples: with "samples", the largest sample count that a client may claim; replies that claim more are
             refused. This public number limits one client's influence on an average. Pass the sample count of your
             largest client.
@@ -79,8 +82,8 @@ class FedAvg(Entries, Method):
             except that "drop" applies to them, too. Buffers made with `persistent=False` are never sent: each network
             keeps those that its factory made.
         personal: patterns of names of parameters that stay with the client and are never sent (FedRep: "classifier.*").
-        predict: outputs that a test compares if an add-on adds classes (VHL): those of the "real" classes, or "all".
-            The largest one is the prediction.
+        predict: outputs among which a test takes the largest as the prediction: those of the "real" classes, or "all".
+            The two differ if an add-on adds classes, as VHL does.
 
     Attributes:
         addons: the active add-ons, in the order in which they act.
@@ -331,7 +334,7 @@ class FedAvg(Entries, Method):
 
     @property
     def private(self) -> bool:
-        """Whether an add-on noises the clients' releases and charges them to a ledger (`DPSGD`)."""
+        """Whether an add-on, such as `DPSGD`, adds noise to the clients' releases and charges a ledger for them."""
         return any(a.private for a in self.addons)
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:

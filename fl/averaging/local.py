@@ -41,7 +41,8 @@ class Term(Protocol):
 class Local:
     """A client's training in one round: the argument `local` of every add-on hook that runs on a client.
 
-    It exists from the client's receipt of the message until the reply is sent. All tensors are on the client's device.
+    The object exists from the time the client receives the message until the reply is sent. All tensors are on the
+    client's device.
 
     Args:
         settings: the method's options and its networks.
@@ -143,14 +144,14 @@ class Local:
 
     @cached_property
     def delta(self) -> Tensors:
-        """Change w_k - w (trained minus received) of every shared parameter, by name. Read it in `after_training`.
+        """Change w_k - w (trained minus received) of every shared parameter, by name, for use in `after_training`.
 
         The result is computed once and kept.
         """
         return {n: p.detach() - self.start[n] for n, p in self._shared.items()}
 
     def optimizer(self, params: Sequence[Tensor]) -> torch.optim.Optimizer:
-        """Return a new optimizer of the tensors `params`, of the method's kind and at this round's learning rate."""
+        """Return a new optimizer of the tensors `params`, with the method's options and this round's learning rate."""
         return self.settings.optimizer_for(params, self.lr)
 
     def prefixed(self, tensors: Tensors) -> Tensors:
@@ -201,8 +202,8 @@ class Local:
             addon: add-on that owns the set; the random draws are its own.
             data: set to read.
             batch: images per batch; default: the method's batch size.
-            joint: whether the batches are forwarded together with the real batch, so that both share batch statistics;
-                otherwise alone.
+            joint: whether the batches are forwarded together with the real batch, so that both share batch statistics.
+                Otherwise the batches are forwarded alone.
             augment: augmentation, applied to each batch.
         """
         generator = self.generator(addon, "stream")
@@ -216,8 +217,9 @@ class Local:
     ) -> Tensors:
         """Train a second network of this client, such as a personal model (Ditto).
 
-        It trains on `data` with the method's objective and optimizer, without the add-ons. All random draws are
-        the owner's own, so the training of `net` stays bit-identical. Without images the state is returned unchanged.
+        The network is trained on `data` with the method's objective and optimizer, without the add-ons. All random
+        draws belong to the owner, so the training of `net` stays bit-identical. Without images, the state is returned
+        unchanged.
 
         Args:
             state: initial parameters and buffers by name.
@@ -255,9 +257,9 @@ class Local:
     def effective_lrs(self) -> dict[str, float]:
         """Distance by which a constant unit gradient would have moved each shared parameter, by name; 0 if untrained.
 
-        Read it after the training. The distance depends on the optimizer, steps and damping of the training, but not on
-        weight decay. SCAFFOLD divides the change of the weights by this distance to get the mean gradient. With plain
-        SGD and no damping the distance is steps * lr; with momentum it is larger.
+        Read this attribute after the training. The distance depends on the optimizer, steps and damping of the
+        training, but not on weight decay. SCAFFOLD divides the change of the weights by this distance to get the mean
+        gradient. With plain SGD and no damping the distance is steps * lr; with momentum it is larger.
         """
         known: dict[tuple[int, ...], float] = {}
         found: dict[str, float] = {}

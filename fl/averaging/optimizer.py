@@ -23,9 +23,10 @@ class ClientOptimizer:
     Args:
         name: "sgd" or "adam".
         weight_decay: lambda, at least 0; lambda w is added to the gradient.
-        lr_decay: the rate of round t is lr * lr_decay ** (t - 1).
-        state: lifetime of the momentum. With "round" it starts at zero in each round. With "client" each client keeps
-            it from one participation to the next, as in the VHL authors' code, which never resets a client's optimizer.
+        lr_decay: factor of the learning rate per round: round t has the rate lr * lr_decay ** (t - 1).
+        state: lifetime of the momentum. With "round", the momentum starts at zero in each round. With "client", each
+            client keeps it from one participation to the next, as in the VHL authors' code, which never resets a
+            client's optimizer.
 
     Raises:
         TypeError, ValueError: an option is out of range.
@@ -41,7 +42,7 @@ class ClientOptimizer:
 
     @staticmethod
     def of(optimizer: str | ClientOptimizer) -> ClientOptimizer:
-        """Return `optimizer` if it is a `ClientOptimizer`, else the one with this name and default options."""
+        """Return `optimizer` if it is a `ClientOptimizer`; for a name, build one with default options."""
         if isinstance(optimizer, ClientOptimizer):
             return optimizer
         return ClientOptimizer(check.one_of(optimizer, "optimizer", ("sgd", "adam")))  # type: ignore[arg-type]
@@ -93,7 +94,7 @@ def saved_state(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> Tenso
 
 
 def load_state(optimizer: torch.optim.Optimizer, names: Sequence[str], saved: Tensors) -> None:
-    """Load the state of an earlier optimizer; a parameter without saved state starts from zero.
+    """Load the state of an earlier optimizer. For a parameter without saved state, the state starts at zero.
 
     Args:
         optimizer: optimizer before its first step.

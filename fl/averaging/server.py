@@ -63,9 +63,9 @@ class AveragingServer(Server):
         return self.settings.networks.on(self, weights, architecture)
 
     def trained(self, reply: Message) -> Predictor:
-        """Return the model w + (w_k - w) that a client trained, from its `reply`, in eval mode, for `read_reply`.
+        """Return the model that a client trained, w + (w_k - w), from its `reply`. The model is in eval mode.
 
-        An add-on that calls this function calls `fl.require_full_models` in its `check`.
+        Use this function in `read_reply`. An add-on that does so must call `fl.require_full_models` in its `check`.
         """
         networks, state, update = self.settings.networks, self.state[Entries.model], reply[Entries.update]
         trained = {n: state[n] + d for n, d in update.items()}

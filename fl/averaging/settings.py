@@ -35,7 +35,7 @@ class Settings:
     Attributes:
         networks: architectures, and their assignment to clients.
         lr, momentum, optimizer: the clients' optimizer, see `FedAvg`; `rate` and `optimizer_for` apply them.
-        phases: phases of a local training. `epochs` or `steps` make one phase.
+        phases: phases of local training; `epochs` or `steps` makes a single phase.
         batch, augment, objective: options for a step's batches and loss, see `FedAvg`.
         weights: kind of weight that a reply has in the mean, "samples" or "uniform".
         max_samples: largest weight that a reply may claim.
@@ -45,7 +45,7 @@ class Settings:
         first_outputs: index of each add-on's first extra output, counted from the end of the task's classes, by the
             add-on's key.
         layers: names of the inner modules whose outputs add-ons read.
-        damping: total strength of the add-ons' pulls to the weights at the start of the round.
+        damping: total strength with which add-ons pull the weights to their values at the start of the round.
     """
 
     networks: Networks
@@ -137,7 +137,7 @@ class Settings:
         return classes + self.first_outputs[addon.key]
 
     def tested_outputs(self, classes: int) -> int | None:
-        """Return the number of outputs that a test reads: the `classes` of the task, or None for all outputs."""
+        """Return the number of outputs that a test reads: the number of `classes` of the task, or None for all."""
         return classes if self.predict == "real" else None
 
 
@@ -160,7 +160,7 @@ def _state_buffers(network: nn.Module) -> Tensors:
 
 
 def learning_rate(value: float, name: str) -> float:
-    """Check that a learning rate is positive, and warn of one far above the usual range.
+    """Check that a learning rate is positive, and warn if it is far above the usual range.
 
     Args:
         value: the learning rate.
@@ -176,7 +176,7 @@ def learning_rate(value: float, name: str) -> float:
 
 
 def as_phases(epochs: int | None, steps: int | None, phases: Sequence[Phase] | None) -> tuple[Phase, ...]:
-    """Return the phases of a local training from `epochs` or `steps` (default: one epoch), or from `phases`.
+    """Return the phases of local training given by `epochs`, `steps` or `phases`; the default is one epoch.
 
     Raises:
         TypeError: `phases` is empty or contains anything other than phases.

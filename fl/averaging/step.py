@@ -1,4 +1,4 @@
-"""One local step: the forward pass of its batches, the loss, and the gradient of the loss."""
+"""One step of local training: forward pass of its batches, loss, and gradient of the loss."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def outputs(network: Network, images: Tensor, layers: Mapping[str, nn.Module] | 
 
 
 class Step:
-    """One optimizer step of a local training: the argument `step` of `AddOn.loss` and other hooks.
+    """One optimizer step of local training: the argument `step` of `AddOn.loss` and other hooks.
 
     A new object is made for each step. Its methods compute the loss and the gradient; then the optimizer changes the
     parameters.
@@ -116,13 +116,13 @@ class Step:
                 self._outputs[key] = run(batch.images)
 
     def loss(self) -> Tensor:
-        """Run a forward pass; return the objective of the real batch times `local.weight`, plus every add-on's term."""
+        """Run a forward pass; return `local.weight` times the objective of the real batch, plus all add-ons' terms."""
         self._forward()
         return self._sum(self._objective(), self.local.terms)
 
     @classmethod
     def example_loss(cls, local: Local, batch: Batch, trained: Mapping[str, nn.Parameter]) -> Tensor:
-        """Run a new forward pass; return the mean loss of the examples in a batch. `DPSGD` uses this loss.
+        """Run a new forward pass, and return the mean loss of the examples in a batch. `DPSGD` uses this loss.
 
         The loss consists of the objective and the terms of the add-ons whose `data_access` is "example".
 
@@ -136,7 +136,7 @@ class Step:
         return step._sum(step._objective(), [a for a in local.terms if a.data_access == "example"])
 
     def public_gradient(self) -> Tensors:
-        """Return the gradient of the terms with `data_access` "none", by parameter name; empty if there are none."""
+        """Return the gradient of the terms with `data_access` "none", by parameter name; empty without such terms."""
         total = self._sum(torch.zeros(()), [a for a in self.local.terms if a.data_access == "none"])
         if not total.requires_grad:
             return {}
@@ -145,7 +145,7 @@ class Step:
         return {n: g for n, g in zip(names, grads) if g is not None}
 
     def gradient(self) -> Tensors:
-        """Return the gradient of `loss` at the current weights, by parameter name; zeros for unused parameters."""
+        """Return the gradient of `loss` at the current weights, by parameter name. It is zero for unused parameters."""
         names, params = list(self.trained), list(self.trained.values())
         grads = torch.autograd.grad(self.loss(), params, allow_unused=True)
         return {n: torch.zeros_like(p) if g is None else g for n, p, g in zip(names, params, grads)}
