@@ -43,6 +43,7 @@ class Claim:
         candidates: baseline and candidate; the claim is that the candidate is more accurate.
         rounds: number of last rounds over which the accuracy is averaged.
         effect: difference in accuracy that the runs should find: that of the paper, as a fraction.
+        pilot: settings of the pilot's runs, by candidate, which are not searched.
     """
 
     text: str
@@ -50,6 +51,7 @@ class Claim:
     candidates: dict[str, Candidate]
     rounds: int
     effect: float
+    pilot: Mapping[str, Mapping[str, Any]]
 
 
 def clusters(o: argparse.Namespace, dataset: str) -> Task:
@@ -69,7 +71,7 @@ def fedcog(o: argparse.Namespace) -> Claim:
         "round on. The effect is that of the paper's Table 1 after 70 rounds: 54.0 against 50.55 %."
     )
     rounds = sizes["rounds"] - sizes["start"] + 1
-    return Claim(text, (clusters(o, "cifar10"),), {**pair(sizes)}, rounds, 0.0345)
+    return Claim(text, (clusters(o, "cifar10"),), {**pair(sizes)}, rounds, 0.0345, {"FedAvg": {"lr": 0.01}})
 
 
 def averaging(sizes: Mapping[str, Any], virtual: bool, factory: Any, lr: float) -> FedAvg:
@@ -92,7 +94,7 @@ def vhl(o: argparse.Namespace) -> Claim:
         "all rounds. The effect is that of FedCOG's Table 1 after 70 rounds with this division and network: 70.3 "
         "against 64.1 %."
     )
-    return Claim(text, (task,), {**found}, task.rounds, 0.062)
+    return Claim(text, (task,), {**found}, task.rounds, 0.062, {label: {"lr": 0.01} for label in found})
 
 
 def single_image(o: argparse.Namespace) -> Claim:
@@ -110,7 +112,9 @@ def single_image(o: argparse.Namespace) -> Claim:
         "distilling on fixed crops, on average over the last five rounds, if all clients send weights in every round. "
         "The effect is that of the paper's Table 2 for the best of 30 rounds: 77.0 against 75.7 %."
     )
-    return Claim(text, (Task(name, data, assign, **options),), {n: both[n] for n in (NOTHING, CHOSEN)}, 5, 0.013)
+    compared: dict[str, Candidate] = {label: both[label] for label in (NOTHING, CHOSEN)}
+    pilot = {label: {"lr": 0.003, "server_lr": 0.001} for label in compared}
+    return Claim(text, (Task(name, data, assign, **options),), compared, 5, 0.013, pilot)
 
 
 CLAIMS: dict[str, Callable[[argparse.Namespace], Claim]] = {"fedcog": fedcog, "single_image": single_image, "vhl": vhl}

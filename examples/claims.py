@@ -5,9 +5,9 @@
     python examples/claims.py fedcog --data DATA                       # the registered runs, and the verdict
 
 A claim compares two candidates on one task. Both search equally many configurations, by the mean validation accuracy of
-the late rounds over two seeds. The pilot estimates the spread between seeds, from which `--register` computes the
-number of seeds. `docs/results/designs` holds the designs. `_claims.py` and `_claims_condensed.py` hold the claims, with
-the papers' differences.
+the late rounds over two seeds. If the best rate lies at the edge, both get further rates. The pilot has fixed settings.
+It estimates the spread between seeds, from which `--register` computes the number of seeds. `docs/results/designs`
+holds the designs. `_claims.py` and `_claims_condensed.py` hold the claims, with the papers' differences.
 """
 
 from __future__ import annotations
@@ -53,7 +53,11 @@ def main(words: list[str] | None = None) -> None:
     claim, path = CLAIMS[o.claim](o), DESIGNS / f"{o.claim}.json"
     base, candidate = claim.candidates
     seeds: Sequence[int]
-    pilot = replace(claim, tasks=claim.tasks[:1])
+    fixed = {name: replace(one, search=[claim.pilot.get(name, {})]) for name, one in claim.candidates.items()}
+    if o.pilot:
+        claim = replace(claim, tasks=claim.tasks[:1], candidates=fixed)
+    searched = [one.search for one in claim.candidates.values() if one.like is None]
+    rates = all(len({settings.get("lr") for settings in search} - {None}) > 1 for search in searched)
     if o.register:
         found = read_records(o.register).late(claim.rounds)
         power = power_analysis(found, candidate, base, effect=claim.effect, column="accuracy_late")
@@ -63,8 +67,8 @@ def main(words: list[str] | None = None) -> None:
     else:
         seeds = (o.seeds or PILOT) if o.pilot else read_design(path).seeds
     study = Study(
-        o.out, (pilot if o.pilot else claim).tasks, claim.candidates, seeds=seeds, tune_seeds=TUNING, rule="late",
-        late_rounds=claim.rounds, registered=None if o.pilot or o.register else path,
+        o.out, claim.tasks, claim.candidates, seeds=seeds, tune_seeds=TUNING, rule="late", late_rounds=claim.rounds,
+        extend={"lr": 1} if rates else None, registered=None if o.pilot or o.register else path,
     )  # fmt: skip
     if o.register:
         earlier = [o.register, *RESULTS.glob(f"{o.claim}.jsonl")]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from distillkit.study import read_design
+from distillkit.study import Study, read_design
 from tests.examples.studies import requested_study
 from tests.scripts import load_script
 
@@ -27,11 +28,15 @@ def script() -> Any:
 def test_both_sides_search_equally_many_configurations_by_late_rounds(
     script: Any, monkeypatch: pytest.MonkeyPatch, name: str, preset: str
 ) -> None:
-    study = requested_study(script, monkeypatch, name, "--preset", preset, "--pilot")
-    assert study.rule == "late"
-    assert study.late_rounds is not None
+    asked = script.CLAIMS[name](Namespace(preset=preset))
+    study = Study(Path(name), asked.tasks, asked.candidates, rule="late", late_rounds=asked.rounds)
     assert len(study.design.candidates) == 2
     assert {len(c.search) for c in study.design.candidates.values() if c.like is None} == {study.num_configurations}
+    assert set(asked.pilot) == {label for label, c in asked.candidates.items() if c.like is None}
+    study = requested_study(script, monkeypatch, name, "--preset", preset, "--pilot")
+    assert study.num_configurations == 1
+    assert study.rule == "late"
+    assert study.late_rounds is not None
     assert len(study.design.tune_seeds) == 2
     assert len(study.design.seeds) == 5
     assert not set(study.design.seeds) & set(study.design.tune_seeds)
