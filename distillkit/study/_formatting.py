@@ -10,10 +10,22 @@ from typing import Any
 
 from distillkit._utils import check
 
-__all__ = ["NONE", "Table", "Unit", "markdown_table", "mean_std", "signed", "sparkline", "unit_of"]
+__all__ = [
+    "MIN_SEEDS",
+    "NONE",
+    "Table",
+    "Unit",
+    "markdown_table",
+    "mean_std",
+    "signed",
+    "sparkline",
+    "unit_of",
+]
 
 NONE = "–"
 """Text of a table cell that has no value."""
+MIN_SEEDS = 3
+"""Smallest number of seeds whose confidence interval is shown without a caution."""
 
 
 def mean_std(values: Sequence[float], scale: float = 1.0, digits: int = 1) -> str:

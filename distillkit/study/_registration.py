@@ -14,7 +14,7 @@ from typing import Any, Literal
 from distillkit._utils import check
 from distillkit._utils.files import write_atomically
 from distillkit._utils.provenance import is_committed
-from distillkit.study._formatting import signed, unit_of
+from distillkit.study._formatting import MIN_SEEDS, signed, unit_of
 from distillkit.study._groups import RecordsLike, differences_by_seed, group_records
 from distillkit.study._power import PowerAnalysis
 from distillkit.study._record_files import FORMATS, as_path, as_records, read_json
@@ -82,8 +82,8 @@ class RegisteredDesign:
         path: path of the design's file.
 
     Raises:
-        ValueError: the claim is empty, there are fewer seeds than `power` requires, or a seed was used in the pilot
-            runs or earlier.
+        ValueError: the claim is empty, there are fewer seeds than `power` requires or fewer than three, or a seed was
+            used in the pilot runs or earlier.
     """
 
     claim: str
@@ -101,8 +101,8 @@ class RegisteredDesign:
             raise TypeError(f"power must be a PowerAnalysis, as from Study.power, got {type(self.power).__name__}")
         if self.method == self.base:
             raise ValueError(f"method and base must differ, got {self.method!r} twice")
-        if len(self.seeds) < self.power.seeds:
-            raise ValueError(f"seeds must hold at least {self.power.seeds} seeds, by power; got {len(self.seeds)}")
+        if len(self.seeds) < (least := max(MIN_SEEDS, self.power.seeds)):
+            raise ValueError(f"seeds must hold at least {least} seeds, by power; got {len(self.seeds)}")
         for name, used in (("power", self.power.differences), ("earlier", self.used_seeds)):
             if again := sorted(set(self.seeds) & set(used)):
                 raise ValueError(f"seeds must be new, but runs of {name} have used {again}")

@@ -173,5 +173,6 @@ def _rounded_up(epsilon: float) -> str:
 
 
 def _spread_note(found: Sequence[Group]) -> str:
-    alone = any(len(g.records) == 1 for g in found)
-    return "± gives the sample standard deviation over seeds (n - 1)" + ("; a single seed has none." if alone else ".")
+    sizes = {len(g.records) for g in found}
+    notes = ["a single seed has none"] * (1 in sizes) + ["that of two seeds is very uncertain"] * (2 in sizes)
+    return f"{'; '.join(['± gives the sample standard deviation over seeds (n - 1)', *notes])}."

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from distillkit._utils import check
-from distillkit.study._formatting import NONE, Table, mean_std, signed, unit_of
+from distillkit.study._formatting import MIN_SEEDS, NONE, Table, mean_std, signed, unit_of
 from distillkit.study._groups import RecordsLike, differences_by_seed, group_records, number_of, values_by_seed
 from distillkit.study._tables import require_columns
 
@@ -33,7 +33,8 @@ def paired_differences(
     Returns:
         A table with one row per task and candidate. Its columns are the number of seeds that candidate and baseline
         share, the mean difference (candidate - base; accuracies in percentage points), and the confidence interval. The
-        last column is a caution if the interval contains 0 or is undefined (fewer than 2 seeds).
+        last column is a caution if the interval contains 0 or is undefined (fewer than 2 seeds). A note below the
+        table names the intervals from fewer than 3 seeds.
 
     Raises:
         ValueError: there are no records, a task lacks the baseline, no run has the column, or `confidence` is outside
@@ -50,7 +51,7 @@ def paired_differences(
         raise ValueError(f"base must be on every task; {lacking[0]!r} has no {base!r}, but {names}")
     values = [v for g in found for v in g.values(column) if v is not None]
     unit = unit_of(column, [number_of(v, column) for v in values])
-    printed, rows = [], []
+    printed, rows, few = [], [], []
     for g in (g for g in found if g.method != base):
         differences = list(differences_by_seed(g, bases[g.task], column).values())
         low, high = interval(differences, confidence)
@@ -62,6 +63,8 @@ def paired_differences(
         spans = NONE if low is None or high is None else f"[{signed(low, unit)}, {signed(high, unit)}]"
         printed.append((g.task, g.method, of, NONE if mean is None else signed(mean, unit), spans, caution))
         rows.append(numbers)
+        if low is not None and len(differences) < MIN_SEEDS:
+            few.append(f"{g.method} on {g.task} has {len(differences)}")
     points = "points" if unit.name == "%" else unit.name
     shown = f"{column.replace('_', ' ')} minus {base}'s" + (f" ({points})" if points else "")
     header = ("task", "method", "seeds of both", shown, f"{100 * confidence:g} % interval", "caution")
@@ -70,7 +73,9 @@ def paired_differences(
         "not corrected for multiple comparisons. "
         "The interval covers the variation between seeds, not between test sets."
     )
-    return Table(header, tuple(printed), rows, (note,))
+    caution = f"Caution: an interval from fewer than {MIN_SEEDS} seeds allows no conclusion: {'; '.join(few)}."
+    notes = (note, caution) if few else (note,)
+    return Table(header, tuple(printed), rows, notes)
 
 
 def compare_studies(before: RecordsLike, after: RecordsLike, *, column: str = "accuracy_last") -> Table:

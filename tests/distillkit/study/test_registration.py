@@ -170,6 +170,14 @@ def test_used_seeds_and_too_few_seeds_are_refused(tmp_path: Path) -> None:
         register(tmp_path)
 
 
+def test_design_has_at_least_three_seeds(tmp_path: Path) -> None:
+    large = PowerAnalysis(PILOT.differences, effect=0.9)
+    assert large.seeds == 2
+    with pytest.raises(ValueError, match="seeds must hold at least 3 seeds"):
+        register(tmp_path, make(tmp_path, seeds=(0, 1)), power=large)
+    assert len(register(tmp_path, make(tmp_path, seeds=(0, 1, 2)), power=large).seeds) == 3
+
+
 def runs(differences: Sequence[float | None]) -> list[Record]:
     pairs = [record(None if d is None else 0.5 + d, "High", s, task="made") for s, d in enumerate(differences)]
     return [*pairs, *(record(0.5, "Low", s, task="made") for s in SEEDS)]

@@ -262,3 +262,28 @@ def test_swapping_base_and_candidate_flips_the_sign(a: list[float], b: list[floa
         wide = abs(there["difference"]) > max(statistics.stdev(a), statistics.stdev(b))
         assert there["verdict"] == ("changed" if wide else "")
     assert compare_studies(one, one).rows[0]["verdict"] == "the same"
+
+
+@pytest.mark.parametrize(("seeds", "named"), [(1, []), (2, ["B on digits has 2"]), (3, [])])
+def test_intervals_from_two_seeds_have_a_caution(seeds: int, named: list[str]) -> None:
+    runs = [record(0.5 + 0.01 * seed, name, seed) for name in ("A", "B") for seed in range(seeds)]
+    runs += [record(0.1 * seed, "C", seed) for seed in range(4)] + [record(0.2 * seed, "A", seed) for seed in (3,)]
+    notes = paired_differences(runs, "A").notes
+    cautions = [note for note in notes if note.startswith("Caution: an interval from fewer than 3 seeds")]
+    assert len(notes) == 1 + len(cautions)
+    few = named if seeds > 1 else ["C on digits has 2"]
+    assert [note.partition(": ")[2].partition(": ")[2] for note in cautions] == [f"{'; '.join(few)}."] * bool(few)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ends"),
+    [
+        ((3,), "."),
+        ((1, 3), "; a single seed has none."),
+        ((2, 3), "; that of two seeds is very uncertain."),
+        ((1, 2), "; a single seed has none; that of two seeds is very uncertain."),
+    ],
+)
+def test_deviations_of_few_seeds_are_named(sizes: tuple[int, ...], ends: str) -> None:
+    runs = [record(0.5, str(size), seed) for size in sizes for seed in range(size)]
+    assert summary_table(runs).notes[0] == f"± gives the sample standard deviation over seeds (n - 1){ends}"
