@@ -1,4 +1,4 @@
-"""Ideas of papers on top of weight averaging: `FedAvg(FedProx(0.01), SCAFFOLD(), factory=...)`.
+"""Papers' extensions of weight averaging, for use as in `FedAvg(FedProx(0.01), SCAFFOLD(), factory=...)`.
 
 Each class's docstring names its paper, the implemented equations, the options and the deviations.
 """

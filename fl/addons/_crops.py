@@ -1,4 +1,4 @@
-"""Images that all participants have in the same order: crops of one picture, or a pool of pictures."""
+"""Images that all participants have in the same order: crops of one image, or a pool of images."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Crops", "Pool", "Source", "View"]
 
 @dataclass(frozen=True)
 class View:
-    """Form of crops for one participant: shape, normalization, dtype and device of its images, and a stop check."""
+    """Format of one participant's images (shape, normalization, dtype and device), and the participant's stop check."""
 
     shape: tuple[int, ...]
     normalization: Normalization
@@ -56,7 +56,7 @@ class Source(ABC):
     def outputs(
         self, network: nn.Module, stored: Tensor, indices: Tensor, view: View, width: int
     ) -> tuple[Tensor, Tensor]:
-        """Return embeddings [B, d] and logits [B, width] of images, for a network in eval mode, without gradients."""
+        """Return embeddings [B, d] and logits [B, width] of images; the network is in eval mode, without autograd."""
         parted = split(network)
 
         def both(images: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class Source(ABC):
         generator: torch.Generator,
         options: Mapping[str, Any],
     ) -> Tensor:
-        """Return the indices, int32 [keep] ascending, of the images that `select` keeps for a network's outputs."""
+        """Return the indices of the images that `select` keeps given a network's outputs, int32 [keep], ascending."""
         everything = torch.arange(self.count)
         if keep == self.count:
             return everything.int()
@@ -113,8 +113,8 @@ class Crops(Source):
         """Return the side of a crop for images of `shape`.
 
         Raises:
-            ValueError: the picture has another number of channels than the images, or the images are not square and no
-                `size` is given.
+            ValueError: the shared image and the participant's images differ in their number of channels, or the images
+                are not square and no `size` is given.
         """
         if len(image) != shape[0]:
             raise ValueError(
@@ -148,11 +148,11 @@ class Crops(Source):
 
 
 class Pool(Source):
-    """Source of existing pictures, uint8 [count, C, H, W]."""
+    """Source of existing images, uint8 [count, C, H, W]."""
 
     def __init__(self, count: int) -> None:
         self.count = count
 
     def images(self, stored: Tensor, indices: Tensor, view: View) -> Tensor:
-        """Return pictures [B, C, H, W] of the pool, normalized like the participant's images."""
+        """Return images [B, C, H, W] of the pool, normalized like the participant's images."""
         return view.of_pixels(select_rows(stored, indices.long()))

@@ -40,12 +40,12 @@ def distill(
     every: int = 50,
     patience: int | None = None,
 ) -> nn.Module:
-    """Train `student` in place with Adam to match the teacher's logits; return it in eval mode.
+    """Train `student` in place with Adam to match the teacher's logits, and return it in eval mode.
 
     Args:
         student: network to train, on the images' device. It is in train mode, so its batch-norm statistics change.
         images: normalized images, float [N, C, H, W].
-        teacher_logits: logits of the teacher, float [N, K]; for averaged probabilities pass their logarithms.
+        teacher_logits: logits of the teacher, float [N, K]; for averaged probabilities, pass their logarithms.
         steps: number of optimizer steps, in shuffled passes; the last short batch of each pass is kept.
         batch: number of images per step.
         lr: Adam's rate; betas are 0.9 and 0.999.
@@ -53,11 +53,11 @@ def distill(
         schedule: "constant" rate, or "cosine": the rate falls along half a cosine from `lr` to 0 after `steps`.
         clip: largest norm of the student's logits (`losses.clip_logit_norm`); the teacher's logits are not clipped.
         gradient_norm: largest norm of a gradient; longer gradients are rescaled to this norm.
-        loss: function of the student's and the teacher's logits; default KL(softmax(teacher) || softmax(student)),
-            mean over images. Each task defines one: `task.distill`.
-        running: function that is called in every step; it stops the training by raising an exception.
+        loss: function of the student's and the teacher's logits. Default: KL(softmax(teacher) || softmax(student)),
+            averaged over the images. A task's own distillation loss is `task.distill`.
+        running: function that is called in every step. It can stop the training by raising an exception.
         score: function that scores the network after step 1, every `every` steps, and the last step. The weights with
-            the highest score are kept (the earliest in a tie). With None the last weights are kept.
+            the highest score are kept (the earliest in a tie). Without `score`, the last weights are kept.
         patience: number of steps without a better score after which the training stops.
         every: number of steps between two scores; the network is scored in eval mode.
     """
@@ -99,7 +99,7 @@ def distill_models(
     best: bool,
     **options: Any,
 ) -> Tensors:
-    """Distill into the server's model of every architecture; return the weights of all architectures as one group.
+    """Distill the teacher into the server's model of each architecture, and return all their weights as one group.
 
     The round's row of the history gets `distillation_steps`, the largest number of steps of any architecture.
 
@@ -139,8 +139,8 @@ def validation_accuracy(server: AveragingServer, network: nn.Module) -> float:
 def starts_from_average(number: int, rate: float, warm_rounds: int) -> bool:
     """Return whether the distillation of round `number` >= 1 starts from the clients' average.
 
-    This is the case in the first `warm_rounds` rounds, and in a share `rate` of all rounds, evenly spaced (rounds 5,
-    10, ... for a rate of 0.2).
+    This is the case in the first `warm_rounds` rounds, and in a share `rate` of all rounds. These rounds are evenly
+    spaced: rounds 5, 10, ... for a rate of 0.2.
     """
     exact = Fraction(rate).limit_denominator(1000)
     return number <= warm_rounds or math.floor(exact * number) > math.floor(exact * (number - 1))

@@ -44,7 +44,7 @@ class Head(nn.Module):
 
 
 class LatentGenerator(nn.Module):
-    """FedGen's generator of embeddings from noise and a one-hot class, with one hidden layer and batch norm."""
+    """FedGen's generator, which maps noise and a one-hot class to embeddings, with one hidden layer and batch norm."""
 
     def __init__(self, num_classes: int, noise: int, hidden: int, embedding: int) -> None:
         super().__init__()
@@ -58,6 +58,9 @@ class LatentGenerator(nn.Module):
 
 
 def diversity(noise: Tensor, embeddings: Tensor) -> Tensor:
-    """Return exp(-mean over pairs of mean squared noise difference * mean absolute embedding difference), in (0, 1]."""
+    """Return exp(-mean over pairs of (mean squared noise difference * mean absolute embedding difference)).
+
+    The value lies in (0, 1].
+    """
     apart = (noise[:, None] - noise).square().mean(2)
     return torch.exp(-(apart * (embeddings[:, None] - embeddings).abs().mean(2)).mean())

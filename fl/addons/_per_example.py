@@ -1,4 +1,4 @@
-"""Conditions under which DP-SGD on the clients is sound."""
+"""Checks that add-ons and objective do not break the privacy guarantee of DP-SGD on the clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BESIDE_A_TERM = ("correct_gradient", "after_step", "scale_update", "after_train
 
 
 def unsound(addon: AddOn) -> str:
-    """Return the reason why an add-on would leak private data beside the noised gradients, or "" if it does not.
+    """Return the reason why an add-on would leak private data besides the noised gradients, or "" if it would not.
 
     The reason is worded as the end of a sentence.
     """
@@ -37,7 +37,7 @@ def unsound(addon: AddOn) -> str:
 
 
 def refuse_mixing_objective(server: AveragingServer, generator: torch.Generator) -> None:
-    """Refuse an objective that is not the mean over examples. It is tried on public noise.
+    """Refuse an objective that is not a mean over examples, after a trial on public noise.
 
     Args:
         server: server with the task, the options and the space of the images.

@@ -28,7 +28,7 @@ def train_on_set(
     weight: Tensor | None = None,
     after_step: Callable[[], None] = lambda: None,
 ) -> None:
-    """Train `network` in place by shuffled passes over a set, with the mean cross-entropy (weighted or not).
+    """Train `network` in place by shuffled passes over a set, with the mean cross-entropy, optionally weighted.
 
     Args:
         network: network to train, on the images' device.
@@ -37,7 +37,7 @@ def train_on_set(
         epochs: number of passes over the set.
         batch: number of images per step.
         order, dropout: generators of the order of the images and of the dropout masks.
-        running: function that is called before every step; it stops the training by raising an exception.
+        running: function that is called before every step. It can stop the training by raising an exception.
         weight: weight of each image, float [N] with mean 1; None: equal weights.
         after_step: function that is called after every step.
     """
@@ -57,7 +57,7 @@ def train_on_set(
 
 
 class Projection:
-    """Projection of a network's parameters to the ball around their current values.
+    """Projection of a network's parameters onto a ball around their current values.
 
     Args:
         network: network to project; a copy of its current parameters is the center of the ball.
@@ -70,7 +70,7 @@ class Projection:
 
     @torch.no_grad()
     def __call__(self) -> None:
-        """Move the parameters to the nearest point of the ball."""
+        """Move the parameters to the nearest point in the ball."""
         moved = [p - c for p, c in zip(self.params, self.center)]
         distance = torch.stack([m.square().sum() for m in moved]).sum().sqrt()
         if float(distance) > self.radius:

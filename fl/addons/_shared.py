@@ -1,4 +1,4 @@
-"""Round of single-image federated learning, in which clients send logits on shared images instead of weights."""
+"""Rounds of single-image federated learning, in which clients send logits on shared images instead of weights."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ _AVERAGES = ("scale_update", "aggregate", "server_step", "evaluation_model")
 class Shared(AddOn):
     """Base of `SharedImage` and `SharedPool`: clients send logits on images that all participants have.
 
-    It implements lines 4 to 12 of Algorithm 1 of "Federated Learning with a Single Shared Image" (Soni, Saeed and
-    Asano, 2024). A subclass documents the options, declares the entries, and passes the shared images to `_set_source`.
+    The class implements lines 4 to 12 of Algorithm 1 of "Federated Learning with a Single Shared Image" (Soni, Saeed
+    and Asano, 2024). A subclass documents the options, declares the entries, and passes the shared images to
+    `_set_source`.
     """
 
     key = "Shared"
@@ -88,7 +89,7 @@ class Shared(AddOn):
         server.state[self.index] = self._select(server)
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send the indices of the images (line 5) and, once, the picture or pool."""
+        """Send the indices of the images (line 5). The shared image or pool is sent only once."""
         message[self.picture], message[self.index] = self.pixels, server.state[self.index]
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
@@ -108,7 +109,7 @@ class Shared(AddOn):
                 del reply[entry]
 
     def refine(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> Tensors:
-        """Distill the ensemble's logits into the clients' average if there is one, else into the previous weights."""
+        """Distill the ensemble's logits into the clients' average model, or else into the previous model."""
         if not float(replies.weight(self.logits)) > 0:
             raise NoUsableReply("all weights of the round's replies are zero")
         start = server.state[FedAvg.model] if self.has_average(server.round) else old

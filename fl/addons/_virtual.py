@@ -1,4 +1,4 @@
-"""The virtual set of VHL and its variants: noise of an untrained generator, or any other set."""
+"""The virtual set of VHL and its variants: noise images from an untrained generator, or any other set."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOISE: dict[str, Callable[..., LabeledImages]] = {
 
 
 def require_source(source: object) -> None:
-    """Raise TypeError unless `source` is a name or a set."""
+    """Raise TypeError unless `source` is a string or a set."""
     if not isinstance(source, str | LabeledImages):
         names, kind = ", ".join(NOISE), type(source).__name__
         raise TypeError(f"source must be one of {names}, a name in server_data, or a LabeledImages, got {kind}")
@@ -30,18 +30,18 @@ def require_source(source: object) -> None:
 def virtual_set(
     server: Server, owner: AddOn, source: str | LabeledImages, classes: int, per_class: int, options: Mapping[str, Any]
 ) -> LabeledImages:
-    """Return the virtual set: either generated noise, or a given set that is checked to fit the network.
+    """Return the virtual set: either generated noise, or a given set after a check that the set fits the network.
 
-    As in the authors' code, noise has its own normalization, mean 0 and std 1, unless `options` sets another. A given
-    set must have the clients' normalization.
+    As in the authors' code, noise has its own normalization, with mean 0 and std 1, unless `options` sets another one.
+    A given set must have the clients' normalization.
 
     Args:
         server: server, whose `data` holds the sets that `source` may name.
         owner: add-on that uses the set; it names the random draws and appears in error messages.
-        source: name of a noise in `NOISE`, name of a set in `server.data`, or a set.
+        source: name of a kind of noise in `NOISE`, name of a set in `server.data`, or a set.
         classes: number of classes of the virtual set.
         per_class: number of noise images per class.
-        options: further arguments of the noise function.
+        options: additional arguments of the noise function.
 
     Raises:
         ValueError: the source is unknown; noise is requested but the images are not square; or a given set does not

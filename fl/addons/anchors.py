@@ -1,4 +1,4 @@
-"""FedLGD's global anchors: images that the server distills from the mean update and every client trains with."""
+"""FedLGD's global anchors: images that the server distills from the mean update, and with which every client trains."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ __all__ = ["Anchors"]
 class Anchors(AddOn):
     """FedLGD's global half (Huang et al., TMLR 2024, sections 3.2 and 3.3.2, Eqs. 2-6, Algorithm 1).
 
-    All clients train with the same few images per class, the anchors, so that their features agree where their data do
-    not. The server keeps a set G of `ipc` labelled images per class. In the `selected` rounds clients train without G
-    (line 17). The server then changes G so that the gradient of the loss on G at the previous weights w matches (w -
-    mean of w_k) / lr (Eqs. 5-6, by the cosine of each output row). The server's own step has no influence on G. In the
-    other rounds a client adds G to its own data (Eq. 3). Its loss gets an additional term: `weight` times the
-    supervised contrastive loss over the batch together with all of G (Eqs. 2 and 4, line 20). G is sent only to clients
-    that use it and do not have it yet.
+    All clients train with the same few images per class, the anchors, so that their features agree even though their
+    data differ. The server keeps a set G of `ipc` labeled images per class. In the `selected` rounds, clients train
+    without G (line 17). The server then changes G so that the gradient of the loss on G at the previous weights w
+    matches (w - mean of w_k) / lr, where w_k are the clients' trained weights (Eqs. 5-6, by the cosine of each output
+    row). The server's own step has no influence on G. In the other rounds, a client adds G to its own data (Eq. 3). The
+    client's loss then has an additional term: `weight` times the supervised contrastive loss over the batch together
+    with all of G (Eqs. 2 and 4, line 20). G is sent only to clients that use it and do not have it yet.
 
     Deviations. The contrastive term is a mean over its elements, as in the authors' code; Eq. 4 has a sum
-    (`reduction="sum"`), which needs another weight. `regulariser="mmd"` is the paper's alternative (Fig. 3a). The term
-    is then `weight` times the squared MMD between the embeddings of the batch and of G under five Gaussian kernels
+    (`reduction="sum"`), which needs a different weight. `regulariser="mmd"` is the paper's alternative (Fig. 3a). The
+    term is then `weight` times the squared MMD between the embeddings of the batch and of G under five Gaussian kernels
     (`losses.rbf_mmd`), without labels, as in the authors' code (fedlgd_main.py, lines 83-85). Gradients flow through
     both sets of embeddings, as in that code. The code also trains on G in the selected rounds, so that G itself
-    contributes to the matched gradient; `joined="always"` does the same. In the authors' code G starts from the
-    clients' mean class statistics, in the paper from noise. `init="statistics-whole-set"` divides a class's sums by the
-    number of all pixels of a client, as that code does; `init="statistics"` divides by the pixels of the class. For
-    both kinds of statistics each client is queried once, before round 1. It sends 2C values per class, and states which
-    classes it has. Classes that no client has start from noise.
+    contributes to the matched gradient; `joined="always"` does the same. In the authors' code, G starts from the
+    clients' mean class statistics; in the paper, it starts from noise. `init="statistics-whole-set"` divides a class's
+    sums by the number of all pixels of a client, as that code does; `init="statistics"` divides by the pixels of the
+    class. For both kinds of statistics, each client is queried once, before round 1. The client sends 2C values per
+    class for C channels, and states which classes it has. Images of classes that no client has start from noise.
 
     Args:
         ipc: number of images per class in G; the paper uses 10. 0 disables the add-on.
@@ -86,7 +86,7 @@ class Anchors(AddOn):
 
     @property
     def first_round(self) -> int:  # type: ignore[override]
-        """First round in which clients read G."""
+        """First round in which clients use the anchors G."""
         return next(number for number in range(1, len(self.selected) + 2) if self._joins(number))
 
     @property
@@ -102,18 +102,18 @@ class Anchors(AddOn):
             raise ValueError("Anchors needs optimizer='sgd', got 'adam', whose weight change is not a sum of gradients")
 
     def start(self, server: AveragingServer) -> None:
-        """Draw G from noise, N(0, 1) per pixel."""
+        """Draw the anchors G from noise, N(0, 1) per pixel."""
         shape = (server.task.num_classes, server.shape[0])
         self._draw(server, torch.zeros(shape, dtype=server.dtype), torch.ones(shape, dtype=server.dtype))
 
     def answer(self, local: Local, reply: Message) -> None:
-        """Write the mean and standard deviation of each channel in each class, and which classes the client has."""
+        """Write the mean and standard deviation of each channel in each class, and flag the client's classes."""
         stats = class_statistics(local.client.data, whole_set=self.init == "statistics-whole-set")
         reply[self.statistics] = torch.cat(stats, 1)
         reply[self.owned] = (local.counts > 0).float()
 
     def expect_answer(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Expect a row of statistics for each class, and a flag whether the client has the class."""
+        """Expect a row of statistics for each class, and a flag that tells whether the client has the class."""
         blank = torch.zeros(server.task.num_classes, 2 * server.shape[0], dtype=server.dtype)
         schema[self.statistics.key] = EntrySpec(blank)
         schema[self.owned.key] = EntrySpec(torch.zeros(len(blank)), minimum=0.0, maximum=1.0)
@@ -133,7 +133,7 @@ class Anchors(AddOn):
         server.state[self.anchors] = drawn
 
     def send(self, server: AveragingServer, client: int, message: Message) -> None:
-        """Send G in the rounds in which clients use it; the images are sent only when they have changed."""
+        """Send the anchors G in rounds in which clients use them. Images are sent only when they have changed."""
         if self._joins(server.round):
             message[self.anchors] = server.state[self.anchors]
 
@@ -141,13 +141,13 @@ class Anchors(AddOn):
         return self.joined == "always" or round_number not in self.selected
 
     def extra_records(self, local: Local) -> LabeledImages | None:
-        """Return G, to join the client's own data (Eq. 3)."""
+        """Return the anchors G, which are added to the client's own data (Eq. 3)."""
         if not self._joins(local.round):
             return None
         return local.message[self.anchors]
 
     def extra_batches(self, local: Local) -> Iterator[Batch] | None:
-        """Return all of G at every step of an unselected round, for the contrastive term."""
+        """Return all anchors G as a batch in every step of an unselected round, for the contrastive term."""
         if local.round in self.selected or not self.weight:
             return None
         anchors = local.message[self.anchors]
@@ -165,7 +165,7 @@ class Anchors(AddOn):
         )  # fmt: skip
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """In a selected round, move G by gradient matching (Eqs. 5-6) at the old weights, towards the mean update."""
+        """In a selected round, change G so that its gradient at the old weights matches the mean update (Eqs. 5-6)."""
         if server.round not in self.selected or FedAvg.update not in replies:
             return
         name = server.settings.networks.names[0]

@@ -31,16 +31,16 @@ class Condensed(AddOn):
     """Train on condensed data: FedLGD's local half (Huang et al., TMLR 2024, section 3.3.1, Algorithm 1, lines 9-20).
 
     Clients train on a small set that was condensed from their data, in place of the data. When a client is drawn for
-    the first time it condenses its data by distribution matching under random networks. In the `selected` rounds it
-    refines this set under the received global network, which is fixed during the refinement ("iterative distribution
-    matching", Eq. 1). Any method can then train on the set. `refine_steps=0` gives the sets of the paper's baselines.
-    `ipc=0` disables the add-on. Classes that a client does not have are left out.
+    the first time, it condenses its data by distribution matching under random networks. In the `selected` rounds, the
+    client refines this set under the received global network, which is fixed during the refinement ("iterative
+    distribution matching", Eq. 1). Any method of local training can then use the set. `refine_steps=0` gives the sets
+    of the paper's baselines. `ipc=0` disables the add-on. Classes that a client does not have are left out.
 
-    Deviations. Nothing is refined in round 1, as in the authors' code, because the network is untrained. A client
-    condenses its data when it is first drawn. In the authors' code all clients do so before round 0, with the same
+    Deviations. As in the authors' code, no set is refined in round 1, because the network is untrained. A client
+    condenses its data when it is first drawn. In the authors' code, all clients do so before round 0, with the same
     result. The authors' code starts from statistics divided by the pixels of the whole set
-    (`init="statistics-whole-set"`); the paper, and the default here, divide by the pixels of the class. The first
-    condensation of that code always uses a `ConvNet`, as `factory` can do here.
+    (`init="statistics-whole-set"`); the paper, and the default here, divide by the pixels of the class. In that code,
+    the first condensation always uses a `ConvNet`; here, `factory` can return one.
 
     Args:
         ipc: number of images per class; the paper uses 10 and 50.
@@ -76,7 +76,7 @@ class Condensed(AddOn):
         require_augmentation(self.augment, server.normalization)
 
     def dataset(self, local: Local) -> LabeledImages:
-        """Return the condensed set for the training, which is new, refined, or taken from the client's memory."""
+        """Return the condensed set for training: a new set, a refined set, or the set in the client's memory."""
 
         def like() -> nn.Module:
             return local.new_network()
@@ -120,7 +120,7 @@ def condense_client(
         data: data to condense.
         networks: sampler that draws the networks.
         generator: generator of all other random draws.
-        further: other options of `distillkit.condense.distribution_matching`.
+        further: additional options of `distillkit.condense.distribution_matching`.
     """
     names = ("ipc", "batch_real", "lr", "momentum", "augment")
     return distribution_matching(

@@ -1,4 +1,4 @@
-"""Ditto: a personal model for each client, kept near the global model."""
+"""Ditto: a personal model for each client, which is kept near the global model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Ditto(AddOn):
     never drawn is tested with the global model.
 
     Deviations: v_k starts from the first model that the client receives (the paper leaves v_k^0 open), and its steps
-    use the method's optimizer (momentum and decay, if any), as the global steps do. The paper picks lam per client on
+    use the method's optimizer (with any momentum and decay), as the global steps do. The paper picks lam per client on
     validation data in some experiments; here lam is the same for all clients. With lam = 0 the personal models are only
     trained locally.
 
@@ -53,7 +53,7 @@ class Ditto(AddOn):
         Phase(self.epochs, self.steps)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse private training; also personal parameters, because v_k is pulled towards a whole global model."""
+        """Refuse private training, and personal parameters, because v_k is pulled towards a whole global model."""
         if private := next((a.name for a in addons if a.private), ""):
             raise ValueError(
                 f"Ditto cannot be combined with {private}: it trains a second model on the records, which {private} "

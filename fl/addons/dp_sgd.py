@@ -1,4 +1,4 @@
-"""DP-SGD on the clients: Poisson batches, clipped per-example gradients and noise, charged to a ledger."""
+"""DP-SGD on the clients: Poisson batches, clipped per-example gradients, noise, and charges to a ledger."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _LOCK = threading.Lock()
 class DPSGD(AddOn):
     """DP-SGD (Abadi et al., "Deep learning with differential privacy", CCS 2016, Algorithm 1) as the clients' training.
 
-    It bounds what anyone can learn about a single record from everything that a client sends.
+    DP-SGD limits the information about a single record in everything that a client sends.
 
-    In each step every record of the client takes part with probability `rate`. The gradient of each record is clipped
+    In each step, every record of the client takes part with probability `rate`. The gradient of each record is clipped
     to the norm `clip` over all trained parameters, and the step follows
 
         (sum of clipped gradients + N(0, (sigma clip)^2)) / (rate size)
@@ -49,26 +49,26 @@ class DPSGD(AddOn):
     records, so the run's epsilon is the largest epsilon of any client. The ledger is charged for all steps of a phase
     before the first step draws its records.
 
-    Every process captures the gradient of one record, for each phase, as a fixed graph before it charges a client; see
-    `privacy.per_example_gradients`. No code of the network, the objective, the augmentation or another add-on runs on
-    records, and no other add-on receives records: their `local` and `step` hold an empty set. A record whose gradient
-    fails or is not finite counts as zero.
+    Every process captures the gradient computation of one record as a fixed graph, for each phase, before it charges a
+    client; see `privacy.per_example_gradients`. No code of the network, the objective, the augmentation or another
+    add-on runs on records, and no other add-on receives records: their `local` and `step` hold an empty set. A record
+    whose gradient fails or is not finite counts as zero.
 
-    For sigma at a given epsilon use `privacy.plan_noise(epsilon, delta, rate=rate, count=count).sigma`, where `count`
-    is the number of steps in a round times the number of rounds.
+    To choose sigma for a given epsilon, use `privacy.plan_noise(epsilon, delta, rate=rate, count=count).sigma`, where
+    `count` is the number of steps in a round times the number of rounds.
 
     Deviations. The algorithm divides by the lot size; here the denominator is the public number rate * size, because
     the size of a drawn lot is private. `epochs` are passes in expectation: round(epochs / rate) steps, at least one,
     for every client. The method's `batch` is not used. Batches, noise, augmentation and dropout are drawn from
-    `client.secret`, because with public draws one record would shift the draws of later records.
+    `client.secret`. With public draws, one record would shift the draws of later records.
 
     Args:
         sigma: noise standard deviation / clip; 0 means no noise and no guarantee.
         rate: probability with which a record takes part in a step.
         size: *public* number of records, which is assumed for every client.
         clip: largest l2 norm of one record's gradient; infinity only with sigma 0.
-        chunk: largest number of records whose gradients are in memory at the same time; the default depends on device,
-            network and rate * size.
+        chunk: largest number of records whose gradients are in memory at the same time. The default depends on the
+            device, the network and rate * size.
     """
 
     key = "DPSGD"
@@ -88,7 +88,7 @@ class DPSGD(AddOn):
             check.real_number(self.clip, "clip", above=0.0)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse add-ons and options that would leak private data beside the noised gradient."""
+        """Refuse add-ons and options that would leak private data besides the noised gradient."""
         for addon in addons:
             if why := unsound(addon):
                 raise ValueError(f"DPSGD cannot be combined with {addon.name}, which {why}; leave it out")
@@ -101,7 +101,7 @@ class DPSGD(AddOn):
                 raise type(error)(f"DPSGD: {error}") from error
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse an objective that mixes the examples of a batch. It is tried on public noise.
+        """Refuse an objective that mixes the examples of a batch, after a trial on public noise.
 
         Raises:
             NotSeparable: the objective mixes examples.
@@ -113,7 +113,7 @@ class DPSGD(AddOn):
         refuse_mixing_objective(server, server.generator(self.key))
 
     def dry_run(self, local: Local) -> None:
-        """Capture the gradients of an architecture in every phase, and the augmentation.
+        """Capture the gradient computation of an architecture in every phase, and the augmentation.
 
         Raises:
             BatchStatistics, NotCapturable, NotSeparable, PrivacyError: a part is not a fixed function of one record.

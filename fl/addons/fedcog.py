@@ -1,4 +1,4 @@
-"""FedCOG: clients generate images of classes that they lack, from the global model."""
+"""FedCOG: clients use the global model to generate images of classes that they lack."""
 
 from __future__ import annotations
 
@@ -27,31 +27,32 @@ __all__ = ["FedCOG"]
 class FedCOG(AddOn):
     """FedCOG (Ye et al., "Fake it till make it: federated learning with consensus-oriented generation", ICLR 2024).
 
-    Clients generate images of the classes that they lack from the global model, and learn its predictions on these
-    images.
+    Clients use the global model to generate images of the classes that they lack, and learn the global model's
+    predictions on these images.
 
     From round `start_round` on, a client first generates up to `images` images of the classes that its data lack. With
-    n_c images of class c in its data, it generates max n - n_c of this class (appendix A.1.1). The images are optimized
-    until the global model assigns them to these classes, while the client's own last model does not (Eqs. 1-2). Then
-    the client trains on
+    n_c images of class c in its data, it generates max n - n_c images of this class, where max n is the largest n_c
+    (appendix A.1.1). The images are optimized until the global model assigns them to these classes, while the client's
+    own last model does not (Eqs. 1-2). Then the client trains on
 
         N_real / (N_real + N_syn) * (the objective) + N_syn / (N_real + N_syn) * KL(global || local) on these images
 
     with N_syn = sum_c (max n - n_c) (appendix A.2.2). The global model's logits are stored with the images when they
-    are generated. If `weight` is given, the client trains on the objective + weight * KL instead (Eq. 3). The messages
+    are generated. If `weight` is given, the client minimizes the objective + weight * KL instead (Eq. 3). The messages
     are those of FedAvg.
 
-    The paper does not specify two cases. A client whose classes are balanced generates nothing and trains as without
-    FedCOG (counted as "FedCOG.balanced" among the round's "noted"; the authors' code divides 0 by 0). A client that
-    takes part for the first time has no last model, so the disagreement is left out (counted as "FedCOG.first"; the
-    authors' code takes a random network). In a multi-label task each generated image has one lacking class as its
-    target, and the distillation is binary for each class.
+    The paper does not specify two cases. A client whose classes are balanced generates no images and trains as without
+    FedCOG. It is counted as "FedCOG.balanced" among the round's "noted"; the authors' code divides 0 by 0 in this case.
+    A client that takes part for the first time has no last model, so the disagreement is left out. It is counted as
+    "FedCOG.first"; the authors' code uses a random network. In a multi-label task each generated image has one lacking
+    class as its target, and the distillation is binary for each class.
 
     The variants of Table 5 are options: `steps=0` (row 1, Gaussian noise), `disagreement=0.0` (row 2) and
     `labels="hard"` (row 3: cross-entropy with the global model's predicted class, `hard_label` in the code).
-    `targets="uniform"` is the basic strategy of section 4.1, equally many images of all classes (`gen_complement` in
-    the code: two of each). `decoder` generates the images with a network (appendix A.4). `regenerate` is `double_gen`
-    in the authors' code: the client generates again after half of the local steps, against the model in training.
+    `targets="uniform"` is the basic strategy of section 4.1, which generates equally many images of all classes
+    (`gen_complement` in the code, with two images of each class). `decoder` generates the images with a network
+    (appendix A.4). `regenerate` is `double_gen` in the authors' code: the client generates again after half of the
+    local steps, against the model in training.
 
     Deviations. `steps` is the paper's 100 (500 in the authors' code). The images are the best iterates with their own
     logits (the authors' code pairs the last images with the logits of other iterates). See `invert` for the formula of
@@ -63,13 +64,14 @@ class FedCOG(AddOn):
         steps, lr: options of Adam on the pixels.
         disagreement: weight of 1 - JS(global, last local), at least 0.
         divergence: formula of JS: "clamped" as in the authors' code, or "jensen_shannon".
-        weight: lambda_kd, the weight of the distillation; None: weights by counts. 0 disables the add-on.
+        weight: lambda_kd, the weight of the distillation; 0 disables the add-on. None: the weights N_real and N_syn
+            above.
         batch: number of generated images per step; default: the method's `batch`.
         labels: target of the distillation: the global model's logits ("soft"), or its predicted class ("hard").
         targets: classes to generate: those that a client lacks ("complement"), or equally many of all classes
             ("uniform").
-        decoder: function `decoder((C, H, W), latent)` that returns the generator, such as `generate.SmallDecoder`;
-            with a decoder, Adam's betas are .5 and .999, as in the authors' code. None: the pixels themselves are
+        decoder: function `decoder((C, H, W), latent)` that returns the generator, such as `generate.SmallDecoder`; with
+            a decoder, Adam's betas are .5 and .999, as in the authors' code. With None, the pixels themselves are
             optimized.
         latent: length of the decoder's latent vectors.
         regenerate: whether to generate a second time, after half of the local steps.

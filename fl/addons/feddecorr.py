@@ -25,12 +25,12 @@ class FedDecorr(AddOn):
 
     The paper prints |K|_F^2 / d^2, where K is the correlation matrix [d, d]. Its results come from the authors' code
     (bytedance/FedDecorr: `FedDecorrLoss` in loss.py), which takes the mean square of the off-diagonal entries of Z^T Z,
-    divided by the batch's N images. With N = 64 this is about 64 times stronger at the same beta. The published betas
-    belong to this form, so it is the default. See `losses.feature_decorrelation` for both forms.
+    divided by the batch's N images. With N = 64, this form is about 64 times stronger with the same beta. The published
+    betas belong to this form, so it is the default. See `losses.feature_decorrelation` for both forms.
 
     Args:
-        beta: weight of the penalty, at least 0; 0 disables the add-on. The paper uses 0.1, and the authors' script for
-            CIFAR-100 0.05.
+        beta: weight of the penalty, at least 0; 0 disables the add-on. The paper uses 0.1; the authors' script for
+            CIFAR-100 uses 0.05.
         variant: form of the penalty: "released" as in the authors' code, or "paper" as printed, which needs a beta
             about N times larger for the same effect.
     """

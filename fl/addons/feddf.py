@@ -1,4 +1,4 @@
-"""FedDF: fusion of the clients' models on the server, by distillation of their ensemble."""
+"""FedDF: fusion of the clients' models on the server by distilling their ensemble."""
 
 from __future__ import annotations
 
@@ -25,29 +25,31 @@ __all__ = ["FedDF"]
 class FedDF(AddOn):
     """Ensemble distillation for robust model fusion (Lin et al., NeurIPS 2020, Algorithms 1 and 3).
 
-    The server fuses models by distilling the clients' ensemble on unlabelled images of its own.
+    The server fuses models by distilling the clients' ensemble on unlabeled images of its own.
 
-    The server has unlabelled images (`server_data={"proxy": ...}`). When a client's reply arrives, the server runs the
-    client's model on these images and updates the mean of the logits. Then the averaged model of each architecture is
-    the student, and is trained with Adam on the softmax of the mean logits (Eq. 3: KL(softmax(mean of logits) ||
-    softmax(student))). Every client has the same weight in the ensemble; the student's start is FedAvg's weighted
-    average, after the server's step if there is one. All architectures learn from the ensemble of all clients.
+    Pass the unlabeled images as `server_data={"proxy": ...}`. When a client's reply arrives, the server runs the
+    client's model on these images and updates the mean of the logits. At the end of the round, the student is the
+    averaged model of each architecture. It is trained with Adam on the softmax of the mean logits (Eq. 3:
+    KL(softmax(mean of logits) || softmax(student))). Every client has the same weight in the ensemble; the student's
+    start is FedAvg's weighted average, after the server's step if there is one. All architectures learn from the
+    ensemble of all clients.
 
-    The paper scores the student every 100 steps on labelled validation images, stops when its accuracy has not risen
-    for 1,000 of at most 10,000 steps, and takes the best: `FedDF(steps=10_000, returns="best", patience=1000)` with
-    `server_data={"validation": ...}`. By default no such images are needed: the student takes a thousand steps and
-    keeps the last weights. The rate falls along a cosine and gradients are clipped, as in the authors' code
-    (epfml/federated-learning-public-code: `NoiseKTSolver` in FedDF-code/pcode/aggregation/noise_knowledge_transfer.py).
+    In the paper, the student is scored every 100 steps on labeled validation images. The distillation takes at most
+    10,000 steps, stops when the accuracy has not risen for 1,000 steps, and keeps the best weights. To do the same, use
+    `FedDF(steps=10_000, returns="best", patience=1000)` with `server_data={"validation": ...}`. By default, no
+    validation images are needed: the student takes a thousand steps and keeps the last weights. The rate falls along a
+    cosine and gradients are clipped, as in the authors' code (epfml/federated-learning-public-code: `NoiseKTSolver` in
+    FedDF-code/pcode/aggregation/noise_knowledge_transfer.py).
 
-    Deviations: step 1 and the last step are scored, too. Teachers run in eval mode with the statistics that their
-    clients sent; the student trains in train mode.
+    Deviations: step 1 and the last step are scored, too. Teachers run in eval mode with the batch-norm statistics that
+    their clients sent; the student runs in train mode.
 
-    In "Federated Learning with a Single Shared Image" (Soni, Saeed and Asano, 2024) FedDF is the baseline. There the
-    student starts from the average in a share of the rounds only ("FedAvg initialization"), otherwise from the server's
-    last model (lines 366-375 of strategy/fed_df.py in its code), and its logits are clipped: `FedDF(steps=500,
-    batch=32, lr=0.005, schedule="constant", gradient_norm=None, rate=0.2, clip=2.5)`, with clients that train as in
-    `SingleImage`. In that paper clients send logits. Here they send their weights, from which the server computes the
-    same logits, so every round has the bytes of FedAvg.
+    In "Federated Learning with a Single Shared Image" (Soni, Saeed and Asano, 2024) FedDF is the baseline. There, the
+    student starts from the average only in a share of the rounds ("FedAvg initialization"), and otherwise from the
+    server's last model (lines 366-375 of strategy/fed_df.py in its code). Its logits are clipped. To reproduce this
+    baseline, use `FedDF(steps=500, batch=32, lr=0.005, schedule="constant", gradient_norm=None, rate=0.2, clip=2.5)`
+    with clients that train as in `SingleImage`. In that paper clients send logits. Here they send their weights, from
+    which the server computes the same logits, so every round has the bytes of FedAvg.
 
     Args:
         steps: number of Adam steps in a round; 0 disables the add-on.
@@ -58,7 +60,7 @@ class FedDF(AddOn):
         returns: weights that the distillation returns: the "last", or the "best" of those after every 100th step.
         patience: number of steps without a better score after which the distillation stops; needs returns="best". The
             paper uses 1,000.
-        rate: share of rounds, in [0, 1], evenly spaced, in which the student starts from the average.
+        rate: share of rounds, in [0, 1], in which the student starts from the average. These rounds are evenly spaced.
         warm_rounds: number of first rounds that always start from the average; the code of the single-image paper uses
             1.
         clip: largest norm of the student's logits (`losses.clip_logit_norm`), or None.
@@ -98,7 +100,7 @@ class FedDF(AddOn):
                 )
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse a run without the server's images, or with images in another space than the clients'."""
+        """Refuse a run without images on the server, or with another shape or normalization than the clients'."""
         for name in ("proxy", "validation") if self.returns == "best" else ("proxy",):
             if name not in server.data:
                 raise ValueError(f"FedDF needs images on the server: server_data={{{name!r}: ...}}")

@@ -33,9 +33,9 @@ class FedExP(AddOn):
     the tested and saved model is the mean of the last two iterates, buffers included; training continues from the last
     iterate. Each client sends the value ||Delta_i||^2, so the server needs only sums.
 
-    Deviations. After round 1 the first iterate is tested, as in the authors' code, because w_0 is untrained. That code
-    adds M epsilon where the paper has epsilon, and shrinks epsilon together with the rate. Personal metrics and the
-    clients' own tests use the current iterate, which the clients received.
+    Deviations. After round 1, the first iterate is tested by itself, as in the authors' code, because w_0 is untrained.
+    That code adds M epsilon where the paper has epsilon, and shrinks epsilon together with the learning rate. Personal
+    metrics and the clients' own tests use the current iterate, which the clients received.
 
     Args:
         epsilon: constant in the denominator, at least 0; larger values are closer to FedAvg. The paper tunes it (10^-3

@@ -29,7 +29,7 @@ __all__ = ["FedGen"]
 class FedGen(AddOn):
     """Data-free knowledge distillation for heterogeneous federated learning (Zhu et al., ICML 2021, Algorithm 1).
 
-    Clients share the knowledge of their classifiers through a generator of embeddings; no image is needed.
+    Clients share the knowledge of their classifiers through a generator of embeddings; no images are exchanged.
 
     The server learns a generator G of embeddings z = G(y, noise) that the clients' classifiers h_k agree to assign to
     y:
@@ -38,7 +38,7 @@ class FedGen(AddOn):
 
     where a_k(y) is client k's share of the counts of class y. A count is one plus the number of images of the class
     that the client's steps read. A class that no client read in a round is not generated in that round. From the second
-    round on clients receive G and add
+    round on, clients receive G and add to their loss
 
         alpha_t mean_y CE(h(G(y)), y) + beta_t mean_x KL(softmax(h(G(y_x))) || softmax(logits of x)),
 
@@ -54,12 +54,12 @@ class FedGen(AddOn):
     weight is 0 in all settings of the code, and the stop after 20 local epochs are left out.
 
     Args:
-        alpha, beta: weights of the two terms on the clients, at least 0; the code takes 10 and 10 (1 on EMNIST).
+        alpha, beta: weights of the two terms on the clients, at least 0; the code uses 10 for both (1 on EMNIST).
         decay: factor by which alpha, beta and the generator's rate shrink per round; the code uses 0.98.
         steps, batch, lr, weight_decay: options of Adam on the generator in each round; the code uses 50, 32, 3e-4 and
             0.01.
-        diversity_weight: weight of the diversity in the generator's loss, at least 0; the code takes 1.
-        noise, hidden: lengths of the generator's noise and hidden layer; the code takes 32 and 256 on MNIST.
+        diversity_weight: weight of the diversity in the generator's loss, at least 0; the code uses 1.
+        noise, hidden: lengths of the generator's noise and hidden layer; the code uses 32 and 256 on MNIST.
     """
 
     key = "FedGen"
@@ -84,7 +84,7 @@ class FedGen(AddOn):
     first_round = 2
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse several architectures, personal parameters and rescaled updates: the server needs every classifier."""
+        """Refuse several architectures, personal parameters and rescaled updates: the server needs all classifiers."""
         require_one_architecture(self, settings, "its generator learns from one kind of classifier")
         require_whole_models(self, settings, "its generator learns from the clients' classifiers")
         require_unscaled(self, addons)
@@ -97,7 +97,7 @@ class FedGen(AddOn):
         return cast("LatentGenerator", build(made, draw or torch.Generator()))
 
     def start(self, server: AveragingServer) -> None:
-        """Draw the generator G, which has seen no class yet."""
+        """Draw the initial weights of the generator G, which has seen no class yet."""
         classes, embedding = server.task.num_classes, self._head(server).embedding
         drawn = self._generator(classes, embedding, server.generator("FedGen init")).to(server.dtype)
         server.state[self.generator] = copied(drawn)
@@ -110,7 +110,7 @@ class FedGen(AddOn):
             message[self.generator], message[self.seen] = server.state[self.generator], server.state[self.seen]
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Expect a count for each class: one plus the number of its images that the steps read."""
+        """Expect a count for each class: one plus the number of images of this class that the steps read."""
         settings = server.settings
         read = sum(
             p.epochs * settings.max_samples if p.steps is None else p.steps * settings.batch for p in settings.phases
@@ -127,7 +127,7 @@ class FedGen(AddOn):
             local.scratch(self).update(net=net.eval(), draws=local.generator(self))
 
     def loss(self, step: Step) -> Tensor | None:
-        """Return alpha_t CE on generated embeddings plus beta_t KL to a generated embedding of each image's class."""
+        """Return alpha_t CE on generated embeddings, plus beta_t KL to a generated embedding of each image's class."""
         local, labels = step.local, step.batch.labels
         scratch, factor = local.scratch(self), self.decay ** (local.round - 1)
         if "net" not in scratch:
@@ -147,7 +147,7 @@ class FedGen(AddOn):
         return factor * (self.alpha * agreed + self.beta * (known * distance).mean())
 
     def after_step(self, step: Step) -> None:
-        """Count the labels of the step."""
+        """Add the labels of the step to the counts."""
         step.local.scratch(self)["counts"] += step.local.task.counts(step.batch.labels)
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
@@ -155,7 +155,7 @@ class FedGen(AddOn):
         reply[self.counts] = local.scratch(self)["counts"][None]
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Derive h_k, the classifier of the client's model."""
+        """Derive an entry with h_k, the classifier of the client's model."""
         if FedAvg.update not in reply:
             return
         name = server.settings.networks.names[0]

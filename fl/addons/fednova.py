@@ -21,18 +21,19 @@ class FedNova(AddOn):
 
     The updates of clients with unequal numbers of steps are normalized before averaging.
 
-    A client sends d_i = (its change) / |a_i|_1, where a_i holds the weight of each of its gradients in that change; the
-    server adds tau_eff sum_i p_i d_i with tau_eff = sum_i p_i |a_i|_1. So a client with more steps has no more weight,
-    and the fixed point is that of the true objective. With equal |a_i|_1 FedNova equals FedAvg, up to rounding.
+    A client sends d_i = (its change) / |a_i|_1, where a_i holds the weight of each of its gradients in that change. The
+    server adds tau_eff sum_i p_i d_i to the model, with tau_eff = sum_i p_i |a_i|_1. So a client does not gain weight
+    by taking more steps, and the fixed point is that of the true objective. With equal |a_i|_1, FedNova equals FedAvg,
+    up to rounding.
 
     |a_i|_1 is the distance that the client's optimizer moves in its tau steps for a constant unit gradient, divided by
     lr. It is tau for SGD, sum_k (1 - rho^(tau - k)) / (1 - rho) with momentum rho, and sum_k (1 - lr mu)^k with a
     proximal term.
 
-    Deviations. If there are both momentum and a proximal term, |a_i|_1 is computed for their combination; the authors'
-    code mixes two formulas. With a proximal term, the authors' code sets tau_eff to the mean number of steps. A client
-    sends one normalizer per tensor instead of one per model, because phases may train parts of the model for different
-    numbers of steps. For Adam the normalizer is the number of steps.
+    Deviations. If the clients use both momentum and a proximal term, |a_i|_1 is computed for their combination; the
+    authors' code mixes two formulas. With a proximal term, the authors' code sets tau_eff to the mean number of steps.
+    A client sends one normalizer per tensor instead of one per model, because phases may train parts of the model for
+    different numbers of steps. For Adam the normalizer is the number of steps.
     """
 
     key = "Nova"

@@ -20,10 +20,10 @@ __all__ = ["FedAdagrad", "FedAdam", "FedAvgM", "FedYogi", "ServerAdaptive"]
 class FedAvgM(AddOn):
     """FedAvgM (Hsu et al., "Measuring the effects of non-identical data distribution", 2019, section 4.3).
 
-    The server's steps have momentum over the rounds: for the mean change Delta of a round, v <- beta v + Delta and w <-
-    w + lr v. With momentum 0, lr is a plain server step size (such as SCAFFOLD's eta_g); with momentum 0 and lr 1 the
-    add-on is disabled. Buffers have no momentum. If no drawn client has the architecture of a tensor, the tensor and
-    its v stay unchanged.
+    The server's steps have momentum over the rounds. With the mean change Delta of a round, v <- beta v + Delta and w
+    <- w + lr v. With momentum 0, lr is a plain server step size (such as SCAFFOLD's eta_g); with momentum 0 and lr 1
+    the add-on is disabled. Buffers have no momentum. If no drawn client has the architecture of a tensor, the tensor
+    and its v stay unchanged.
 
     Args:
         momentum: beta, the momentum, in [0, 1).
@@ -42,11 +42,11 @@ class FedAvgM(AddOn):
 
     @property
     def disabled(self) -> bool:
-        """Whether the step is the plain mean change (momentum 0, lr 1)."""
+        """Whether the step equals the plain mean change (momentum 0, lr 1)."""
         return self.momentum == 0 and self.lr == 1
 
     def server_step(self, server: AveragingServer, mean: Tensors) -> Tensors:
-        """Update v by the mean change, and return the step lr v, or the step of another `rule`."""
+        """Update v with the mean change, and return the step lr v, or the step of another `rule`."""
         known: Tensors = server.state.get(self.velocity, {})
         v = {n: self.momentum * known[n] + delta if n in known else delta for n, delta in mean.items()}
         server.state[self.velocity] = {**known, **v}
@@ -66,8 +66,8 @@ class ServerAdaptive(AddOn, ABC):
 
         m <- beta1 m + (1 - beta1) Delta,    v <- (see the subclass),    w <- w + lr m / (sqrt(v) + tau)
 
-    There is no bias correction. m starts at 0, v at `initial`. Buffers take their plain mean. If no drawn client has
-    the architecture of a tensor, the tensor, its m and its v stay unchanged.
+    There is no bias correction. m starts at 0 and v at `initial`. Buffers are set to their plain mean. If no drawn
+    client has the architecture of a tensor, the tensor, its m and its v stay unchanged.
 
     Args:
         lr: eta, the server's step size. The paper tunes it over 10^-3 ... 10 together with the clients' rate. A weight
@@ -89,7 +89,7 @@ class ServerAdaptive(AddOn, ABC):
 
     @abstractmethod
     def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """Return the new v, from the old `v` and `square` (Delta^2). The three methods differ only in this function."""
+        """Return the new v, given the old `v` and `square` (Delta^2). The three methods differ only in this step."""
 
     def server_step(self, server: AveragingServer, mean: Tensors) -> Tensors:
         """Update m and v, and return the step lr m / (sqrt(v) + tau)."""
@@ -116,7 +116,7 @@ class FedAdagrad(ServerAdaptive):
     beta1: Decay = 0.0
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """Return v + Delta^2: the sum of the squared updates of all rounds."""
+        """Return v + Delta^2, which accumulates the squared updates of all rounds."""
         return v + square
 
 
@@ -134,7 +134,7 @@ class FedAdam(ServerAdaptive):
     beta2: Decay = 0.99
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """Return beta2 v + (1 - beta2) Delta^2, a moving mean of the squares."""
+        """Return beta2 v + (1 - beta2) Delta^2, the moving average of the squared updates."""
         return self.beta2 * v + (1 - self.beta2) * square
 
 
@@ -150,5 +150,5 @@ class FedYogi(FedAdam):
     key = "ServerYogi"
 
     def second(self, v: Tensor, square: Tensor) -> Tensor:
-        """Return v moved towards Delta^2 by a step whose size does not depend on v."""
+        """Return v, moved towards Delta^2 by a step whose size depends only on Delta^2."""
         return v - (1 - self.beta2) * square * torch.sign(v - square)

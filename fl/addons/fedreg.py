@@ -1,4 +1,4 @@
-"""FedReg: local steps that forget less of the global model, by projections based on generated images."""
+"""FedReg: local steps that forget less of the global model, thanks to projections based on generated images."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ class FedReg(AddOn):
     model's softmax, which carries its knowledge. Perturbed images (small steps) keep their true labels. Then each local
     step
 
-    1. takes the gradient at gamma w + (1 - gamma) w_t instead of at w, and takes the SGD step with it;
-    2. takes the gradients g_s on pseudo and g_p on perturbed images at (w + w_t) / 2, and removes from the drift w -
-       w_t its component along g_s, then along g_p, if that component raises the loss of these images to first order.
+    1. takes the gradient at gamma w + (1 - gamma) w_t instead of at w, and takes the SGD step with it; 2. takes the
+    gradients g_s on pseudo and g_p on perturbed images at (w + w_t) / 2, and removes from the drift w - w_t its
+    component along g_s, then along g_p, if that component raises the loss of these images to first order.
 
     These operations and their order are those of the authors' code (Zoesgithub/FedReg: `step_func` in
     FedUtils/fed/fedreg.py, `FSGM` in FedUtils/models/utils.py), which averages clients uniformly (`weights="uniform"`).
-    The batches of generated images are made once a round and used in turn, so they are not made from the step's own
-    images. Images are not clamped to the range of pixels; the code clamps a tensor that it then discards.
+    The batches of generated images are made once a round and used in turn, so they are not derived from the images of
+    the current step. Images are not clamped to the range of pixels; the code clamps a tensor that it then discards.
 
     Deviations. The optional privacy mask of the code is not implemented. Batch statistics never change in the code,
     which computes every gradient on copies; here step 1 updates them as in FedAvg, and step 2 does not. On a CPU,
     pseudo and perturbed images are the same tensor in the code; on a GPU they are two tensors, as here.
 
     Args:
-        gamma: weight of the local model in step 1, in [0, 1]; the code's settings have 0.5, or 0.25 to 0.4.
+        gamma: weight of the local model in step 1, in [0, 1]; the code's settings are 0.5, or 0.25 to 0.4.
         eta: step size for the pseudo images, in normalized pixels; the code uses 0.1 on CIFAR and 0.2 on MNIST.
         eta_perturbed: step size for the perturbed images; None: eta / 100, as in the code.
         iterations: number of gradient steps that make an image; the code uses 10.
@@ -60,7 +60,7 @@ class FedReg(AddOn):
     single_label = True
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse momentum, Adam, and add-ons that need an update that is a sum of gradients."""
+        """Refuse momentum, Adam, and add-ons that require an update to be a sum of gradients."""
         if settings.optimizer.name != "sgd" or settings.momentum:
             raise ValueError(
                 "FedReg's projections are defined for plain SGD, give optimizer='sgd' and momentum=0: momentum "
@@ -108,7 +108,7 @@ class FedReg(AddOn):
                 step.trained[name].copy_(local.start[name] + r)
 
     def _generated(self, local: Local) -> list[tuple[Tensor, ...]]:
-        """Return pseudo images and their soft labels, and perturbed images and their labels, batch by batch."""
+        """Return batches of pseudo images with soft labels, and batches of perturbed images with their labels."""
         model, data = local.at(local.received), local.data
         small = self.eta / 100 if self.eta_perturbed is None else self.eta_perturbed
         found: list[tuple[Tensor, ...]] = []
@@ -123,7 +123,7 @@ class FedReg(AddOn):
         return found
 
     def _raised(self, network: nn.Module, images: Tensor, labels: Tensor, eta: float) -> Tensor:
-        """Take signed gradient steps that raise the loss."""
+        """Return images after signed gradient steps that raise the loss."""
         for _ in range(self.iterations):
             images = images.detach().requires_grad_()
             slope = torch.autograd.grad(F.cross_entropy(network(images), labels), images)[0]

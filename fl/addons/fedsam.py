@@ -25,8 +25,9 @@ class FedSAM(AddOn):
     Corrections such as SCAFFOLD's are applied to the resulting gradient.
 
     Both passes use the same images and dropout masks. The weights are restored from a copy, bit by bit. Batch-norm
-    statistics move once, in the pass at w. (The paper does not specify these; plain implementations of SAM move the
-    statistics twice.) If the gradient is zero, the weights are not perturbed. A step costs two gradients.
+    statistics are updated once, in the pass at w. The paper does not specify these details; plain implementations of
+    SAM update the statistics twice. If the gradient is zero, the weights are not perturbed. A step computes two
+    gradients.
 
     Args:
         rho: radius of the perturbation, at least 0; 0 disables the add-on.

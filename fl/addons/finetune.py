@@ -17,12 +17,13 @@ __all__ = ["FineTune"]
 class FineTune(AddOn):
     """Fine-tuned federated averaging (Wang et al., "Federated Evaluation of On-device Personalization", 2019).
 
-    It measures the gain from personalization: each client trains the global model further for itself before it is
-    tested. The global training is unchanged bit by bit. A tested client first trains the received model on its own
-    data. The result is tested as its "personal" model (`accuracy_personal` in the history) and discarded.
+    Use it to measure the gain from personalization. Before a test, a client trains the received model further on its
+    own data. The result is tested as its "personal" model (`accuracy_personal` in the history) and then discarded. The
+    global training is bit-identical to that without the add-on.
 
-    The paper fine-tunes all parameters with the clients' optimizer, as here; `train` selects parameters (only the last
-    layer: "classifier.*"). The client's own images are used, even if the method trains on other images.
+    The paper fine-tunes all parameters with the clients' optimizer, as here by default. `train` selects parameters;
+    "classifier.*", for example, trains only the last layer. The client's own images are used, even if the method trains
+    on other images.
 
     Args:
         epochs: number of passes over the local data.

@@ -1,4 +1,4 @@
-"""Test of each client's trained model on one common set, before averaging."""
+"""Test of each client's trained model on a common set, before averaging."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ class LocalAccuracy(AddOn):
 
     The column of the history is `accuracy_locals`. "We evaluate each local model on the uniform test dataset to examine
     the preservation of general knowledge during local training" (FedCOG, Ye et al., ICLR 2024, section 6.4, Fig. 2b).
-    The server runs each model as it arrives, on `server_data={"test": ...}`. The training is unchanged bit by bit, and
-    nothing more is sent. With `SharedImage` and `SharedPool` only rounds in which weights travel have the column.
+    The server runs each model on `server_data={"test": ...}` as the model arrives. The training stays bit-identical,
+    and no additional values are sent. With `SharedImage` and `SharedPool`, only rounds in which clients send weights
+    have the column.
 
     Args:
         on: name of the set in `server_data`.
@@ -41,7 +42,7 @@ class LocalAccuracy(AddOn):
 
     @property
     def first_round(self) -> int:  # type: ignore[override]
-        """Round of the first test, which is `every`."""
+        """Index of the round with the first test, which equals `every`."""
         return self.every
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
@@ -68,6 +69,6 @@ class LocalAccuracy(AddOn):
         out[self.accuracies] = torch.tensor([server.task.metrics(sums)["accuracy"]], dtype=torch.float64)
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Write mean, std and worst tenth into the round's row of the history."""
+        """Write mean, std and worst tenth of the accuracies into the round's row of the history."""
         if self.accuracies in replies:
             server.notes["accuracy_locals"] = clients_accuracy(replies[self.accuracies].tolist())

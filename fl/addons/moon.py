@@ -1,4 +1,4 @@
-"""MOON: a term that keeps embeddings near the global model's and away from the client's previous model's."""
+"""MOON: a loss term that keeps embeddings near those of the global model, and away from those of the previous model."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class MOON(AddOn):
     embeddings by the model in training, by the received model, and by this client's model after its latest
     participation. The received and the previous model are frozen and in eval mode.
 
-    The embedding is the input of the last linear layer. The paper puts a two-layer projection head before this layer:
-    use a network that has one (FedCOG's MOON has none). In a client's first round the term is left out, because the
-    previous model would be the received one: then cos(z, z_prev) = cos(z, z_glob), the loss is log 2 and its gradient
-    is exactly 0. The authors' code starts from a randomly drawn model instead.
+    The embedding is the input of the last linear layer. The paper puts a two-layer projection head before this layer.
+    To do the same, use a network that has such a head; FedCOG's version of MOON has none. In a client's first round,
+    the term is left out, because the previous model would be the received one. Then cos(z, z_prev) = cos(z, z_glob), so
+    the loss would be log 2 and its gradient exactly 0. The authors' code uses a randomly initialized model instead.
 
     Args:
         mu: weight of the contrastive term, at least 0; 0 disables the add-on. The paper tunes it over {0.1, 1, 5, 10};

@@ -1,4 +1,4 @@
-"""RobustMean: a median, a trimmed mean or Krum in place of the mean, against clients that send false updates."""
+"""RobustMean: a median, a trimmed mean or Krum in place of the mean, as a defense against false updates."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = ["RobustMean"]
 class RobustMean(AddOn):
     """Coordinate-wise median or trimmed mean (Yin et al., "Byzantine-robust distributed learning", ICML 2018), or Krum.
 
-    One reply of the right form with large false values can move a plain mean anywhere. Here the server combines the
-    clients' changes by a rule that a few such replies cannot move far:
+    A single well-formed reply with large false values can move a plain mean anywhere. Here, the server combines the
+    clients' changes by a rule whose result a few such replies cannot move far:
 
     * "median": the median of every coordinate (the mean of the middle two if n is even).
     * "trimmed": the mean of every coordinate without the f smallest and the f largest values, which is their trimmed
@@ -40,9 +40,9 @@ class RobustMean(AddOn):
     weight, as in both papers, so `weights="uniform"` is required. The server keeps all n updates of a round in memory.
 
     Deviations. The papers combine gradients; here the vectors are the clients' changes after their local steps. The
-    papers' guarantees are for clients with similar data: if classes are distributed unevenly, honest changes differ,
-    and the removed clients may be the only ones that know a class. Multi-Krum averages at most n - f changes; the paper
-    allows n.
+    papers' guarantees are for clients with similar data. If classes are distributed unevenly, honest changes differ,
+    and the removed changes may come from the only clients that have a class. Multi-Krum averages at most n - f changes;
+    the paper allows n.
 
     Args:
         attackers: f, the largest number of false replies in a round, at least 0. "median" uses it only to refuse rounds
@@ -51,7 +51,7 @@ class RobustMean(AddOn):
         best: number of changes that Krum averages, at least 1.
 
     Raises:
-        ValueError: `best` is given for another rule than Krum; `weights` is "samples"; there are several architectures,
+        ValueError: `best` is given for a rule other than Krum; `weights` is "samples"; there are several architectures,
             or buffers that are averaged; an add-on combines further entries of the replies, such as SCAFFOLD, or
             rescales the mean, such as FedNova; or a round has fewer clients than the rule needs (2 f + 1, and for Krum
             2 f + 3 and f + `best`).
@@ -72,7 +72,7 @@ class RobustMean(AddOn):
 
     @property
     def disabled(self) -> bool:
-        """Whether nothing is trimmed: trimming by 0 is the plain mean."""
+        """Whether the rule is a trimmed mean with 0 values trimmed, which is the plain mean."""
         return self.rule == "trimmed" and self.attackers == 0
 
     @property
@@ -114,7 +114,7 @@ class RobustMean(AddOn):
         schema[FedAvg.update.key] = EntrySpec.finite(schema[FedAvg.update.key].value)
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Derive one row from the client's change, so that `aggregate` gets the change of every single client."""
+        """Derive one row from the client's change, so that `aggregate` gets the changes of all clients individually."""
         out[self.updates] = {n: u.unsqueeze(0) for n, u in reply[FedAvg.update].items()}
 
     def aggregate(self, server: AveragingServer, replies: AggregatedReplies, mean: Tensors) -> Tensors:

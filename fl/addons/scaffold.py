@@ -24,14 +24,14 @@ class SCAFFOLD(AddOn):
     local gradient becomes g - c_i + c (line 10). After training, c_i <- c_i - c + (x - y_i) / (K eta_l) (line 12). The
     server moves c by the sum of the drawn clients' changes of c_i, divided by the number N of all clients (line 17).
     All variates start at zero. c_i stays with its client, and changes only if the server has used the reply. Buffers
-    and personal parameters have no variate. The variate of a parameter that was not trained does not change.
+    and personal parameters have no control variate. The variate of a parameter that was not trained does not change.
 
     Deviations. K eta_l is replaced by `local.effective_lrs`, the distance that a constant unit gradient moves a weight.
     This is K eta_l for plain SGD. With momentum or a proximal pull, K eta_l itself would make the variates too large (6
     times at K = 20 and momentum 0.9). Variates that are zero are not sent, so round 1 sends no more than FedAvg. The
-    sum of changes is unweighted, as in the paper, whose clients all weigh the same. Use `weights="uniform"` with it:
-    even with sample weights, the corrected steps converge where the unweighted mean gradient is zero. The server's step
-    size eta_g (line 16; 1 in the paper's experiments) is `FedAvgM(0.0, lr=eta_g)`.
+    sum of changes is unweighted, as in the paper, where all clients have the same weight. Use SCAFFOLD with
+    `weights="uniform"`: even with sample weights, the corrected steps converge where the unweighted mean gradient is
+    zero. The server's step size eta_g (line 16; 1 in the paper's experiments) is `FedAvgM(0.0, lr=eta_g)`.
 
     Raises:
         ValueError: the clients use Adam, whose steps are not proportional to gradients, or have several architectures.
@@ -45,7 +45,7 @@ class SCAFFOLD(AddOn):
     drift = Entry[Tensors]("sum")
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse Adam and momentum kept between rounds: option II needs a change that is a sum of gradients."""
+        """Refuse Adam and momentum kept between rounds, because option II needs a change that is a sum of gradients."""
         if settings.optimizer.name == "adam":
             raise ValueError(
                 "SCAFFOLD needs optimizer='sgd', got 'adam': its steps do not tell the size of the gradient"
@@ -65,7 +65,7 @@ class SCAFFOLD(AddOn):
         message[self.control] = server.state[self.control]
 
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
-        """Expect a change of c_i for every tensor of the update, no larger than option II can make it."""
+        """Expect a change of c_i for every tensor of the update, with a norm no larger than option II can produce."""
         update = schema[FedAvg.update.key]
         control = math.hypot(*(float(torch.linalg.vector_norm(c)) for c in server.state[self.control].values()))
         schema[self.drift.key] = replace(update, max_norm=control + update.max_norm / server.rate)
@@ -97,6 +97,6 @@ class SCAFFOLD(AddOn):
         reply[self.drift] = local.prefixed(drift)
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
-        """Move c by 1/N times the sum of the changes (line 17)."""
+        """Add 1/N times the sum of the changes to c (line 17)."""
         c, moved = server.state[self.control], replies[self.drift]
         server.state[self.control] = {n: c.get(n, torch.zeros_like(d)) + d / server.clients for n, d in moved.items()}

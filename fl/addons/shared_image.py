@@ -23,13 +23,15 @@ __all__ = ["SharedImage", "SharedPool"]
 class SharedImage(Shared):
     """Soni, Saeed and Asano, "Federated Learning with a Single Shared Image" (2024), Algorithm 1.
 
-    Clients of any architecture teach the server by their predictions on crops of one image, without sending weights.
+    Clients of any architecture teach the server through their predictions on crops of one image, without sending
+    weights.
 
     All participants render the same `count` crops of one image (section 3.1). In each round the global model selects
-    `keep` of them (section 3.2). The server sends their indices, and clients reply with logits. They send weights only
-    in rounds with "FedAvg initialization". In these rounds each architecture's model on the server starts from its
-    clients' average, in other rounds from its previous weights. The server then trains the model to match the softmax
-    of the weighted mean of all logits. `fl.methods.SingleImage` sets the paper's options.
+    `keep` of them (section 3.2). The server sends their indices, and clients reply with logits. Clients send weights
+    only in rounds with "FedAvg initialization". In these rounds, each architecture's model on the server starts from
+    the average of its clients' weights; in other rounds, it starts from its previous weights. The server then trains
+    the model to match the softmax of the weighted mean of all logits. `fl.methods.SingleImage` sets the paper's
+    options.
 
     Deviations. The server sends crop indices, as in the paper; the authors' code sends the crops, 61 MB per client and
     round. Averages are weighted by the number of samples (in the authors' code by the number of batches). As in that
@@ -37,16 +39,17 @@ class SharedImage(Shared):
     does not mention this limit. The last weights are kept, as in the paper; the authors' code keeps the best on the
     clients' own validation images (`returns="best"` uses `server.data["validation"]`). If there are several
     architectures, the model that is best on that set selects the crops; without the set, the first model does so. (In
-    the authors' code it is the model that is best on the test set.)
+    the authors' code, the model that is best on the test set selects them.)
 
     Args:
-        image: the shared image, uint8 [C, H, W], or float in [0, 1], which is rounded to 8 bits; C as in the clients'
-            images.
-        keep, count: number of crops in a round, and number of crops from which they are selected; if both are equal,
-            nothing is selected.
+        image: the shared image, uint8 [C, H, W], or float in [0, 1], which is rounded to 8 bits; C is that of the
+            clients' images.
+        keep, count: number of crops used in a round, and number of crops from which they are selected. If both are
+            equal, all crops are used.
         seed: seed of the crops, with which every participant renders the same crops.
-        size: side of a crop in pixels; None: the side of the clients' images, which must then be square.
-        rate: share of rounds with FedAvg initialization, in [0, 1], evenly spaced; the paper uses 1, 0.5 and 0.2.
+        size: side of a crop in pixels. None means the side of the clients' images, which must then be square.
+        rate: share of rounds with FedAvg initialization, in [0, 1]; these rounds are evenly spaced. The paper uses 1,
+            0.5 and 0.2.
         warm_rounds: number of first rounds that always have FedAvg initialization.
         steps, batch, lr: options of Adam on the server (batch in the authors' code: 32 in Tables 1, 3 and 4, else 512).
         least_steps: minimum number of steps. The number decays to this minimum along half a cosine and restarts in
@@ -80,19 +83,19 @@ class SharedImage(Shared):
 
 @dataclass(frozen=True, eq=False)
 class SharedPool(Shared):
-    """Soni, Saeed and Asano, "Federated Learning with a Single Shared Image" (2024), Table 6: selection over a pool.
+    """Soni, Saeed and Asano, "Federated Learning with a Single Shared Image" (2024), Table 6: selection from a pool.
 
-    It works like `SharedImage`, with the images of a public set instead of the crops of one image: "use cases where we
-    already have a shared public dataset at hand". Every participant has the pool, which is sent once. In each round the
-    global model selects `keep` images. The server sends their indices and receives the clients' logits. Clients send
-    weights only in rounds with FedAvg initialization. The labels of the pool are not read. If `keep` is the size of the
-    pool, all images are used: this is the paper's FedDF (first row of Table 6), which exchanges logits.
+    The add-on works like `SharedImage`, with the images of a public set instead of the crops of one image: "use cases
+    where we already have a shared public dataset at hand". Every participant has the pool, which is sent once. In each
+    round the global model selects `keep` images. The server sends their indices and receives the clients' logits.
+    Clients send weights only in rounds with FedAvg initialization. The labels of the pool are not read. If `keep` is
+    the size of the pool, all images are used: this is the paper's FedDF (first row of Table 6), which exchanges logits.
 
     Table 6 uses 1,000 images of CIFAR-100's training split with private CIFAR-10. In the authors' code, runs with
     selection choose these images from a pool of 10,000; runs without selection have only a pool of 1,000.
 
     Args:
-        pool: a set, which is converted to 8-bit pixels, or pictures uint8 [N, C, H, W]; C, H and W are those of the
+        pool: a set, which is converted to 8-bit pixels, or images uint8 [N, C, H, W]; C, H and W are those of the
             clients' images.
         keep: number of images to select for a round.
         rate, warm_rounds, steps, batch, lr, least_steps, clip, returns, selection: as in `SharedImage`. The rates of
@@ -123,7 +126,7 @@ class SharedPool(Shared):
         self._set_source(pixels, Pool(len(pixels)), digest.hexdigest())
 
     def start(self, server: AveragingServer) -> None:
-        """Refuse a pool of another shape than the clients' images; select the images of the first round."""
+        """Refuse a pool whose images differ in shape from the clients', and select the images of the first round."""
         if tuple(self.pixels.shape[1:]) != tuple(server.shape):
             raise ValueError(
                 f"the pool has images {tuple(self.pixels.shape[1:])}, the clients have {tuple(server.shape)}: resize "

@@ -1,4 +1,4 @@
-"""Virtual feature alignment: real features are calibrated with random features that all clients share."""
+"""Virtual feature alignment, which calibrates real features with random features that all clients share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class VFA(AddOn):
     Args:
         weight: weight of the contrastive term, at least 0; 0 disables the add-on.
         std: standard deviation of the features around their means, at least 0.
-        per_class: number of features drawn per class in each step; default B // K + 1.
+        per_class: number of features drawn per class in each step; default: B // K + 1.
         temperature: temperature of the contrastive loss.
         empty: "drop", or "zero" as in the authors' code; see `supervised_contrastive`.
     """

@@ -1,4 +1,4 @@
-"""Virtual federated transfer learning: the server pretrains the model on noise before round 1."""
+"""Virtual federated transfer learning, in which the server pretrains the model on noise before round 1."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class VFTL(AddOn):
     """VFTL, a control for VHL (Tang et al., ICML 2022, section 5.3): pretraining on the virtual set, then plain rounds.
 
     Neither the paper nor its code specifies the pretraining. Here the server minimizes the cross-entropy by SGD with
-    momentum before round 1, and virtual class k is output k. All pretrained weights are used, including the
+    momentum before round 1, with output k for virtual class k. All pretrained weights are used, including the
     classifier's. The messages are those of FedAvg.
 
     Args:
         epochs: number of passes over the virtual set; 0 disables the add-on.
         lr, momentum, batch: options of SGD on the server; `batch` is the number of images per step.
-        source, classes, per_class, options: options of the virtual set, as in `VHL`; it cannot have more classes than
-            the task.
+        source, classes, per_class, options: options of the virtual set, as in `VHL`. The virtual set cannot have more
+            classes than the task.
     """
 
     key = "VFTL"

@@ -33,28 +33,30 @@ class VHL(AddOn):
 
     Clients whose data differ share a set of noise images, on which their features are aligned.
 
-    The server makes a set of `classes` kinds of noise, which each client downloads once. Every step also reads a batch
-    of these images, which is forwarded together with the real batch (joint batch statistics), and adds to the objective
+    The server makes a set of `classes` kinds of noise, which each client downloads once. In every step, the client also
+    reads a batch of these images, which is forwarded together with the real batch (with joint batch statistics). It
+    adds to the objective
 
         cross_entropy * CE(virtual logits, virtual labels)
         + calibration * SupCon([real, virtual features], labels), virtual features detached
         + contrast * SupCon(virtual features).
 
-    Virtual class k is an extra output of the classifier; the contrastive terms pair it with real class k.
+    Each virtual class k has an extra output of the classifier. The contrastive terms pair it with real class k.
 
     Deviations. Only the authors' code has the third term (weight .1). It keeps the virtual classes apart, which the
     detached second term cannot do. That code calibrates only in the first five local epochs of a round, which no
     published setting exceeds, and drops the last short virtual batch of a pass. In its tests, a prediction of a virtual
     class counts as an error; `predict="all"` does the same here. In the code, a client's rate decays with each of its
     participations; here the rate decays with the rounds, as in the paper. The code keeps momentum between rounds, as
-    `ClientOptimizer(state="client")` does. It crops and flips the virtual images, whatever the augmentation of the real
-    images is; see `augment`.
+    `ClientOptimizer(state="client")` does. It crops and flips the virtual images regardless of the augmentation of the
+    real images; see `augment`.
 
     Args:
         source: "stylegan", "gaussian" or "cnn" (see `distillkit.generate`), the name of a set in `server_data`, or a
             set of images in the clients' normalization and shape.
         classes: number of virtual classes (10; 100 for CIFAR-100).
-        per_class: number of noise images per class; the authors' code leaves open whether this is 200 or 5,000.
+        per_class: number of noise images per class; it is unclear from the authors' code whether it should be 200 or
+            5,000.
         cross_entropy, calibration, contrast: weights of the three terms, at least 0; all at 0 disable the add-on.
         batch: number of virtual images per step; default: the method's `batch`, as in the paper.
         augment: augmentation of the virtual images: "method" for the method's augmentation, another augmentation, or
@@ -63,7 +65,7 @@ class VHL(AddOn):
             (`model_out_feature_layer` in the authors' code, Table 6); None: the embedding.
         temperature: temperature of the contrastive loss.
         empty: "drop", or "zero" as in the authors' code; see `supervised_contrastive`.
-        options: further arguments of the noise function, e.g. `{"width": 64}`.
+        options: additional arguments of the noise function, e.g. `{"width": 64}`.
     """
 
     key = "VHL"
@@ -102,7 +104,7 @@ class VHL(AddOn):
 
     @property
     def layers(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Inner layer whose outputs are compared, if `layer` names one."""
+        """Name of the inner layer whose outputs are compared; empty if `layer` is None."""
         return () if self.layer is None else (self.layer,)
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
@@ -131,7 +133,7 @@ class VHL(AddOn):
         message[self.noise] = server.state[self.noise]
 
     def extra_batches(self, local: Local) -> Iterator[Batch]:
-        """Return batches of the virtual set, augmented in the space of its own normalization."""
+        """Return batches of the virtual set, augmented with its own normalization."""
         noise = local.message[self.noise]
         change = local.settings.augment if isinstance(self.augment, str) else self.augment
         augment = None if change is None else adapt_normalization(change, noise.normalization)
@@ -153,7 +155,7 @@ class VHL(AddOn):
 
 @dataclass(frozen=True)
 class NaiveVHL(VHL):
-    """VHL's ablation "naive VHL" (section 5.3): the virtual set joins the training, without any calibration.
+    """VHL's ablation "naive VHL" (section 5.3): clients also train on the virtual set, but without any calibration.
 
     The arguments are those of `VHL`, with the weights `calibration` and `contrast` at 0.
     """
