@@ -19,20 +19,20 @@ __all__ = ["asking", "reading", "require_shapes", "require_sums"]
 
 
 def asking(method: Method) -> str | None:
-    """Return the name of the component that queries every client before round 1; None if there is none."""
+    """Return the name of the component that queries every client before round 1, or None if no component does."""
     addons = method.addons if isinstance(method, FedAvg) else ()
     return next((a.name for a in addons if a.has_query), type(method).__name__) if method.has_query else None
 
 
 def reading(method: Method) -> str | None:
-    """Return the name of the component that reads single replies on the server; None if there is none."""
+    """Return the name of the component that reads individual replies on the server, or None if no component does."""
     addons = method.addons if isinstance(method, FedAvg) else ()
     itself = type(method).read_reply not in (Method.read_reply, FedAvg.read_reply)
     return next((a.name for a in addons if overrides(a, "read_reply")), type(method).__name__ if itself else None)
 
 
 def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
-    """Raise PrivacyError if the method, as configured, needs more than sums of clipped entries of the replies."""
+    """Raise PrivacyError if the method, as configured, needs data other than sums of clipped entries of the replies."""
     name, addons = type(method).__name__, method.addons if isinstance(method, FedAvg) else ()
     entries = {e.key: e for e in method.entries()}
     weights = {e.by.key for e in clips if e.by is not None}
@@ -76,7 +76,7 @@ def require_sums(method: Method, clips: Mapping[Entry[Any], float]) -> None:
 
 
 def require_shapes(schema: Schema, clips: Mapping[Entry[Any], float]) -> None:
-    """Raise PrivacyError unless replies contain only clipped entries with known shapes, and their weights."""
+    """Raise PrivacyError if replies contain data other than clipped entries with known shapes, and their weights."""
     weights = {e.by.key: e.key for e in clips if e.by is not None}
     for entry in clips:
         if entry.key not in schema:

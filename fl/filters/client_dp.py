@@ -35,7 +35,7 @@ class Adaptive:
 
     Args:
         quantile: gamma, the target quantile in [0, 1]; 0.5 is the median.
-        step: eta_C, the rate at which the norms change, above 0.
+        step: eta_C, the rate at which the clip norms change, above 0.
         sigma: sigma_b, the standard deviation of the noise on the count of bits; default: a twentieth of the clients
             expected in a round, as in the paper. It must exceed half of `ClientDP.sigma`, because the bits and the
             updates share that noise multiplier.
@@ -53,25 +53,26 @@ class Adaptive:
 class ClientDP(Filter):
     """DP-FedAvg (McMahan et al., "Learning differentially private recurrent language models", ICLR 2018).
 
-    In each round every client takes part with probability q, independently and in secret. It scales its update, as one
-    vector, to a norm of at most C. The server sums the updates, adds N(0, (sigma C)^2) to every value, and divides by q
-    N. This number is public, whereas the number of replies is private. Several entries with norms C_e form one vector
-    of norm sqrt(sum C_e^2). The noise is the same in rounds without clients, and with lost, failed or NaN replies.
+    In each round, every client takes part with probability q, independently and in secret. The client scales its
+    update, as one vector, to a norm of at most C. The server sums the updates, adds N(0, (sigma C)^2) to every value,
+    and divides by q N, where N is the number of clients. The number q N is public, whereas the number of replies is
+    private. Several entries with norms C_e form one vector of norm sqrt(sum C_e^2). The same noise is added in rounds
+    without clients, and in rounds with lost, failed or NaN replies.
 
     **Guarantee**, with the ledger's epsilon and delta: the participation of one client, with all of its data, is hidden
     from anyone who sees the *models* of all rounds and values that are derived from these models. The server and the
-    channel are trusted, because they see single updates, clipped and without noise. A run's folder is not covered: it
-    holds fingerprints of the data, bytes, the number of failed clients, seconds, the memories of the drawn clients, and
-    every message if you request a transcript. Publish the model, not the folder.
+    channel must be trusted, because they see individual updates, which are clipped but not noised. A run's folder is
+    not covered: it holds fingerprints of the data, bytes, the number of failed clients, seconds, the memories of the
+    drawn clients, and every message if you request a transcript. Publish the model, not the folder.
 
-    Deviations. Every client has the same weight, whereas the paper's weights are min(n_k / n, 1). `weights="uniform"`
-    is required, so that the run's record does not claim weights by samples. Of the paper's options, this class has flat
+    Deviations. Every client has the same weight; the paper's weights are min(n_k / n, 1). `weights="uniform"` is
+    required, so that the run's record does not claim weights by samples. Of the paper's options, this class has flat
     clipping (one clip for the whole update) and the estimator with the fixed denominator. The noise comes from the
     operating system's generator.
 
     Args:
         sigma: noise standard deviation / sensitivity of a round, at least 0. To reach a target epsilon, use
-            `distillkit.privacy.plan_noise(..., rate=q, count=rounds).sigma`. With 0 nothing is guaranteed.
+            `distillkit.privacy.plan_noise(..., rate=q, count=rounds).sigma`. With 0, there is no privacy guarantee.
         rate: q in (0, 1], the probability with which a client takes part in a round.
         clip: maps every entry of a reply to its clipping norm C; a single number applies to `FedAvg.update`.
         adaptive: an `Adaptive(...)` that adapts the norms, starting from `clip`; `sigma` is then the noise multiplier
@@ -133,7 +134,7 @@ class ClientDP(Filter):
         return left**-0.5, bits
 
     def check(self, method: Method) -> None:
-        """Refuse a method if a part of its replies is not clipped, or is read without noise."""
+        """Refuse a method if any part of its replies is not clipped, or is read without noise."""
         require_sums(method, self.clips)
 
     def start(self, server: Server, expected: Schema, entries: Mapping[str, Entry[Any]]) -> None:
@@ -206,7 +207,7 @@ class ClientDP(Filter):
     def back(self, server: Server, replies: AggregatedReplies, expected: Schema) -> AggregatedReplies:
         """Charge the ledger, add N(0, (sigma C)^2) to the sum of every clipped tensor, and divide by q N.
 
-        A tensor that no client sent is noise alone; the method receives nothing else.
+        A tensor that no client sent consists of noise alone. The method receives only these noised tensors.
         """
         self._ledger(server).spend(self._event(server))
         count = self.rate * server.clients  # expected in a round: public
@@ -239,14 +240,14 @@ def _group(value: Value) -> Tensors:
 
 
 def _like(tensors: Tensors, value: Value) -> Any:
-    """Return the tensors in the form of `value`."""
+    """Return the tensors in the form of `value`: a number, a tensor or a group."""
     if isinstance(value, dict):
         return {n: t.to(value[n].dtype) for n, t in tensors.items()}
     return tensors[""].to(value.dtype) if isinstance(value, Tensor) else float(tensors[""])
 
 
 def _clipped(value: Value, most: float) -> tuple[Any, bool]:
-    """Scale a value, as one vector, to norm at most `most`; return it, and whether its norm was already so small.
+    """Scale a value, as one vector, to norm at most `most`; return it, and whether its norm was within this limit.
 
     A value that is not finite is replaced by zeros.
     """

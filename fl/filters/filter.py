@@ -15,7 +15,7 @@ __all__ = ["Filter"]
 
 
 class Filter(Component):
-    """One filter of a chain: clipping, noise or secure sums. Override only the methods that you need.
+    """One filter of a chain, such as clipping, noise or secure sums. Override only the methods that you need.
 
     Like a method, a filter is immutable and exists on the server and on every client. It may declare its own entries as
     class attributes. Its constructor arguments are part of the run's identity, so use a frozen dataclass.
@@ -45,12 +45,12 @@ class Filter(Component):
 
     @property
     def sealed(self) -> bool:
-        """Whether the server learns only sums of the replies; such a filter must be the last. See `Method.sealed`."""
+        """Whether the server learns only sums of the replies; such a filter must come last. See `Method.sealed`."""
         return False
 
     @property
     def draws_clients(self) -> bool:
-        """Whether the filter, instead of the engine, draws the clients of a round: whether it overrides `draw`."""
+        """Whether the filter draws the clients of a round instead of the engine, because it overrides `draw`."""
         return type(self).draw is not Filter.draw
 
     def draw(self, server: Server) -> list[int]:
@@ -73,7 +73,7 @@ class Filter(Component):
         """
 
     def send(self, server: Server, client: int, message: Message) -> None:
-        """Add entries to the `message` to this `client`. Called on the `server`; no side effects, as `Method.send`."""
+        """Add entries to the `message` to this `client`. Called on the `server`; pure, as `Method.send` is."""
 
     def expect(self, server: Server, client: int, schema: Schema) -> None:
         """Change the schema so that it describes replies after `out`. Called on the server.
@@ -87,7 +87,7 @@ class Filter(Component):
     def send_exchange(self, server: Server, verb: str, client: int) -> Message:
         """Return the message to the `client` in the filter's own exchange `verb`.
 
-        Called on the `server`; without side effects, as `Method.send_exchange`.
+        Called on the `server`. The hook must be pure, as `Method.send_exchange` is.
         """
         return Message()
 
@@ -101,13 +101,13 @@ class Filter(Component):
         Args:
             server: server whose state holds the values of the method and the filters.
             verb: name of the exchange.
-            replies: replies, aggregated by the rules of their entries. The replies of "local" are given before any
-                `back`.
+            replies: replies, aggregated by the rules of their entries. Replies of "local" are passed before any `back`
+                has run.
         """
         return {}
 
     def out(self, client: Client, message: Message, reply: Message) -> Message:
-        """Return the reply for the next filter or the wire: the client side of the filter. Called once per training.
+        """Return the reply for the next filter or for sending. Called on the client, once per training.
 
         Args:
             client: client that runs the filter; changes to `client.memory` are kept if the reply is used.
@@ -117,7 +117,7 @@ class Filter(Component):
         return reply
 
     def back(self, server: Server, replies: AggregatedReplies, expected: Schema) -> AggregatedReplies:
-        """Undo `out` on the aggregated replies, or add noise: the server side of the filter. Called once per round.
+        """Undo `out` on the aggregated replies, or add noise. Called on the server, once per round.
 
         Args:
             server: server whose state holds the values of the method and the filters.

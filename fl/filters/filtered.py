@@ -1,4 +1,4 @@
-"""Method with a chain of filters: applied in order on the client, and in reverse on the server."""
+"""Method with a chain of filters, which are applied in order on the client, and in reverse order on the server."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["Filtered"]
 class Filtered(Method):
     """A method with filters around it.
 
-    On the client a reply passes through the filters in order, starting directly after the method. On the server the
-    aggregated replies pass through the filters in reverse order. Everything else works as in the method.
-    `Filtered(Filtered(m, a), b)` is the same as `Filtered(m, a, b)`.
+    On the client, a reply of the method passes through the filters in order. On the server, the aggregated replies pass
+    through the filters in reverse order. Otherwise, the object works like the method. `Filtered(Filtered(m, a), b)` is
+    the same as `Filtered(m, a, b)`.
 
     Args:
         method: any method.
@@ -179,7 +179,7 @@ class Filtered(Method):
 
     @property
     def has_query(self) -> bool:
-        """Whether the method has a query. Answers pass no filter, so a filter may refuse such a method."""
+        """Whether the method has a query. Answers do not pass through filters, so a filter may refuse such a method."""
         return self.method.has_query
 
     def answer(self, client: Client, message: Message) -> Message:

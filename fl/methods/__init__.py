@@ -1,6 +1,6 @@
-"""Methods other than weight averaging (FedDM and its variants, FedProto), and papers that are `FedAvg` with add-ons.
+"""Methods other than weight averaging (FedDM and its variants, FedProto), and methods built from `FedAvg` and add-ons.
 
-`FedLGD`, `FedRep` and `SingleImage` set their papers' defaults and override no function of `FedAvg`.
+`FedLGD`, `FedRep` and `SingleImage` are `FedAvg` with their papers' defaults; they override no function of `FedAvg`.
 """
 
 from fl.methods.feddm import FedDM

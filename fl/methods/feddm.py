@@ -1,4 +1,4 @@
-"""FedDM: clients send small synthetic sets that approximate their loss; the server trains on the union."""
+"""FedDM, in which clients send small synthetic sets that approximate their loss, and the server trains on the union."""
 
 from __future__ import annotations
 
@@ -31,16 +31,18 @@ __all__ = ["FedDM"]
 class FedDM(Method):
     """Federated learning with iterative distribution matching (Xiong et al., CVPR 2023, Algorithm 1).
 
-    In each round a client learns `ipc` images for each of its classes. Their mean embeddings and mean logits match
-    those of its real images (Eq. 8) under networks drawn around the current weights, at distance rho (`NetworkBall`).
-    The server trains the current weights on the union of all clients' images, inside the same ball (section 4.4).
+    In each round, a client learns `ipc` synthetic images for each of its classes. Their mean embeddings and mean logits
+    match those of its real images (Eq. 8) under networks drawn at random around the current weights, at distance rho
+    (`NetworkBall`). The server trains the current weights on the union of all clients' images, inside the same ball
+    (section 4.4).
 
-    Deviations, each with an option. Eq. 9 weighs client k's mean loss by n_k^S / n, so every synthetic image has the
-    same weight (`weights="synthetic"`). Eq. 9 approximates Eq. 2, which weighs clients by their numbers of real images
-    (`"samples"`, for which clients also send this number). Of the server's optimizer, the paper gives only the learning
-    rate. Momentum .9 and weight decay 5e-4 are taken from a public re-implementation, which has no projection
-    (`project=False`). The paper does not specify augmentation and image momentum; the defaults are no augmentation, and
-    .5 as in DM. A class with fewer images than `ipc` is sampled with replacement.
+    Deviations, each with an option. Eq. 9 weights client k's mean loss by its share of the synthetic images, n_k^S / n,
+    so every synthetic image has the same weight (`weights="synthetic"`). Eq. 9 approximates Eq. 2, which weights
+    clients by their numbers of real images (`weights="samples"`, for which clients also send this number). For the
+    server's optimizer, the paper gives only the learning rate. Momentum .9 and weight decay 5e-4 are taken from a
+    public re-implementation, which does not project the weights to the ball (`project=False`). The paper does not
+    specify augmentation and image momentum; the defaults are no augmentation, and .5 as in DM. A class with fewer
+    images than `ipc` is sampled with replacement.
 
     Args:
         factory: function of the number of classes that returns the network.
@@ -114,9 +116,10 @@ class FedDM(Method):
         return Message({self.model: server.state[self.model]})
 
     def synthesize(self, client: Client, network: nn.Module) -> LabeledImages:
-        """Return S_k, the synthetic set that this client sends. Override this function in a subclass for another set.
+        """Return S_k, the synthetic set that this client sends. Subclasses override this function to send another set.
 
-        Called once per round on the client. `Real` draws images, `PrivateFedDM` fits them to noised statistics.
+        The function is called once per round on the client. `Real` draws real images; `PrivateFedDM` fits images to
+        noised statistics.
 
         Args:
             client: client whose data the set represents.
@@ -128,7 +131,7 @@ class FedDM(Method):
         )  # fmt: skip
 
     def local(self, client: Client, message: Message) -> Message:
-        """Learn S_k, and send only its pixels and labels (ClientUpdate of Algorithm 1)."""
+        """Learn the synthetic set S_k, and send only its pixels and labels (ClientUpdate of Algorithm 1)."""
         net = self.networks.on(client, message[self.model])
         synthetic = self.synthesize(client, net.eval()).replace(columns={}, info={})
         reply = Message({self.images: synthetic})
@@ -146,7 +149,7 @@ class FedDM(Method):
         return torch.tensor([float(len(client.data))])
 
     def blank(self, server: Server) -> LabeledImages:
-        """Return a set without images in the space of the clients' images, as described by the `server`."""
+        """Return an empty set with the shape, dtype and normalization of the clients' images, from the `server`."""
         return empty_set(server)
 
     def expect(self, server: Server, client: int) -> Schema:
@@ -187,11 +190,11 @@ class FedDM(Method):
         return weight
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """Weigh the images of the union, and train w_r on them (the server's part of Algorithm 1)."""
+        """Weight the images of the union, and train w_r on them (the server's part of Algorithm 1)."""
         self.train(server, replies[self.images], self.weigh(replies))
 
     def train(self, server: Server, union: LabeledImages, weight: Tensor) -> None:
-        """Train w_r on the union by SGD (Eq. 9), projected to the ball after every step; store weights and union.
+        """Train w_r on the union by SGD (Eq. 9), with projection to the ball after every step; store weights and union.
 
         Args:
             server: server whose state holds w_r.

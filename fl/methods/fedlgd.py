@@ -23,20 +23,21 @@ class FedLGD(FedAvg):
     """FedLGD (Huang et al., TMLR 2024, Algorithm 1): `FedAvg(Condensed(...), Anchors(...), weights="uniform")`.
 
     "Federated learning on virtual heterogeneous data with local-global dataset distillation". Clients train on small
-    sets that were condensed from their data, and on anchors, images that the server distills for all of them.
+    sets that were condensed from their data, and on anchors, which are images that the server distills for all clients.
 
     The defaults are the paper's (section 5.1): SGD with rate .01, batch 32, one local epoch, 100 rounds. See
-    `Condensed` and `Anchors` for the two halves and their deviations from the authors' code. The published numbers come
-    from `init="statistics-whole-set", anchors_init="statistics-whole-set", joined="always"` and a `ConvNet` as
-    `condense_factory`. In the authors' code, clients start from the global weights of the round in which they last took
-    part. This mistake changes the results with partial participation. Here, all clients start from the current weights.
+    `Condensed` and `Anchors` for the two halves and their deviations from the authors' code. The published numbers were
+    obtained with `init="statistics-whole-set", anchors_init="statistics-whole-set", joined="always"` and a `ConvNet`
+    from `condense_factory`. In the authors' code, clients start from the global weights of the round in which they last
+    took part. This mistake changes the results with partial participation. Here, all clients start from the current
+    weights.
 
     Args:
-        addons: further add-ons (`SCAFFOLD()`, `FedProx(...)`, ...).
+        addons: additional add-ons (`SCAFFOLD()`, `FedProx(...)`, ...).
         factory: see `FedAvg`.
-        ipc: number of condensed images per class on each client (the paper: 10, 50).
+        ipc: number of condensed images per class on each client; the paper uses 10 and 50.
         anchors: number of global images per class.
-        weight: lambda, the weight of the contrastive term (the paper: 10 on DIGITS, 1 on CIFAR10C).
+        weight: lambda, the weight of the contrastive term; the paper uses 10 on DIGITS and 1 on CIFAR10C.
         regulariser: "contrastive", or "mmd" for Fig. 3a (where lambda varies from 0 to 20).
         selected: tau, the rounds in which clients refine their sets and the server refines the anchors; with `()`, sets
             and anchors keep their initial images.
@@ -49,9 +50,11 @@ class FedLGD(FedAvg):
             architecture, as in the paper.
         batch_real: number of real images per class in each step of the distribution matching.
         augment: augmentation in the distribution matching.
-        weights: "uniform" (Algorithm 1, line 26), or "samples": by the number of condensed images.
-        lr: learning rate of the clients; None: the optimizer's default in `FedAvg`.
-        options: further options of `FedAvg`, except `augment`: clients train on the condensed images unchanged.
+        weights: weights of the clients in the mean: "uniform" (Algorithm 1, line 26), or "samples" for the number of
+            condensed images.
+        lr: learning rate of the clients; None means the optimizer's default in `FedAvg`.
+        options: other options of `FedAvg`, except `augment`, because clients train on the condensed images without
+            augmentation.
 
     Raises:
         TypeError, ValueError: an option of `FedAvg` or of one of the two add-ons is not valid.

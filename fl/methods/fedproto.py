@@ -1,4 +1,4 @@
-"""FedProto: only class prototypes are sent; every client keeps its own network."""
+"""FedProto, in which clients send only class prototypes and keep their own networks."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ __all__ = ["FedProto"]
 class FedProto(Method):
     """Federated prototype learning (Tan et al., "FedProto", AAAI 2022, Algorithm 1).
 
-    In each round a client trains its own network, which is never sent, on cross-entropy plus `lam` times the squared
-    distance of embeddings to the global prototypes of their classes. Then it sends the mean embedding of each of its
-    classes. The server averages them class by class; a class that no client sent keeps its prototype. Networks may
-    differ as long as their embeddings have one size. There is no global model: `accuracy` in the history is the
-    clients' mean.
+    In each round, a client trains its own network, which is never sent. Its loss is the cross-entropy plus `lam` times
+    the squared distance of embeddings to the global prototypes of their classes. Then it sends the mean embedding of
+    each of its classes. The server averages these embeddings class by class; a class that no client sent keeps its
+    prototype. The clients' networks may differ as long as their embeddings have the same size. There is no global
+    model, so `accuracy` in the history is the mean over clients.
 
     Deviations. The paper's aggregation takes the mean weighted by image counts, and then divides this mean by the
     number of clients that have the class. That division would shrink the prototypes, so it is left out
@@ -60,9 +60,9 @@ class FedProto(Method):
         max_samples: with "samples", the largest count of a class that a client may report; larger counts are refused.
         predict: prediction that is tested: the nearest prototype ("prototype", as in the paper) or the output of the
             client's own "classifier".
-        condensed: None, or a `Condensed(refine_steps=0, ...)`. With it each client condenses its data once, and trains
-            and computes prototypes on the condensed set, as FedProto does in the tables of FedLGD (Huang et al., TMLR
-            2024, section 5.1).
+        condensed: None, or a `Condensed(refine_steps=0, ...)`. With such an add-on, each client condenses its data
+            once, and trains and computes prototypes on the condensed set, as FedProto does in the tables of FedLGD
+            (Huang et al., TMLR 2024, section 5.1).
 
     Raises:
         TypeError, ValueError: an option has a wrong type or is out of range. The message names the option.
@@ -114,7 +114,7 @@ class FedProto(Method):
             self.condensed.start(server)
 
     def start(self, server: Server) -> None:
-        """Determine the length of a prototype, and start without prototypes.
+        """Determine the length of a prototype, and set up the state without prototypes.
 
         Raises:
             ValueError: the task has several classes per image, or the architectures' embeddings differ in size.

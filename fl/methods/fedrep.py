@@ -20,22 +20,22 @@ class FedRep(FedAvg):
     sends the change of phi. Heads never leave their clients. There is no global predictor, so `accuracy` in the history
     is the clients' mean accuracy on their own test data.
 
-    Deviations: the paper writes the head's update as GRD, which means an optimal solution in the linear analysis and
+    Deviations. The paper denotes the head's update by GRD, which means an optimal solution in the linear analysis and
     epochs of SGD in the experiments; this class trains for epochs. All heads start from the same initial weights. The
-    average is uniform as in Algorithm 1 (the authors' code weighs by samples: `weights="samples"`). Momentum restarts
-    in each of the two phases. A client that was never drawn is tested with its untrained head.
+    average is uniform, as in Algorithm 1; the authors' code weights clients by samples, as `weights="samples"` does.
+    Momentum restarts in each of the two phases. A client that was never drawn is tested with its untrained head.
 
     Args:
-        addons: add-ons, as for `FedAvg`; they only see the shared parameters.
+        addons: add-ons, as for `FedAvg`; they see only the shared parameters.
         factory: function of the number of outputs that returns the network.
         head: pattern of the names of the personal parameters.
         head_epochs: tau, the number of passes over the local data for the head; the paper uses 10.
         body_epochs: number of passes over the local data for the representation; the paper uses 1 or 5.
         lr, momentum, batch: options of the clients' training. The defaults are those of the authors' code
-            (github.com/lgcollins/FedRep, utils/options.py, lines 15 to 18). lr None is the optimizer's default in
-            `FedAvg`; Adam needs momentum 0.
+            (github.com/lgcollins/FedRep, utils/options.py, lines 15 to 18). With lr None, the optimizer's default in
+            `FedAvg` is used. Adam needs momentum 0.
         weights: weighting of the clients in the mean, "uniform" or by "samples".
-        options: further options of `FedAvg`, except `personal`, `phases`, `epochs` and `steps`, which FedRep sets.
+        options: other options of `FedAvg`, except `personal`, `phases`, `epochs` and `steps`, which FedRep sets.
 
     Raises:
         ValueError: an option is set by FedRep itself, or is out of range.

@@ -1,4 +1,4 @@
-"""FedDM with differential privacy: clients send synthetic sets that are made from noised statistics."""
+"""FedDM with differential privacy, in which clients send synthetic sets made from noised statistics."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ class PrivateFedDM(FedDM):
     """FedDM whose clients' sets are differentially private for each record (Xiong et al., CVPR 2023, section 3.3).
 
     With `"class_means"`, a client embeds its records with public networks around the received weights. It adds noise
-    once to the class sums of all classes, and fits images to the noised means at no further privacy cost.
-    `"image_sgd"` is the paper's method: DP-SGD on the images. Every client takes part, even one without records. Noise
-    is charged to the run's ledger before it is drawn. Epsilon composes over rounds and is the largest of any client.
+    once to the class sums of all classes, and fits images to the noised means at no further privacy cost. `"image_sgd"`
+    is the paper's method: DP-SGD on the images. Every client takes part, even one without records. Noise is charged to
+    the run's ledger before it is drawn. Epsilon is composed over rounds; the run's epsilon is the largest epsilon of
+    any client.
 
     The following deviations from the paper are needed for its privacy claim to hold. All classes are released, because
     the paper's sets reveal which client has a class. Denominators are public or noised once. Epsilon comes from the
@@ -47,16 +48,16 @@ class PrivateFedDM(FedDM):
 
     Args:
         sigma: noise multiplier (standard deviation / sensitivity) of each of a round's releases. A round has
-            `num_networks` releases, or `steps` with `"image_sgd"`. `privacy.plan_noise(epsilon, delta,
-            count=num_networks * rounds, spent=[(sigma_sizes, 1.0, 1)])` computes it; for `"image_sgd"` use `rate=rate`
-            and `count=steps * rounds`.
-        mechanism: privacy mechanism, "class_means" or "image_sgd", see above.
-        num_networks: number of networks in a round, with one release each (class means only).
+            `num_networks` releases, or `steps` with `"image_sgd"`. To compute sigma, use `privacy.plan_noise(epsilon,
+            delta, count=num_networks * rounds, spent=[(sigma_sizes, 1.0, 1)])`; for `"image_sgd"`, use `rate=rate` and
+            `count=steps * rounds`.
+        mechanism: privacy mechanism, "class_means" or "image_sgd"; see above.
+        num_networks: number of networks in a round, each with one release (only for class means).
         sizes: public number of records per class, [classes], of every client. Give this or `sigma_sizes`.
         sigma_sizes: standard deviation, in records, of the noise on the histogram that each client releases once, in
             its first round. (If that reply is lost, the histogram is released and charged again.)
-        least: minimum noised number of records of a class for its images to be sent; default 3 standard deviations of
-            the noise in this number (0 with `sizes`); 0 sends all classes.
+        least: minimum noised number of records that a class needs for its images to be sent; with 0, all classes are
+            sent. Default: 3 standard deviations of the noise in this number (0 with `sizes`).
         warm: whether to continue from the latest released images, instead of noise. The fit starts from these images,
             and their mean embedding is the center of the unit vectors. A closer center separates classes better.
         clip: bound on the norm of a record's vector or gradient; None: unit vectors ("class_means"), or the median
@@ -64,12 +65,12 @@ class PrivateFedDM(FedDM):
         rate: probability that a record takes part in a step (image SGD only).
         steps, lr, momentum: options of the fit; lr defaults to 200 for unit vectors, and to 0.1 for image SGD.
         public_statistics: whether the normalization of the images was measured, or fitted, on public data.
-        weights: "synthetic", or "samples": weigh each class of each client by its noised count.
-        options: further options of `FedDM`: factory, ipc, rho, match, augment, and the options of the server.
+        weights: "synthetic" for equal weights, or "samples" to weight each class of each client by its noised count.
+        options: other options of `FedDM`: factory, ipc, rho, match, augment, and the options of the server.
 
     Raises:
-        PrivacyError: one of its subclasses, raised when the method is built or the run starts, for initialization with
-            real images, batch statistics, private statistics, or noise without a clip.
+        PrivacyError: the method has initialization with real images, batch statistics, private statistics, or noise
+            without a clip. A subclass of `PrivacyError` is raised when the method is built or the run starts.
         ValueError, TypeError: an option has a wrong type or is out of range.
     """
 
@@ -146,9 +147,9 @@ class PrivateFedDM(FedDM):
         """Draw w_0, and refuse settings that would reveal private data.
 
         Raises:
-            PrivacyError: one of its subclasses: the normalization was measured on the data, delta is too large for the
-                number of records, or the network has batch statistics.
-            ValueError: the task has several classes per image, or `sizes` has another length than the classes.
+            PrivacyError: the normalization was measured on the data, delta is too large for the number of records, or
+                the network has batch statistics. The error is of a subclass.
+            ValueError: the task has several classes per image, or the length of `sizes` is not the number of classes.
         """
         super().start(server)
         classes = server.task.num_classes
@@ -172,9 +173,9 @@ class PrivateFedDM(FedDM):
 
         Args:
             network: network with the received weights, in eval mode.
-            like: set that defines the space of the images; the images in this set are not read.
+            like: set that defines the shape, dtype and normalization of the images; its images are not read.
             generator: generator that draws the networks.
-            around: previously released images, whose mean embedding is the center; None: noise.
+            around: previously released images, whose mean embedding is the center. With None, noise images are used.
         """
         seed = int(torch.randint(2**62, (), generator=generator))
         options: dict[str, Any] = {"clip": self.clip, "match": self.match, "augment": self.augment}
@@ -197,7 +198,7 @@ class PrivateFedDM(FedDM):
     def sizes_of(self, client: Client) -> Tensor:
         """Return the records per class, float64 [classes]: the public `sizes`, or the noised histogram of `client`.
 
-        The histogram is released, and charged, if it is not yet in the client's memory.
+        If the histogram is not yet in the client's memory, it is released and the ledger is charged.
         """
         if self.sizes is not None:
             return client.data.images.new_tensor(self.sizes, dtype=torch.float64)
@@ -209,7 +210,7 @@ class PrivateFedDM(FedDM):
         return client.memory[self.counts]
 
     def synthesize(self, client: Client, network: nn.Module) -> LabeledImages:
-        """Return S_k, made from noised statistics only; every release is charged to the client's ledger first."""
+        """Return S_k, made from noised statistics only, after charging the client's ledger for every release."""
         real, account = self.charged(client)
         counts = self.sizes_of(client)
         chosen = self.kept(counts).repeat_interleave(self.ipc)
@@ -254,7 +255,7 @@ class PrivateFedDM(FedDM):
         return counts.clamp_min(0.0) >= least
 
     def fit(self, start: Tensor, embedders: PublicEmbedders, sums: Tensor, counts: Tensor, kept: Tensor) -> Tensor:
-        """Fit images to noised means, class by class. This is post-processing, which costs no epsilon.
+        """Fit images to noised means, class by class. This step is post-processing, which costs no epsilon.
 
         Args:
             start: initial images, [classes * ipc, C, H, W].
@@ -293,7 +294,7 @@ class PrivateFedDM(FedDM):
         return schema
 
     def train(self, server: Server, union: LabeledImages, weight: Tensor) -> None:
-        """Train as FedDM does; end the run if no client sent an image."""
+        """Train as FedDM does. End the run if no client sent an image."""
         if not len(union):
             raise NoUsableReply(
                 "no class of any client has enough noised records to be sent (`least`): the clients are too small "

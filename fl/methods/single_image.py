@@ -45,20 +45,22 @@ class SingleImage(FedAvg):
     Clients of any architecture teach the server with their predictions on crops of one image.
 
     The class is `FedAvg(SharedImage(image, **shared), *addons, factory=factory, ...)` with the paper's client options:
-    Adam at 0.01 and 40 epochs. Batches of 512 and, because of `shared["clip"]`, the cross-entropy of clipped logits are
-    taken from the authors' code. For the paper's FedProx clients, add `FedProx(mu)` to the add-ons. (The authors' code
-    takes the square of a sum instead, with factor 2.0.) The paper draws 8 of 20 clients in each of 30 rounds.
+    Adam at 0.01 and 40 epochs. Two defaults are taken from the authors' code: batches of 512, and the cross-entropy of
+    logits that are clipped at `shared["clip"]`. For the paper's FedProx clients, add `FedProx(mu)` to the add-ons. (In
+    place of FedProx's squared norm, the authors' code takes the square of a sum, with factor 2.0.) The paper draws 8 of
+    20 clients in each of 30 rounds.
 
     Args:
         image: shared image, see `SharedImage`.
-        addons: further add-ons.
+        addons: additional add-ons.
         factory: one architecture, or several with `assign`; the server then has a copy of each.
         shared: options of `SharedImage`, by name.
-        optimizer, lr, batch: options of the clients, as published; lr None is the optimizer's default in `FedAvg`.
+        optimizer, lr, batch: options of the clients, as published; with lr None, the optimizer's default in `FedAvg` is
+            used.
         epochs: number of passes over the local data in a round; default 40, unless `steps` or `phases` are given.
         objective: loss of the clients; default: `ClippedCrossEntropy(clip)` with the clip in `shared`, or the task's
             loss if that clip is None.
-        options: further options of `FedAvg`.
+        options: other options of `FedAvg`.
 
     Raises:
         TypeError, ValueError: an option of `FedAvg` or of `SharedImage` is not valid.

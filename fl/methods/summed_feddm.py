@@ -1,4 +1,4 @@
-"""FedDM whose clients send noised class sums: the server adds them and fits one set for all clients."""
+"""FedDM whose clients send noised class sums, to which the server fits one set for all clients."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ class SummedFedDM(PrivateFedDM):
     """Private FedDM with one sum over clients (after Xiong et al., CVPR 2023, section 3.3).
 
     Clients do not optimize images. In each round all clients embed their records with the *same* public embedders
-    around the received weights, and send noised class sums. The server only adds the sums, so a secure sum can hide
-    each client's sums. The server fits `ipc` images per class to the noised means of all clients' records, and trains
-    on them as FedDM does.
+    around the received weights, and send noised class sums. The server needs only the total of these sums, so a secure
+    sum can hide each client's sums. The server fits `ipc` images per class to the noised means of all clients' records,
+    and trains on them as FedDM does.
 
-    With `noise="full"`, every client adds the whole noise, and epsilon holds against the server too. With
+    With `noise="full"`, every client adds all of the noise, and epsilon holds even against the server. With
     `noise="shares"`, each of M drawn clients adds noise of sigma / sqrt(M), so the sum equals a central release on the
     pooled records. Epsilon then requires a secure sum (`fl.SecureSums`) and all replies: a round that lacks a reply is
     unusable. A remark in the ledger states this.
 
     Args:
         sigma: noise standard deviation / sensitivity of each client's own sums ("full"), or of the total ("shares").
-        noise: share of the noise that each client adds, "full" or "shares", see above.
+        noise: share of the noise that each client adds, "full" or "shares"; see above.
         sizes: public number of records per class over all drawn clients. Give this or `sigma_sizes`.
         sigma_sizes: noise on the histogram of class sizes. With "full" it applies to each client's histogram, which is
             released once. With "shares" it applies to the total, which is released in *every* round, because a share
-            that is used again, in a sum with other clients, would be exposed; plan with `spent=[(sigma_sizes, 1.0,
+            used again in a sum with other clients would be exposed. Plan the noise with `spent=[(sigma_sizes, 1.0,
             rounds)]`.
         options: options of `PrivateFedDM` except `mechanism`.
 
@@ -74,7 +74,7 @@ class SummedFedDM(PrivateFedDM):
             server.ledger.add_remark(REMARK)
 
     def shared_embedders(self, side: Server | Client, holds: Message, like: LabeledImages) -> PublicEmbedders:
-        """Return this round's embedders, which are equal for all participants: they depend on seed, round and message.
+        """Return this round's embedders, which depend only on seed, round and message, for all participants alike.
 
         Args:
             side: server or client that makes the embedders.
@@ -93,7 +93,7 @@ class SummedFedDM(PrivateFedDM):
         return message
 
     def local(self, client: Client, message: Message) -> Message:
-        """Send noised sums of the records' vectors by embedder and class, and noised class sizes unless public."""
+        """Send noised sums of the records' vectors by embedder and class, and noised class sizes if not public."""
         real, _ = self.charged(client)
         embedders = self.shared_embedders(client, message, real)
         sums = class_sums(real.images, real.labels, embedders, num_classes=real.num_classes)
@@ -111,7 +111,7 @@ class SummedFedDM(PrivateFedDM):
 
     @staticmethod
     def noised(client: Client, mechanism: str, sums: Tensor, sigma: float, sensitivity: float, share: float) -> Tensor:
-        """Add this client's share of the noise to its sums; charge the ledger for the total noise.
+        """Add this client's share of the noise to its sums, and charge the ledger for the total noise.
 
         Args:
             client: client that draws the noise and is charged.
@@ -126,7 +126,7 @@ class SummedFedDM(PrivateFedDM):
         return sums + noise.to(sums.device)
 
     def expect(self, server: Server, client: int) -> Schema:
-        """Expect sums for every embedder and class, and the class sizes unless these are public."""
+        """Expect sums for every embedder and class, and the class sizes if they are not public."""
         sums = server.state[self.sums]
         schema: Schema = {self.sums.key: EntrySpec(sums)}
         if self.sizes is None:
@@ -134,7 +134,7 @@ class SummedFedDM(PrivateFedDM):
         return schema
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """Fit one set to the noised means of all clients' records, and train on it.
+        """Fit one set to the noised means of all clients' records, and train on this set.
 
         Raises:
             NoUsableReply: a reply, with its share of the noise, is missing, or there is no image to train on.

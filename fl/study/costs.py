@@ -1,4 +1,4 @@
-"""Tables of federated runs: cost until an accuracy, accuracy at equal cost, and the worst clients."""
+"""Tables of federated runs: cost to reach a target accuracy, accuracy at equal cost, and the worst clients."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def to_target(records: RecordsLike, *, accuracy: float) -> Table:
 
     The number of rounds is called "ROUND" in VHL's tables. The table has two measures. The first measure is the round
     at which a run first reaches the target, as mean and standard deviation over seeds. It is given only if all runs
-    reached the target: a mean without the slow runs that did not would be too low. The second measure is the first
-    round, among the rounds that all seeds tested, at which the mean accuracy over seeds reaches the target.
+    reached the target, because a mean without the slow runs would be too low. The second measure is the first round,
+    among the rounds that all seeds tested, at which the mean accuracy over seeds reaches the target.
 
     Args:
         records: records, or a study's folder.
@@ -92,7 +92,7 @@ def to_target(records: RecordsLike, *, accuracy: float) -> Table:
 
 
 def at_equal(records: RecordsLike, *, by: str = "rounds", budget: float | None = None) -> Table:
-    """Return the accuracy of each candidate at equal cost. Equally many rounds rarely cost equally many bytes.
+    """Return the accuracy of each candidate at equal cost. Equal numbers of rounds rarely cost equal numbers of bytes.
 
     Args:
         records: records, or a study's folder.
@@ -102,8 +102,8 @@ def at_equal(records: RecordsLike, *, by: str = "rounds", budget: float | None =
 
     Returns:
         A table with one row per task and candidate. Its columns are the accuracy after the last tested round within the
-        budget (mean ± standard deviation over seeds), the number of this round, and the cost until then. The accuracy's
-        cell also gives the number of runs without such a round, if any.
+        budget (mean ± standard deviation over seeds), the index of this round, and the cost up to and including this
+        round. The accuracy's cell also gives the number of runs without such a round, if any.
 
     Raises:
         ValueError: there are no records or rounds, `by` is unknown, or `budget` is not positive.
@@ -134,7 +134,7 @@ def at_equal(records: RecordsLike, *, by: str = "rounds", budget: float | None =
 
 
 def worst_clients(records: RecordsLike) -> Table:
-    """Return the accuracy of the worst clients, by their own tests after the last round.
+    """Return the accuracy of the worst clients on their own test images after the last round.
 
     Args:
         records: records, or a study's folder.
@@ -143,7 +143,7 @@ def worst_clients(records: RecordsLike) -> Table:
         A table with one row per task and candidate. It covers the clients that were tested after the last round (all
         clients or the drawn ones, see `evaluate` of `simulate`). Its columns are the mean accuracy on the clients' own
         test images, the standard deviation over clients, and the mean of the worst tenth (at least one client). If
-        there are personal models, they have further columns. All values are mean ± standard deviation over seeds.
+        there are personal models, they have additional columns. All values are mean ± standard deviation over seeds.
 
     Raises:
         ValueError: there are no records, or no run tested its clients.
@@ -197,12 +197,12 @@ def _mean_first(group: Group, target: float) -> int | None:
 
 
 def _until(rows: Sequence[Row], by: str, number: int) -> float:
-    """Return the cumulative cost at the end of a round."""
+    """Return the cumulative cost up to the end of a round."""
     return next(cost for row, cost in zip(rows, spent(rows, by)) if row["round"] == number)
 
 
 def _within(record: Record, by: str, budget: float) -> dict[str, Any]:
-    """Return accuracy, round and cost of the last tested round within the budget."""
+    """Return the accuracy, index and cost of the last tested round within the budget."""
     last: dict[str, Any] = {"accuracy": None, "round": None, by: None}
     for row, cost in zip(record.rows, () if record.failed else spent(record.rows, by)):
         if cost <= budget and row.get("accuracy") is not None:

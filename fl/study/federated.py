@@ -29,8 +29,8 @@ __all__ = ["Federated", "client_data"]
 class Federated(Candidate):
     """Candidate that runs a federated method: `Federated(FedAvg, search=grid(lr=[0.03, 0.1]))`.
 
-    `make` is called with `factory` and the settings, and returns the method. A setting `rounds` replaces the task's
-    number of rounds. It is passed to `make` only if `make` has an argument `rounds`.
+    `make` is called with `factory` and the settings, and returns the method. A setting called `rounds` replaces the
+    task's number of rounds. This setting is passed to `make` only if `make` has an argument `rounds`.
 
     The summary has the columns of `fl.history.summary`, and `accuracy_own`, the mean accuracy over clients on their own
     tests (of personal models if there are any). For a private method it also has the privacy columns of `Condense`.
@@ -55,11 +55,11 @@ class Federated(Candidate):
             object.__setattr__(self, "backend", Loopback())
 
     def passes_to_make(self, name: str) -> bool:
-        """Return whether the setting of this `name` is passed to `make`: all but `rounds`, unless `make` accepts it."""
+        """Return whether the setting `name` is passed to `make`; `rounds` is passed only if `make` accepts it."""
         return name != "rounds" or (self.make is not None and name in inspect.signature(self.make).parameters)
 
     def run(self, built: Method, job: Job) -> dict[str, Any]:
-        """Run the method, or resume it."""
+        """Run the method, or resume an interrupted run."""
         ledger = Ledger(job.folder / "ledger.jsonl", delta=self.delta) if require_method(built).private else None
         run = self._simulate(
             built, job, rounds=self._rounds(job), ledger=ledger, resume=True,
@@ -71,7 +71,7 @@ class Federated(Candidate):
         return {**history.summary(run.rows), **private, "accuracy_own": own.get("mean"), "hash": outcome_hash(run)}
 
     def trial(self, built: Method, job: Job) -> Cost:
-        """Run up to two rounds; the cost of the second round predicts the cost of all later rounds."""
+        """Run up to two rounds to estimate the cost: the second round predicts the cost of all later rounds."""
         rounds = self._rounds(job)
         began = time.perf_counter()
         ledger = Ledger(None, delta=self.delta) if require_method(built).private else None
@@ -105,7 +105,7 @@ class Federated(Candidate):
 
 
 def client_data(allocation: Allocation) -> list[ClientData]:
-    """Return the clients for `simulate`. Stored images are read when their client needs them.
+    """Return the clients for `simulate`. Stored images are read when a client needs them.
 
     Args:
         allocation: allocation of a task's images, from `Task.assign`.

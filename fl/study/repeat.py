@@ -1,4 +1,4 @@
-"""Repetition of a saved run on all or some of its records, for instance to make shadow models."""
+"""Repetition of a saved run on all or some of its records, for example to train shadow models."""
 
 from __future__ import annotations
 
@@ -53,17 +53,18 @@ def repeat(
     trust: Collection[str] = (),
     progress: bool = True,
 ) -> SavedRun:
-    """Repeat a run of a study from its `config.json` alone. The hash does not depend on the number of workers.
+    """Repeat a run of a study from its `config.json` alone. The result's hash does not depend on the number of workers.
 
-    The images are read again and compared with those of the run before round 1. With `keep`, every client keeps only
-    the listed records, and each record stays with its client. Shadow runs of membership attacks are such repetitions.
+    Before round 1, the images are read again and compared with the images of the run. With `keep`, every client keeps
+    only the listed records, and each record stays with its client. Shadow runs of membership attacks are such
+    repetitions.
 
     Args:
         folder: folder of the run.
-        out: folder of the repetition; an interrupted one is resumed. Default: a temporary folder.
+        out: folder of the repetition; an interrupted repetition is resumed. Default: a temporary folder.
         keep: indices of the records to keep in the task's training set, int [M].
         seed: seed of initial weights, batches and drawn clients; the partition does not change. Default: the run's
-            seed. Use another seed for shadow runs, because an attacker does not know the seed of the run.
+            seed. For shadow runs, use a different seed, because an attacker does not know the run's seed.
         data: the images, or a function that reads them, if they have moved: `partial(load_folder, "new/place",
             size=32)`. Pass loaded images (`load(folder).task.load()`) to avoid reading them for every repetition.
         method: argument of `load`.
@@ -84,9 +85,9 @@ def repeat(
         fl.CheckpointError: see `load`.
 
     Warns:
-        UserWarning: a complete repetition of a finished run has another hash. The warning lists the software versions
-        of both runs. A private run gives no warning: its noise comes from the operating system, so it cannot be
-        repeated.
+        UserWarning: the hash of a complete repetition differs from the hash of the finished run. The warning lists the
+        software versions of both runs. A private run gives no warning, because its noise comes from the operating
+        system and cannot be repeated.
     """
     known = load(folder, method=method, names=names, trust=trust)
     seed = known.seed if seed is None else check.positive_int(seed, "seed", least=0)
@@ -141,7 +142,7 @@ def _of_task(
     backend: Backend | Literal["threads"] | None,
     options: dict[str, Any],
 ) -> bool:
-    """Repeat the run of a study; return whether it uses all records of the run."""
+    """Repeat the run of a study, and return whether the repetition uses all records of the run."""
     task, candidate, notes = known.task, known.candidate, known.config["notes"]
     if data is not None and not isinstance(data, Split):
         task = replace(task, data=data)
@@ -201,7 +202,7 @@ def _begin(known: SavedRun, out: Path, seed: int, device: str) -> None:
 
 
 def _require_same_images(known: SavedRun, task: Task, split: Split) -> None:
-    """Check that the task's images are those of the run."""
+    """Check that the task's images are the same as the images of the run."""
     validation = bool(known.config["notes"]["validation"])
     allocation = task.assign(split, known.partition_seed, validation=validation, keep=known.kept)
     key = Store(known.folder).key() if "privacy" in known.config else b""

@@ -1,4 +1,4 @@
-"""Saved run: history, models and sets read from its folder, with the method and task that made them."""
+"""Saved run, with the history, models and sets in its folder, and the method and task that produced them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["NotRepeatable", "SavedRun", "load"]
 
 
 class NotRepeatable(ValueError):
-    """A run's folder lacks needed information; the message names the missing part and the argument to pass instead."""
+    """Error: a run's folder lacks information. The message names the missing part and the argument to pass instead."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,9 +41,9 @@ class SavedRun:
 
     Attributes:
         folder: folder of the run.
-        config: content of its `config.json`.
-        rows: rows of its history, one per completed round.
-        line: content of its `summary.json`; None for an unfinished run or a run outside a study.
+        config: content of the run's `config.json`.
+        rows: rows of the run's history, one per completed round.
+        line: content of the run's `summary.json`; None for an unfinished run or a run outside a study.
         method: the rebuilt method; None if only a `factory` was given.
         state: the server's state after the last round, by entry key.
         models: global models after the last round by name ("" for a single one), in eval mode.
@@ -96,7 +96,7 @@ class SavedRun:
 
     @cached_property
     def candidate(self) -> Candidate:
-        """The candidate that made the run, without `make`, settings and search.
+        """The candidate that produced the run, without `make`, settings and search.
 
         Raises:
             NotRepeatable: see `task`.
@@ -160,12 +160,12 @@ def load(
 ) -> SavedRun:
     """Read a saved run: history, models with weights, sets, and the method.
 
-    Nothing is trained, no dataset is read, and the folder does not change.
+    This function does not train, read a dataset, or change the folder.
 
     Args:
         folder: folder of the run, written by `simulate(..., out=folder)` or a study.
         method: the method, if `config.json` cannot describe it (for example with a lambda as network). The method is
-            compared with the record.
+            checked against the record.
         factory: network factory, for a folder that does not record its method (from earlier versions). History and
             models are read, and `method` is None.
         names, trust: your functions and classes that the run uses; see `distillkit.serialization.from_config`.
