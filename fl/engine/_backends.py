@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunContext:
-    """Facts about a run that a backend needs to open its transport. They are set once the run's options are checked.
+    """Facts about a run that a backend needs to open its transport, set after the run's options have been checked.
 
     Attributes:
         task: meaning of the labels.
@@ -48,7 +48,7 @@ class RunContext:
 
 @runtime_checkable
 class Backend(Protocol):
-    """Base class of backends, which run the clients. `simulate` takes a backend as its option `backend`."""
+    """Base class of backends, which run the clients. Pass a backend as the option `backend` of `simulate`."""
 
     @property
     def faults(self) -> str | None:
@@ -64,7 +64,7 @@ class Backend(Protocol):
             context: the run's task, device, memory folder, stop event and ledger.
 
         Raises:
-            TypeError: the method cannot be sent to the clients; the message names the part that prevents it.
+            TypeError: the method cannot be sent to the clients. The message names the part that cannot be sent.
         """
 
 
@@ -153,7 +153,7 @@ class ThreadTransport:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """Ask running clients to stop, wait for them, and end the threads."""
+        """Ask running clients to stop, wait until they have stopped, and end the threads."""
         self.runtime.stop.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
 

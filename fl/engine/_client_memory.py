@@ -1,4 +1,4 @@
-"""Storage of the clients' memories between rounds: in RAM, or in one file for each client and version."""
+"""Storage of the clients' memories between rounds, in RAM or in one file for each client and version."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MemoryStore:
 
     Only the server decides which version is valid, and it names this version in every request. Losing a `commit`
     therefore does no harm, and memories of a failed or killed round are never read. In a folder, the version before the
-    valid one is kept too, because a server whose last checkpoint is damaged continues from the one before.
+    valid one is kept too, because a server whose last checkpoint is damaged continues from the checkpoint before it.
 
     The name of a version starts with the number of its round, such as "7-3f-1".
 
@@ -55,7 +55,7 @@ class MemoryStore:
             self._file(client, version).unlink(missing_ok=True)
 
     def _keep(self, client: int, version: str) -> None:
-        """Delete all versions of a client's memory except this one, and in a folder the one of an earlier round."""
+        """Delete all versions of a client's memory except `version` and, in a folder, that of an earlier round."""
         versions = self._versions(client)
         earlier = [v for v in versions if version and _round_of(v) < _round_of(version)]
         before = max(earlier, key=_round_of) if earlier and self._folder is not None else version
@@ -69,9 +69,9 @@ class MemoryStore:
         Args:
             client: index of the client.
             version: version to load, as named in the server's request; "" if the client has no memory yet.
-            tidy: whether to delete the versions of failed rounds. Use False for an exchange that
-                only reads the memory. There, `version` may still be pending, and the committed version is needed if the
-                round fails.
+            tidy: whether to delete the versions of failed rounds. Use False for an exchange that only reads the memory.
+                In such an exchange, `version` may still be pending, and the committed version is needed if the round
+                fails.
 
         Raises:
             CheckpointError: the memory is lost or damaged.
@@ -113,7 +113,7 @@ class MemoryStore:
         self._pending.clear()
 
     def restore(self, versions: Mapping[int, str]) -> None:
-        """Delete the memories of a killed round, and keep only the named version of each client in `versions`."""
+        """Delete the memories of an interrupted round, and keep only the version of each client in `versions`."""
         for client in self._clients():
             self._keep(client, versions.get(client, ""))
 

@@ -1,4 +1,4 @@
-"""The client's side of an exchange: pass a request and the client's data to the method, and return the result."""
+"""The client's side of an exchange, which passes a request and the client's data to the method."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def respond(
 
     Raises:
         BudgetExhausted: the client's release would exceed the ledger's budget.
-        LedgerWriteError: the ledger cannot be written, which is no fault of the client.
+        LedgerWriteError: the ledger cannot be written, which is not a failure of the client.
         Interrupted: the run is being stopped.
     """
     started = time.thread_time()

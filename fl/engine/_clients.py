@@ -1,4 +1,4 @@
-"""Reading of the clients' data, and checks that all sets are compatible with the first client's."""
+"""Functions that read the clients' data, and check that all sets are compatible with the first client's set."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class ClientData:
 
     @property
     def stored(self) -> bool:
-        """Whether any of the images are in a file."""
+        """Whether any of the images are stored in a file."""
         return isinstance(self.train, StoredImages) or isinstance(self.test, StoredImages)
 
     def read(self) -> tuple[LabeledImages, LabeledImages | None]:
-        """Return the training and test images in memory."""
+        """Read the training and test images into memory, and return them."""
         return _in_memory(self.train), None if self.test is None else _in_memory(self.test)
 
 
@@ -53,7 +53,7 @@ def read_set(given: Any, name: str, progress: bool) -> LabeledImages:
     Args:
         given: argument as the user passed it.
         name: name of the argument, for messages.
-        progress: whether to show a bar while large data is read.
+        progress: whether to show a progress bar while large data is read.
 
     Raises:
         TypeError: the argument cannot be converted, or is a `StoredImages`.
@@ -71,7 +71,7 @@ def read_set(given: Any, name: str, progress: bool) -> LabeledImages:
 
 
 def extend_classes(data: Either, classes: int, given: bool) -> Either:
-    """Return a set with at least `classes` classes if its own number of classes was inferred from its labels.
+    """Return a set, extended to `classes` classes if its own number of classes was inferred from its labels.
 
     Args:
         data: the set; returned unchanged if the user gave its number of classes, or if this number is large enough.
@@ -88,7 +88,7 @@ def require_like(first: LabeledImages, other: LabeledImages | StoredImages, name
 
     Args:
         first: the first client's set.
-        other: set to check. The images of a stored set are not read: they are bytes and therefore finite.
+        other: set to check. The images of a stored set are not read, because bytes are always finite.
         name: name of the argument, for messages.
         classes: whether the number of classes and the kind of labels must agree, too.
 
@@ -167,8 +167,8 @@ class ClientRegistry:
 
     Raises:
         TypeError: `clients` is not a sequence of sets.
-        ValueError: there are no clients, or a set is not compatible with the first client's. In a sequence that is
-            read on demand, such a client fails when it is drawn.
+        ValueError: there are no clients, or a set is not compatible with the first client's. In a sequence that is read
+            on demand, a client with such a set fails when it is drawn.
     """
 
     def __init__(

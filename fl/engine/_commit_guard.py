@@ -1,4 +1,4 @@
-"""Guard before a round is committed: a new server state must be one that clients can work with."""
+"""Check, before a round is committed, that clients can work with the new server state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def unusable(method: Method, server: Server, before: Message) -> str | None:
     A state is unusable if it holds NaN or Inf, or if a global model's outputs on noise are not finite. If a value has
     more than tripled in the round, a client's training is also tried on noise images, with the new state and with the
     state before the round. The new state is unusable if the server would refuse the reply under the new state, but
-    accept the reply under the earlier state. Private methods skip this trial, because training is charged to a ledger.
+    accept the reply under the earlier state. Private methods skip this trial, because training charges a ledger.
 
     Args:
         method: method whose state is tested.

@@ -64,15 +64,15 @@ class RunConfig:
         test: global test set, evaluated after every round; a `StoredImages` is read in parts.
         task: meaning of the labels; default: `Classification` with the first client's number of classes.
         server_data: sets that only the server has, by name.
-        participation: clients drawn in each round, without replacement. A float is the share of all clients, in (0, 1];
-            an int is the number of clients. Do not set `participation` or `min_replies` for a method that draws its
-            clients itself, in secret.
+        participation: how many clients are drawn in each round, without replacement. A float is the share of all
+            clients, in (0, 1]; an int is the number of clients. Do not set `participation` or `min_replies` for a
+            method that draws its clients itself, in secret.
         min_replies: minimum number of usable replies in a round. If there are fewer, the run ends with
             `NoUsableReply`, and the last completed round is kept.
-        evaluate: clients evaluated on their own test images after a round: "drawn", "all", "none", or a list of
-            client indices. Default: "none" for private methods and secure sums, because evaluation results are exact
-            numbers; "drawn" for all other methods. If you set it for a private method, the ledger and every row say
-            that epsilon does not cover these results.
+        evaluate: clients evaluated on their own test images after a round: "drawn", "all", "none", or a list of client
+            indices. Default: "none" for private methods and secure sums, because evaluation results are exact numbers;
+            "drawn" for all other methods. If you set this option for a private method, the ledger and every row of the
+            history say that epsilon does not cover these results.
         seed: seed of all randomness except the noise of a private method.
         ledger: ledger of a private method, with its delta and budget. Default: a ledger in `out`/ledger.jsonl (in
             memory without `out`) with delta 1e-5 and no budget. A ledger is never rolled back: a repeated round is
@@ -82,8 +82,8 @@ class RunConfig:
         server_threads: number of intra-op threads of the server. This number affects rounding, so it is recorded.
         device: device on which clients and server compute.
         out: folder for config.json, history.jsonl and checkpoint/, or a `RunFolder`. If None, nothing is written.
-        resume: whether to continue after the last completed round in `out`. A finished run is returned unchanged.
-        on_round: function that is called with each new row of the history.
+        resume: whether to continue after the last completed round in `out`. A finished run is returned without changes.
+        on_round: function that is called with each new row of the history, as soon as the row is complete.
     """
 
     rounds: int

@@ -44,7 +44,7 @@ class Dispatcher:
         secret: the run's seed for private noise; None for noise from the operating system.
 
     Attributes:
-        method, server, transport, thread: the arguments of the same names.
+        method, server, transport, thread: arguments of the constructor.
         entries: the entries that the method declares, by key.
         cache_index: index of each client's cached entries and memory version.
         resent: bytes of cached entries that were sent again in this round.
@@ -72,7 +72,7 @@ class Dispatcher:
             verb: name of the method's function that the clients call: "answer", "local", "evaluate", or an additional
                 exchange of the method.
             clients: indices of the clients.
-            keeps: whether a memory that a client writes in this exchange is kept.
+            keeps: whether memories that clients write in this exchange are kept.
             bundled: exchange that is sent together with this one, if any.
 
         Yields:
@@ -90,7 +90,7 @@ class Dispatcher:
     def evaluation(
         self, server: Server, clients: Sequence[int], on_result: Callable[[ClientResult, ClientRequest | None], None]
     ) -> Exchange:
-        """Return an exchange of evaluation requests, to be sent with another exchange or alone.
+        """Return an exchange with evaluation requests, which can be sent with another exchange or alone.
 
         Args:
             server: state of the server after the round that is evaluated.
@@ -160,10 +160,10 @@ class Dispatcher:
         self.transport.rollback()
 
     def restore(self, found: Restored | None) -> None:
-        """Restore the clients' records for a run that is resumed.
+        """Restore the clients' records when a run is resumed.
 
         Args:
-            found: the checkpoint; None if no round was completed and the run starts again.
+            found: the checkpoint; None if no round was completed, so the run starts again.
         """
         for changes in found.changes if found is not None else ():
             self.cache_index.restore(changes)
@@ -175,7 +175,7 @@ class ClientRecord:
     """The server's record of one client's state.
 
     Attributes:
-        memory: version of the client's committed memory; "" for none.
+        memory: version of the client's committed memory; "" if the client has no memory.
         payloads: digests of the client's cached entries, by key.
     """
 

@@ -1,4 +1,4 @@
-"""Evaluation after a round: of the global models on the global test set, and of clients on their own test images."""
+"""Evaluation after a round: global models on the global test set, and clients' models on their own test images."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def evaluate_global(dispatcher: Dispatcher, test: LabeledImages | StoredImages |
 
 
 def _parts(test: LabeledImages | StoredImages, server: Server) -> Iterator[LabeledImages]:
-    """Yield a set in memory as a whole, and a stored set in parts of one forward pass each.
+    """Yield the parts of a set to evaluate: a set in memory as a whole, a stored set in parts of one forward pass each.
 
     The metrics are bit-identical in both cases.
     """
@@ -93,7 +93,7 @@ class ClientEvaluation:
         return cls(dispatcher, replace(dispatcher.server, round=row["round"], drawn=row["drawn"]), evaluate, row)
 
     def exchange(self) -> Exchange:
-        """Return an exchange of the evaluation requests, to be sent with another exchange or alone."""
+        """Return an exchange with the evaluation requests, which can be sent with another exchange or alone."""
         return self._dispatcher.evaluation(self.server, self.clients, self._accumulate)
 
     def run(self) -> None:

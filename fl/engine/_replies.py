@@ -1,4 +1,4 @@
-"""Collection of replies: request a reply from each client, validate it, and accumulate it.
+"""Collection of replies, which are requested from each client, validated and accumulated.
 
 `ReplyCollector.collect` performs these three steps for one exchange of a round. `validate` makes all checks that a
 reply must pass, in training exchanges and in evaluations.
@@ -178,8 +178,8 @@ class RoundStats:
             are used.
         noted: sums of the clients' notes, by name.
         empty: indices of the clients without images.
-        same: pool of the integers in `by_client`. Equal integers share one object to save memory, because all rows stay
-            in memory.
+        same: pool of the integers in `by_client`. To save memory, equal integers share one object, because all rows
+            stay in memory.
         seconds: CPU seconds of all clients.
         server_seconds: CPU seconds of the server for processing the replies of each exchange.
     """
@@ -231,7 +231,7 @@ class RoundStats:
             self.noted[key] = self.noted.get(key, 0) + count
 
     def reasons(self) -> str:
-        """Return up to five reasons why clients failed, in one line. Clients with the same reason are counted."""
+        """Return up to five reasons why clients failed, in one line, each with the number of its clients."""
         found = [*self.failed.items(), *(pair for failed in self.failed_after.values() for pair in failed.items())]
         by_reason: dict[str, list[str]] = {}
         for client, reason in found:

@@ -33,7 +33,7 @@ class _Model:
 
 
 class RoundRunner:
-    """Runner of rounds between one server and its clients. It reaches the clients only through a dispatcher.
+    """Runner of rounds between one server and its clients. The runner reaches the clients only through a dispatcher.
 
     Args:
         dispatcher: sender of the requests; it also holds the method and the server.
@@ -46,7 +46,7 @@ class RoundRunner:
         committed: index of the last completed round.
         collector: object that requests, validates and accumulates replies.
         on_row: function that is called with every row of the history, once the row is complete and its round committed.
-        open_row: row of the last completed round while its evaluation results are missing; otherwise None.
+        open_row: row of the last completed round if its evaluation results are still missing; otherwise None.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class RoundRunner:
         return replies, stats.row(server.drawn)
 
     def _receive_in(self, verb: str, reduced: AggregatedReplies, stats: RoundStats, *, late: bool) -> None:
-        """Pass the replies of one exchange to the method. Clients that the method rejects are left out of the round."""
+        """Pass the replies of one exchange to the method, and drop clients that it rejects from the round."""
         rejected: dict[int, str] = {}
         try:
             work = partial(self.method.receive_exchange, self.server, verb, reduced)
@@ -216,7 +216,7 @@ class RoundRunner:
         )
 
     def _update_state(self, work: Callable[[], None]) -> float:
-        """Call `work`, in which the method changes the server's state, and move the new state to the server's device.
+        """Call `work`, which changes the server's state, and move the new state to the server's device.
 
         Returns:
             CPU seconds of the work.
@@ -251,7 +251,7 @@ class RoundRunner:
         self.committed, self.open_row = number, open_row
 
     def global_models(self) -> dict[str, Message]:
-        """Return the weights of the global models by name, for their files."""
+        """Return the weights of the global models, by name, for storage in files."""
         models = self.dispatcher.thread.run(lambda: self.method.predictors(self.server))
         return {n: Message({_Model.state: dict(p.network.state_dict())}) for n, p in models.items()}
 

@@ -54,7 +54,7 @@ def data_fingerprint(clients: ClientRegistry, key: bytes = b"") -> str:
 
     Args:
         clients: the clients' data.
-        key: key of the fingerprint, see `distillkit.fingerprint.tensor_fingerprint`.
+        key: key of the fingerprint; see `distillkit.fingerprint.tensor_fingerprint`.
     """
     client_data = list(clients) if clients.whole else [clients[0]]
     return tensor_fingerprint([json.dumps([[_facts(h.train, key), _facts(h.test, key)] for h in client_data])], key=key)
@@ -90,7 +90,7 @@ def read_config(out: Path) -> dict[str, Any]:
 
 
 def require_same(out: Path, record: Mapping[str, Any]) -> None:
-    """Refuse to continue a run that was started with other options. Options in `FREE` may differ.
+    """Refuse to continue a run that was started with different options. Only options in `FREE` may differ.
 
     Args:
         out: folder of the run.
@@ -110,7 +110,7 @@ def require_same(out: Path, record: Mapping[str, Any]) -> None:
 
 
 def _differences(was: Any, now: Any) -> list[str]:
-    """Return two values as text. Long texts are cut to the part that differs, with a little context."""
+    """Return two different values as text. Long texts are cut to the part that differs, with a little context."""
     texts = [repr(was), repr(now)]
     if max(map(len, texts)) < 100:
         return texts
@@ -176,8 +176,8 @@ def require_whole_ledger(ledger: Ledger | None, row: dict[str, Any], metadata: M
         metadata: metadata of the run's checkpoint, with the ledger's head.
 
     Raises:
-        CheckpointError: the ledger has recorded less epsilon than the run had spent, or lines that the checkpoint
-            refers to were changed or removed.
+        CheckpointError: the ledger records less epsilon than the run has spent, or lines that the checkpoint refers to
+            were changed or removed.
     """
     if ledger is None:
         return
@@ -200,7 +200,7 @@ def require_whole_ledger(ledger: Ledger | None, row: dict[str, Any], metadata: M
 def config_of(
     method: Method, config: RunConfig, server: Server, data: str, faults: str | None, key: bytes
 ) -> dict[str, Any]:
-    """Return the contents of `config.json`: everything that the result depends on, and the software versions.
+    """Return the contents of `config.json`: all data on which the result depends, and the software versions.
 
     Args:
         method: the run's method.
@@ -208,7 +208,7 @@ def config_of(
         server: the run's server.
         data: fingerprint of the clients' images.
         faults: description of the faults that the backend injects, if any.
-        key: key of the data fingerprints; empty for fingerprints without a key.
+        key: key of the data fingerprints. If empty, the fingerprints have no key.
     """
     architectures = method.inner.architectures(server.task.num_classes)
     record: dict[str, Any] = {

@@ -41,7 +41,7 @@ class Deployment:
             a folder.
         open: function that opens the transport to the clients.
         open_ledger: function that adds remarks to a private run's ledger before round 1. Its arguments are the ledger,
-            whether the ledger is new, and which clients are evaluated.
+            a flag that tells whether the ledger is new, and the clients to evaluate.
         faults: description of the faults that the backend injects; None if it injects none.
     """
 
@@ -67,7 +67,7 @@ def execute(
             allows it. A round's row is then reported, and written to the history, when the next round is committed.
 
     Raises:
-        The same errors as `simulate`.
+        All errors that `simulate` raises.
     """
     fresh = config.ledger is None
     config, drawn = validate(config, method, deployment.first, deployment.clients, progress)
@@ -135,7 +135,7 @@ def _server(config: RunConfig, deployment: Deployment) -> Server:
 
 
 def _resume(config: RunConfig, runner: RoundRunner, record: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """Restore the run in the folder, and return its rows. Return None if no round was completed.
+    """Restore the run in the folder, and return its rows, or None if no round was completed.
 
     Raises:
         ValueError: the folder holds a run, but `resume` is False.

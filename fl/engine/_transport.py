@@ -1,4 +1,4 @@
-"""The transport interface: requests to clients, and their results."""
+"""The transport interface, which sends requests to clients and returns their results."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ClientRequest:
     """The part of a request that concerns one client.
 
     Attributes:
-        message: the whole message, including entries that the client has already.
+        message: the whole message, including entries that the client already has.
         memory: version of the client's memory to use: the committed version, or one that the client wrote earlier in
             this round; "" if the client has no memory. The client deletes all other versions, which belong to failed
             rounds.
@@ -91,7 +91,7 @@ It is called once for each client, when the client's turn comes, and may be call
 
 @dataclass(frozen=True)
 class ClientResult:
-    """Result of one request: all information that the server's side receives about the client's work.
+    """Result of one request, with all information that the server's side receives about the client's work.
 
     Attributes:
         client: index of the client.
@@ -102,7 +102,8 @@ class ClientResult:
         notes: the client's counts for the round's row of the history, by name.
         remembers: whether the client wrote a memory; `RequestHeader.version` is the version of this memory.
         resent: bytes of cached entries that were sent again because the client had lost them.
-        spared: bytes of the client's request that were not sent because a request in the same message contained them.
+        spared: bytes of the client's request that were not sent, because another request in the same message contained
+            them.
     """
 
     client: int
@@ -124,8 +125,8 @@ class Exchange:
         header: part of the request that is the same for all clients.
         clients: indices of the clients, in the order in which the server uses their results.
         build_request: function that builds the request to a client; see `RequestBuilder`.
-        on_result: function that receives the results of a bundled exchange, in any order. It receives a client's
-            result before the main exchange yields its own result of that client. None for a main exchange.
+        on_result: function that receives the results of a bundled exchange, in any order. It receives a client's result
+            before the main exchange yields its own result of that client. For a main exchange, it is None.
     """
 
     header: RequestHeader
@@ -149,20 +150,20 @@ class Transport(Protocol):
     """
 
     def __enter__(self) -> Self:
-        """Begin, and return the transport itself."""
+        """Open the transport, and return it."""
 
     def __exit__(self, *_: Any) -> None:
-        """Stop running clients, and wait for them."""
+        """Ask running clients to stop, and wait until they have stopped."""
 
     def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
         """Send a request to each client of `exchange`, and yield the results in the order of its clients.
 
-        Only a few clients are started before the caller takes earlier results. A client's privacy charges are in the
+        Only a few clients are started before the caller consumes earlier results. A client's privacy charges are in the
         run's ledger before its result is yielded.
 
         Args:
             exchange: the main exchange; its results are yielded.
-            bundled: second exchange, sent together with the main exchange where that saves messages. Its results are
+            bundled: second exchange, sent together with the main exchange if this saves messages. Its results are
                 passed to its `on_result`, and are complete when the iterator ends.
 
         Raises:
@@ -209,7 +210,7 @@ def reason_of(error: Exception) -> str:
 
 
 def _location(error: Exception) -> str:
-    """Return the position of the last traceback entry in the user's code, or else in a library outside the engine."""
+    """Return the position of the last traceback entry in the user's code or, if there is none, outside the engine."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not Path(f.filename).is_relative_to(_ENGINE)]
     own = [f for f in frames if not any(Path(f.filename).is_relative_to(place) for place in _LIBRARIES)]
     shown = own or frames

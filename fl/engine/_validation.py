@@ -36,7 +36,7 @@ Panel = Literal["drawn", "all", "none"] | list[int]
 def validate(
     config: RunConfig, method: Method, first: LabeledImages, clients: int, progress: bool
 ) -> tuple[RunConfig, int]:
-    """Check all options of a run, and fill in those that depend on the clients.
+    """Check all options of a run, and fill in the options that depend on the clients.
 
     Args:
         config: the options as the user gave them.
@@ -167,8 +167,8 @@ def _drawn_count(participation: float | int, clients: int, min_replies: int, *, 
 
     Raises:
         TypeError: `participation` or `min_replies` is not a number.
-        ValueError: `participation` is neither a share in (0, 1] nor at most the number of clients; it asks for fewer
-            clients than `min_replies`; or an option is not at its default although the method draws its clients.
+        ValueError: `participation` is neither a share in (0, 1] nor a number up to the number of clients; fewer than
+            `min_replies` clients would be drawn; or an option is set although the method draws its clients.
     """
     check.positive_int(min_replies, "min_replies")
     if drawn_by_method and (isinstance(participation, Integral) or participation != 1.0 or min_replies != 1):
@@ -244,7 +244,7 @@ def require_public(method: Method, first: LabeledImages, task: LabelTask | None)
 
 
 def _require_ledger(method: Method, ledger: object, secret: object, folder: RunFolder | None) -> None:
-    """Refuse a ledger or secret that the run would not use, or a ledger in memory for a run with a folder.
+    """Refuse a ledger or secret that the run would not use, or an in-memory ledger for a run with a folder.
 
     Args:
         method: method to run.
@@ -314,7 +314,7 @@ def remark_on(ledger: Ledger, fresh: bool, panel: str | Sequence[int]) -> None:
 
 
 def _twins(clients: ClientRegistry) -> tuple[int, int] | None:
-    """Return the indices of the first two clients with the same images, or None; empty clients do not count."""
+    """Return the indices of the first two clients with the same images, or None. Clients without images are ignored."""
     seen: dict[str, int] = {}
     for number, data in enumerate(clients):
         train = data.train

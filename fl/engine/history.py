@@ -18,9 +18,9 @@ __all__ = [
 
 
 def global_metrics(sums: Mapping[str, Tensor], task: LabelTask) -> dict[str, Any]:
-    """Return metrics on the global test set. If there are several models, return the means of their metrics.
+    """Return metrics on the global test set, averaged over the models if there are several.
 
-    In this case, `accuracy_by` maps the models' names to their accuracies.
+    With several models, `accuracy_by` maps the models' names to their accuracies.
 
     Args:
         sums: sums over all test images for each model, by name; see `LabelTask.sums`.
@@ -81,7 +81,7 @@ def _numbered(reasons: Mapping[str, str]) -> dict[str, str]:
 
 
 def masked(row: Row) -> dict[str, Any]:
-    """Return the `row` of a round with secretly drawn clients, without client indices. Reasons of failures are kept."""
+    """Return the `row` of a round with secretly drawn clients, without client indices but with failure reasons."""
     hidden = {**row, "drawn": None, "bytes_by_client": None, "empty": [None] * len(row["empty"])}
     for key in ("failed", "failed_evaluation"):
         if key in row:

@@ -52,7 +52,7 @@ class Run:
         return history.table(self.rows)
 
     def __repr__(self) -> str:
-        """Return the method, the number of rounds, and the results in one line."""
+        """Return one line with the method, the number of rounds and the results."""
         found = [f"{len(self.rows)} rounds of {self.method}", f"{self.server.clients} clients"]
         if self.accuracy_last is not None and self.accuracy_best is not None:
             found.append(f"accuracy {100 * self.accuracy_last:.1f} % (best {100 * self.accuracy_best:.1f} %)")

@@ -22,11 +22,12 @@ __all__ = ["simulate"]
 
 @options(SimulationConfig)
 def simulate(method: Method, clients: Sequence[Images | StoredImages | ClientData], config: SimulationConfig) -> Run:
-    """Run a federated method on this machine: rounds between one server and its clients, each with its own images.
+    """Run a federated method on this machine, in rounds between one server and its clients, each with its own images.
 
     Before the first round, every argument is checked, and the networks are tried on noise images. The result does not
-    depend on `backend`, `workers` and `progress`. It is bit-identical for any number of workers, and also if the run
-    is killed and resumed. Only the noise of a private method comes from the operating system, and differs in each run.
+    depend on `backend`, `workers` or `progress`. It is bit-identical for any number of workers, even if the run is
+    killed and resumed. Only the noise of a private method differs in each run, because it comes from the operating
+    system.
 
     Args:
         method: the method to run, such as `FedAvg(factory=...)`.
@@ -34,7 +35,7 @@ def simulate(method: Method, clients: Sequence[Images | StoredImages | ClientDat
             a set (see `distillkit.sets.as_set`). A `StoredImages` is read each time its client gets a request. If
             `clients` is a list or tuple, all clients are checked; in another sequence, only drawn clients are checked.
             A client without images is recorded as `empty` and gets no request.
-        config: options, see `SimulationConfig`; callers give its fields as keywords.
+        config: options, see `SimulationConfig`; pass its fields as keywords.
 
     Returns:
         The history, the server's state and the global models.

@@ -1,4 +1,4 @@
-"""Files of a run. They are written atomically, and a manifest names the last completed round."""
+"""Files of a run, which are written atomically. A manifest names the last completed round."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ class Restored:
         round: the last completed round.
         state: the server's state after that round.
         metadata: values of the transport, see `Transport.metadata`.
-        changes: changes of the clients' records, in the order of the rounds.
+        changes: changes to the clients' records, in the order of the rounds.
         rows: rows of the completed rounds in the history.
-        open_row: row of that round if it still lacks the clients' evaluation; otherwise None.
+        open_row: row of the last completed round if it still lacks the clients' evaluation; otherwise None.
     """
 
     round: int
@@ -105,7 +105,7 @@ class Store:
     """Folder of one run: `config.json`, `history.jsonl`, `checkpoint/`, and `transcript/` on request.
 
     A commit replaces the manifest last, because only the manifest says which round is the last completed one. The
-    checkpoint before the last one is kept: `restore` returns to it if the last one is damaged.
+    checkpoint before the last one is kept, because `restore` returns to it if the last one is damaged.
 
     Args:
         out: the folder.
@@ -124,7 +124,7 @@ class Store:
 
     @contextlib.contextmanager
     def owned(self) -> Iterator[None]:
-        """Lock the run against other processes, for the duration of a `with` block.
+        """Lock the run's folder against other processes, for the duration of a `with` block.
 
         Raises:
             distillkit.locking.InUse: another process, or another call in this process, has the lock; the message names
@@ -145,7 +145,7 @@ class Store:
         starts, and is kept in `checkpoint/`, which should not be shared.
 
         Raises:
-            CheckpointError: the folder holds a run, but the file of its key cannot be read.
+            CheckpointError: the folder holds a run, but the file with the key cannot be read.
         """
         path = self.folder / "identity.key"
         if not self.exists():
@@ -188,11 +188,11 @@ class Store:
 
         Args:
             round_number: index of the round.
-            run: the run's fingerprint, which `restore` compares.
+            run: the run's fingerprint, which `restore` compares with its own.
             state: the server's state after the round.
             models: the global models by name.
             metadata: values of the transport, see `Transport.metadata`.
-            changes: this round's changes of the clients' records.
+            changes: this round's changes to the clients' records.
             open_row: the round's row if it still lacks the clients' evaluation, and so is not in the history yet.
         """
         server = f"server.{round_number}.safetensors"
@@ -230,7 +230,7 @@ class Store:
     def restore(self, run: str) -> Restored | None:
         """Read the checkpoint of the run with the fingerprint `run`. Return None if no round was completed.
 
-        If the last checkpoint is damaged, return to the one before it, with a warning. Later or half-written lines of
+        If the last checkpoint is damaged, warn, and return to the checkpoint before it. Later or half-written lines of
         the history and of the clients' records are deleted.
 
         Raises:
@@ -254,7 +254,7 @@ class Store:
             return found
 
     def _restore(self, manifest: dict[str, Any] | None, run: str) -> Restored | None:
-        """Read the checkpoint that the `manifest` names, see `restore`."""
+        """Read the checkpoint that the `manifest` names; see `restore`."""
         if manifest is None:
             if len(read_history(self.out / "history.jsonl", torn=True)) > 1:  # a killed first round leaves one row
                 raise CheckpointError(
@@ -279,7 +279,7 @@ class Store:
         return Restored(number, state, metadata, clients, rows, manifest.get("open"))
 
     def _changes(self, upto: int) -> list[dict[str, Any]]:
-        """Read the changes of the clients' records up to round `upto`."""
+        """Read the changes to the clients' records up to round `upto`."""
         path = self._records
         if not path.exists():
             self._adopt(upto)
@@ -407,7 +407,7 @@ def _read_manifest(path: Path) -> dict[str, Any] | None:
 
 
 def plain(model: Message) -> bytes:
-    """Return a `model` in the safetensors format, with the tensors under their own names, for any reader."""
+    """Return a `model` in the safetensors format, with the network's tensor names, for any safetensors reader."""
     from safetensors.torch import save
 
     [(_, group)] = model.items()
