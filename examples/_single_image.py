@@ -99,7 +99,7 @@ def baseline(preset: Mapping[str, Any], addon: Any, factory: Any, task: Task, lr
 def headline(preset: Mapping[str, Any], image: Tensor, **shared: Any) -> dict[str, Federated]:
     """Return candidates whose crops are selected by the global model, fixed, or drawn anew in every round.
 
-    `preset`, `image` and `shared` are as for `single`; `shared` applies to the first two candidates only.
+    `preset`, `image` and `shared` are as for `single`.
     """
     search = grid(lr=preset["lr"], server_lr=preset["server_lr"])
     every = {"count": preset["keep"]}
@@ -108,7 +108,7 @@ def headline(preset: Mapping[str, Any], image: Tensor, **shared: Any) -> dict[st
     }
     candidates = {name: Federated(make, search) for name, make in found.items()}
     return candidates | {
-        "Random selection": _like(preset, image, selection={"kmeans_share": 0.0, "strategy": "random"})
+        "Random selection": _like(preset, image, **shared, selection={"kmeans_share": 0.0, "strategy": "random"})
     }
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from distillkit.augment import CropFlip
-from distillkit.data import Split, load
+from distillkit.data import Split, load, partition
 from distillkit.data.readers.cifar10c import CIFAR10_NORMALIZATION
 from distillkit.rng import derive
 from distillkit.study import Task, grid
@@ -17,7 +19,7 @@ from fl import AddOn, ClientOptimizer, FedAvg
 from fl.addons import SCAFFOLD, VFA, VFTL, VHL, FedNova, FedProx, NaiveVHL
 from fl.study import Federated
 
-__all__ = ["BASES", "PAPER", "SEARCH", "SOURCE", "candidates", "images"]
+__all__ = ["BASES", "PAPER", "SEARCH", "SOURCE", "candidates", "images", "parse_split", "split_of"]
 
 SEARCH = {"FedAvg": grid(lr=[0.003, 0.01, 0.03, 0.1]), "FedAvg + VHL": grid(lr=[0.01, 0.03], calibration=[0.1, 1.0])}
 BASES = ("FedProx", "SCAFFOLD", "FedNova")
@@ -42,6 +44,27 @@ def images(name: str, root: str | None, size: int, channels: int | None, train: 
     return Split(split.train[rows[0]], split.test[rows[1]], split.classes)
 
 
+def parse_split(text: str) -> str:
+    """Parse a split: the alpha of a Dirichlet distribution, "two-classes", or "clusters"."""
+    if text in ("two-classes", "clusters"):
+        return text
+    if not 0 < float(text) < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be two-classes, clusters or an alpha above 0, got {text}")
+    return f"{float(text):g}"
+
+
+def split_of(name: str) -> Callable[..., list[Tensor]]:
+    """Return the partition into ten clients that `--split` names.
+
+    Clients have two random classes each ("two-classes"), or pairs of clients share two classes ("clusters").
+    """
+    if name == "two-classes":
+        return partial(partition.classes_per_client, clients=10, k=2)
+    if name == "clusters":
+        return partial(partition.class_clusters, clients=10, k=2)
+    return partial(partition.dirichlet_capped, clients=10, alpha=float(name))
+
+
 def candidates(o: argparse.Namespace, last: str) -> dict[str, Federated]:
     """Return FedAvg and other base methods with and without VHL, and ablations of VHL on the task named `last`."""
 
@@ -50,7 +73,7 @@ def candidates(o: argparse.Namespace, last: str) -> dict[str, Federated]:
             added = [part(calibration) for part in parts]
             weights = "uniform" if any(isinstance(a, SCAFFOLD) for a in added) else "samples"
             local = {"steps": o.steps * passes} if o.steps else {"epochs": passes}
-            crops = CropFlip(CIFAR10_NORMALIZATION, pad=o.pixels // 8) if task.name == "cifar10" else None
+            crops = CropFlip(CIFAR10_NORMALIZATION, pad=o.pixels // 8) if task.name.split("-")[0] == "cifar10" else None
             optimizer = ClientOptimizer(weight_decay=1e-4, lr_decay=0.992)
             given = {"momentum": 0.9, "optimizer": optimizer, "augment": crops, "weights": weights}
             return FedAvg(*added, factory=factory, lr=lr, batch=o.batch, **{**local, **given, **fixed})

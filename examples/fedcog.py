@@ -66,7 +66,9 @@ def tasks(o: Any, rounds: int) -> list[Task]:
     data = {
         name: partial(load_subset, name, o.data, RECORDS[o.preset], SIZE.get(name), SPACES.get(name)) for name in names
     }
-    wanted = [f"{name}-{kind}" for name in names for kind in assigns if f"{name}-{kind}" not in LEFT_OUT[o.preset]]
+    left_out = [] if o.division else LEFT_OUT[o.preset]
+    every = [f"{name}-{kind}" for name in names for kind in o.division or assigns]
+    wanted = [name for name in every if name not in left_out]
     return [Task(name, data[name.split("-")[0]], assigns[name.split("-", 1)[1]], **options) for name in wanted]
 
 
@@ -95,11 +97,14 @@ def main(words: list[str] | None = None) -> None:
     parser = command_line(__doc__, out="runs/fedcog", pictures=True)
     add = parser.add_argument
     add("--datasets", nargs="+", choices=[*SPACES], default=[*SPACES], help="datasets of the paper")
+    add("--division", nargs="+", choices=("dirichlet", "two-classes"), help="NIID-1, NIID-2; default: the preset's")
     add("--headline", action="store_true", help="only FedAvg and FedCOG, without other bases and ablations")
     add("--rounds", type=number(1), default=None, help="rounds of a run; default: the preset's")
     add("--steps", type=number(1), default=None, help="steps of each phase; default: the preset's")
     o = parse_arguments(parser, words)
-    refuse_unused(parser, words, "with pictures of your own in --data", "--datasets", unless=not o.pictures)
+    refuse_unused(
+        parser, words, "with pictures of your own in --data", "--datasets", "--division", unless=not o.pictures
+    )
     p = PRESETS[o.preset] | ({"rounds": o.rounds} if o.rounds else {})
     p |= {"start": min(p["start"], p["rounds"])} | ({"steps": o.steps, "generation": o.steps} if o.steps else {})
     compared, seeds = tasks(o, p["rounds"]), o.seeds or ([0] if o.preset == "smoke" else [0, 1, 2])

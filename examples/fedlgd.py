@@ -53,11 +53,7 @@ SEARCH: dict[str, list[dict[str, Any]]] = {
     "FedAvg": grid(lr=RATES), "FedProx": grid(lr=TWO, mu=[0.01, 0.1]), "FedNova": grid(lr=RATES),
     "SCAFFOLD": grid(lr=RATES), "VHL": grid(lr=TWO, calibration=[0.1, 1.0]), "FedLGD": grid(lr=TWO, weight=[1.0, 10.0]),
 }  # fmt: skip
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "FedProx": {"mu": 0.01},
-    "VHL": {"calibration": 1.0},
-    "FedLGD": {"weight": 10.0},
-}
+PUBLISHED: dict[str, Any] = {"FedProx": {"mu": 0.01}, "VHL": {"calibration": 1.0}, "FedLGD": {"weight": 10.0}}
 """Settings of the preset `paper` besides the rate 0.01: from sections 5.1 and 5.5; FedProx's from the authors' code."""
 
 
@@ -93,14 +89,17 @@ def candidates(o: argparse.Namespace) -> dict[str, Federated]:
     whole = "statistics-whole-set"
     further = {
         "FedAvg on random images": fedavg(first={"steps": 0, "init": "real"}),
+        "FedAvg, FedLGD's number of steps": fedavg(first={"steps": o.condense + 10 * o.refine}),
         "FedAvg on all images": fedavg(averaging(condensed=False)),
         "MOON": fedavg(averaging(partial(MOON, 1.0))),
-        **{f"FedLGD, weight {w:g}": fedlgd(weight=w) for w in (0.0, 1.0, 10.0, 20.0)},
+        **{f"FedLGD, weight {w:g}": fedlgd(weight=w) for w in (0.0, 0.03, 0.1, 0.3, 1.0, 10.0, 20.0)},
         **{f"FedLGD, MMD, weight {w:g}": fedlgd(weight=w, regulariser="mmd") for w in (1.0, 10.0, 20.0)},
         "FedLGD, nothing distilled later": fedlgd(selected=()),
         "FedLGD, no anchors": fedlgd(anchors=0),
         "FedLGD, from noise": fedlgd(init="noise"),
         "FedLGD, from real images": fedlgd(init="real"),
+        "FedLGD, anchors as released": fedlgd(anchors_init=whole, joined="always"),
+        "FedLGD, anchors' rate 30": fedlgd(anchors_lr=30.0),
         "FedLGD, as released": fedlgd(init=whole, anchors_init=whole, joined="always"),
         **{f"FedAvg, {ipc} a class": fedavg(ipc=ipc) for ipc in o.other_ipc},
         **{f"FedLGD, {ipc} a class": fedlgd(ipc=ipc) for ipc in o.other_ipc},

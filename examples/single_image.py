@@ -68,7 +68,8 @@ def task(o: Any, p: dict[str, Any]) -> Task:
         return own_task(o, **options | ({"participation": 1.0} if len(o.pictures) > 1 else {}))
     name = "digits" if o.preset == "smoke" else "cifar10"
     data = partial(load_subset, name, o.data, p["records"], p["size"], SPACES.get(name))
-    return Task(name if p["alpha"] == 1 else f"{name}-alpha{p['alpha']:g}", data, **options)
+    ending = ("" if p["alpha"] == 1 else f"-alpha{p['alpha']:g}") + ("" if o.rate is None else f"-rate{o.rate:g}")
+    return Task(name + ending, data, **options)
 
 
 def tables(records: Records, main: Sequence[str]) -> list[Table]:
@@ -94,6 +95,7 @@ def main(words: list[str] | None = None) -> None:
     add = parser.add_argument
     add("--image", type=Path, default=None, help="the shared picture; default: scikit-learn's china.jpg")
     add("--alpha", type=float, default=1.0, help="Dirichlet alpha of the clients' class priors; 1 and 0.1 in the paper")
+    add("--rate", type=float, help="share of the rounds in which weights are sent; default: 0.2")
     add("--headline", action="store_true", help="only the selections, without baselines and ablations")
     add("--rounds", type=number(1), default=None, help="rounds of a run; default: the preset's")
     add("--steps", type=number(1), default=None, help="steps of distillation, with one epoch; default: the preset's")
@@ -103,7 +105,7 @@ def main(words: list[str] | None = None) -> None:
     p |= ({"rounds": o.rounds} if o.rounds else {}) | ({"steps": o.steps, "epochs": 1} if o.steps else {})
     image = photograph(o.image, 1 if o.preset == "smoke" and not o.pictures else 3)
     seeds = o.seeds or ([0] if o.preset == "smoke" else [0, 1, 2])
-    candidates = headline(p, image)
+    candidates = headline(p, image, **({} if o.rate is None else {"rate": o.rate}))
     names = list(candidates)
     study = Study(
         o.out, task(o, p), candidates if o.headline else candidates | ablations(p, image, seeds[:1]), seeds=seeds

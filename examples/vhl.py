@@ -19,8 +19,7 @@ from typing import Any
 from _data import own_task, refuse_unused
 from _options import command_line, number, parse_arguments, run_study
 from _paper import ablation_curves, sets_sent, with_paper
-from _vhl import BASES, PAPER, SEARCH, SOURCE, candidates, images
-from distillkit.data import partition
+from _vhl import BASES, PAPER, SEARCH, SOURCE, candidates, images, parse_split, split_of
 from distillkit.networks import NETWORK_NAMES
 from distillkit.study import Records, Study, Task, curves, paired_differences, read_records, summary_table
 from fl.addons import VHL
@@ -48,8 +47,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def tasks(o: argparse.Namespace) -> list[Task]:
-    """Return tasks of ten clients under Dirichlet 0.1, one per dataset, or a task of the user's own pictures."""
-    assign = partial(partition.dirichlet_capped, clients=10, alpha=0.1)
+    """Return tasks of ten clients, one per dataset, or a task of the user's own pictures."""
+    assign = split_of(o.split)
     options: dict[str, Any] = {
         "rounds": o.rounds,
         "factory": o.network,
@@ -61,7 +60,8 @@ def tasks(o: argparse.Namespace) -> list[Task]:
         return [own_task(o, **options)]
     root = None if o.data is None else str(o.data.expanduser().resolve())
     sizes = (root, o.pixels, o.channels, o.train, o.test)
-    return [Task(name, partial(images, name, *sizes), **options) for name in o.dataset]
+    ending = "" if o.split == "0.1" else f"-{o.split}"
+    return [Task(name + ending, partial(images, name, *sizes), **options) for name in o.dataset]
 
 
 def main(words: list[str] | None = None) -> None:
@@ -76,13 +76,17 @@ def main(words: list[str] | None = None) -> None:
     add("--pair", action="store_true", help="only FedAvg, without and with VHL")
     add("--settings-of", type=Path, metavar="FOLDER", help="take the selected settings of this study, without a search")
     add("--participation", type=float, default=0.5, help="share of the clients in each round")
+    add("--split", type=parse_split, default="0.1", help="Dirichlet alpha, two-classes, or clusters of two classes")
+    add("--norm", choices=("group", "batch", "instance", "none"), help="normalization layers; default: the network's")
+    add("--lr", type=float, help="learning rate of all candidates, without a search; default: the preset's")
     add("--network", choices=NETWORK_NAMES, help="network to train; default: the preset's")
     o = parse_arguments(parser, words)
     refuse_unused(parser, words, "with pictures of your own in --data", "--dataset", unless=not o.pictures)
+    refuse_unused(parser, words, "with a client a folder in --data", "--split", unless=len(o.pictures) < 2)
     refuse_unused(parser, words, "with --pair", "--no-ablations", unless=not o.pair)
     if o.network:
         o.shape, o.layers = {"norm": "group"}, []
-    o.settled = {}
+    o.settled, norm = {}, {"norm": o.norm} if o.norm else {}
     if o.settings_of:
         if len(o.dataset or ()) != 1:
             parser.error("--settings-of is for one --dataset, for which settings were chosen there")
@@ -92,6 +96,7 @@ def main(words: list[str] | None = None) -> None:
             parser.error(f"--settings-of: no run of {' and '.join(SEARCH)} on {o.dataset[0]} in {o.settings_of}")
     for name, value in PRESETS[o.preset].items():
         setattr(o, name, getattr(o, name, None) or value)
+    o.shape = {**o.shape, **norm}
     asked = tasks(o)
     if o.pictures:
         o.noise = {**o.noise, "classes": max(2, asked[0].load().train.num_classes)}

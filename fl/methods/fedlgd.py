@@ -44,6 +44,7 @@ class FedLGD(FedAvg):
         condense_steps, refine_steps: number of distribution-matching steps in the first condensation, and in each
             refinement.
         match_steps: number of gradient-matching steps in a selected round.
+        anchors_lr: learning rate of the anchors' pixels in the gradient matching. With 1, the images hardly change.
         joined: rounds in which the anchors are training data, as in `Anchors`.
         init, anchors_init: source of the initial local and global images.
         condense_factory: function that returns the networks of the first condensation; default: the client's own
@@ -74,6 +75,7 @@ class FedLGD(FedAvg):
         condense_steps: int = 10_000,
         refine_steps: int = 100,
         match_steps: int = 500,
+        anchors_lr: float = 1.0,
         init: Literal["statistics", "statistics-whole-set", "noise", "real"] = "statistics",
         joined: Literal["unselected", "always"] = "unselected",
         anchors_init: Literal["noise", "statistics", "statistics-whole-set"] = "noise",
@@ -93,6 +95,6 @@ class FedLGD(FedAvg):
         )  # fmt: skip
         matched = Anchors(
             ipc=anchors, weight=weight, selected=selected, joined=joined, init=anchors_init, steps=match_steps,
-            regulariser=regulariser,
+            lr=anchors_lr, regulariser=regulariser,
         )  # fmt: skip
         super().__init__(condensed, matched, *addons, factory=factory, weights=weights, lr=lr, **options)

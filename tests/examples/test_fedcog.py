@@ -107,3 +107,9 @@ def test_user_image_folders_are_the_clients(script: Any, tmp_path: Path, capsys:
 def test_missing_dataset_is_reported_with_instructions(script: Any, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"(?s)fashionmnist-dirichlet cannot be read.*FashionMNIST/raw"):
         script.main(["--data", str(tmp_path), "--out", str(tmp_path / "out")])
+
+
+def test_divisions_can_be_chosen(planned: Any) -> None:
+    assert "cifar10-two-classes" not in planned("--preset", "cpu").design.tasks
+    study = planned("--preset", "cpu", "--datasets", "cifar10", "--division", "two-classes", "--headline")
+    assert list(study.design.tasks) == ["cifar10-two-classes"]

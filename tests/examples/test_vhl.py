@@ -84,6 +84,40 @@ def test_paper_preset_has_the_papers_settings(vhl: ModuleType, monkeypatch: pyte
     assert aligned == [f"VHL, aligned at body.{number}" for number in (4, 6, 8)]
 
 
+@pytest.mark.parametrize(
+    ("said", "name", "classes"),
+    [
+        ("0.1", "digits", None),
+        (".05", "digits-0.05", None),
+        ("two-classes", "digits-two-classes", 2),
+        ("clusters", "digits-clusters", 2),
+    ],
+)
+def test_split_norm_and_rate_apply_to_all_candidates(
+    vhl: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, name: str, classes: int | None
+) -> None:
+    words = ["--dataset", "digits", "--split", said, "--norm", "batch", "--lr", "0.05", "--preset", "cpu", "--pair"]
+    study = requested_study(vhl, monkeypatch, *words)
+    [task] = study.design.tasks.values()
+    assert task.name == name
+    assert task.factory_options == {"width": 32, "depth": 2, "norm": "batch"}
+    assert [candidate.search[0]["lr"] for candidate in study.design.candidates.values()] == [0.05, 0.05]
+    assert study.num_configurations == 1
+    clients = task.assign(task.load(), 0).clients
+    assert len(clients) == 10
+    if classes is not None:
+        assert {len(client.labels.unique()) for client in clients} == {classes}
+    if said == "clusters":
+        assert {tuple(client.labels.unique().tolist()) for client in clients} == {(2 * k, 2 * k + 1) for k in range(5)}
+
+
+def test_unknown_split_is_refused(vhl: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    for said in ("0", "pairs"):
+        with pytest.raises(SystemExit):
+            vhl.main(["--split", said])
+    assert "--split" in capsys.readouterr().err
+
+
 def test_user_images_have_equally_many_virtual_and_real_classes(
     vhl: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
