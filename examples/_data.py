@@ -1,4 +1,4 @@
-"""Data of the examples: resolution of `--data` to the root of named datasets or to the user's own pictures."""
+"""Data of the examples: `--data` is either the root of named datasets or the user's own pictures."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def refuse_data(parser: argparse.ArgumentParser, o: argparse.Namespace) -> None:
 def refuse_unused(
     parser: argparse.ArgumentParser, words: Sequence[str] | None, why: str, *options: str, unless: object = False
 ) -> None:
-    """Exit if an option was given that the script would ignore because of other options.
+    """Exit if an option was given that has no effect because of other options.
 
     Args:
         parser: the script's parser.
-        words: the words that it parses; None for the command line.
+        words: the words that the parser parses; None for the command line.
         why: reason why the options are ignored, such as "without --dp".
         options: the ignored options, such as "--epsilon".
-        unless: condition under which the options are used; if true, the function does nothing.
+        unless: condition under which the options have an effect; if true, the function does nothing.
     """
     nothing: dict[str, list[Any]] = {option: [] for option in options}
     marked = {option[2:].replace("-", "_"): mark for option, mark in nothing.items()}
@@ -130,7 +130,7 @@ def load_subset(
 
 
 def own_task(o: argparse.Namespace, **options: Any) -> Task:
-    """Return the pictures of `--data` as a task. One folder is split by `partition`; several folders are a client each.
+    """Return the pictures of `--data` as a task. One folder is split by `partition`; of several, each is a client.
 
     Gray pictures become RGB.
 

@@ -89,11 +89,11 @@ def headline(o: Any) -> dict[str, Federated]:
 def ablations(
     o: Any, tasks: list[str], averaged: Mapping[str, Any], matched: Mapping[str, Any]
 ) -> dict[str, Federated]:
-    """Return the one-seed candidates: other weight averaging, other splits, and variants of FedDM on one split.
+    """Return the one-seed candidates: other averaging methods, other splits, and variants of FedDM on one split.
 
     Args:
         o: options of the command line.
-        tasks: names of the tasks of a dataset, one per split. The first is the claim's.
+        tasks: names of the tasks of a dataset, one per split. The first is the task of the claim.
         averaged: selected settings of FedAvg.
         matched: selected settings of FedDM.
     """

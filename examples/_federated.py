@@ -43,7 +43,7 @@ def client_data(n: Numbers, data: LabeledImages, indices: Tensor) -> list[Labele
 
 
 def feddm(n: Numbers, data: LabeledImages, indices: Tensor, seed: int, init: Start) -> dict[str, Scorer]:
-    """Run FedDM on some records; return scorers for its last model, and for the sets that its server received."""
+    """Run FedDM on some records, and return scorers for its last model and for the sets that its server received."""
     clients = client_data(n, data, indices)
     make = partial(
         FedDM, factory=convnet, ipc=n["ipc"] // 2, init=init, batch_real=32, rho=20.0, server_lr=0.03, server_batch=32
@@ -57,7 +57,7 @@ def feddm(n: Numbers, data: LabeledImages, indices: Tensor, seed: int, init: Sta
 
 
 def fedlgd(n: Numbers, data: LabeledImages, indices: Tensor, seed: int) -> dict[str, Scorer]:
-    """Run FedLGD on some records; return scorers for its last model, and for the anchors that its server made."""
+    """Run FedLGD on some records, and return scorers for its last model and for the anchors that its server made."""
     method = FedLGD(
         factory=convnet, ipc=n["ipc"] // 2, anchors=2, selected=(1, 3), condense_steps=n["round_steps"],
         refine_steps=n["round_steps"], match_steps=n["round_steps"], epochs=n["local_epochs"], batch=32, lr=0.05,

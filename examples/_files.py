@@ -11,7 +11,7 @@ __all__ = ["current_commit", "read_accuracies", "write_file"]
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file completely or not at all."""
+    """Write a file atomically: completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(text, encoding="utf-8")

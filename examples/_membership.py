@@ -19,12 +19,12 @@ FEW = 16
 
 
 def fewer(target: Target, **options: Any) -> Tensor:
-    """Return LiRA scores with only the first few shadows."""
+    """Return LiRA scores computed with only the first few shadow models."""
     return lira(target.scores, target.inside[:FEW], target.shadows[:FEW], **options)
 
 
 def two_sided(target: Target) -> Tensor:
-    """Return offline LiRA scores as in several public versions: unusually low scores also indicate members."""
+    """Return offline LiRA scores as in several public versions, in which unusually low scores also indicate members."""
     mean = (target.shadows * ~target.inside).sum(0) / (~target.inside).sum(0)
     return (target.scores - mean).abs()  # in the order of the density, as all records have one variance
 

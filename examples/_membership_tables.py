@@ -38,7 +38,7 @@ def area(found: Sequence[float]) -> str:
 
 
 def of_models(lines: Sequence[Line], key: str, text: Callable[[Sequence[float]], str]) -> str:
-    """Return a table of one result (`key`) of all attacks on models. Pipelines without runs have a row, too."""
+    """Return a table of one result (`key`) of all attacks on models. Pipelines without runs also have a row."""
     names = list(dict.fromkeys(line["attack"] for line in lines))
     rows = []
     for row, (title, _) in ROWS.items():
@@ -62,7 +62,7 @@ def of_choices(lines: Sequence[Line]) -> str:
 
 
 def of_sets(lines: Sequence[Line]) -> str:
-    """Return a table of the attacks on sets, also by whether a record was an initial image."""
+    """Return a table of the attacks on sets, with separate results for records that were initial images."""
     rows = []
     for line in lines:
         n, groups = line["numbers"], line["started"]

@@ -33,7 +33,7 @@ PERSONAL = ("Ditto", "Fine-tuned FedAvg", "FedRep", "FedProto", OWN)
 
 
 def averaging(*parts: AddOn | Callable[..., AddOn], search: Any = RATES, **options: Any) -> Federated:
-    """Return FedAvg with `options` and add-ons. A part may be a function that makes an add-on from a configuration."""
+    """Return FedAvg with `options` and add-ons. An add-on may be given as a function of the configuration."""
 
     def make(factory: Any, lr: float = RATE, assign: Any = None, **settings: Any) -> Method:
         given = [part if isinstance(part, AddOn) else part(**settings) for part in parts]
@@ -48,7 +48,7 @@ def single(share: float, steps: int, *also: AddOn) -> Federated:
     Args:
         share: share of the rounds in which weights are sent.
         steps: steps of distillation.
-        also: further add-ons.
+        also: additional add-ons.
     """
     image = torch.from_numpy(load_sample_image("china.jpg").copy()).permute(2, 0, 1).float().mean(0, keepdim=True) / 255
 
@@ -61,7 +61,7 @@ def single(share: float, steps: int, *also: AddOn) -> Federated:
 
 
 def two(candidate: Federated) -> Federated:
-    """Return the candidate with two architectures: every second client has the wider network."""
+    """Return the candidate with two architectures, in which every second client has the wider network."""
 
     def make(factory: Any, **settings: Any) -> Any:
         networks = {"narrow": partial(factory, width=16), "wide": factory}

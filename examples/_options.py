@@ -43,7 +43,7 @@ def command_line(
     workers: str = "runs at a time, each in its own process",
     pictures: bool = False,
 ) -> argparse.ArgumentParser:
-    """Return a parser with the common options. An example adds its own options, and calls `parse_arguments`.
+    """Return a parser with the common options. An example adds its own options, and then calls `parse_arguments`.
 
     Args:
         description: text that `--help` shows first.
@@ -71,7 +71,7 @@ def command_line(
 
 
 def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse words (default: the command line), and resolve the output folder, the device and `--data`.
+    """Parse a list of words (default: the command line), and resolve the output folder, the device and `--data`.
 
     In the result, `data` is the root of named datasets, or None; `pictures` lists the user's own folders and files.
     """
@@ -112,7 +112,7 @@ def run_study(
         by: horizontal axes of the curves, see `distillkit.study.curves`; empty for candidates without rounds.
         sets: images per class in a picture of the sets that the candidates made; 0 for no picture.
         claim: the hypothesis and its test, printed before the runs and below the tables.
-        ends: whether the script exits after `--estimate`; False if another study follows.
+        ends: whether the script exits after `--estimate`. Pass False if another study follows.
         also: runs of another study that tables and curves include.
 
     Returns:

@@ -20,12 +20,12 @@ Numbers = dict[str, Any]
 
 
 def convnet(outputs: int = 10) -> ConvNet:
-    """Return a ConvNet of two blocks for digits of 16 x 16, with 5,178 weights."""
+    """Return a ConvNet with two blocks and 5,178 weights, for digits of 16 x 16 pixels."""
     return ConvNet((1, 16, 16), outputs, width=16, depth=2)
 
 
 def trained(data: LabeledImages, epochs: int, seed: int) -> nn.Module:
-    """Train a network from scratch."""
+    """Return a network trained from scratch."""
     protocol = Protocol(epochs=epochs, batch=32, lr=0.05)
     return train(build(convnet, seed), data, protocol, generator=seed, progress=False)
 
@@ -50,5 +50,5 @@ def published(network: nn.Module, sets: Sequence[Tensor] = (), started: Tensor |
 
 
 def distances(records: Tensor, images: Tensor) -> Tensor:
-    """Return the distance of each record to the closest image, [n]."""
+    """Return the distance from each record to the closest image, [n]."""
     return torch.cdist(records.flatten(1), images.flatten(1), compute_mode="donot_use_mm_for_euclid_dist").amin(1)

@@ -101,7 +101,7 @@ def embedded(real: LabeledImages, *, choose: Choose, factory: Any, ipc: int, ima
 
 
 def candidates(o: argparse.Namespace) -> dict[str, Condense]:
-    """Return the methods of the command line with their searches."""
+    """Return the methods given on the command line, with their searches."""
     augment = DSA(DIGITS if Path(o.dataset).stem.lower() in ("mnist", "usps", "svhn", "digits") else NATURAL)
     ours = {"ipc": o.ipc, "batch_real": o.batch_real}
     gradient = {**ours, "iterations": o.iterations, "inner": condense.InnerTraining(loops=o.loops), "init": o.init}

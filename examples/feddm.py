@@ -44,7 +44,7 @@ FedProx. FedDM's variants differ from it only as their names say. Settings were 
 
 
 def images(name: str, root: Path | None, records: int | None) -> Split:
-    """Return images, or a random subset, with a fixed normalization that was not computed from the images."""
+    """Return images, or a random subset of them, with a fixed normalization that was not computed from the images."""
     split = load(name, root=root, size=16, normalization=Normalization([0.25], [0.4]))
     if records is None:
         return split

@@ -54,7 +54,7 @@ def cost(folder: Path, row: str, preset: str, count: int, seed: int) -> float:
 
 
 def run(row: str, o: Any, seed: int, facts: Line) -> list[Line]:
-    """Return the records of one row. Runs that are missing are made first."""
+    """Return the records of one row, after executing its missing runs."""
     folder, numbers = o.out / row, NUMBERS[o.preset]
     kept = folder / "records.jsonl"
     if kept.exists() and (row == TRANSCRIPT or written(kept)[0]["shadows"] == o.shadows):

@@ -29,7 +29,7 @@ COLUMNS = ("accuracy_own", "bytes_up", "bytes_down", "client_seconds")
 
 
 def task(rounds: int) -> Task:
-    """Return the digits of ten clients, with a ConvNet of two blocks and 14,826 parameters."""
+    """Return the task: the digits of ten clients, with a ConvNet of two blocks and 14,826 parameters."""
     return Task(
         "digits",
         partial(load, "digits", size=16),

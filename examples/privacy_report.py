@@ -79,20 +79,20 @@ def make_run(options: Any, seed: int) -> Path:
 
 
 def repeat_run(folder: Path, split: Split, indices: Tensor, seed: int) -> dict[str, Scorer]:
-    """Repeat the whole run for one shadow, with only the records at `indices`."""
+    """Repeat the whole run for one shadow model, with only the records at `indices`."""
     shadow = repeat(folder, keep=indices, seed=seed, data=split, progress=False)
     return {"model": model_scorer(shadow.models[""])}
 
 
 def raw(folder: Path, split: Split, indices: Tensor, seed: int) -> dict[str, Scorer]:
-    """Train the run's network on the raw records at `indices`, as the baseline."""
+    """Train the run's network on the raw records at `indices`, as a baseline."""
     network = build(partial(load_run(folder).task.network(split), split.train.num_classes), seed)
     train(network, split.train[indices], RAW, generator=seed, progress=False)
     return {"model": model_scorer(network)}
 
 
 def write_report(folder: Path, options: Any) -> Report:
-    """Write the report of a run, with everything that its folder provides."""
+    """Write the report of a run, with all results that its folder provides."""
     if not (folder / "config.json").is_file():
         return report(folder)  # raises an error that says what a run is
     run = load_run(folder)

@@ -52,7 +52,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def images(name: str, size: int, mean: float, std: float, root: Path | None, records: int | None) -> Split:
-    """Return images with a fixed normalization; with `records`, a subset, and 2,000 others for the search."""
+    """Return images with a fixed normalization. With `records`, return a subset, and 2,000 others for the search."""
     split = load(name, root=root, size=size, normalization=Normalization([mean], [std]))
     if records is None:
         return split
@@ -72,7 +72,7 @@ class Bfloat16(ConvNet):
 
 
 def whole(real: LabeledImages) -> LabeledImages:
-    """Return the whole dataset as the set."""
+    """Return the whole dataset as the condensed set."""
     return real
 
 

@@ -1,4 +1,4 @@
-"""Studies: tasks x candidates x seeds in one folder, with tables and figures made from its records."""
+"""Studies, which run tasks x candidates x seeds in one folder, with tables and figures made from its records."""
 
 from distillkit._utils.processes import worker_pool
 from distillkit._utils.provenance import git_commit

@@ -27,7 +27,7 @@ class EstimateRow:
         runs: number of missing runs, including tuning runs.
         cost: cost of one run.
         memory: peak memory of the process in the trial, in bytes; None if unknown.
-        like: name of the candidate whose trial was used, if the row's own trial would take more than
+        like: name of another candidate whose trial was used, because the row's own trial would take more than
             `MAX_TRIAL_SHARE` of the total time.
     """
 
@@ -41,7 +41,7 @@ class EstimateRow:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimated cost of the missing runs of a study; `print` it for a table.
+    """Estimated cost of the missing runs of a study. `print` shows it as a table.
 
     The estimate extrapolates from two rounds, or some steps, of each candidate's first configuration. It is inaccurate
     for a candidate whose later rounds or other configurations differ in cost. The table marks a control whose cost was

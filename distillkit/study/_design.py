@@ -54,7 +54,7 @@ class StudyDesign:
 
     @property
     def parts(self) -> dict[str, dict[str, Any]]:
-        """The `tasks` and `seeds` of each restricted candidate, by its name; None stands for all tasks or seeds."""
+        """The `tasks` and `seeds` of each restricted candidate, by candidate name; None means all of them."""
         given = {name: {"tasks": c.tasks, "seeds": c.seeds} for name, c in self.candidates.items()}
         return {
             name: {key: None if part is None else list(part) for key, part in parts.items()}
@@ -68,7 +68,7 @@ class StudyDesign:
         """Return the runs of each configuration, by task and candidate. Candidates with `like` are left out.
 
         Args:
-            extra: further configurations of extended searches, by task and candidate.
+            extra: additional configurations of extended searches, by task and candidate.
         """
         if self.num_configurations == 1:
             return {}

@@ -71,9 +71,8 @@ class PreparedRun:
 
         Args:
             out: the study's folder.
-            options: mapping with `device`, `workers`, `progress`, `keep` and `partition_seed` of the `Job`. Further
-                keys are `commit`, the commit of the code, and `shared`, a folder that may already hold the task's
-                files.
+            options: mapping with `device`, `workers`, `progress`, `keep` and `partition_seed` of the `Job`. Other keys
+                are `commit`, the commit of the code, and `shared`, a folder that may already hold the task's files.
         """
         spec, folder = self.spec, out / self.spec.folder
         path = folder / "summary.json"
@@ -168,7 +167,7 @@ class SerializedRun:
     names: Mapping[str, Any]
 
     def execute(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Execute the run in this worker process, with `options` as in `PreparedRun.execute`; return the summary."""
+        """Execute the run in this worker process, and return the summary; see `PreparedRun.execute` for `options`."""
         return self._prepare().execute(self.out, **options)
 
     def trial(self, options: Mapping[str, Any]) -> tuple[Cost, int | None]:

@@ -1,4 +1,4 @@
-"""Extension of searches whose best value lies at the edge, equally for all candidates."""
+"""Extension of searches whose best value lies at the edge, by equally many configurations for all candidates."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def check_extend(extend: Mapping[str, int], candidates: Mapping[str, Candidate])
 def extend_searches(
     extend: Mapping[str, int], runs: Search, scores: Search, step: int
 ) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Return further configurations for each task on which a candidate's best value lies at the edge.
+    """Return additional configurations for each task on which a candidate's best value lies at the edge.
 
-    For each such setting and edge, every candidate gets one configuration: its best one so far, with the next value
-    beyond the edge of its own search. The ratio is that of the outermost two values; the result is rounded to three
-    digits. Candidates with equal values thus keep equal values.
+    For each such setting and edge, every candidate gets one configuration: its best configuration so far, with the next
+    value beyond the edge of its own search. The ratio of the next value to the outermost value is that of the two
+    outermost values, and the result is rounded to three digits. Candidates with equal values thus keep equal values.
 
     Args:
         extend: largest number of extensions, by name of the setting.
@@ -75,7 +75,7 @@ def _best(key: tuple[str, str], scores: Search) -> int:
 
 
 def _beyond(outer: float, inner: float) -> float:
-    """Return the next value after `outer` in the same ratio, rounded to three digits where this keeps the order."""
+    """Return the next value after `outer` in the same ratio, rounded to three digits if this keeps the order."""
     exact = outer * (outer / inner)
     rounded = float(f"{exact:.3g}")
     return rounded if (rounded - outer) * (outer - inner) > 0 else exact

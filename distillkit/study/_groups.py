@@ -31,7 +31,7 @@ class Group:
 
     @property
     def seeds(self) -> str:
-        """Number of finished runs, and the planned number if some runs are missing: "3", "2 of 3"."""
+        """Number of finished runs, such as "3"; if some runs are missing, also the planned number, such as "2 of 3"."""
         have, want = len(self.records), len(self.wanted)
         return str(have) if have == want else f"{have} of {want}"
 
@@ -60,14 +60,14 @@ def group_records(records: RecordsLike, name: str = "records") -> list[Group]:
 
 
 def sole_task(task: str | None, tasks: Sequence[str]) -> str:
-    """Return the given task, or the only one.
+    """Return the given task, or the only task if none is given.
 
     Args:
         task: name of a task, or None if there is only one.
         tasks: names of the existing tasks.
 
     Raises:
-        ValueError: there is no such task, or there are several and none is given.
+        ValueError: there is no such task, or there are several tasks and none is given.
     """
     if task is None and len(tasks) > 1:
         raise ValueError(f"task must be one of {', '.join(map(repr, tasks))}, because there are several; got None")
@@ -75,7 +75,7 @@ def sole_task(task: str | None, tasks: Sequence[str]) -> str:
 
 
 def differences_by_seed(group: Group, base: Group, column: str) -> dict[int, float]:
-    """Return candidate minus base for every seed where both have a number.
+    """Return the difference candidate - base for every seed for which both have a number.
 
     Args:
         group, base: runs of the candidate and of the baseline.
@@ -86,7 +86,7 @@ def differences_by_seed(group: Group, base: Group, column: str) -> dict[int, flo
 
 
 def values_by_seed(group: Group | None, column: str) -> dict[int, float]:
-    """Return the number in a column of each run that has one, by seed.
+    """Return the number in a column, by seed, for each run with a number in this column.
 
     Args:
         group: runs of a candidate; None for no runs.

@@ -17,7 +17,7 @@ __all__ = ["ledgers_of", "total_guarantee"]
 def ledgers_of(out: Path, data: Any) -> tuple[list[Ledger], int]:
     """Return the ledgers of all runs in a study's folder that read the same images, and the number of other such runs.
 
-    Unfinished and failed runs are included, because they may have released something.
+    Unfinished and failed runs are included, because they may have released results.
 
     Args:
         out: the study's folder.
@@ -38,8 +38,8 @@ def ledgers_of(out: Path, data: Any) -> tuple[list[Ledger], int]:
 def total_guarantee(ledgers: Sequence[Ledger], without: int = 0) -> Guarantee:
     """Return the guarantee for one record over all `ledgers`. The record may belong to any client in each run.
 
-    For each kind of release, a run counts as many releases as the client with the most, because a record may belong to
-    different clients in different runs. Delta is the largest of the ledgers' deltas.
+    For each kind of release, a run counts with the largest number of releases of any client, because a record may
+    belong to different clients in different runs. Delta is the largest of the ledgers' deltas.
 
     Args:
         ledgers: ledgers of the runs; at least one.

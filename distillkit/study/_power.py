@@ -33,7 +33,7 @@ class PowerAnalysis:
         differences: difference of each pilot pair (candidate - baseline), by seed; at least five.
         effect: mean difference that the comparison should find, positive, in the unit of the differences: 0.05 for
             five percentage points of accuracy.
-        power: probability, at least, with which the test finds the effect.
+        power: minimum probability with which the test finds the effect.
         level: significance level of the two-sided test.
         column: name of the compared column of the records, used to print units.
 
@@ -100,7 +100,7 @@ def power_analysis(
 ) -> PowerAnalysis:  # fmt: skip
     """Return the number of seeds that a comparison of two candidates needs, from pilot runs with the same seeds.
 
-    Call it before the comparison, and use new seeds for the comparison itself.
+    Call this function before the comparison, and use new seeds for the comparison itself.
 
         power_analysis("runs/pilot", "VHL", "FedAvg", effect=0.05).seeds
 
@@ -111,11 +111,11 @@ def power_analysis(
             points of accuracy.
         column: name of the column to compare, see `Record.last`.
         task: name of the task; may be omitted if there is only one.
-        power: probability, at least, with which the test finds the effect.
+        power: minimum probability with which the test finds the effect.
         level: significance level of the two-sided paired t-test.
 
     Raises:
-        ValueError: there is no such task or candidate, no run has the column, or see `PowerAnalysis`.
+        ValueError: there is no such task or candidate, no run has the column, or `PowerAnalysis` refuses the arguments.
     """
     found = group_records(records)
     require_columns(found, (column,))
@@ -135,7 +135,7 @@ def seeds_needed(effect: float, std: float, *, power: float = 0.8, level: float 
     Args:
         effect: true mean difference, positive.
         std: standard deviation of the differences between seeds, in the same unit.
-        power: probability, at least, with which the test finds the effect; greater than `level` and less than 1.
+        power: minimum probability with which the test finds the effect; greater than `level` and less than 1.
         level: significance level of the test, in (0, 1).
 
     Raises:

@@ -98,8 +98,8 @@ def as_records(records: RecordsLike, name: str = "records") -> Records:
 def write_records(records: RecordsLike, path: str | os.PathLike[str]) -> Path:
     """Write the records of a study to one file, which `read_records` reads.
 
-    The file holds what tables and curves need: summaries, accuracies and costs of rounds, missing runs, and the choice
-    of configurations. It holds no images, no weights, and no values of single clients.
+    The file holds the data for tables and curves: summaries, accuracies and costs of rounds, missing runs, and the
+    choice of configurations. It holds no images, no weights, and no values of single clients.
 
     Args:
         records: records, or a study's folder; for several studies `read_records(a) + read_records(b)`.
@@ -129,7 +129,7 @@ def read_rows(path: Path, *, torn: bool = False) -> list[dict[str, Any]]:
 
     Args:
         path: path of the file. A file that does not exist has no rows.
-        torn: whether the last line may be incomplete; an incomplete line is left out.
+        torn: whether the last line may be incomplete; an incomplete line is then ignored.
 
     Raises:
         RecordError: a line is damaged, or the rounds are not consecutive (for example because two processes wrote the

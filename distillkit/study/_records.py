@@ -80,8 +80,8 @@ class Record:
 
         Args:
             column: name of the value. A dot selects an entry of a mapping ("accuracy_clients.worst10", "settings.lr").
-                "accuracy_late" is the mean accuracy over the second half of the rounds, unless the summary has another
-                one, see `Records.late`.
+                "accuracy_late" is the mean accuracy over the second half of the rounds, unless the summary has this
+                column; see `Records.late`.
         """
         if column == "accuracy_late" and column not in self.line:
             return None if self.failed else accuracy_late(self.rows)

@@ -134,8 +134,8 @@ class RegisteredDesign:
             records: records, or the study's folder.
 
         Returns:
-            The verdict. It is "unfinished", without an interval, until both candidates have a value for every seed,
-            so that nobody stops at a seed that suits them.
+            The verdict. Until both candidates have a value for every seed, it is "unfinished" and has no interval, so
+            that nobody can stop at a favorable seed.
         """
         groups = {(g.task, g.method): g for g in group_records(records)}
         group, base = (groups.get((self.task, name)) for name in (self.method, self.base))
@@ -155,7 +155,8 @@ class RegisteredDesign:
             study: task, candidates, seeds and rule of the study, as a JSON value.
 
         Raises:
-            ValueError: the study differs, or the file has uncommitted changes or is in no repository.
+            ValueError: the study differs from the design, or the file has uncommitted changes or is not in a
+                repository.
         """
         if changed := [key for key in {**self.study, **study} if study.get(key) != self.study.get(key)]:
             raise ValueError(f"the study must have the design in {self.path}, but differs in {', '.join(changed)}")

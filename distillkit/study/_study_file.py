@@ -25,7 +25,7 @@ def write_study(out: Path, design: StudyDesign, facts: Mapping[str, Any]) -> Non
     Args:
         out: the study's folder.
         design: tasks, candidates and seeds.
-        facts: further arguments of the study, by name, which must not change.
+        facts: other arguments of the study, by name, which must not change.
 
     Raises:
         ValueError: the folder contains another study.

@@ -24,15 +24,15 @@ def summary_table(records: RecordsLike, *, columns: Sequence[str] = ()) -> Table
 
     Args:
         records: records, or a study's folder.
-        columns: further columns of the summaries ("bytes_up", "client_seconds") or of the last rounds
+        columns: additional columns of the summaries ("bytes_up", "client_seconds") or of the last rounds
             ("accuracy_clients.worst10"). Numbers are shown as mean ± standard deviation over seeds.
 
     Returns:
         A table with one row per task and candidate. The first columns are the number of seeds ("2 of 3" if one is not
         finished), the accuracy after the last round, and the best accuracy of each run. Both accuracies are mean ±
         standard deviation (n - 1) over seeds; "–" means that there is no test accuracy. The next column is the maximum
-        over rounds of the mean over seeds. The columns on best rounds are left out if no candidate has rounds. The
-        largest epsilon over seeds is shown if some candidate has an epsilon.
+        over rounds of the mean over seeds. The columns on best rounds are left out if no candidate has rounds. If a
+        candidate has an epsilon, the largest epsilon over seeds is shown.
 
     Raises:
         ValueError: there are no records, or no run has one of the `columns`.
@@ -106,7 +106,7 @@ def _best_mean(group: Group) -> tuple[dict[str, Any], str]:
 
 
 def require_columns(found: Sequence[Group], columns: Sequence[str]) -> None:
-    """Check that some run has each column.
+    """Check that each column occurs in at least one run.
 
     Args:
         found: the groups of runs.

@@ -41,7 +41,7 @@ class TuningResult:
         chosen: index of the chosen configuration; None for a candidate with `like`.
         like: name of the candidate whose settings are used.
         rule: rule by which the configuration was chosen; None if nothing was chosen.
-        extended: number of the last configurations, which were added because a best value lay at the edge.
+        extended: number of configurations at the end of the list that were added because a best value lay at the edge.
     """
 
     task: str
@@ -56,7 +56,7 @@ class TuningResult:
 def score_configuration(lines: Sequence[Mapping[str, Any]], rule: str) -> dict[str, Any]:
     """Return the settings of one configuration, its score, and its score for each seed.
 
-    If a run failed, its score is None, and so is the score of the configuration.
+    If a run failed, both its score and the score of the configuration are None.
 
     Args:
         lines: summaries of the configuration's runs, one per seed.

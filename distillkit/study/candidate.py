@@ -102,7 +102,7 @@ class Candidate(ABC):
             the same size.
         settings: settings that all configurations share.
         like: name of another candidate whose chosen settings this candidate uses instead of a search. Use it for a
-            control that must differ in one thing only.
+            control that must differ in only one respect.
         rule: rule to choose the best configuration, "last", "late" or "own"; default: the study's rule. Use "own", the
             clients' own tests, for a personalized method and its baseline, and "last" for a candidate without rounds.
         tasks, seeds: names of the study's tasks, and the seeds, to which the candidate is restricted; default: all.

@@ -33,8 +33,8 @@ def paired_differences(
     Returns:
         A table with one row per task and candidate. Its columns are the number of seeds that candidate and baseline
         share, the mean difference (candidate - base; accuracies in percentage points), and the confidence interval. The
-        last column is a caution if the interval contains 0 or is undefined (fewer than 2 seeds). A note below the
-        table names the intervals from fewer than 3 seeds.
+        last column is a caution if the interval contains 0 or is undefined (fewer than 2 seeds). A note below the table
+        lists the intervals that are computed from fewer than 3 seeds.
 
     Raises:
         ValueError: there are no records, a task lacks the baseline, no run has the column, or `confidence` is outside

@@ -62,7 +62,7 @@ class DeviceFactory:
 
 @contextmanager
 def run_device(device: str) -> Iterator[None]:
-    """Set the device of every `DeviceFactory` in this thread, for the length of a `with` block.
+    """Set the device of every `DeviceFactory` in this thread, for the duration of a `with` block.
 
     Args:
         device: the device.
@@ -94,7 +94,7 @@ class Condense(Candidate):
         num_networks: number of networks trained on each set.
         protocol: training protocol of these networks.
         tested: factory of these networks, called with the number of outputs; default: the task's network factory. Use
-            it to test whether a set also works for other networks than the ones used in condensation.
+            this option to test whether a set also works for networks other than those used in condensation.
         delta: delta of the ledger that a private condenser charges (`ledger.jsonl` in the run's folder).
         threads: number of intra-op threads on the CPU. They affect rounding, so the results depend on them.
     """
@@ -129,7 +129,7 @@ class Condense(Candidate):
         return partial(self.tested or job.task.network(job.split), job.split.train.num_classes)
 
     def run(self, built: Any, job: Job) -> dict[str, Any]:
-        """Make and save the set, unless it exists already. Then train and test networks."""
+        """Make and save the set, unless the set exists already. Then train and test networks."""
         with intra_op_threads(self.threads), run_device(job.device):
             return self._run(built, job)
 
@@ -250,7 +250,7 @@ def _between(began: tuple[float, float], ended: tuple[float, float]) -> tuple[fl
 
 @contextmanager
 def intra_op_threads(count: int) -> Iterator[None]:
-    """Set the number of intra-op threads in this thread, for the length of a `with` block.
+    """Set the number of intra-op threads in this thread, for the duration of a `with` block.
 
     Args:
         count: number of threads.

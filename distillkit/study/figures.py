@@ -64,7 +64,7 @@ def pictures(records: RecordsLike, *, task: str | None = None, per_class: int = 
             (`set.safetensors`).
         task: name of the task to draw; default: all tasks.
         per_class: maximum number of images per class.
-        classes: maximum number of classes; the first ones are drawn.
+        classes: maximum number of classes; only the first classes are drawn.
 
     Returns:
         The matplotlib figure, one panel per candidate and task.

@@ -36,7 +36,7 @@ class _TaskTemplate:
 
     Attributes:
         read: loader of the data, with its fixed arguments. Large data sets are opened instead of loaded.
-        folder: folder below the data root, which is the loader's first argument; "" if the loader takes `root`.
+        folder: folder below the data root, to pass as the loader's first argument; "" if the loader takes `root`.
         size: default height and width; None keeps the images' size.
         natural: whether the data has an owner for each image. Other data is partitioned by Dirichlet.
         partition: partition of data with owners; None for one client per source or person.

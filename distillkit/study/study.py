@@ -1,4 +1,4 @@
-"""Fair comparison of candidates: equal search on validation data, several seeds, complete records."""
+"""Fair comparison of candidates, with equal search on validation data, several seeds and complete records."""
 
 from __future__ import annotations
 
@@ -76,8 +76,9 @@ class Study:
         late_rounds: number of last rounds in the column `accuracy_late` and in the rule "late"; default: the second
             half of the rounds.
         extend: settings whose search is extended, with the largest number of extensions: `{"lr": 2}`. If the best value
-            of any candidate is the smallest or largest one, every candidate gets one more configuration: its best one,
-            with the next value beyond the edge, in the same ratio. All candidates must search the settings.
+            of any candidate is the smallest or largest searched value, every candidate gets one more configuration: its
+            best configuration, with the next value beyond the edge, in the same ratio. All candidates must search these
+            settings.
         registered: file of a design that `register` wrote. `run` then refuses any other design.
 
     Attributes:
@@ -225,7 +226,8 @@ class Study:
         Args:
             path: path of the new file, `.json`.
             claim: the claim as a sentence: "VHL is more accurate than FedAvg on clusters of two classes".
-            method, base: names of the candidate and the baseline. For a column in which less is better, swap them.
+            method, base: names of the candidate and the baseline. For a column in which smaller values are better, swap
+                the two.
             power: the power computation. Its column, effect and level define the test.
             task: name of the task; may be omitted if there is only one.
             earlier: records, folders or files of earlier studies, whose seeds must not be used again.
@@ -246,7 +248,7 @@ class Study:
     def guarantee(self, task: str) -> Guarantee:
         """Return the privacy guarantee of all runs of this study that read the images of a task.
 
-        Tuning runs, failed runs and runs on other tasks with the same images are included. Whoever sees the chosen
+        Tuning runs, failed runs and runs on other tasks with the same images are included. Anyone who sees the chosen
         settings, the tables or several of the models learns from all of these runs.
 
         Args:
@@ -353,7 +355,7 @@ class Study:
         return PreparedRun(spec, task, split, candidate, built)
 
     def _split(self, task: Task) -> Split:
-        """Return the images of a task, which are read once for all tasks with the same data. Free all other images."""
+        """Return the images of a task, and free all other images. Tasks with the same data share one read."""
         key = self._data_key(task)
         if key not in self._splits:
             self._splits = {key: task.load()}

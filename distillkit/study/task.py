@@ -61,7 +61,7 @@ class Task:
             of the column `domain` or `user`.
         factory: function that returns a network for a number of outputs; or a name in
             `distillkit.networks.NETWORK_NAMES`, for a network that fits the images' shape.
-        factory_options: further arguments of a named network, for example `{"width": 32}`.
+        factory_options: additional arguments of a named network, for example `{"width": 32}`.
         rounds: number of rounds of a federated run. A candidate may set another number.
         participation: share in (0, 1], or number, of the clients that take part in a round; see `fl.simulate`.
         evaluate: clients that are tested on their own test sets after a round, see `fl.simulate`.
@@ -69,8 +69,8 @@ class Task:
             The held-out images are the same for all seeds; the seed determines the client that owns each image. Tuning
             runs do not use them.
         server_share: share of each class of the training images that only the server holds (as `proxy`).
-        validation: share of each class of the training images for validation in tuning runs, in (0, 1). If the data
-            set has its own validation split, that split is used instead. The test set is never used.
+        validation: share of each class of the training images that is used for validation in tuning runs, in (0, 1). If
+            the data set has its own validation split, that split is used instead. The test set is never used.
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.
@@ -262,7 +262,7 @@ def _hold_out(train: LabeledImages, rows: Tensor, share: float) -> tuple[Tensor,
 
 
 def _kept_rows(rows: Tensor, keep: Tensor | None, count: int) -> Tensor:
-    """Return the `rows` of a set of `count` records that are in `keep`."""
+    """Return those `rows` of a set of `count` records that are in `keep`."""
     if keep is None:
         return rows
     keep = torch.as_tensor(keep)
