@@ -253,8 +253,9 @@ def _tensors(key: str, value: Value) -> Iterator[tuple[str, Tensor]]:
 def payload_bytes(message: Message) -> dict[str, int]:
     """Return the payload size of each entry in bytes, by key; a run's history records these sizes.
 
-    For a set, the bytes of the pixels are under the entry's key, and those of labels and columns under `key:labels`
-    etc. A number counts as 8 bytes, a string as its length in UTF-8. Names, shapes and framing are not counted.
+    For a set, the bytes of the pixels are under the entry's key, and the bytes of labels and columns are under
+    `key:labels` and so on. A number counts as 8 bytes, a string as its length in UTF-8. Names, shapes and framing are
+    not counted.
 
     Args:
         message: message that is sent or stored.

@@ -48,8 +48,8 @@ class Predictor:
 
     Attributes:
         network: network in eval mode, with the weights to test.
-        outputs: number of leading outputs to use, for networks that have outputs for add-on classes after those of the
-            task. None means all.
+        outputs: number of leading outputs to use, for networks that have outputs for add-on classes after the outputs
+            of the task's classes. None means all outputs.
     """
 
     network: nn.Module

@@ -38,10 +38,11 @@ def accuracy_late(rows: Sequence[Row], rounds: int | None = None) -> float | Non
 
     Args:
         rows: rows of one history.
-        rounds: number of last rounds; default: the second half of the rounds, with the middle one of an odd number.
+        rounds: number of last rounds; default: the second half of the rounds, with the middle round if their number is
+            odd.
 
     Returns:
-        The mean over those of these rounds that were tested; None if none was.
+        The mean over the tested rounds among these; None if none of them was tested.
 
     Raises:
         ValueError, TypeError: `rounds` is not a positive integer.
@@ -54,14 +55,14 @@ def accuracy_late(rows: Sequence[Row], rounds: int | None = None) -> float | Non
 def accuracy_best(rows: Sequence[Row]) -> float | None:
     """Return the best accuracy in the `rows` of a history, as a fraction; None if no round was tested.
 
-    The best round is chosen on the test set, so report it as such.
+    The best round is chosen on the test set, so report the accuracy as the best over rounds.
     """
     known = [row["accuracy"] for row in rows if row["accuracy"] is not None]
     return max(known, default=None)
 
 
 def rounds_to(rows: Sequence[Row], target: float) -> int | None:
-    """Return the first round whose accuracy is at least a target; None if there is none.
+    """Return the first round whose accuracy is at least a target, or None if no round reaches the target.
 
     This is "ROUND" in VHL's Tables 1, 2, 4 and 5 (Tang et al., ICML 2022), where the target is the best accuracy of
     FedAvg, and "Nan" means never. The speedup in these tables is the number of rounds of FedAvg divided by that of the
@@ -97,7 +98,7 @@ class SeedMean:
 
 
 def best_seed_mean(runs: Sequence[Sequence[Row]]) -> SeedMean:
-    """Return the maximum over rounds of the mean over seeds, the accuracy in the tables of the single-image paper.
+    """Return the maximum over rounds of the mean over seeds, as in the accuracy tables of the single-image paper.
 
     The ± of those tables (Soni, Saeed and Asano, 2024) is `deviation`: max(mean - worst seed's best, best seed's best
     - mean), lines 114-131 of plotting_scripts/multiseed_helper.py in the authors' code.

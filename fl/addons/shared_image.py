@@ -56,7 +56,7 @@ class SharedImage(Shared):
             rounds with FedAvg initialization (Table 4: 250; see `falling_steps`).
         clip: largest norm of the students' logits (`losses.clip_logit_norm`), or None.
         returns: weights that the distillation returns: the "last", or the "best" on `server.data["validation"]`.
-        crops: further options of `generate.Patches` (the paper: rotation=35, flip=0.5).
+        crops: other options of `generate.Patches`; the paper uses rotation=35 and flip=0.5.
         selection: options of `select.select`; the default {"kmeans_share": 0} only prunes. If 5,000 of 50,000 crops are
             kept, the entropy pruning of section 4.1 ("we remove 90 % of the training examples") leaves k-means nothing
             to select.

@@ -291,7 +291,7 @@ class AddOn(Component):
         return mean
 
     def refine(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> Tensors:
-        """Return the new model after further training of the averaged model, such as distillation.
+        """Return the new model after additional training of the averaged model, such as distillation.
 
         Called on the server once a round, even if no reply holds an update.
 

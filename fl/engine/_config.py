@@ -81,7 +81,7 @@ class RunConfig:
             privacy guarantee.
         server_threads: number of intra-op threads of the server. This number affects rounding, so it is recorded.
         device: device on which clients and server compute.
-        out: folder for config.json, history.jsonl and checkpoint/, or a `RunFolder`. If None, nothing is written.
+        out: folder for config.json, history.jsonl and checkpoint/, or a `RunFolder`. If None, no files are written.
         resume: whether to continue after the last completed round in `out`. A finished run is returned without changes.
         on_round: function that is called with each new row of the history, as soon as the row is complete.
     """
@@ -104,7 +104,7 @@ class RunConfig:
 
     @property
     def folder(self) -> RunFolder | None:
-        """The folder of the run's records; None if nothing is written."""
+        """The folder of the run's records; None if the run writes no files."""
         return self.out if isinstance(self.out, RunFolder | None) else RunFolder(self.out)
 
 
