@@ -127,6 +127,25 @@ def test_impossible_table_is_refused(records: Path, said: str, words: str) -> No
         SCRIPT.filled(page(said), records)
 
 
+@pytest.mark.parametrize("finished", [0, 3, 8])
+def test_page_shows_a_registered_design_and_its_verdict(tmp_path: Path, finished: int) -> None:
+    (tmp_path / "designs").symlink_to(RESULTS / "designs")
+    [*seeds] = range(300, 300 + finished)
+    runs = [
+        record([0.2, a + seed / 1e5], way, seed, task="cifar10-two-classes")
+        for way, a in (("FedAvg", 0.2), ("FedCOG", 0.3))
+        for seed in [200, *seeds]
+    ]
+    path = write_records([*runs, record(0.9, "FedCOG", 300, task="other")], tmp_path / "mine.jsonl")
+    text = SCRIPT.filled(page("design name=fedcog"), path)
+    assert "**Claim:** On CIFAR-10 with two classes per client, FedCOG" in text
+    assert "- Seeds: 300, 301, 302, 303, 304, 305, 306, 307. The pilot runs had the seeds 200, 201" in text
+    shown = "Shown: FedCOG minus FedAvg is +10.0 points" if finished == 8 else f"Unfinished: {finished} of 8 seeds"
+    assert f"**Result:** {shown}" in text
+    assert ("95 % interval [" in text) == (finished == 8)
+    assert SCRIPT.filled(text, path) == text
+
+
 def test_curves_of_a_page_are_drawn(records: Path) -> None:
     said = 'curves: mine task=digits ways="FedDM|FedAvg" by=client_seconds'
     SCRIPT.draw(f"<!-- {said} -->\n![a](../pictures/other.png)", records)

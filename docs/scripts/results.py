@@ -8,15 +8,16 @@ A table stands between `<!-- table: KIND option=value ... -->` and `<!-- end of 
     summary columns=bytes_up,client_seconds        to_target accuracy=0.9         worst_clients
     paired base=FedAvg column=accuracy_last        at_equal by=client_seconds     tuning
     rates hits=refuted,found trials=attacks means=seconds_cpu                     (sums of counts, with intervals)
+    design name=fedcog        (the registered design `designs/fedcog.json` as a list, and the verdict on its claim)
 
 Each kind accepts `task="S|T"` and `ways="A|B"` (select and order), `seeds="0|1"` (select), `hide="task|best % *"`
 (columns to omit), `late=5` (a column `accuracy_late`: the mean over the last five rounds) and `published=yes` (a
 column from `results/PAGE_published.json`, {task: {way: text}}). A table with `from=PAGE`, on `papers.md` or in
 `methods/`, uses PAGE's records and is rebuilt with PAGE. `<!-- curves: NAME option=value ... -->`, with `task`,
-`ways` and `by=bytes`, draws `../pictures/NAME.png`. The commits of the records stand between `<!-- commits -->` and
-`<!-- end of commits -->`. New records are compared with the previous ones, and changes are printed. `FOLDER@NAME` is
-a study of one task with another study's settings, recorded under the task name NAME. Accuracies by domain in a run's
-folder (`domains.json`) are recorded as `accuracy_domain.NAME`.
+`ways`, `seeds` and `by=bytes`, draws `../pictures/NAME.png`. The commits of the records stand between
+`<!-- commits -->` and `<!-- end of commits -->`. New records are compared with the previous ones, and changes are
+printed. `FOLDER@NAME` is a study of one task with another study's settings, recorded under the task name NAME.
+Accuracies by domain in a run's folder (`domains.json`) are recorded as `accuracy_domain.NAME`.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from distillkit.study import (
     compare_studies,
     curves,
     paired_differences,
+    read_design,
     read_records,
     summary_table,
     tuning_table,
@@ -139,10 +141,19 @@ def options_of(said: str) -> tuple[str, dict[str, Any]]:
     return name, options | {key: options[key].split("|") for key in ("task", "ways", "seeds", "hide") if key in options}
 
 
-def table(said: str, path: Path) -> Table:
+def registered(path: Path, name: str) -> str:
+    """Return a registered design as a list, and the verdict on its claim from the page's records."""
+    design = read_design(path.parent / "designs" / f"{name}.json")
+    found = [r for r in read_records(path) if r.task == design.task]
+    return f"{design}\n\n**Result:** {design.evaluate(found)}"
+
+
+def table(said: str, path: Path) -> Table | str:
     """Return the table that a marker requests, from the page's records or those it names."""
     kind, options = options_of(said)
     path = path.with_name(f"{options.pop('from', path.stem)}.jsonl")
+    if kind == "design":
+        return registered(path, **options)
     tasks, ways = options.pop("task", []), options.pop("ways", [])
     seeds = [] if kind == "tuning" else options.pop("seeds", [])
     hide, published = options.pop("hide", []), options.pop("published", "no")
@@ -175,7 +186,8 @@ def draw(text: str, path: Path) -> None:
     """Draw the curves of a page."""
     for said in CURVES.findall(text):
         name, options = options_of(said)
-        found = chosen(read_records(path), options.pop("task", []), options.pop("ways", []))
+        selected = (options.pop(key, []) for key in ("task", "ways", "seeds"))
+        found = chosen(read_records(path), *selected)
         curves(found, **options).savefig(path.parents[1] / "pictures" / f"{name}.png", dpi=150)
 
 
