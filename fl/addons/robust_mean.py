@@ -52,9 +52,9 @@ class RobustMean(AddOn):
 
     Raises:
         ValueError: `best` is given for a rule other than Krum; `weights` is "samples"; there are several architectures,
-            or buffers that are averaged; an add-on such as SCAFFOLD combines other entries of the replies, or rescales
-            the mean, such as FedNova; or a round has fewer clients than the rule needs (2 f + 1, and for Krum 2 f + 3
-            and f + `best`).
+            or buffers that are averaged; an add-on combines other entries of the replies (SCAFFOLD) or rescales the
+            mean (FedNova); or a round has fewer clients than the rule needs (2 f + 1, and for Krum 2 f + 3 and f +
+            `best`).
         NoUsableReply: a round has fewer replies than the rule needs.
     """
 

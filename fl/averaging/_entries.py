@@ -13,7 +13,7 @@ class Entries:
     """Entries of `FedAvg`'s messages, server state and client memory. Code refers to them as `FedAvg.update` etc.
 
     Attributes:
-        model: parameters and buffers of the global model(s); sent to clients, and kept in the server's state.
+        model: parameters and buffers of the global models; sent to clients, and kept in the server's state.
         samples: weight of a reply in the mean.
         update: trained minus received value of every shared parameter; averaged with the weights `samples`.
         buffers: float buffers (batch-norm statistics) with the client's values after training.

@@ -30,9 +30,10 @@ class AddOn(Component):
     """Base class of extensions of `FedAvg`, such as FedProx and SCAFFOLD.
 
     Write a frozen dataclass whose fields are the paper's options, and override the hooks that the extension needs. All
-    other hooks do nothing. `FedAvg(MyIdea(0.1), factory=...)` then calls each hook where its docstring says. An
-    additive hook (a term of the loss, an entry of a message) runs for every add-on, in the order of their keys, so the
-    order of arguments has no effect. A slot replaces a part of the algorithm, so only one add-on may fill it.
+    other hooks do nothing. `FedAvg(MyIdea(0.1), factory=...)` then calls each hook at the time that the hook's
+    docstring states. An additive hook (a term of the loss, an entry of a message) runs for every add-on, in the order
+    of their keys, so the order of arguments has no effect. A slot replaces a part of the algorithm, so only one add-on
+    may fill it.
 
     The server and all clients share one add-on object across threads, so the object must not store values of a run.
     Store persistent values in `server.state` or a client's `local.memory`, under entries that the class declares. Store

@@ -1,4 +1,4 @@
-"""The clients' optimizer: its options, its state between two trainings, and its effective learning rate."""
+"""The clients' optimizer: its options, its state between rounds, and its effective learning rate."""
 
 from __future__ import annotations
 

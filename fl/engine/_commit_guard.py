@@ -61,7 +61,7 @@ def _peaks(state: Message) -> dict[str, float]:
 
 
 def _trial(method: Method, server: Server) -> str | None:
-    """Return the reason why the reply of a client with noise images would be refused, or None."""
+    """Return the reason why the server would refuse the reply of a client with noise images, or None."""
     method, number = method.inner, (server.drawn or [0])[0]
     data = noise_set(server.task, empty_set(server), server.generator("commit guard trial"))
     client = Client(number, data, None, server.task, server.round, server.seed, device=server.device)

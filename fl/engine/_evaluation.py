@@ -122,7 +122,7 @@ class ClientEvaluation:
         self._dispatcher.cache_index.update(result.client, request)
 
     def completed_row(self) -> dict[str, Any]:
-        """Return the open row with the evaluation results added."""
+        """Return the open row of the history, with the evaluation results added."""
         resent = self._row.get("bytes_resent", 0) + self.resent
         return history.with_tests(self._row, self.results()) | ({"bytes_resent": resent} if resent else {})
 

@@ -30,8 +30,8 @@ __all__ = ["Adaptive", "ClientDP"]
 class Adaptive:
     """Clip norms that follow a quantile of the updates' norms (Andrew et al., NeurIPS 2021, Algorithm 1).
 
-    With every update a client sends one bit, which says whether the norm of the update is at most C. From the noised
-    share b of clients for which this is true, the server sets C <- C exp(-step (b - quantile)).
+    With every update, a client sends one bit: whether the norm of its update is at most the clip norm C. Let b be the
+    noised share of clients for which this is true. The server then sets C <- C exp(-step (b - quantile)).
 
     Args:
         quantile: gamma, the target quantile in [0, 1]; 0.5 is the median.
