@@ -86,10 +86,10 @@ def candidates(o: argparse.Namespace) -> dict[str, Federated]:
     def fedavg(make: Callable[..., FedAvg] = makes["FedAvg"], **settings: Any) -> Federated:
         return Federated(make, settings=settings, like="FedAvg", seeds=o.seeds[:1])
 
-    whole = "statistics-whole-set"
+    whole, later = "statistics-whole-set", sum(number <= o.rounds for number in Condensed.selected[1:])
     further = {
         "FedAvg on random images": fedavg(first={"steps": 0, "init": "real"}),
-        "FedAvg, FedLGD's number of steps": fedavg(first={"steps": o.condense + 10 * o.refine}),
+        "FedAvg, FedLGD's number of steps": fedavg(first={"steps": o.condense + later * o.refine}),
         "FedAvg on all images": fedavg(averaging(condensed=False)),
         "MOON": fedavg(averaging(partial(MOON, 1.0))),
         **{f"FedLGD, weight {w:g}": fedlgd(weight=w) for w in (0.0, 0.03, 0.1, 0.3, 1.0, 10.0, 20.0)},

@@ -15,7 +15,7 @@ from tests.scripts import load_script
 
 DESIGNS = Path(__file__).parents[2] / "docs" / "results" / "designs"
 REGISTERED = sorted(path.stem for path in DESIGNS.glob("*.json"))
-CLAIMS = ["fedcog", "feddm", "fedlgd", "single_image", "vhl"]
+CLAIMS = ["fedcog", "feddm", "fedlgd", "single_image", "vhl", "vhl_cifar10"]
 
 
 @pytest.fixture(scope="module")
