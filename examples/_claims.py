@@ -15,7 +15,7 @@ from _single_image import SPACES as CROP_SPACES
 from _vhl import candidates as vhl_candidates
 from _vhl import images
 from distillkit.data import partition
-from distillkit.study import Candidate, Task, grid
+from distillkit.study import Candidate, Records, Task, grid
 from fl import ClientOptimizer, FedAvg
 from fl.addons import VHL
 from fl.study import Federated
@@ -46,6 +46,7 @@ class Claim:
         rounds: number of last rounds over which the accuracy is averaged.
         effect: difference in accuracy that the runs should find: that of the paper, as a fraction.
         pilot: settings of the pilot's runs, by candidate, which are not searched.
+        describe: function of the records that returns a further table.
     """
 
     text: str
@@ -54,6 +55,7 @@ class Claim:
     rounds: int
     effect: float
     pilot: Mapping[str, Mapping[str, Any]]
+    describe: Callable[[Records], object] | None = None
 
 
 def clusters(o: argparse.Namespace, dataset: str) -> Task:

@@ -11,6 +11,7 @@ from _claims import SIZES, Claim
 from _data import load_subset
 from _feddm import PRESETS, headline
 from _fedlgd import digits
+from _judge import judge_anchors
 from distillkit.augment import DIGITS, DSA
 from distillkit.data import partition
 from distillkit.study import Candidate, Task, grid
@@ -63,7 +64,15 @@ def fedlgd(o: argparse.Namespace) -> Claim:
         "as many steps in total, on average over the second half of the rounds. The effect is that of the paper's "
         "Table 1 (ConvNet, 10 images per class): 80.6 against 75.9 %."
     )
-    return Claim(text, (task,), candidates, max(1, s["rounds"] // 2), 0.047, pilot)
+    return Claim(
+        text,
+        (task,),
+        candidates,
+        max(1, s["rounds"] // 2),
+        0.047,
+        pilot,
+        lambda records: judge_anchors(records, task.load()),
+    )
 
 
 def feddm(o: argparse.Namespace) -> Claim:

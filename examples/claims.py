@@ -86,7 +86,8 @@ def main(words: list[str] | None = None) -> None:
                 return shown
         elif len(seeds) >= len(PILOT):
             shown.append(power_analysis(records, candidate, base, effect=claim.effect, column="accuracy_late"))
-        return [*shown, paired_differences(records, base, column="accuracy_late")]
+        described = [] if claim.describe is None else [claim.describe(records)]
+        return [*shown, paired_differences(records, base, column="accuracy_late"), *described]
 
     run_study(study, o, tables, claim=None if study.registered is None else str(study.registered))
 

@@ -156,9 +156,11 @@ def test_curves_of_a_page_are_drawn(records: Path) -> None:
 def test_study_of_a_switch_is_used_under_its_own_name(tmp_path: Path) -> None:
     write(tmp_path, [record([0.5], "FedAvg", seed) for seed in (0, 1)])
     (tmp_path / "digits-FedAvg-1" / "domains.json").write_text('{"mnist": 0.25}', encoding="utf-8")
+    (tmp_path / "digits-FedAvg-0" / "judge.json").write_text('{"anchors": 0.5}', encoding="utf-8")
     found = SCRIPT.taken(f"{tmp_path}@digits, 180 rounds")
     assert [(r.task, r.method, r.seed) for r in found] == [("digits, 180 rounds", "FedAvg", seed) for seed in (0, 1)]
     assert [r.task for r in SCRIPT.taken(str(tmp_path))] == ["digits"] * 2
+    assert [found[i].last("judge.anchors") for i in (0, 1)] == [0.5, None]
     assert found[1].last("accuracy_domain.mnist") == 0.25
 
 

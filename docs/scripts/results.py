@@ -17,7 +17,8 @@ column from `results/PAGE_published.json`, {task: {way: text}}). A table with `f
 `ways`, `seeds` and `by=bytes`, draws `../pictures/NAME.png`. The commits of the records stand between
 `<!-- commits -->` and `<!-- end of commits -->`. New records are compared with the previous ones, and changes are
 printed. `FOLDER@NAME` is a study of one task with another study's settings, recorded under the task name NAME.
-Accuracies by domain in a run's folder (`domains.json`) are recorded as `accuracy_domain.NAME`.
+In a run's folder, accuracies by domain (`domains.json`) are recorded as `accuracy_domain.NAME`, and the shares that a
+judge names (`judge.json`) as `judge.NAME`.
 """
 
 from __future__ import annotations
@@ -120,15 +121,14 @@ def asked_for(name: str, names: Sequence[str]) -> bool:
 
 
 def taken(said: str) -> Records:
-    """Read a study's records, with accuracies by domain if present, under another task name if given."""
+    """Read a study's records, with accuracies by domain and judgements if present, under another task name if given."""
     folder, _, task = said.partition("@")
     found = read_records(folder)
     for index, record in enumerate(found):
-        path = Path(str(record.folder)) / "domains.json"
-        if path.exists():
-            found[index] = replace(
-                record, line={**record.line, "accuracy_domain": json.loads(path.read_text(encoding="utf-8"))}
-            )
+        files = {"accuracy_domain": "domains.json", "judge": "judge.json"}
+        paths = {column: Path(str(record.folder)) / name for column, name in files.items()}
+        more = {c: json.loads(path.read_text(encoding="utf-8")) for c, path in paths.items() if path.exists()}
+        found[index] = replace(record, line={**record.line, **more})
     if not task:
         return found
     return Records(replace(r, line={**r.line, "task": task}) for r in found)
