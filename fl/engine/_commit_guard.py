@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -13,13 +14,32 @@ from fl.method import Method
 from fl.participants import Client, Server
 from fl.schema import BadReply, check_reply, value_parts
 
-__all__ = ["unusable"]
+__all__ = ["check_state", "largest_value"]
 
 _JUMP = 3.0
 """Growth of an entry's largest value in one round above which a client's work is tried on noise."""
+_EXPLOSION = 10.0
+"""Growth of an entry's largest value in one round above which the entry has exploded."""
 
 
-def unusable(method: Method, server: Server, before: Message) -> str | None:
+def check_state(method: Method, server: Server, before: Message) -> tuple[str | None, list[str]]:
+    """Return the reason why a round's new state must not be committed, or None; and the entries that have exploded.
+
+    An entry has exploded if its largest value grew more than tenfold in the round, to more than 10. Running statistics
+    of batch norm are left out, because they follow the scale of a layer's inputs.
+
+    Args:
+        method: method whose state is tested.
+        server: server with the new state; it is not changed.
+        before: state before the round.
+    """
+    peaks, old = _peaks(server.state), _peaks(before)
+    grown = {name: peak / max(1.0, old.get(name, 0.0)) for name, peak in peaks.items()}
+    exploded = [name for name, growth in grown.items() if growth > _EXPLOSION and "running_" not in name]
+    return _unusable(method, server, before, peaks, max(grown.values(), default=0.0)), exploded
+
+
+def _unusable(method: Method, server: Server, before: Message, peaks: Mapping[str, float], growth: float) -> str | None:
     """Return the reason why a round's new state must not be committed, or None.
 
     A state is unusable if it holds NaN or Inf, or if a global model's outputs on noise are not finite. If a value has
@@ -31,8 +51,9 @@ def unusable(method: Method, server: Server, before: Message) -> str | None:
         method: method whose state is tested.
         server: server with the new state; it is not changed.
         before: state before the round.
+        peaks: largest absolute value of each float tensor of the new state.
+        growth: largest growth of these values in the round.
     """
-    peaks, old = _peaks(server.state), _peaks(before)
     for name, peak in peaks.items():
         if not peak < float("inf"):
             return f"the new state's {name} holds NaN or Inf"
@@ -40,7 +61,7 @@ def unusable(method: Method, server: Server, before: Message) -> str | None:
     for name, model in method.predictors(server).items():
         if not torch.isfinite(model.network(noise.images)).all():
             return f"the new model{f' {name!r}' if name else ''} gives NaN or Inf on noise images"
-    if method.private or all(peak <= _JUMP * max(1.0, old.get(name, 0.0)) for name, peak in peaks.items()):
+    if method.private or growth <= _JUMP:
         return None
     why = _trial(method, server)
     if why is None:
@@ -48,6 +69,11 @@ def unusable(method: Method, server: Server, before: Message) -> str | None:
     if _trial(method, replace(server, state=before)) is not None:
         return None
     return f"a client with noise images fails with the new state: {why}"
+
+
+def largest_value(message: Message) -> float:
+    """Return the largest absolute value of all float tensors of a message; 0 if it has none."""
+    return max(_peaks(message).values(), default=0.0)
 
 
 def _peaks(state: Message) -> dict[str, float]:

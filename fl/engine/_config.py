@@ -69,6 +69,9 @@ class RunConfig:
             method that draws its clients itself, in secret.
         min_replies: minimum number of usable replies in a round. If there are fewer, the run ends with
             `NoUsableReply`, and the last completed round is kept.
+        exploding: what happens if a value of the server's state grows more than tenfold in a round, to more than 10:
+            "warn" issues a warning that names the entries and the clients with by far the largest values, and the run
+            goes on; "stop" ends the run with `NoUsableReply`, and the state before the round is kept.
         evaluate: clients evaluated on their own test images after a round: "drawn", "all", "none", or a list of client
             indices. Default: "none" for private methods and secure sums, because evaluation results are exact numbers;
             "drawn" for all other methods. If you set this option for a private method, the ledger and every row of the
@@ -92,6 +95,7 @@ class RunConfig:
     server_data: Mapping[str, Images] | None = None
     participation: float | int = 1.0
     min_replies: int = 1
+    exploding: Literal["warn", "stop"] = "warn"
     evaluate: Literal["drawn", "all", "none"] | Sequence[int] | None = None
     seed: int = 0
     ledger: Ledger | None = None

@@ -7,6 +7,7 @@ reply must pass, in training exchanges and in evaluations.
 from __future__ import annotations
 
 import math
+import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any
 
 from distillkit.privacy import BudgetExhausted
 from fl.aggregation import Aggregator, BadReply, EntrySpec, Schema, check_reply
+from fl.engine._commit_guard import largest_value
 from fl.engine._devices import placed
 from fl.engine._dispatch import Dispatcher
 from fl.engine._transport import ClientRequest, ClientResult, Exchange
@@ -79,6 +81,8 @@ class ReplyCollector:
                 stats.fail(verb, result.client, reason, late=late)
                 continue
             stats.note(result.notes)
+            if verb == "local" and result.reply is not None and not (self.method.private or self.method.sealed):
+                stats.largest[result.client] = largest_value(result.reply)
             if verb != "answer":
                 dispatcher.cache_index.update(result.client, request, memory)
         return reducer
@@ -177,6 +181,7 @@ class RoundStats:
         failed_after: reasons why clients failed in an exchange after "local", by verb and client. Their "local" replies
             are used.
         noted: sums of the clients' notes, by name.
+        largest: largest absolute value in each client's "local" reply; empty for private methods and secure sums.
         empty: indices of the clients without images.
         same: pool of the integers in `by_client`. To save memory, equal integers share one object, because all rows
             stay in memory.
@@ -191,6 +196,7 @@ class RoundStats:
     failed: dict[str, str] = field(default_factory=dict)
     failed_after: dict[str, dict[str, str]] = field(default_factory=dict)
     noted: dict[str, float] = field(default_factory=dict)
+    largest: dict[int, float] = field(default_factory=dict)
     empty: list[int] = field(default_factory=list)
     seconds: float = 0.0
     server_seconds: float = 0.0
@@ -229,6 +235,11 @@ class RoundStats:
         """Add one client's notes (`counts`, by name) to the sums."""
         for key, count in counts.items():
             self.noted[key] = self.noted.get(key, 0) + count
+
+    def outliers(self) -> list[int]:
+        """Return the clients whose largest value is more than ten times the median of all clients."""
+        usual = statistics.median(self.largest.values()) if self.largest else 0.0
+        return [client for client, value in self.largest.items() if value > 10 * usual]
 
     def reasons(self) -> str:
         """Return up to five reasons why clients failed, in one line, each with the number of its clients."""

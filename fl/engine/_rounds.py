@@ -16,7 +16,7 @@ from distillkit.rng import derive
 from distillkit.sets import LabeledImages, StoredImages
 from fl.aggregation import AggregatedReplies, Aggregator
 from fl.engine import _evaluation, history
-from fl.engine._commit_guard import unusable
+from fl.engine._commit_guard import check_state
 from fl.engine._devices import placed
 from fl.engine._dispatch import Dispatcher
 from fl.engine._evaluation import ClientEvaluation
@@ -95,8 +95,9 @@ class RoundRunner:
         self.server.notes["setup"] = {key: value for key, value in stats.row([]).items() if key in counted}
 
     def run_round(
-        self, number: int, participation: int, min_replies: int, evaluate: Any, *, defer: bool = False
-    ) -> None:
+        self, number: int, participation: int, min_replies: int, evaluate: Any, *, exploding: str = "warn",
+        defer: bool = False,
+    ) -> None:  # fmt: skip
         """Run one round, commit it, and report its row of the history. A failed round does not change the state.
 
         If the previous round's row is open, the missing evaluation requests are sent with this round's first requests.
@@ -106,10 +107,11 @@ class RoundRunner:
             participation: number of clients to draw.
             min_replies: minimum number of usable replies.
             evaluate: clients to evaluate on their own test images: "drawn", "all", "none", or client indices.
+            exploding: "warn", or "stop" to end the run if the server's values explode.
             defer: whether to leave this round's row open, so that clients are evaluated with the next round's requests.
 
         Raises:
-            NoUsableReply: there are fewer usable replies than `min_replies`.
+            NoUsableReply: there are fewer usable replies than `min_replies`, or values have exploded.
             BudgetExhausted: the round's releases would exceed the ledger's budget.
         """
         started, server, self.committed = time.perf_counter(), self.server, number - 1
@@ -122,14 +124,11 @@ class RoundRunner:
             server.drawn = (
                 self.dispatcher.thread.run(lambda: self.method.draw(server)) if hidden else self._draw(participation)
             )
-            replies, row = self._run_exchanges(0 if hidden else min_replies, outstanding)
+            replies, stats = self._run_exchanges(0 if hidden else min_replies, outstanding)
+            row = stats.row(server.drawn)
             row["server_seconds"] += self._update_state(partial(self.method.receive, server, replies))
             del replies
-            if why := self.dispatcher.thread.run(lambda: unusable(self.method, server, before)):
-                server.state = before
-                self.dispatcher.rollback()
-                row["discarded"] = why
-                warn(f"round {number}: {why}; the state after round {self.committed} is kept, and the run goes on")
+            row |= self._check_state(before, stats.outliers(), stop=exploding == "stop")
             row |= _evaluation.evaluate_global(self.dispatcher, self.test)
             evaluation = ClientEvaluation(self.dispatcher, server, "none" if defer else evaluate)
             evaluation.run()
@@ -168,11 +167,11 @@ class RoundRunner:
 
     def _run_exchanges(
         self, min_replies: int, outstanding: ClientEvaluation | None
-    ) -> tuple[AggregatedReplies, dict[str, Any]]:
+    ) -> tuple[AggregatedReplies, RoundStats]:
         """Run the round's exchanges with the drawn clients.
 
         Returns:
-            The aggregated replies of the "local" exchange, and the columns of the round's row.
+            The aggregated replies of the "local" exchange, and the counts of all exchanges.
         """
         method, server, stats = self.method, self.server, RoundStats()
         server.present, replies = list(server.drawn), None
@@ -190,7 +189,39 @@ class RoundRunner:
                 self._receive_in(verb, reduced, stats, late=replies is not None)
         if replies is None:
             raise ValueError(f"{type(method).__name__}.exchanges must hold 'local', got {method.exchanges}")
-        return replies, stats.row(server.drawn)
+        return replies, stats
+
+    def _check_state(self, before: Message, outliers: list[int], *, stop: bool) -> dict[str, Any]:
+        """Discard the round's new state if it is unusable, and report a state whose values have exploded.
+
+        Args:
+            before: state before the round.
+            outliers: clients whose replies have much larger values than the others.
+            stop: whether to end the run if values have exploded.
+
+        Returns:
+            Columns of the round's row: `discarded`, the reason for discarding the state; and `exploded`, the entries
+            that have exploded and the outliers. Empty for a usual round.
+
+        Raises:
+            NoUsableReply: values have exploded, and `stop` is true.
+        """
+        number, server = self.server.round, self.server
+        why, exploded = self.dispatcher.thread.run(lambda: check_state(self.method, server, before))
+        if why:
+            server.state = before
+            self.dispatcher.rollback()
+            warn(f"round {number}: {why}; the state after round {self.committed} is kept, and the run goes on")
+            return {"discarded": why}
+        if not exploded:
+            return {}
+        more = f" and {len(exploded) - 1} more" if len(exploded) > 1 else ""
+        whose = f"; by far the largest values came from client {', '.join(map(str, outliers))}" if outliers else ""
+        said = f"round {number}: {exploded[0]}{more} grew more than tenfold{whose}. Lower the learning rate"
+        if stop:
+            raise NoUsableReply(f"{said}; the state after round {self.committed} is kept")
+        warn(f"{said}, or pass exploding='stop' to end such a run")
+        return {"exploded": {"entries": exploded, "clients": outliers}}
 
     def _receive_in(self, verb: str, reduced: AggregatedReplies, stats: RoundStats, *, late: bool) -> None:
         """Pass the replies of one exchange to the method, and drop clients that it rejects from the round."""

@@ -119,7 +119,9 @@ def execute(
             runner.collector.report, runner.on_row = shown.set_postfix_str, on_row
             for number in remaining:
                 defer = defers and number < config.rounds
-                runner.run_round(number, drawn, config.min_replies, config.evaluate, defer=defer)
+                runner.run_round(
+                    number, drawn, config.min_replies, config.evaluate, exploding=config.exploding, defer=defer
+                )
             runner.close(config.evaluate)
         models = {name: p.network for name, p in thread.run(lambda: method.predictors(server)).items()}
     return Run(rows, server, models, _short(method.inner))

@@ -88,6 +88,7 @@ class FedLGD(FedAvg):
     ) -> None:
         for name, value in {"condense_steps": condense_steps, "anchors": anchors, "match_steps": match_steps}.items():
             check.positive_int(value, name, least=0)
+        check.real_number(anchors_lr, "anchors_lr", above=0.0)
         check.one_of(anchors_init, "anchors_init", ("noise", "statistics", "statistics-whole-set"))
         condensed = Condensed(
             ipc=ipc, steps=condense_steps, refine_steps=refine_steps, selected=selected, init=init,

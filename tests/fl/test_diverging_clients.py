@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 
 import fl
 from fl.addons import SCAFFOLD, FedExP, FedNova, FedProx
-from fl.engine._commit_guard import unusable
+from fl.engine._commit_guard import check_state
 from fl.methods import FedDM, FedProto
 from fl.participants import Client
 from tests.fl.federations import Tiny, federation, images
@@ -103,7 +104,7 @@ def test_jump_is_discarded_only_if_it_made_the_difference() -> None:
         return changed
 
     def judged(before: float, after: float) -> str | None:
-        return unusable(method, replace(server, state=state(after)), state(before))
+        return check_state(method, replace(server, state=state(after)), state(before))[0]
 
     assert judged(1.0, 1.0) is None
     assert judged(1.0, 10.0) is None  # a jump after which a client still trains
@@ -112,3 +113,71 @@ def test_jump_is_discarded_only_if_it_made_the_difference() -> None:
     assert why is not None
     assert why.startswith("a client with noise images fails with the new state")
     assert "NaN or Inf" in str(judged(1.0, float("inf")))
+
+
+LARGE: dict[str, Any] = {"factory": Tiny, "lr": 1e-6, "batch": 8, "max_update_norm": 1e6}
+"""With this rate, clients train from weights of any size."""
+
+
+def explode(to: float, **options: Any) -> fl.Run:
+    method = hostile(fl.FedAvg, fl.FedAvg.update, to)(**LARGE)
+    return fl.simulate(method, federation(), rounds=4, seed=3, progress=False, **options)
+
+
+def test_exploding_weights_are_reported_with_the_client() -> None:
+    with pytest.warns(UserWarning, match=r"round 3: FedAvg.model\[.*grew more than tenfold; .* client 1\. Lower"):
+        run = explode(1e3)
+    assert run.rows[2]["exploded"]["clients"] == [1]
+    assert all(name.startswith("FedAvg.model[") for name in run.rows[2]["exploded"]["entries"])
+    assert not any("exploded" in row or row["failed"] for row in run.rows[:2] + run.rows[3:])
+
+
+def test_run_with_exploding_weights_ends_on_request(tmp_path: Path) -> None:
+    with pytest.raises(fl.NoUsableReply, match=r"round 3: .* client 1\. .*; the state after round 2 is kept"):
+        explode(1e3, exploding="stop", out=tmp_path)
+    assert len((tmp_path / "history.jsonl").read_text(encoding="utf-8").splitlines()) == 2
+    with pytest.raises(ValueError, match="exploding must be one of 'warn', 'stop'"):
+        explode(1e3, exploding="ignore")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("to", [0.1, 10.0])
+def test_ordinary_growth_is_not_reported(to: float) -> None:
+    """The mean over four clients of a value of 10 stays below the limit of 10."""
+    assert not any("exploded" in row for row in explode(to).rows)
+
+
+def test_explosion_is_relative_to_the_state_before() -> None:
+    server = fl.simulate(method := fl.FedAvg(**LARGE), federation(), rounds=1, progress=False).server
+
+    def state(value: float) -> fl.Message:
+        changed = server.state.copy()
+        changed[fl.FedAvg.model] = {n: torch.full_like(t, value) for n, t in server.state[fl.FedAvg.model].items()}
+        return changed
+
+    def exploded(before: float, after: float) -> bool:
+        return bool(check_state(method, replace(server, state=state(after)), state(before))[1])
+
+    assert not exploded(0.01, 10.0)
+    assert exploded(0.01, 10.01)
+    assert not exploded(50.0, 500.0)
+    assert exploded(50.0, 501.0)
+
+
+def test_statistics_of_batch_norm_do_not_explode() -> None:
+    method = fl.FedAvg(factory=partial(Tiny, norm=True), lr=0.1, batch=8)
+    server = fl.simulate(method, federation(), rounds=1, progress=False).server
+    changed = server.state.copy()
+    group = server.state[fl.FedAvg.model]
+    assert any("running_var" in name for name in group)
+    changed[fl.FedAvg.model] = {n: t * 1e4 if "running_" in n else t for n, t in group.items()}
+    assert check_state(method, replace(server, state=changed), server.state)[1] == []
+
+
+def test_private_runs_name_no_client() -> None:
+    method = fl.Filtered(
+        hostile(fl.FedAvg, fl.FedAvg.update, 1e3)(**LARGE, weights="uniform"),
+        fl.ClientDP(sigma=0.0, rate=1.0, clip=1e6),
+    )
+    rows = fl.simulate(method, federation(), rounds=4, seed=3, progress=False, secret=1).rows
+    assert all(not row.get("exploded", {}).get("clients") for row in rows)
