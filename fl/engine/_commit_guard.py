@@ -19,14 +19,15 @@ __all__ = ["check_state", "largest_value"]
 _JUMP = 3.0
 """Growth of an entry's largest value in one round above which a client's work is tried on noise."""
 _EXPLOSION = 10.0
-"""Growth of an entry's largest value in one round above which the entry has exploded."""
+"""Growth of the largest value of weights in one round above which the weights have exploded."""
 
 
 def check_state(method: Method, server: Server, before: Message) -> tuple[str | None, list[str]]:
     """Return the reason why a round's new state must not be committed, or None; and the entries that have exploded.
 
-    An entry has exploded if its largest value grew more than tenfold in the round, to more than 10. Running statistics
-    of batch norm are left out, because they follow the scale of a layer's inputs.
+    Weights have exploded if their largest value grew more than tenfold in the round, to more than 10. Only the state's
+    groups of named tensors are compared: images or sums may grow as their method intends. Running statistics of batch
+    norm are left out, because they follow the scale of a layer's inputs.
 
     Args:
         method: method whose state is tested.
@@ -35,7 +36,10 @@ def check_state(method: Method, server: Server, before: Message) -> tuple[str | 
     """
     peaks, old = _peaks(server.state), _peaks(before)
     grown = {name: peak / max(1.0, old.get(name, 0.0)) for name, peak in peaks.items()}
-    exploded = [name for name, growth in grown.items() if growth > _EXPLOSION and "running_" not in name]
+    weights = tuple(f"{key}[" for key, value in server.state.items() if isinstance(value, dict))
+    exploded = [
+        n for n, growth in grown.items() if growth > _EXPLOSION and n.startswith(weights) and "running_" not in n
+    ]
     return _unusable(method, server, before, peaks, max(grown.values(), default=0.0)), exploded
 
 

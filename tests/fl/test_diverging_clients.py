@@ -174,6 +174,15 @@ def test_statistics_of_batch_norm_do_not_explode() -> None:
     assert check_state(method, replace(server, state=changed), server.state)[1] == []
 
 
+def test_images_of_the_state_do_not_explode() -> None:
+    """FedDM's server state holds the clients' images, which start at the range of the pixels and may grow."""
+    method = FedDM(**DISTILLING)
+    server = fl.simulate(method, federation(), rounds=1, progress=False).server
+    changed = server.state.copy()
+    changed[FedDM.images] = server.state[FedDM.images].replace(images=server.state[FedDM.images].images * 1e4)
+    assert check_state(method, replace(server, state=changed), server.state)[1] == []
+
+
 def test_private_runs_name_no_client() -> None:
     method = fl.Filtered(
         hostile(fl.FedAvg, fl.FedAvg.update, 1e3)(**LARGE, weights="uniform"),
