@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl._noise_images import empty_set, noise_set
 from fl.message import Message
-from fl.method import Method
+from fl.method import Method, Predictor
 from fl.participants import Client, Server
 from fl.schema import BadReply, check_reply, value_parts
 
@@ -25,9 +25,9 @@ _EXPLOSION = 10.0
 def check_state(method: Method, server: Server, before: Message) -> tuple[str | None, list[str]]:
     """Return the reason why a round's new state must not be committed, or None; and the entries that have exploded.
 
-    Weights have exploded if their largest value grew more than tenfold in the round, to more than 10. Only the state's
-    groups of named tensors are compared: images or sums may grow as their method intends. Running statistics of batch
-    norm are left out, because they follow the scale of a layer's inputs.
+    Weights have exploded if their largest value grew more than tenfold in the round, to more than 10. Only tensors with
+    the name of a parameter of a global model are compared: images, sums, running statistics of batch norm, and step
+    counts of optimizers may grow as their method intends.
 
     Args:
         method: method whose state is tested.
@@ -36,14 +36,21 @@ def check_state(method: Method, server: Server, before: Message) -> tuple[str | 
     """
     peaks, old = _peaks(server.state), _peaks(before)
     grown = {name: peak / max(1.0, old.get(name, 0.0)) for name, peak in peaks.items()}
-    weights = tuple(f"{key}[" for key, value in server.state.items() if isinstance(value, dict))
-    exploded = [
-        n for n, growth in grown.items() if growth > _EXPLOSION and n.startswith(weights) and "running_" not in n
-    ]
-    return _unusable(method, server, before, peaks, max(grown.values(), default=0.0)), exploded
+    models = method.predictors(server)
+    weights = tuple(f"[{name}]" for model in models.values() for name, _ in model.network.named_parameters())
+    exploded = [name for name, growth in grown.items() if growth > _EXPLOSION and name.endswith(weights)]
+    why = _unusable(method, server, before, models, peaks, max(grown.values(), default=0.0))
+    return why, exploded
 
 
-def _unusable(method: Method, server: Server, before: Message, peaks: Mapping[str, float], growth: float) -> str | None:
+def _unusable(
+    method: Method,
+    server: Server,
+    before: Message,
+    models: Mapping[str, Predictor],
+    peaks: Mapping[str, float],
+    growth: float,
+) -> str | None:
     """Return the reason why a round's new state must not be committed, or None.
 
     A state is unusable if it holds NaN or Inf, or if a global model's outputs on noise are not finite. If a value has
@@ -55,6 +62,7 @@ def _unusable(method: Method, server: Server, before: Message, peaks: Mapping[st
         method: method whose state is tested.
         server: server with the new state; it is not changed.
         before: state before the round.
+        models: global models with the new state.
         peaks: largest absolute value of each float tensor of the new state.
         growth: largest growth of these values in the round.
     """
@@ -62,7 +70,7 @@ def _unusable(method: Method, server: Server, before: Message, peaks: Mapping[st
         if not peak < float("inf"):
             return f"the new state's {name} holds NaN or Inf"
     noise = noise_set(server.task, empty_set(server), server.generator("commit guard"))
-    for name, model in method.predictors(server).items():
+    for name, model in models.items():
         if not torch.isfinite(model.network(noise.images)).all():
             return f"the new model{f' {name!r}' if name else ''} gives NaN or Inf on noise images"
     if method.private or growth <= _JUMP:

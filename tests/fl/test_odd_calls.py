@@ -438,6 +438,7 @@ ACCEPTED: Listed = {
     ("ClientData", "*", "one row"): ONE,
     ("simulate privately", "*", "None"): DEFAULT,
     ("FedAvg ?*", "*", "None"): DEFAULT,
+    ("SummedFedDM", "least", "None"): DEFAULT,
     ("ClientDP clips", "adaptive", "None"): DEFAULT,
     ("ClientDP clips", "clip", "number"): "the norm of `FedAvg.update`",
     ("Keyring", "folder", "string"): "a path",
