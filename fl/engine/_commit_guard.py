@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -94,7 +95,8 @@ def _peaks(state: Message) -> dict[str, float]:
     for key, value in state.items():
         for name, part in value_parts(value):
             if isinstance(part, Tensor) and part.is_floating_point() and part.numel():
-                found[f"{key}[{name}]"] = float(part.detach().abs().max().nan_to_num(nan=float("inf")))
+                low, high = (float(v) for v in part.detach().aminmax())  # one pass; NaN is in both
+                found[f"{key}[{name}]"] = float("inf") if math.isnan(low) else max(-low, high)
     return found
 
 

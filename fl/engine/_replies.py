@@ -82,7 +82,7 @@ class ReplyCollector:
                 continue
             stats.note(result.notes)
             if verb == "local" and result.reply is not None and not (self.method.private or self.method.sealed):
-                stats.largest[result.client] = largest_value(result.reply)
+                stats.largest[result.client] = dispatcher.thread.run(partial(largest_value, result.reply))
             if verb != "answer":
                 dispatcher.cache_index.update(result.client, request, memory)
         return reducer
