@@ -20,6 +20,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from distillkit._utils.pictures import picture_array
 from distillkit._utils.progress import bar
 
 __all__ = [
@@ -212,7 +213,10 @@ def _items(source: Any) -> Iterator[Any]:
 
 def _image(value: Any, name: str) -> Tensor:
     if hasattr(value, "getbands"):  # a PIL image, recognized without importing PIL
-        array = np.array(value.convert("L" if value.mode in ("1", "L", "LA") else "RGB"))
+        try:
+            array = picture_array(value, None, "put them on a background in the dataset's transform")
+        except ValueError as error:
+            raise ValueError(f"{name} cannot be read: {error}") from error
         return torch.from_numpy(array).reshape(*array.shape[:2], -1).permute(2, 0, 1)
     image = as_tensor(value, name)
     if not isinstance(image, Tensor) or image.ndim != 3:

@@ -35,6 +35,7 @@ def load_domains(
     channels: int | None = None,
     normalization: Normalization | None = None,
     test_fraction: float = 0.2,
+    background: float | None = None,
     progress: bool = True,
 ) -> Split:
     """Load datasets with the same classes from several sources as one set, such as the folders of three hospitals.
@@ -55,6 +56,7 @@ def load_domains(
         normalization: normalization of all sources. Default: mean and standard deviation measured on the joined
             training set.
         test_fraction: share of each class that becomes the test set of a folder without `test`; see `load_folder`.
+        background: gray value behind transparent pixels of folders; see `load_folder`.
         progress: whether to show a progress bar.
 
     Returns:
@@ -76,7 +78,8 @@ def load_domains(
             elif paths[name].is_file():
                 read[name] = load_npz(paths[name], classes=None if classes is None else _distinct(classes), **options)
             else:
-                read[name] = load_folder(paths[name], test_fraction=test_fraction, progress=progress, **options)
+                folder: dict[str, Any] = options | {"test_fraction": test_fraction, "background": background}
+                read[name] = load_folder(paths[name], progress=progress, **folder)
     else:
         names = check.sequence(sources, "sources", "names that load knows; your own folders come as {name: path}")
         if len(set(names)) != len(names):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ _SPLITS = {
     **dict.fromkeys(("test", "testing"), "test"),
     **dict.fromkeys(("val", "valid", "validation"), "validation"),
 }
+_LIKE_A_SPLIT = re.compile(rf"(?i:{'|'.join(sorted(_SPLITS, key=len, reverse=True))})(?![a-z])")
+_TABLES = (".csv", ".tsv", ".xls", ".xlsx", ".parquet")
 
 
 def list_folder(path: Path) -> PictureList:
@@ -37,6 +40,7 @@ def list_folder(path: Path) -> PictureList:
     classes = [folder.name for folder in subfolders(parts["train"])]
     if not classes:
         raise FileNotFoundError(f"{parts['train']} has no sub-folders; expected one per class: class/picture.png")
+    _require_class_folders(path, parts["train"], classes)
     listed = {part: _class_pictures(folder, classes, part) for part, folder in parts.items()}
     if ignored := sum(others for _, _, others in listed.values()):
         info["files_ignored"] = ignored
@@ -87,6 +91,43 @@ def split_folders(path: Path) -> tuple[dict[str, Path], list[str]]:
             "and test/class/picture.png; rename a class that is called like a split"
         )
     return {"train": path}, []
+
+
+def _require_class_folders(path: Path, train: Path, classes: list[str]) -> None:
+    """Refuse folders that are probably not classes: splits, pictures labeled by a table, or a folder of a dataset.
+
+    Args:
+        path: the folder that the caller named.
+        train: the folder whose sub-folders would be the classes.
+        classes: names of the sub-folders.
+
+    Raises:
+        ValueError: the folders are probably not classes; the message says what to do.
+    """
+    like_splits = [name for name in classes if _LIKE_A_SPLIT.match(name)]
+    tables = sorted(f.name for f in {*path.iterdir(), *train.iterdir()} if f.suffix.lower() in _TABLES)
+    remedy = f"expected {train.name}/class/picture.png; sort the pictures into one folder per class"
+    if tables and (like_splits or len(classes) == 1):
+        raise ValueError(
+            f"{train} has {_few(classes)} beside {_few(tables)}, which probably holds the labels; labels in tables are "
+            f"not read; {remedy}"
+        )
+    if len(like_splits) == len(classes):
+        raise ValueError(f"{train} has {_few(classes)}, which look like splits, not like classes; {remedy}")
+    inner = train / classes[0]
+    if len(classes) > 1 or _holds_pictures(inner) or not subfolders(inner):
+        return
+    while len(below := subfolders(inner)) == 1 and not _holds_pictures(below[0]) and subfolders(below[0]):
+        inner = below[0]
+    raise ValueError(
+        f"{train} has only the class {classes[0]!r}, whose pictures are in sub-folders ({_few([f.name for f in below])}"
+        f"); if these are the classes, give the folder above them: {str(inner)!r}; if {classes[0]!r} is a class, move "
+        "its pictures into it"
+    )
+
+
+def _holds_pictures(folder: Path) -> bool:
+    return any(f.suffix.lower() in SUFFIXES and not f.name.startswith(".") for f in folder.iterdir())
 
 
 def _class_pictures(folder: Path, classes: list[str], part: str) -> tuple[list[Path], list[int], int]:

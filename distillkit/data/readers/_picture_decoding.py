@@ -6,12 +6,15 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from distillkit._utils.conversion import format_bytes
+from distillkit._utils.pictures import picture_array
 from distillkit._utils.progress import bar
 from distillkit._utils.user_warnings import warn
 from distillkit.data._pixels import Size, to_pixels
@@ -19,28 +22,31 @@ from distillkit.data._pixels import Size, to_pixels
 __all__ = ["read_picture", "read_pictures", "require_same_shape"]
 
 
-def read_picture(file: Path, size: Size | None, channels: int | None) -> Tensor:
+_TRANSPARENT = "give the gray value behind them: background=1 for white, background=0 for black"
+
+
+def read_picture(file: Path, size: Size | None, channels: int | None, background: float | None = None) -> Tensor:
     """Decode one picture to float pixels [C, H, W] in [0, 1].
 
     Args:
         file: path of the picture file.
-        size, channels: see `load_folder`.
+        size, channels, background: see `load_folder`.
 
     Raises:
-        ValueError: the picture cannot be read.
+        ValueError: the picture cannot be read, or has transparent pixels and there is no `background`.
     """
     from PIL import Image
 
     try:
         with Image.open(file) as picture:
             if picture.mode.startswith("I;16"):
-                array = np.asarray(picture).astype(np.float32)[..., None] / 65535
+                array: NDArray[Any] = np.asarray(picture).astype(np.float32)[..., None] / 65535
             elif picture.mode in ("I", "F"):
                 raise ValueError(
                     f"32-bit pixels (mode {picture.mode}) have no defined range; save the picture with 8 or 16 bits"
                 )
             else:
-                array = np.array(picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB"))
+                array = picture_array(picture, background, _TRANSPARENT)
     except Exception as error:
         raise ValueError(f"cannot read picture {file}: {error or type(error).__name__}") from error
     tensor = torch.from_numpy(array).reshape(*array.shape[:2], -1).permute(2, 0, 1)
@@ -48,13 +54,19 @@ def read_picture(file: Path, size: Size | None, channels: int | None) -> Tensor:
 
 
 def read_pictures(
-    files: Mapping[str, list[Path]], size: Size | None, channels: int | None, *, open_with: str, progress: bool
+    files: Mapping[str, list[Path]],
+    size: Size | None,
+    channels: int | None,
+    background: float | None,
+    *,
+    open_with: str,
+    progress: bool,
 ) -> dict[str, Tensor]:
     """Decode all pictures of a dataset, and return float pixels [N, C, H, W] in [0, 1] for each part.
 
     Args:
         files: picture files of each part; `train` must not be empty.
-        size, channels: see `load_folder`.
+        size, channels, background: see `load_folder`.
         open_with: name of the function to recommend if the pictures exceed the memory.
         progress: whether to show a progress bar.
 
@@ -62,14 +74,14 @@ def read_pictures(
         ValueError: an unreadable picture, pictures with different shapes, or more pictures than fit in memory.
     """
     first = files["train"][0]
-    shape = read_picture(first, size, channels).shape
+    shape = read_picture(first, size, channels, background).shape
     count = sum(map(len, files.values()))
     _require_memory(count, shape, open_with)
     pixels = {part: torch.empty(len(own), *shape) for part, own in files.items()}
     with bar(count, "reading pictures", unit="picture", progress=progress) as shown:
         for part, own in files.items():
             for file, out in zip(own, pixels[part]):
-                out.copy_(require_same_shape(read_picture(file, size, channels), file, first, shape))
+                out.copy_(require_same_shape(read_picture(file, size, channels, background), file, first, shape))
                 shown.update()
     return pixels
 

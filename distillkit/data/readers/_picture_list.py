@@ -59,6 +59,7 @@ def read_picture_list(
     normalization: Normalization | None = None,
     progress: bool = True,
     test_fraction: float = 0.0,
+    background: float | None = None,
 ) -> Split:
     """Read all pictures of a listing into memory.
 
@@ -66,11 +67,12 @@ def read_picture_list(
         listing: the pictures.
         size, channels, normalization, progress: see `load_folder`.
         test_fraction: share of each class held out for testing, if the listing has no `test`.
+        background: see `load_folder`.
 
     Raises:
         ValueError: an unreadable picture, pictures with different shapes, or more pictures than fit in memory.
     """
-    pixels = read_pictures(listing.files, size, channels, open_with=listing.open_with, progress=progress)
+    pixels = read_pictures(listing.files, size, channels, background, open_with=listing.open_with, progress=progress)
     pixels, builder = _with_test(listing, pixels, normalization, test_fraction)
     return builder.build(pixels)
 
@@ -85,6 +87,7 @@ def open_picture_list(
     workers: int | None = None,
     progress: bool = True,
     test_fraction: float = 0.0,
+    background: float | None = None,
 ) -> StoredSplit:
     """Open all pictures of a listing through a cache.
 
@@ -92,20 +95,22 @@ def open_picture_list(
         listing: the pictures.
         path: the folder that contains the pictures. The cache is named after this folder.
         size, channels, normalization, cache, workers, progress: see `open_folder`.
-        test_fraction: see `read_picture_list`.
+        test_fraction, background: see `read_picture_list`.
 
     Raises:
         ValueError, OSError, distillkit.locking.InUse: see `open_folder`.
     """
     files = [file for part in listing.files.values() for file in part]
     first = listing.files["train"][0]
-    c, h, w = read_picture(first, size, channels).shape
+    c, h, w = read_picture(first, size, channels, background).shape
 
     def picture(row: int) -> Tensor:
-        return to_bytes(require_same_shape(read_picture(files[row], size, channels), files[row], first, (c, h, w)))
+        decoded = read_picture(files[row], size, channels, background)
+        return to_bytes(require_same_shape(decoded, files[row], first, (c, h, w)))
 
     key = files_key((os.path.relpath(file, path), file.stat()) for file in files)
     fill, options = fill_in_threads(picture, workers), f"{height_and_width(size)} {channels}"
+    options += "" if background is None else f" {background}"
     opened = open_cache(path, key, len(files), (c, h, w), fill, options=options, folder=cache, progress=progress)
     rows = dict(zip(listing.files, torch.arange(len(files)).split([len(part) for part in listing.files.values()])))
     rows, builder = _with_test(listing, rows, normalization, test_fraction)

@@ -21,6 +21,7 @@ def load_folder(
     channels: int | None = None,
     normalization: Normalization | None = None,
     test_fraction: float = 0.2,
+    background: float | None = None,
     progress: bool = True,
 ) -> Split:
     """Load your own pictures from folders such as `class/picture.png`, or `train/class/picture.png` and so on.
@@ -31,11 +32,13 @@ def load_folder(
             `validation` are accepted too, in upper or lower case.
         size: height and width in pixels of every picture, or one number for square pictures. Resizing is bilinear with
             antialiasing and ignores the aspect ratio. Required if the pictures differ in size.
-        channels: 1 (luma) or 3 (gray repeated). Required if only some pictures are gray. Transparency is dropped;
-            16-bit gray keeps its depth.
+        channels: 1 (luma) or 3 (gray repeated). Required if only some pictures are gray. 16-bit gray keeps its
+            depth.
         normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
         test_fraction: share of each class that becomes the test set if there is no `test`, in [0, 1). Every call makes
             the same random choice. 0 gives an empty test set.
+        background: gray value in [0, 1] behind transparent pixels: 1 for white, 0 for black. Required if pictures have
+            such pixels.
         progress: whether to show a progress bar.
 
     Names that begin with a dot are ignored. Other files are skipped and counted in `info`; folders beside the splits
@@ -44,13 +47,16 @@ def load_folder(
 
     Raises:
         FileNotFoundError: there is no such folder, it has no classes, a class has no pictures, or a link is broken.
-        ValueError: a picture is unreadable, pictures differ in size or channels or do not fit in memory, a class occurs
-            only in `test` or `val`, `test` has no class folders or pictures, there is a `test` but no `train`, there
-            are two folders for one split, or `test_fraction` is less than one picture of every class.
+        ValueError: a picture is unreadable, pictures are transparent and there is no `background`, pictures differ in
+            size or channels or do not fit in memory, a class occurs only in `test` or `val`, `test` has no class
+            folders or pictures, there is a `test` but no `train`, there are two folders for one split,
+            `test_fraction` is less than one picture of every class, or the folders are probably not classes: the
+            only one holds its pictures in sub-folders, or all are named like splits.
     """
     test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, below=1.0)
+    background = None if background is None else check.real_number(background, "background", least=0.0, most=1.0)
     listing = list_folder(Path(path).expanduser())
-    return read_picture_list(listing, size, channels, normalization, progress, test_fraction)
+    return read_picture_list(listing, size, channels, normalization, progress, test_fraction, background)
 
 
 def open_folder(
@@ -60,6 +66,7 @@ def open_folder(
     channels: int | None = None,
     normalization: Normalization | None = None,
     test_fraction: float = 0.2,
+    background: float | None = None,
     cache: AnyPath | None = None,
     workers: int | None = None,
     progress: bool = True,
@@ -75,7 +82,7 @@ def open_folder(
     rounded to bytes. The normalization is measured on the rounded pixels.
 
     Args:
-        path, size, channels, normalization, test_fraction, progress: see `load_folder`.
+        path, size, channels, normalization, test_fraction, background, progress: see `load_folder`.
         cache: folder for the cache of N x C x H x W bytes: 3 GB for 20,000 RGB pictures of 224 pixels. Default: the
             environment variable `DISTILLKIT_CACHE`, else `<path>.cache` beside the folder, with a warning when it is
             written. The pictures and a complete cache may be read-only.
@@ -87,6 +94,9 @@ def open_folder(
         distillkit.locking.InUse: another process has been writing this cache for a day.
     """
     test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, below=1.0)
+    background = None if background is None else check.real_number(background, "background", least=0.0, most=1.0)
     path = Path(path).expanduser()
     listing = list_folder(path)
-    return open_picture_list(listing, path, size, channels, normalization, cache, workers, progress, test_fraction)
+    return open_picture_list(
+        listing, path, size, channels, normalization, cache, workers, progress, test_fraction, background
+    )

@@ -1,0 +1,121 @@
+"""Folders that were read wrongly without a message: transparent pictures and folders that are no classes."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from distillkit import LabeledImages
+from distillkit.data import load_folder, open_folder
+from distillkit.normalization import IDENTITY
+from distillkit.sets import as_set
+
+Array = np.ndarray[Any, Any]
+
+
+def picture(seed: int, *shape: int) -> Array:
+    return np.random.default_rng(seed).integers(0, 256, shape or (6, 6, 3), dtype=np.uint8)
+
+
+def folder(path: Path, classes: tuple[str, ...] = ("cat", "dog")) -> Path:
+    for name in classes:
+        (path / name).mkdir(parents=True)
+        for i in range(5):
+            Image.fromarray(picture(i)).save(path / name / f"{i}.png")
+    return path
+
+
+def drawing(mode: str) -> Image.Image:
+    """Return a black ring, which only the transparency shows, in a mode."""
+    alpha = np.zeros((6, 6), dtype=np.uint8)
+    alpha[1:5, 1:5], alpha[2:4, 2:4] = 255, 128
+    if mode == "P":
+        indexed = Image.fromarray((alpha == 0).astype(np.uint8), mode="P")
+        indexed.putpalette([0, 0, 0, 10, 20, 30])
+        indexed.info["transparency"] = 1
+        return indexed
+    image = Image.new("L" if mode == "LA" else "RGB", (6, 6))
+    image.putalpha(Image.fromarray(alpha))
+    return image
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_pictures_need_a_background(tmp_path: Path, mode: str) -> None:
+    opaque = picture(0, 6, 6) if mode == "LA" else picture(0)
+    (tmp_path / "a").mkdir()
+    Image.fromarray(opaque).save(tmp_path / "a" / "0.png")
+    drawing(mode).save(tmp_path / "a" / "1.png")
+    open_cached = partial(open_folder, cache=tmp_path.parent / f"{tmp_path.name}.cache")
+    for read in (load_folder, open_cached):
+        with pytest.raises(ValueError, match=r"a/1\.png: some of its pixels are transparent.*background=1 for white"):
+            read(tmp_path, test_fraction=0.0)
+        for background in (0.0, 1.0, 0.2):
+            train = read(tmp_path, test_fraction=0.0, background=background, normalization=IDENTITY).train
+            images = (train if isinstance(train, LabeledImages) else train.read()).images
+            assert np.array_equal((images[0] * 255).round().byte().permute(1, 2, 0), opaque.reshape(6, 6, -1))
+            assert torch.allclose(images[1, :, 0], torch.tensor(background), atol=0.002)
+            assert float(images[1, :, 1, 1:5].max()) == 0  # opaque black
+            half = 0.0 if mode == "P" else background / 2
+            assert torch.allclose(images[1, :, 2:4, 2:4], torch.tensor(half), atol=0.004)
+    for wrong in (1.5, -0.1, True):
+        with pytest.raises((ValueError, TypeError), match="background"):
+            load_folder(tmp_path, background=wrong)
+
+
+def test_transparent_items_of_a_dataset_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"transparent; put them on a background in the dataset's transform"):
+        as_set(Pictures())
+
+
+class Pictures(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        return drawing("RGBA"), index
+
+
+def test_a_folder_above_the_classes_is_refused(tmp_path: Path) -> None:
+    folder(tmp_path / "data" / "pets")
+    with pytest.raises(
+        ValueError, match=r"only the class 'pets', whose pictures are in sub-folders \(cat, dog\).*/pets'"
+    ):
+        load_folder(tmp_path / "data")
+    with pytest.raises(ValueError, match=r"only the class 'data'.*give the folder above them: '.*/data/pets'"):
+        load_folder(tmp_path)
+    folder(tmp_path / "split" / "pets" / "train")
+    folder(tmp_path / "split" / "pets" / "test")
+    with pytest.raises(ValueError, match=r"only the class 'pets'.*\(test, train\).*/split/pets'"):
+        load_folder(tmp_path / "split")
+    folder(tmp_path / "twice" / "train" / "pets")
+    with pytest.raises(ValueError, match=r"only the class 'pets'.*/twice/train/pets'"):
+        load_folder(tmp_path / "twice")
+    assert load_folder(folder(tmp_path / "one", ("cat",))).classes == ("cat",)
+
+
+def test_layouts_of_competitions_are_refused(tmp_path: Path) -> None:
+    def layout(name: str, folders: tuple[str, ...], *tables: str) -> Path:
+        path = folder(tmp_path / name, folders)
+        for table in tables:
+            (path / table).write_text("ID,Class\n0,n\n1,8\n", encoding="utf-8")
+        return path
+
+    with pytest.raises(
+        ValueError, match=r"train, trainResized beside trainLabels\.csv, which probably holds the labels"
+    ):
+        load_folder(layout("a", ("train", "trainResized"), "trainLabels.csv"))
+    with pytest.raises(ValueError, match=r"test_images, train_images, which look like splits, not like classes"):
+        load_folder(layout("b", ("train_images", "test_images")))
+    with pytest.raises(ValueError, match=r"images beside labels\.csv.*sort the pictures into one folder per class"):
+        load_folder(layout("c", ("images",), "labels.csv"))
+    with pytest.raises(ValueError, match="look like splits"):
+        load_folder(layout("d", ("train",)))
+    for classes in (("bus", "train"), ("testudo", "trainers", "valley"), ("cat", "dog")):
+        assert load_folder(layout(f"e{len(classes)}{classes[0]}", classes)).classes == classes
+    assert load_folder(layout("f", ("cat", "dog"), "sizes.csv")).classes == ("cat", "dog")
