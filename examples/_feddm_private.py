@@ -20,7 +20,7 @@ from fl.addons import DPSGD, SCAFFOLD, FedProx
 from fl.methods import PrivateFedDM, SummedFedDM
 from fl.study import Federated
 
-__all__ = ["CLIENTS", "CLOSING", "DATASETS", "DELTA", "TITLES", "private_study"]
+__all__ = ["CLIENTS", "CLOSING", "DATASETS", "DELTA", "PRIVATE_COSTS", "TITLES", "private_study"]
 
 CLIENTS, DELTA = 10, 1e-5
 RECORDS = {"digits": 1438, "mnist": 60_000, "fashionmnist": 60_000, "public": 1438}  # public numbers
@@ -119,6 +119,7 @@ def private_study(o: Any, images: Callable[..., Split]) -> Study:
     )
 
 
+PRIVATE_COSTS = ("relation", "rounds", "bytes_up", "client_seconds")
 CLOSING = """\
 An epsilon here protects one record of one client, over all rounds, against everybody who sees that client's messages.
 With shared noise, it protects only against those who see the sum over all clients. Such a run needs a secure sum, which

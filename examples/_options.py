@@ -1,22 +1,18 @@
-"""Shared parts of the examples: the command line, and the execution of a study with tables, curves and pictures."""
+"""Common command line of the examples."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from _data import refuse_unused, require_data, root_or_pictures
-from _files import read_accuracies, write_file
-from distillkit.study import Record, Records, Study, curves, pictures, sparkline, tuning_table
+from _data import refuse_unused, root_or_pictures
 
-__all__ = ["command_line", "number", "parse_arguments", "run_study"]
+__all__ = ["command_line", "number", "parse_arguments"]
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -42,6 +38,7 @@ def command_line(
     presets: Sequence[str] = ("smoke", "cpu", "paper"),
     workers: str = "runs at a time, each in its own process",
     pictures: bool = False,
+    repeat: bool = True,
 ) -> argparse.ArgumentParser:
     """Return a parser with the common options. An example adds its own options, and then calls `parse_arguments`.
 
@@ -51,6 +48,7 @@ def command_line(
         presets: choices of `--preset`; "cpu" is the default.
         workers: description of what `--workers` counts.
         pictures: whether `--data` may also name folders of the user's own pictures; see `_data.own_task`.
+        repeat: whether the example runs a study with `run_study`, of which `--repeat` can repeat one run.
     """
     again = "An interrupted call continues where it stopped; finished runs are not repeated."
     parser = argparse.ArgumentParser(description=description, epilog=again, formatter_class=_Help)
@@ -66,6 +64,8 @@ def command_line(
     if pictures:
         add("--size", type=number(8), default=32, help="height and width of your own pictures after resizing")
     add("--estimate", action="store_true", help="only estimate the cost: seconds, bytes, memory")
+    if repeat:
+        add("--repeat", nargs=2, metavar=("RECORDS", "RUN"), help="repeat one recorded run and compare it")
     parser.set_defaults(default_out=out, pictures=[] if pictures else None)
     return parser
 
@@ -89,62 +89,3 @@ def parse_arguments(parser: argparse.ArgumentParser, words: Sequence[str] | None
     if found.device == "auto":
         found.device = "cuda" if torch.cuda.is_available() else "cpu"
     return found
-
-
-def run_study(
-    study: Study,
-    arguments: argparse.Namespace,
-    tables: Callable[[Records], Sequence[object]],
-    *,
-    by: Sequence[str] = ("round",),
-    sets: int = 0,
-    claim: str | None = None,
-    ends: bool = True,
-    also: Sequence[Record] = (),
-) -> Records:
-    """Run a study as the command line asks, write its tables, curves and pictures, and print the tables.
-
-    Args:
-        study: the study to run.
-        arguments: result of `parse_arguments`.
-        tables: function of the records that returns the contents of `table.md`: tables and sentences. The searched
-            configurations are added below them.
-        by: horizontal axes of the curves, see `distillkit.study.curves`; empty for candidates without rounds.
-        sets: images per class in a picture of the sets that the candidates made; 0 for no picture.
-        claim: the hypothesis and its test, printed before the runs and below the tables.
-        ends: whether the script exits after `--estimate`. Pass False if another study follows.
-        also: runs of another study that tables and curves include.
-
-    Returns:
-        The records of the study; empty after an estimate. If the data cannot be read, the script exits.
-    """
-    require_data([*study.design.tasks.values(), *study.design.tuned_tasks.values()])
-    if arguments.estimate:
-        print(study.estimate(device=arguments.device), flush=True)
-        if ends:
-            raise SystemExit
-        return Records([])
-    if claim:
-        print(claim, end="\n\n", flush=True)
-    began = time.perf_counter()
-
-    def show(line: Mapping[str, Any]) -> None:
-        accuracies = read_accuracies(study.out / line["run"])
-        last = "–" if line["accuracy_last"] is None else f"{100 * line['accuracy_last']:.1f} %"
-        after = f" after round {line['rounds']}" if accuracies else ""
-        said = f"{line['task']}, seed {line['seed']}, {line['method']}".ljust(40)
-        print(f"{said} {sparkline(accuracies) + ' ' if accuracies else ''}{last}{after}", flush=True)
-
-    print(f"{study!r}; for each run, as soon as it is done, accuracy by round (a full block is 100 %):", flush=True)
-    searched = study.num_configurations > 1
-    records = study.run(processes=arguments.workers, device=arguments.device, trial=searched, on_run=show)
-    shown = Records(also) + records
-    parts = [*tables(shown), *([claim] if claim else []), *([tuning_table(study.out)] if searched else [])]
-    text = "\n\n".join(map(str, parts))
-    write_file(study.out / "table.md", f"{text}\n")
-    for cost in by:
-        curves(shown, by=cost).savefig(study.out / f"accuracy_by_{cost}.png", dpi=150)
-    if sets:
-        pictures(records, per_class=sets).savefig(study.out / "sets.png", dpi=150)
-    print(f"\n{text}\n\nWritten to {study.out} in {time.perf_counter() - began:.0f} s.", flush=True)
-    return records

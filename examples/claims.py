@@ -20,7 +20,8 @@ from pathlib import Path
 from _claims import CLAIMS as ON_IMAGES
 from _claims_condensed import CLAIMS as CONDENSED
 from _data import refuse_unused
-from _options import command_line, parse_arguments, run_study
+from _options import command_line, parse_arguments
+from _run_study import run_study
 from distillkit.study import (
     Records,
     Study,

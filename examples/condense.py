@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from _data import refuse_unused
-from _options import command_line, number, parse_arguments, run_study
+from _options import command_line, number, parse_arguments
+from _run_study import run_study
 from distillkit import LabeledImages, condense, data, plot
 from distillkit.augment import DIGITS, DSA, NATURAL
 from distillkit.condense import distribution_matching, gradient_matching, herding, k_center, loops_for, random_subset

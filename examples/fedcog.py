@@ -21,8 +21,9 @@ import torch
 
 from _data import load_subset, own_task, refuse_unused
 from _fedcog import BASES, PAPER, SOURCE, SPACES, ablations, pair
-from _options import command_line, number, parse_arguments, run_study
+from _options import command_line, number, parse_arguments
 from _paper import ablation_curves, with_paper
+from _run_study import run_study
 from distillkit import LabeledImages, plot
 from distillkit.data import partition
 from distillkit.generate import invert

@@ -22,9 +22,10 @@ import torch
 
 from _data import own_task, refuse_unused, require_data
 from _feddm import COSTS, PAPER, PRESETS, SOURCE, ablations, headline
-from _feddm_private import CLIENTS, CLOSING, DATASETS, DELTA, TITLES, private_study
-from _options import command_line, number, parse_arguments, run_study
+from _feddm_private import CLIENTS, CLOSING, DATASETS, DELTA, PRIVATE_COSTS, TITLES, private_study
+from _options import command_line, number, parse_arguments
 from _paper import sets_sent, settings_of, with_paper
+from _run_study import run_study
 from distillkit import Normalization
 from distillkit.data import Split, load, partition
 from distillkit.rng import derive
@@ -118,8 +119,7 @@ def main(words: list[str] | None = None) -> None:
     """Run the example."""
     o = arguments(words)
     if o.dp:
-        columns = ["relation", "rounds", "bytes_up", "client_seconds"]
-        run_study(private_study(o, images), o, lambda found: [summary_table(found, columns=columns), CLOSING])
+        run_study(private_study(o, images), o, lambda found: [summary_table(found, columns=PRIVATE_COSTS), CLOSING])
         return
     candidates, drawn = headline(o), dict[str, Any]({"by": ("round", "bytes", "client_seconds"), "ends": False})
     every = {name: tasks_of(o, name) for name in (["own"] if o.pictures else o.dataset)}

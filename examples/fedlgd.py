@@ -18,8 +18,9 @@ from typing import Any
 
 from _data import own_task, refuse_unused
 from _fedlgd import AVERAGES, DOMAINS, digits, domain_table, draw
-from _options import command_line, number, parse_arguments, run_study
+from _options import command_line, number, parse_arguments
 from _paper import with_paper
+from _run_study import run_study
 from distillkit.augment import DIGITS, DSA, NATURAL
 from distillkit.data import partition
 from distillkit.study import Records, Study, Task, curves, grid, paired_differences, summary_table

@@ -14,7 +14,8 @@ from typing import Any
 
 from _data import refuse_data
 from _methods import OWN, PERSONAL, VHL, averaging, candidates, ensemble
-from _options import command_line, parse_arguments, run_study
+from _options import command_line, parse_arguments
+from _run_study import run_study
 from distillkit.data import load, partition
 from distillkit.study import Records, Study, Table, Task, paired_differences, summary_table
 from fl.addons import SCAFFOLD

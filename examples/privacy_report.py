@@ -113,8 +113,8 @@ def write_report(folder: Path, options: Any) -> Report:
 
 def main(words: Sequence[str] | None = None) -> list[Report]:
     """Run the example."""
-    about = (__doc__ or "").splitlines()[0]
-    parser = command_line(about, out="runs/privacy_report", presets=tuple(PRESETS), workers="shadows at a time")
+    doc = (__doc__ or "").splitlines()[0]
+    parser = command_line(doc, out="runs/privacy_report", presets=[*PRESETS], workers="shadows at a time", repeat=False)
     add = parser.add_argument
     add("--run", type=Path, default=None, help="run of a study with transcript=True; default: make one")
     add("--method", choices=("FedDM", "FedAvg", "private"), default="FedDM", help="method of the run made here")

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from _data import refuse_unused
-from _options import command_line, parse_arguments, run_study
+from _options import command_line, parse_arguments
+from _run_study import run_study
 from distillkit import LabeledImages, Normalization
 from distillkit.augment import DIGITS, DSA, NATURAL
 from distillkit.condense import distribution_matching, random_subset

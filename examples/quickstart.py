@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from _data import refuse_data
-from _options import command_line, parse_arguments, run_study
+from _options import command_line, parse_arguments
+from _run_study import run_study
 from distillkit import plot
 from distillkit.data import load, partition
 from distillkit.study import Candidate, Records, Study, Task, grid, summary_table

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from _data import load_subset, own_task, refuse_unused
-from _options import command_line, number, parse_arguments, run_study
+from _options import command_line, number, parse_arguments
 from _paper import ablation_curves, with_paper
+from _run_study import run_study
 from _single_image import CHOSEN, NOTHING, PAPER, SOURCE, SPACES, ablations, headline, photograph
 from distillkit import plot
 from distillkit.data import partition

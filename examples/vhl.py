@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from _data import own_task, refuse_unused
-from _options import command_line, number, parse_arguments, run_study
+from _options import command_line, number, parse_arguments
 from _paper import ablation_curves, sets_sent, with_paper
+from _run_study import run_study
 from _vhl import BASES, PAPER, SEARCH, SOURCE, candidates, images, parse_split, split_of
 from distillkit.networks import NETWORK_NAMES
 from distillkit.study import Records, Study, Task, curves, paired_differences, read_records, summary_table

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from distillkit.data import load, partition
-from distillkit.study import Study, Task, summary_table
+from distillkit.study import Records, Study, Task, read_records, summary_table, write_records
 from fl import FedAvg
 from fl.study import Federated
 from tests.examples.image_folder import folder
@@ -79,7 +80,7 @@ def test_folder_is_the_presets_by_default() -> None:
 def test_claim_is_printed_first_and_with_the_table_and_estimates_run_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = load_script("examples/_options.py")
+    options, run_study = load_script("examples/_options.py"), load_script("examples/_run_study.py").run_study
     task = Task("digits", partial(load, "digits", size=8), partial(partition.iid, clients=2), rounds=1,
                 factory_options={"width": 4, "depth": 1})  # fmt: skip
     study = Study(tmp_path / "out", task, {"FedAvg": Federated(FedAvg, settings={"steps": 1})}, seeds=[0])
@@ -87,7 +88,7 @@ def test_claim_is_printed_first_and_with_the_table_and_estimates_run_nothing(
 
     def play(*words: str, **how: object) -> str:
         given = options.parse_arguments(parser, ["--workers", "1", "--device", "cpu", *words])
-        options.run_study(study, given, lambda found: [summary_table(found)], claim="FedAvg learns.", **how)
+        run_study(study, given, lambda found: [summary_table(found)], claim="FedAvg learns.", **how)
         return capsys.readouterr().out
 
     assert "FedAvg learns." not in play("--estimate", ends=False)
@@ -145,3 +146,31 @@ def test_ignored_combinations_of_options_are_refused(
         load_script(f"examples/{name}.py").main()
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_repeated_run_is_compared_with_its_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example = load_script("examples/vhl.py")
+    tiny = ["--preset", "smoke", "--rounds", "2", "--steps", "1", "--workers", "1", "--device", "cpu", "--pair"]
+    tiny += ["--seeds", "3", "--out"]
+    example.main([*tiny, str(tmp_path / "first")])
+    records = read_records(tmp_path / "first")
+    file, run = tmp_path / "records.jsonl", str(records[1].line["run"])
+    write_records(records, file)
+
+    def repeated(records: Path, run: str, out: str) -> tuple[object, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            example.main([*tiny, str(tmp_path / out), "--repeat", str(records), run])
+        return ended.value.code, capsys.readouterr().out
+
+    status, said = repeated(file, run, "again")
+    assert (status, "Same as the record" in said, "after each of 2 rounds" in said) == (0, True, True)
+
+    other = replace(records[1], rows=[records[1].rows[0], {**records[1].rows[1], "accuracy": 0.5}])
+    write_records(Records([other]), tmp_path / "changed.jsonl")
+    status, said = repeated(tmp_path / "changed.jsonl", run, "changed")
+    assert (status, "instead of 0.5 after round 2" in said) == (1, True)
+
+    assert "has no run 'nothing'" in str(repeated(file, "nothing", "none")[0])
+    write_records(Records([replace(other, line={**other.line, "method": "X"})]), tmp_path / "foreign.jsonl")
+    assert "these options give no method 'X', only 'FedAvg'" in str(repeated(tmp_path / "foreign.jsonl", run, "x")[0])
