@@ -24,7 +24,7 @@ from distillkit._utils.pictures import picture_array
 from distillkit._utils.progress import bar
 
 __all__ = [
-    "FileBacked", "as_tensor", "count_class_names", "format_bytes", "is_dataset", "is_labeled_source", "read",
+    "FileBacked", "as_tensor", "class_names", "format_bytes", "is_dataset", "is_labeled_source", "read",
     "require_in_memory",
 ]  # fmt: skip
 
@@ -121,8 +121,8 @@ def is_labeled_source(value: object) -> bool:
     return is_dataset(value) or (isinstance(value, tuple | list) and len(value) == 2)
 
 
-def count_class_names(source: object) -> int | None:
-    """Return the number of class names in a dataset (torchvision's `classes`), or None if it has no class names.
+def class_names(source: object) -> tuple[str, ...]:
+    """Return the class names of a dataset (torchvision's `classes`), or an empty tuple if it has none.
 
     Args:
         source: any source that `read` accepts.
@@ -130,9 +130,7 @@ def count_class_names(source: object) -> int | None:
     while (inner := getattr(source, "dataset", None)) is not None:
         source = inner
     names = getattr(source, "classes", None)
-    if isinstance(names, list | tuple) and names and all(isinstance(n, str) for n in names):
-        return len(names)
-    return None
+    return tuple(names) if isinstance(names, list | tuple) and all(isinstance(n, str) for n in names) else ()
 
 
 def read(source: Any, name: str, *, progress: bool = True) -> tuple[Any, Any]:

@@ -79,6 +79,7 @@ class SplitBuilder:
             "columns": self.columns.get(part),
             "info": {**self.info, "split": part},
             "classes_given": self.classes_given,
+            "class_names": self.classes if self.classes_given else (),
         }
 
 

@@ -72,7 +72,7 @@ def split_by(data: Images, column: str, test_fraction: float = 0.2, *, classes: 
         test_fraction: share of the column's values that form the test set, in [0, 1); 0 gives an empty test set. Every
             call makes the same random choice. If all images of a value have the same class, the share is the same for
             every class.
-        classes: class names; default: "0", "1", ...
+        classes: class names; default: the set's, or "0", "1", ...
 
     Raises:
         TypeError, ValueError: there is no such column, it is not int64 [N], the number of class names is wrong, or the
@@ -83,7 +83,8 @@ def split_by(data: Images, column: str, test_fraction: float = 0.2, *, classes: 
         raise ValueError(f"column must be one of {', '.join(sorted(data.columns)) or 'none'}, got {column!r}")
     test_fraction = check.real_number(test_fraction, "test_fraction", least=0.0, below=1.0)
     values = check.class_labels(data.columns[column], len(data), None, f"column {column!r}").cpu()
-    names = tuple(str(k) for k in range(data.num_classes)) if classes is None else tuple(classes)
+    own = data.class_names or tuple(str(k) for k in range(data.num_classes))
+    names = own if classes is None else tuple(classes)
     if len(names) != data.num_classes:
         raise ValueError(f"classes must be {data.num_classes} names, got {len(names)}")
     kept, held_out = hold_out_values(data.labels.cpu(), values, test_fraction)
@@ -92,8 +93,12 @@ def split_by(data: Images, column: str, test_fraction: float = 0.2, *, classes: 
             f"test_fraction={test_fraction:g} of {len(values.unique())} values of {column!r} leaves no "
             f"{'train' if len(held_out) else 'test'} set; give another fraction"
         )
-    parts = []
+    parts, given = [], data.class_names if classes is None else names
     for part, rows in (("train", kept), ("test", held_out)):
-        own = data[rows.to(data.labels.device)]
-        parts.append(own.replace(info={**data.info, "split": part, "test_fraction": test_fraction, "apart": column}))
+        kept_part = data[rows.to(data.labels.device)]
+        parts.append(
+            kept_part.replace(
+                info={**data.info, "split": part, "test_fraction": test_fraction, "apart": column}, class_names=given
+            )
+        )
     return Split(parts[0], parts[1], names, domains=tuple(data.info.get("domains", ())))

@@ -81,18 +81,19 @@ def class_colours(count: int) -> list[Any]:
     return [colormaps["viridis"](i / (count - 1)) for i in range(count)]
 
 
-def class_names(classes: Sequence[str] | None, count: int) -> list[str]:
-    """Return the given class names, or the class indices as text.
+def class_names(classes: Sequence[str] | None, count: int, own: Sequence[str] = ()) -> list[str]:
+    """Return the given class names, or the set's own, or the class indices as text.
 
     Args:
         classes: class names, or None.
         count: number of classes.
+        own: class names of the set to draw, if it has any.
 
     Raises:
         ValueError: the number of names is not `count`.
     """
     if classes is None:
-        return [str(c) for c in range(count)]
+        return list(own) or [str(c) for c in range(count)]
     if len(classes) != count:
         raise ValueError(f"classes must have one name per class, got {len(classes)} names for {count} classes")
     return list(classes)

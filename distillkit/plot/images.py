@@ -37,7 +37,7 @@ def grid(
             One channel is drawn in gray, three channels as RGB, any other number as the gray mean of the channels. For
             label rows (soft, multi-label), the class is the largest entry.
         per_class: largest number of images per row.
-        classes: class names; default: the class indices.
+        classes: class names; default: those of the set, or the class indices.
         ax: the axes to draw into; default: the axes of a new figure.
 
     Returns:
@@ -49,7 +49,7 @@ def grid(
     data = as_set(images, labels)
     check.positive_int(per_class, "per_class")
     rows = _by_class(data, per_class)
-    return _rows_of_classes([("", rows)], data, class_names(classes, data.num_classes), ax)
+    return _rows_of_classes([("", rows)], data, class_names(classes, data.num_classes, data.class_names), ax)
 
 
 def real_and_synthetic(
@@ -77,7 +77,9 @@ def real_and_synthetic(
     real, synthetic = as_set(real, name="real"), as_set(synthetic, name="synthetic")
     synthetic.replace(normalization=real.normalization).require_compatible(real, names=("synthetic", "real"))
     blocks = [("real", _by_class(real, per_class)), ("synthetic", _by_class(synthetic, per_class))]
-    return _rows_of_classes(blocks, real, class_names(classes, real.num_classes), ax)
+    return _rows_of_classes(
+        blocks, real, class_names(classes, real.num_classes, real.class_names or synthetic.class_names), ax
+    )
 
 
 def selection(

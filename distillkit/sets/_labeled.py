@@ -21,6 +21,7 @@ from distillkit._utils.files import read_tensors, write_tensors
 from distillkit.normalization import IDENTITY, ZCA, Normalization
 from distillkit.sets._validation import (
     as_index,
+    checked_class_names,
     checked_columns,
     checked_images,
     checked_info,
@@ -34,7 +35,7 @@ Labels: TypeAlias = Tensor | NDArray[Any] | Sequence[int]
 """Class indices [N] or rows [N, K]."""
 
 _FORMAT = "distillkit.LabeledImages/1"
-_ARGUMENTS = ("images", "labels", "num_classes", "normalization", "columns", "info", "classes_given")
+_ARGUMENTS = ("images", "labels", "num_classes", "normalization", "columns", "info", "classes_given", "class_names")
 _REPR_KEYS = ("dataset", "split", "client", "method", "init", "ipc", "steps", "iterations", "epsilon")
 
 
@@ -59,6 +60,8 @@ class LabeledImages:
         classes_given: whether K is known independently of these labels. Default: whether `num_classes` is given or
             labels are rows. Sets derived from this one keep the flag; private components reject a K that was derived
             from labels.
+        class_names: names of the K classes in label order, which also give K. Default: none. Saved and exported files,
+            figures and tables show them; messages of federated methods do not contain them.
 
     Raises:
         TypeError, ValueError: an invalid argument, which is named.
@@ -74,8 +77,10 @@ class LabeledImages:
         columns: Mapping[str, Tensor] | None = None,
         info: Mapping[str, Any] | None = None,
         classes_given: bool | None = None,
+        class_names: Sequence[str] = (),
     ) -> None:
-        self._assign(images, labels, num_classes, normalization or IDENTITY, columns, info, classes_given)
+        space = normalization or IDENTITY
+        self._assign(images, labels, num_classes, space, columns, info, classes_given, class_names)
         _sanity_checks.check_images(self.images, normalization)
         if not self.classes_given:
             _sanity_checks.check_labels(self.labels)
@@ -89,10 +94,14 @@ class LabeledImages:
         columns: Mapping[str, Tensor] | None = None,
         info: Mapping[str, Any] | None = None,
         classes_given: bool | None = None,
+        class_names: Sequence[str] = (),
     ) -> None:
         self.images: Tensor
         self.labels: Tensor
+        names = checked_class_names(class_names)
+        num_classes = len(names) or None if num_classes is None else num_classes
         self.images, self.labels, self.num_classes = checked_images(images, labels, num_classes)
+        self.class_names: tuple[str, ...] = checked_class_names(names, self.num_classes)
         known = num_classes is not None or self.labels.ndim == 2
         self.classes_given = known if classes_given is None else check.boolean(classes_given, "classes_given")
         self.normalization = checked_normalization(normalization, self.images.shape[1])
@@ -116,7 +125,7 @@ class LabeledImages:
             pixels: float [N, C, H, W] in [0, 1], or uint8 in 0..255.
             labels: class indices [N] or rows [N, K], as for the class.
             normalization: normalization to apply. Default: none, the images stay pixels.
-            options: the arguments num_classes, columns, info and classes_given of the class.
+            options: the arguments num_classes, columns, info, classes_given and class_names of the class.
 
         Raises:
             TypeError, ValueError: as for the class; also floats outside [0, 1] by more than 0.001.
@@ -155,8 +164,8 @@ class LabeledImages:
 
         Args:
             dataset: see `as_set`.
-            num_classes: number of classes, K. Default: the number of the dataset's class names (`classes`), else as for
-                the class.
+            num_classes: number of classes, K. Default: the number of the dataset's class names (`classes`), which the
+                set keeps, else as for the class.
             normalization: normalization that the dataset's transform applies after `ToTensor`. Default: none, pixels in
                 [0, 1]. Items that are uint8 or PIL images are pixels and are normalized here.
             progress: whether long reading shows a progress bar.
@@ -195,7 +204,7 @@ class LabeledImages:
 
         Args:
             changes: constructor arguments by name. If `num_classes` is among them, it counts as given
-                (`classes_given`).
+                (`classes_given`), and class names of another number are dropped.
 
         Raises:
             TypeError, ValueError: as for the class; or an unknown argument.
@@ -203,6 +212,7 @@ class LabeledImages:
         kept = {name: getattr(self, name) for name in _ARGUMENTS}
         if "num_classes" in changes:
             kept["classes_given"] = True
+            kept["class_names"] = self.class_names if changes["num_classes"] == self.num_classes else ()
         if unknown := sorted(set(changes) - set(kept)):
             raise TypeError(f"replace takes {', '.join(kept)}, got {', '.join(unknown)}")
         return LabeledImages._unchecked(**{**kept, **changes})
@@ -284,6 +294,11 @@ class LabeledImages:
                 f"{both} have different class counts: {self.num_classes} and {other.num_classes}; if the classes are "
                 f"the same, use `{b}.replace(num_classes={a}.num_classes)`"
             )
+        if self.class_names != other.class_names and sorted(self.class_names) == sorted(other.class_names):
+            raise ValueError(
+                f"{both} have the same classes in another order: {', '.join(self.class_names)} and "
+                f"{', '.join(other.class_names)}; change the labels of one of them"
+            )
 
     @staticmethod
     def concatenate(sets: Sequence[LabeledImages]) -> LabeledImages:
@@ -291,7 +306,7 @@ class LabeledImages:
 
         Args:
             sets: at least one set, all with the same normalization, shape, classes, columns and kind of labels. The
-                result has the `info` of the first.
+                result has the `info` of the first, and its class names unless another set has other ones.
 
         Raises:
             ValueError: no sets, incompatible sets (the message explains how to convert one), or different columns.
@@ -314,7 +329,9 @@ class LabeledImages:
         columns = {name: torch.cat([s.columns[name] for s in sets]) for name in first.columns}
         labels, images = torch.cat([s.labels for s in sets]), torch.cat([s.images for s in sets])
         given = all(s.classes_given for s in sets)
-        return first.replace(images=images, labels=labels, columns=columns, classes_given=given)
+        names = {s.class_names for s in sets if s.class_names}
+        whole = {"images": images, "labels": labels, "columns": columns, "classes_given": given}
+        return first.replace(**whole, class_names=names.pop() if len(names) == 1 else ())
 
     def grid(self, columns: int | None = None, padding: int = 2) -> Tensor:
         """Return one image that shows all images row by row on white, as pixels float [C, H', W'] in [0, 1].
@@ -343,8 +360,9 @@ class LabeledImages:
         zca = self.normalization.zca
         if zca is not None:
             tensors |= {"zca.center": zca.center, "zca.matrix": zca.matrix, "zca.inverse": zca.inverse}
-        facts = {"mean": self.mean, "std": self.std, "measured": self.normalization.measured}
-        return tensors, facts | {"num_classes": self.num_classes, "given": self.classes_given, "info": self.info}
+        facts: dict[str, Any] = {"mean": self.mean, "std": self.std, "measured": self.normalization.measured}
+        facts |= {"num_classes": self.num_classes, "given": self.classes_given, "info": self.info}
+        return tensors, facts | ({"class_names": list(self.class_names)} if self.class_names else {})
 
     @staticmethod
     def from_parts(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> LabeledImages:
@@ -369,6 +387,7 @@ class LabeledImages:
             columns={k.removeprefix("column."): v for k, v in tensors.items() if k.startswith("column.")},
             info=facts["info"],
             classes_given=facts.get("given", False),
+            class_names=facts.get("class_names", ()),
         )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -483,9 +502,11 @@ def set_from_source(
         normalization: see `as_set`.
         progress: whether long reading shows a progress bar.
     """
-    num_classes = conversion.count_class_names(source) if num_classes is None else num_classes
+    names = conversion.class_names(source)
+    num_classes = len(names) or None if num_classes is None else num_classes
     images, labels = conversion.read(source, name, progress=progress)
-    return set_from_arrays(images, labels, name, num_classes, normalization)
+    found = set_from_arrays(images, labels, name, num_classes, normalization)
+    return found.replace(class_names=names) if len(names) == found.num_classes else found
 
 
 def set_from_arrays(

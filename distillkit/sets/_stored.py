@@ -18,6 +18,7 @@ from distillkit.normalization import IDENTITY, Normalization
 from distillkit.sets._labeled import LabeledImages
 from distillkit.sets._validation import (
     as_index,
+    checked_class_names,
     checked_columns,
     checked_info,
     checked_labels,
@@ -27,7 +28,7 @@ from distillkit.sets._validation import (
 
 __all__ = ["PixelFile", "StoredImages"]
 
-_ARGUMENTS = ("labels", "num_classes", "normalization", "columns", "info", "classes_given")
+_ARGUMENTS = ("labels", "num_classes", "normalization", "columns", "info", "classes_given", "class_names")
 _READ = 1 << 24
 """Bytes of pixels that are converted to floats at a time."""
 
@@ -101,6 +102,7 @@ class StoredImages(FileBacked):
         columns: further data of each image; see `LabeledImages`.
         info: provenance, JSON values only.
         classes_given: whether K is known independently of these labels.
+        class_names: names of the K classes in label order; see `LabeledImages`.
 
     Raises:
         TypeError, ValueError: labels, columns or rows of different lengths, or a normalization with another number of
@@ -118,6 +120,7 @@ class StoredImages(FileBacked):
         columns: Mapping[str, Tensor] | None = None,
         info: Mapping[str, Any] | None = None,
         classes_given: bool = True,
+        class_names: Sequence[str] = (),
     ) -> None:
         self._file, self._rows = file, rows
         self.labels, self.num_classes = checked_labels(labels, len(rows), num_classes)
@@ -125,6 +128,7 @@ class StoredImages(FileBacked):
         self.columns: dict[str, Tensor] = checked_columns(columns or {}, len(rows))
         self.info: dict[str, Any] = checked_info(info or {})
         self.classes_given = check.boolean(classes_given, "classes_given")
+        self.class_names = checked_class_names(class_names, self.num_classes)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -166,7 +170,8 @@ class StoredImages(FileBacked):
         """Return a copy with some parts replaced.
 
         Args:
-            changes: labels, num_classes (also sets classes_given), normalization, columns, info or classes_given.
+            changes: labels, num_classes (also sets classes_given), normalization, columns, info, classes_given or
+                class_names.
 
         Raises:
             TypeError, ValueError: as for the class, or if an argument is unknown.
@@ -176,7 +181,8 @@ class StoredImages(FileBacked):
                 f"replace takes {', '.join(_ARGUMENTS)}, got {', '.join(unknown)}; the pictures stay in their file"
             )
         if "num_classes" in changes:
-            changes = {"classes_given": True, **changes}
+            names = self.class_names if changes["num_classes"] == self.num_classes else ()
+            changes = {"classes_given": True, "class_names": names, **changes}
         return self._with_rows(self._rows, **changes)
 
     def _with_rows(self, rows: Tensor, **changes: Any) -> StoredImages:

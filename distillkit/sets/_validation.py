@@ -15,6 +15,7 @@ from distillkit.normalization import Normalization
 
 __all__ = [
     "as_index",
+    "checked_class_names",
     "checked_columns",
     "checked_images",
     "checked_info",
@@ -44,6 +45,24 @@ def checked_images(images: Any, labels: Any, num_classes: int | None) -> tuple[T
     empty = isinstance(images, Tensor) and images.ndim == 4 and len(images) == 0 and images.is_floating_point()
     images = images if empty else check.batch_of_images(images)
     return images, *checked_labels(labels, len(images), num_classes)
+
+
+def checked_class_names(names: Any, num_classes: int | None = None) -> tuple[str, ...]:
+    """Check the class names of a set and return them as a tuple, which is empty if there are none.
+
+    Args:
+        names: names in label order, or an empty sequence.
+        num_classes: required number of names, if there are any.
+
+    Raises:
+        TypeError, ValueError: not a sequence of non-empty strings, or another number of them.
+    """
+    if not isinstance(names, Sequence) or isinstance(names, str) or not all(isinstance(n, str) for n in names):
+        raise TypeError(f"class_names must be a sequence of strings, one a class, got {names!r:.80}")
+    if names and (not all(names) or num_classes not in (None, len(names))):
+        wanted = "" if num_classes is None else f"{num_classes} "
+        raise ValueError(f"class_names must be {wanted}names, one a class and none empty, got {list(names)!r:.80}")
+    return tuple(names)
 
 
 def checked_labels(labels: Any, n: int, num_classes: int | None) -> tuple[Tensor, int]:

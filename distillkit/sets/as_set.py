@@ -45,8 +45,8 @@ def as_set(
             `torch.utils.data.Subset` of a `LabeledImages` keeps its normalization.
         labels: class indices [N] or rows float [N, K], a tensor, an array or a list; only with a tensor or array of
             images.
-        num_classes: number of classes, K. Default: the number of class names in the dataset (`classes`), else as for
-            `LabeledImages`. It replaces a number that the set derived from its labels.
+        num_classes: number of classes, K. Default: the number of class names in the dataset (`classes`), which the set
+            keeps, else as for `LabeledImages`. It replaces a number that the set derived from its labels.
         normalization: normalization of float images. Default: none, they are pixels in [0, 1].
         name: name of the argument in error messages.
         progress: whether long reading shows a progress bar.

@@ -235,7 +235,8 @@ def as_split(train: Images, test: Images, validation: Images | None = None) -> S
     sets = {n: one if one.classes_given else one.replace(num_classes=num_classes) for n, one in sets.items()}
     for one in sets.values():
         sets["train"].require_compatible(one)
-    return Split(sets["train"], sets["test"], tuple(map(str, range(num_classes))), sets.get("validation"))
+    names = sets["train"].class_names
+    return Split(sets["train"], sets["test"], names or tuple(map(str, range(num_classes))), sets.get("validation"))
 
 
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")

@@ -764,6 +764,7 @@ ACCEPTED: Listed = {
     ("*", "*", "negative"): NUMBERS,
     ("at_threshold", "*", "bool"): "the truth in other words",
     ("Audit", "of", "unknown"): "words for the reader",
+    ("LabeledImages", "class_names", "empty"): "a set without names",
     ("roc", "*", "bool"): "the truth in other words",
     **{(name, "in*", "bool"): "another truth" for name in ("one_run_lower_bound", "lira", "rmia", "shadow_classifier")},
     ("ShadowScores", "inside", "bool"): "another truth",

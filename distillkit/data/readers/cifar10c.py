@@ -99,7 +99,7 @@ def load_cifar10c(
         return LabeledImages(
             pixels,
             torch.from_numpy(np.concatenate([labels[block] for block in blocks] * len(names)).astype(np.int64)),
-            num_classes=len(CIFAR10_CLASSES),
+            class_names=CIFAR10_CLASSES,
             normalization=normalization,
             columns={
                 "domain": torch.arange(len(domains)).repeat_interleave(each),

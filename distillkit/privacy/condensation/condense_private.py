@@ -187,4 +187,11 @@ def condense_private(
     info |= {"first_share": first_share, "passes": passes.count, "trained": train is not None, "match": match}
     info |= {"ipc": ipc, "init": init_name, "steps": steps}
     with without_warnings():  # noise may drive pixels far out of their range, and the images are right nevertheless
-        return LabeledImages(fitted, classes, num_classes=real.num_classes, normalization=real.normalization, info=info)
+        return LabeledImages(
+            fitted,
+            classes,
+            num_classes=real.num_classes,
+            normalization=real.normalization,
+            info=info,
+            class_names=real.class_names,
+        )

@@ -215,7 +215,12 @@ def image_sgd(
     learned = synthetic.detach().flatten(0, 1)
     with without_warnings():  # noise may drive pixels far out of their range, and the images are right nevertheless
         return LabeledImages(
-            learned, classes, num_classes=real.num_classes, normalization=real.normalization, info=info
+            learned,
+            classes,
+            num_classes=real.num_classes,
+            normalization=real.normalization,
+            info=info,
+            class_names=real.class_names,
         )
 
 

@@ -1,0 +1,136 @@
+"""Class names travel with sets through slices, files, loaders, condensers and figures, but not through messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, Subset
+
+from distillkit import LabeledImages, plot
+from distillkit.condense import distribution_matching, initial_images, random_subset
+from distillkit.data import load, load_folder, open_folder, split_by
+from distillkit.fingerprint import set_fingerprint
+from distillkit.networks import ConvNet, RandomNetworks
+from distillkit.rng import derive
+from distillkit.sets import as_set
+from distillkit.study import as_split
+from fl._codec import decode, encode, to_parts
+from fl.message import Entry, Message
+
+NAMES = ("cat", "dog", "eel")
+X = torch.rand(9, 1, 8, 8, generator=derive(0))
+Y = torch.arange(9) % 3
+DATA = LabeledImages(X, Y, class_names=NAMES)
+
+
+class Entries:
+    """Declaration of a message with one set."""
+
+    images = Entry[LabeledImages]("first")
+
+
+class Named(Dataset[Any]):
+    """Dataset with torchvision's attribute of class names."""
+
+    classes = NAMES
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if index >= 6:
+            raise IndexError
+        return X[index], int(Y[index])
+
+
+def test_names_give_the_class_count() -> None:
+    some = LabeledImages(X[:1], Y[:1], class_names=list(NAMES))
+    assert (some.num_classes, some.classes_given, some.class_names) == (3, True, NAMES)
+    assert LabeledImages(X, Y).class_names == ()
+    assert LabeledImages.from_pixels(X, Y, class_names=NAMES).class_names == NAMES
+    assert LabeledImages(X, torch.full((9, 3), 1 / 3), class_names=NAMES).class_names == NAMES
+
+
+@pytest.mark.parametrize("names", ["abc", [0, 1, 2], {"a", "b", "c"}, ["a", "b"], ["a", "b", "c", "d"], ["a", "b", ""]])
+def test_wrong_names_are_refused(names: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="class_names must be"):
+        LabeledImages(X, Y, num_classes=3, class_names=names)
+    with pytest.raises((TypeError, ValueError), match="class_names must be"):
+        DATA.replace(class_names=names)
+
+
+def test_derived_sets_keep_the_names() -> None:
+    halves = [DATA[:4], DATA[DATA.labels == 1], DATA.to(dtype=torch.float64), DATA.replace(info={"a": 1})]
+    assert all(one.class_names == NAMES for one in halves)
+    assert DATA.replace(num_classes=3).class_names == NAMES
+    assert DATA.replace(num_classes=4).class_names == ()
+    assert DATA.replace(num_classes=4, class_names=(*NAMES, "fox")).class_names == (*NAMES, "fox")
+    assert LabeledImages.concatenate([DATA.replace(class_names=()), DATA]).class_names == NAMES
+    assert LabeledImages.concatenate([DATA, DATA.replace(class_names=("a", "b", "c"))]).class_names == ()
+
+
+def test_the_same_names_in_another_order_are_refused() -> None:
+    other = DATA.replace(class_names=("dog", "cat", "eel"))
+    with pytest.raises(ValueError, match=r"same classes in another order: cat, dog, eel and dog, cat, eel"):
+        DATA.require_compatible(other)
+    DATA.require_compatible(DATA.replace(class_names=()))
+    DATA.require_compatible(DATA.replace(class_names=("a", "b", "c")))
+
+
+def test_a_file_keeps_the_names_and_files_without_names_stay_as_they_were(tmp_path: Path) -> None:
+    assert LabeledImages.load(DATA.save(tmp_path / "a.safetensors")).class_names == NAMES
+    plain = DATA.replace(class_names=())
+    assert "class_names" not in plain.parts()[1]
+    assert LabeledImages.load(plain.save(tmp_path / "b.safetensors")).class_names == ()
+
+
+def test_names_change_neither_fingerprints_nor_messages() -> None:
+    plain = DATA.replace(class_names=())
+    assert set_fingerprint(DATA) == set_fingerprint(plain)
+    (_, sent), (_, wanted) = (to_parts(Message({Entries.images: one})) for one in (DATA, plain))
+    assert sent == wanted
+    assert decode(encode(Message({Entries.images: DATA})))[0][Entries.images].class_names == ()
+
+
+def test_datasets_and_loaders_give_names(tmp_path: Path) -> None:
+    for source in (Named(), Subset(Named(), [0, 1])):
+        assert as_set(source, progress=False).class_names == NAMES
+        assert LabeledImages.from_dataset(source, progress=False).class_names == NAMES
+    assert as_set(Named(), num_classes=5, progress=False).class_names == ()
+    for name in NAMES:
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for i in range(5):
+            Image.new("L", (8, 8), 10 * i).save(tmp_path / "pets" / name / f"{i}.png")
+    assert all(part.class_names == NAMES for part in load_folder(tmp_path / "pets"))
+    stored = open_folder(tmp_path / "pets", cache=tmp_path / "cache").train
+    assert stored.class_names == stored[:2].class_names == stored.read([0]).class_names == NAMES
+    assert stored.replace(num_classes=3).class_names == NAMES
+    assert stored.replace(num_classes=4).class_names == ()
+    assert load("digits").train.class_names == tuple("0123456789")
+
+
+def test_splits_keep_the_names() -> None:
+    assert as_split(DATA, DATA).classes == NAMES
+    whole = DATA.replace(columns={"patient": torch.arange(9)})
+    assert split_by(whole, "patient", 0.34).classes == NAMES
+    renamed = split_by(whole, "patient", 0.34, classes=("a", "b", "c"))
+    assert renamed.classes == renamed.train.class_names == ("a", "b", "c")
+
+
+def test_condensed_sets_keep_the_names() -> None:
+    networks = RandomNetworks(lambda: ConvNet((1, 8, 8), 3, width=4, depth=1))
+    matched = distribution_matching(DATA, networks=networks, ipc=1, steps=1, progress=False)
+    chosen = random_subset(DATA, ipc=1, generator=derive(0))
+    for small in (matched, chosen, initial_images(DATA, 1, generator=derive(0))):
+        assert small.class_names == NAMES
+
+
+def test_figures_show_the_names() -> None:
+    for figure in (plot.grid(DATA), plot.real_and_synthetic(DATA.replace(class_names=()), DATA)):
+        assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == list(NAMES)
+    figure = plot.grid(DATA, classes=("a", "b", "c"))
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["a", "b", "c"]
