@@ -19,6 +19,7 @@ from distillkit._utils import check, conversion
 from distillkit._utils.display import as_html, sample_rows, tile
 from distillkit._utils.files import read_tensors, write_tensors
 from distillkit.normalization import IDENTITY, ZCA, Normalization
+from distillkit.sets._export import read_npz, read_picture_folder, write_npz, write_picture_folder
 from distillkit.sets._validation import (
     as_index,
     checked_class_names,
@@ -405,20 +406,58 @@ class LabeledImages:
         tensors, facts = self.parts()
         return write_tensors(path, tensors, {"format": _FORMAT, "set": json.dumps(facts)})
 
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> LabeledImages:
-        """Read a set that `save` wrote, with its normalization.
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Write the set for programs without distillkit: an `.npz`, or a folder of PNG pictures.
+
+        An `.npz` loses nothing. Its arrays are named as in `parts`; `mean`, `std` and `class_names` are arrays, too.
+        Images are in the set's normalization: `images * std + mean` gives pixels.
+
+        A folder has one sub-folder per class, whose alphabetical order is the class order, so that torchvision's
+        `ImageFolder` reads it. `labels.csv` has the file and label of each picture, with label rows in full, and
+        `set.json` the rest. Pixels are rounded to 8 bits (an error of at most 1/510), and clipped to [0, 1]. Columns
+        and whitening are left out. A warning names what is clipped or left out.
 
         Args:
-            path: path of the file.
+            path: path that ends in `.npz`, or of a folder, which must be empty or not exist.
+
+        Returns:
+            The path; `load` reads it.
+
+        Raises:
+            FileExistsError: the folder has files.
+            ValueError: a path with another suffix, or PNG pictures of neither 1 nor 3 channels.
+        """
+        path, (tensors, facts) = Path(path), self.parts()
+        if path.suffix == ".npz":
+            write_npz(path, tensors, facts)
+        elif path.suffix and not path.is_dir():
+            raise ValueError(f"path must end in .npz, or be a folder without suffix, got {path.name!r}; see also save")
+        else:
+            lost = [f"the column {name!r}" for name in self.columns]
+            if self.normalization.zca is not None:
+                lost.append("the whitening")
+                facts |= {"mean": IDENTITY.mean, "std": IDENTITY.std}
+            write_picture_folder(path, self.normalization.decode(self.images), self.labels, facts, lost)
+        return path
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> LabeledImages:
+        """Read a set that `save` or `export` wrote, with its normalization.
+
+        Args:
+            path: path of the `.safetensors` or `.npz` file, or of the exported folder.
 
         Raises:
             FileNotFoundError: the file does not exist.
             ValueError: the file is damaged or not a saved set.
         """
-        tensors, facts = read_tensors(path, kind=_FORMAT, what="a saved LabeledImages")
+        if (path := Path(path)).is_dir() or path.suffix == ".npz":
+            tensors, facts = read_picture_folder(path) if path.is_dir() else read_npz(path)
+        else:
+            tensors, strings = read_tensors(path, kind=_FORMAT, what="a saved LabeledImages")
+            facts = {"set": strings.get("set", "")}
         try:
-            return LabeledImages.from_parts(tensors, json.loads(facts["set"]))
+            return LabeledImages.from_parts(tensors, json.loads(facts["set"]) if "set" in facts else facts)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is damaged: {error!r}") from error
 
