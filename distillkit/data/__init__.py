@@ -12,6 +12,7 @@ from distillkit.data.readers.femnist import load_femnist
 from distillkit.data.readers.flair import load_flair, open_flair
 from distillkit.data.readers.folder import load_folder, open_folder
 from distillkit.data.readers.npz import load_npz, open_npz
+from distillkit.data.set_files import load_set, set_cards
 from distillkit.data.split import Split, StoredSplit, split_by
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "load_folder",
     "load_leaf_celeba",
     "load_npz",
+    "load_set",
     "mnist_m_like",
     "open_celeba",
     "open_dataset",
@@ -41,6 +43,7 @@ __all__ = [
     "open_leaf_celeba",
     "open_npz",
     "partition",
+    "set_cards",
     "split_by",
     "synth_digits_like",
 ]

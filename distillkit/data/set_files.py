@@ -1,0 +1,160 @@
+"""Condensed sets by name, and sets from files of distillkit and of papers' releases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distillkit._utils import check
+from distillkit._utils.files import read_tensors
+from distillkit.data._pixels import AnyPath
+from distillkit.data.datasets import load
+from distillkit.data.readers._torch_file import SUFFIXES, read_torch_file
+from distillkit.data.readers.folder import load_folder
+from distillkit.fingerprint import tensor_fingerprint
+from distillkit.normalization import IDENTITY, Normalization
+from distillkit.sets import LabeledImages
+
+__all__ = ["load_set", "set_cards"]
+
+_INDEX_FORMAT = "distillkit.ImageIndex/1"
+"""Format of files that name rows of a dataset, instead of copying real images."""
+
+_FOLDERS = (Path(__file__).with_name("shipped"), Path(__file__).parents[2] / "sets")
+"""Folders of shipped sets: in the package, and, for larger ones, in a checkout of the repository."""
+_SHARE = 1e-2
+
+
+def load_set(
+    source: AnyPath,
+    *,
+    normalization: Normalization | None = None,
+    class_names: Sequence[str] = (),
+    run: int | None = None,
+    logits: bool = False,
+    root: AnyPath | None = None,
+) -> LabeledImages:
+    """Load a condensed set: a shipped one by name, or a file or folder, also of a paper's release.
+
+    Use it to evaluate, attack or relabel a set that somebody else made. The formats are
+
+    - a name of `set_cards()`, such as "digits-dm-10";
+    - a set that `LabeledImages.save` or `export` wrote;
+    - a `.pt` or `.pth` file of DC, DSA, DM, IDM, IDC or DREAM, which is read without running code from it, or a folder
+      with the files `images_best.pt` and `labels_best.pt` of MTT, TESLA or DATM;
+    - a folder with one sub-folder of pictures per class, as SRe2L and RDED release them.
+
+    Args:
+        source: name or path.
+        normalization: normalization of the images in a `.pt` file, which does not contain it: the mean and standard
+            deviation in the release's code, or `IDENTITY` for pixels in [0, 1]. For a folder of pictures, the
+            normalization to apply; default: none. Own formats contain theirs.
+        class_names: names of the classes, for `.pt` files.
+        run: index of the set, if a `.pt` file has several. Default: the last one.
+        logits: whether label rows of a `.pt` file are logits, as in DATM. They become probabilities; the column
+            `logits` keeps them.
+        root: data root of the dataset, for shipped sets that are rows of it; see `load`.
+
+    Raises:
+        FileNotFoundError: no such name or file.
+        TypeError, ValueError: an argument that does not apply to the format, a file in an unknown layout, label rows
+            that are not probabilities, or a `.pt` file without `normalization`.
+    """
+    path = Path(source).expanduser()
+    shipped = _shipped()
+    if str(source) in shipped and not path.exists():
+        _refuse(source, normalization=normalization, class_names=class_names, logits=logits)
+        return _load_shipped(shipped[str(source)], root)
+    if path.suffix.lower() in SUFFIXES or (path / "images_best.pt").is_file():
+        return _load_release(path, normalization, class_names, check.boolean(logits, "logits"), run)
+    if path.is_dir() and not (path / "set.json").is_file():
+        _refuse(source, class_names=class_names, logits=logits)
+        normalization = IDENTITY if normalization is None else normalization
+        return load_folder(path, test_fraction=0.0, normalization=normalization).train
+    if not path.exists():
+        raise FileNotFoundError(f"no set or file {str(source)!r}; shipped sets: {', '.join(shipped) or 'none'}")
+    _refuse(source, normalization=normalization, class_names=class_names, logits=logits)
+    return LabeledImages.load(path)
+
+
+def set_cards() -> dict[str, dict[str, Any]]:
+    """Return the cards of the shipped sets by name.
+
+    A card states the data and its licence, the command and commit that made the set, the protocol and its accuracy,
+    and what the images reveal about training records. A loaded set has its card in `info["card"]`.
+    """
+    return {name: _facts(path)["info"]["card"] for name, path in _shipped().items()}
+
+
+def _shipped() -> dict[str, Path]:
+    return {path.stem: path for folder in _FOLDERS for path in sorted(folder.glob("*.safetensors"))}
+
+
+def _load_shipped(path: Path, root: AnyPath | None) -> LabeledImages:
+    facts = _facts(path)
+    if "dataset" not in facts:
+        return LabeledImages.load(path)
+    tensors, _ = read_tensors(path, kind=_INDEX_FORMAT, what="rows of a dataset")
+    train = load(facts["dataset"], root=root, **facts["options"]).train
+    chosen = train[tensors["indices"]]
+    found = tensor_fingerprint([(chosen.pixels() * 255).round().byte(), chosen.labels])
+    if found != facts["fingerprint"]:
+        raise ValueError(
+            f"the rows of {facts['dataset']} that {path.stem} names hold other images than when it was made; check the "
+            "files below root"
+        )
+    return chosen.replace(info=facts["info"])
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """Return the metadata of a shipped file: those of a set, or those of rows of a dataset, which name the dataset."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        facts: dict[str, Any] = json.loads(file.metadata()["set"])
+    return facts
+
+
+def _load_release(
+    path: Path, normalization: Normalization | None, class_names: Sequence[str], logits: bool, run: int | None
+) -> LabeledImages:
+    if normalization is None:
+        raise TypeError(
+            f"normalization must be given, because {path.name} does not contain it: the mean and standard deviation in "
+            "the release's code, or IDENTITY for pixels in [0, 1]"
+        )
+    found = read_torch_file(path, None if run is None else check.positive_int(run, "run", least=0))
+    info: dict[str, Any] = {"source": path.name}
+    info |= {} if found.runs == 1 else {"run": found.runs - 1 if run is None else run}
+    info |= {} if found.lr is None else {"lr_student": found.lr}
+    labels, columns = found.labels, {}
+    if labels.ndim == 2:
+        columns = {"logits": labels.float()} if logits else {}
+        labels = labels.float().softmax(1) if logits else _probabilities(labels.float(), path)
+    elif logits:
+        raise ValueError(f"logits=True needs label rows, but {path.name} has class indices")
+    options: dict[str, Any] = {"columns": columns, "info": info, "class_names": tuple(class_names)}
+    if found.images.dtype == torch.uint8:
+        return LabeledImages.from_pixels(found.images, labels, normalization=normalization, **options)
+    return LabeledImages(found.images.float(), labels, normalization=normalization, **options)
+
+
+def _probabilities(rows: Tensor, path: Path) -> Tensor:
+    sums = rows.sum(1, keepdim=True)
+    if bool((rows < 0).any()) or bool(((sums - 1).abs() > _SHARE).any()):
+        raise ValueError(
+            f"the label rows of {path.name} are not probabilities: they range from {float(rows.min()):.3g} to "
+            f"{float(rows.max()):.3g} and sum to {float(sums.min()):.3g} to {float(sums.max()):.3g}; pass logits=True "
+            "if they are logits, as in DATM"
+        )
+    return rows / sums
+
+
+def _refuse(source: AnyPath, **given: Any) -> None:
+    if wrong := [name for name, value in given.items() if value]:
+        raise TypeError(f"{wrong[0]} must be left out for {str(source)!r}, which contains it")

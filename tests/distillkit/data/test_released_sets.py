@@ -1,0 +1,163 @@
+"""Sets in the layouts of papers' releases load, and what the files do not say must be passed."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from distillkit import LabeledImages, Normalization
+from distillkit.data import load_set
+from distillkit.normalization import IDENTITY
+from distillkit.rng import derive
+
+X = torch.randn(6, 3, 4, 4, generator=derive(0))
+Y = torch.arange(6) % 3
+ROWS = torch.rand(6, 3, generator=derive(1)).softmax(1)
+CIFAR = Normalization([0.49, 0.48, 0.45], [0.25, 0.24, 0.26])
+
+
+def dm(path: Path, count: int) -> Path:
+    """Write a file as DC, DSA and DM do, with accuracies as NumPy numbers."""
+    data = [[X + i, Y] for i in range(count)]
+    accuracies = {"ConvNet": [np.float64(0.5), np.float32(0.25), 0.75]}
+    torch.save({"data": data, "accs_all_exps": accuracies}, path)
+    return path
+
+
+def test_files_of_dc_dsa_and_dm(tmp_path: Path) -> None:
+    path = dm(tmp_path / "res_DM_CIFAR10_ConvNet_2ipc.pt", 3)
+    found = load_set(path, normalization=CIFAR, class_names=("a", "b", "c"))
+    assert torch.equal(found.images, X + 2)
+    assert torch.equal(found.labels, Y)
+    assert (found.normalization, found.class_names) == (CIFAR, ("a", "b", "c"))
+    assert found.info == {"source": path.name, "run": 2}
+    for run in (0, 1, 2):
+        assert torch.equal(load_set(path, normalization=CIFAR, run=run).images, X + run)
+    with pytest.raises(ValueError, match=r"run must be in \[0, 3\), the number of sets in .*, got 3"):
+        load_set(path, normalization=CIFAR, run=3)
+    assert load_set(dm(tmp_path / "one.pt", 1), normalization=CIFAR).info == {"source": "one.pt"}
+
+
+def test_files_of_mtt_and_datm(tmp_path: Path) -> None:
+    torch.save(X.clone().requires_grad_(), tmp_path / "images_best.pt")
+    with pytest.raises(FileNotFoundError, match=r"images_best\.pt holds images only.*labels_best\.pt"):
+        load_set(tmp_path, normalization=CIFAR)
+    torch.save(Y, tmp_path / "labels_best.pt")
+    for source in (tmp_path, tmp_path / "images_best.pt"):
+        found = load_set(source, normalization=CIFAR)
+        assert torch.equal(found.images, X)
+        assert torch.equal(found.labels, Y)
+        assert not found.images.requires_grad
+    torch.save(4 * ROWS - 2, tmp_path / "labels_best.pt")
+    torch.save(torch.tensor(0.0125), tmp_path / "lr_best.pt")
+    with pytest.raises(ValueError, match=r"label rows of .* are not probabilities.*logits=True"):
+        load_set(tmp_path, normalization=CIFAR)
+    found = load_set(tmp_path, normalization=CIFAR, logits=True)
+    assert torch.allclose(found.labels, (4 * ROWS - 2).softmax(1))
+    assert torch.equal(found.columns["logits"], 4 * ROWS - 2)
+    assert found.info == {"source": tmp_path.name, "lr_student": pytest.approx(0.0125)}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [X, Y],
+        (X, Y, torch.tensor(0.02)),
+        [[X * 0, Y], [X, Y]],
+        {"images": X, "labels": Y},
+        {"image_syn": X, "label_syn": Y[:, None]},
+        {"data": [X, Y]},
+        {"data": {"x": X, "y": Y.float()}},
+        {"images": torch.nn.Parameter(X), "labels": Y.int()},
+    ],
+)
+def test_other_layouts(tmp_path: Path, content: Any) -> None:
+    torch.save(content, tmp_path / "data_best.pt")
+    found = load_set(tmp_path / "data_best.pt", normalization=CIFAR)
+    assert torch.equal(found.images, X)
+    assert torch.equal(found.labels, Y)
+    assert found.labels.dtype == torch.int64
+    assert ("lr_student" in found.info) == (isinstance(content, tuple))
+
+
+def test_bytes_are_pixels_and_rows_in_half_precision_are_renormalized(tmp_path: Path) -> None:
+    torch.save([(X * 40 + 128).clamp(0, 255).byte(), ROWS.half()], tmp_path / "a.pth")
+    found = load_set(tmp_path / "a.pth", normalization=CIFAR)
+    assert torch.allclose(found.pixels(), (X * 40 + 128).clamp(0, 255).byte() / 255, atol=1e-6)
+    assert torch.allclose(found.labels.sum(1), torch.ones(6), atol=1e-6)
+    assert torch.allclose(found.labels, ROWS, atol=1e-3)
+
+
+@settings(max_examples=20, deadline=None)
+@given(n=st.integers(1, 4), soft=st.booleans(), seed=st.integers(0, 99))
+def test_a_released_set_survives_a_round_trip(n: int, soft: bool, seed: int, tmp_path_factory: Any) -> None:
+    rng, folder = derive(seed), tmp_path_factory.mktemp("released")
+    images, labels = torch.randn(n, 1, 2, 3, generator=rng), torch.arange(n)
+    rows = torch.rand(n, 4, generator=rng).softmax(1)
+    torch.save([images, rows if soft else labels], folder / "a.pt")
+    found = load_set(folder / "a.pt", normalization=Normalization([0.5], [0.5]))
+    again = load_set(found.export(folder / "a.npz"))
+    assert torch.equal(again.images, images)
+    assert torch.allclose(again.labels.double(), (rows if soft else labels).double(), atol=1e-6)
+
+
+class Runs:
+    """Object whose unpickling would write a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.path,))
+
+
+def test_code_in_a_file_is_not_run(tmp_path: Path) -> None:
+    torch.save({"data": [[X, Y]], "generator": Runs(tmp_path / "trace")}, tmp_path / "a.pt")
+    with pytest.raises(ValueError, match=r"a\.pt cannot be read as tensors alone.*weights_only=False"):
+        load_set(tmp_path / "a.pt", normalization=CIFAR)
+    (tmp_path / "b.pt").write_bytes(pickle.dumps(Runs(tmp_path / "trace"), protocol=2))
+    with pytest.raises(ValueError, match=r"b\.pt cannot be read as tensors alone"):
+        load_set(tmp_path / "b.pt", normalization=CIFAR)
+    assert not (tmp_path / "trace").exists()
+
+
+def test_what_a_file_does_not_say_must_be_given(tmp_path: Path) -> None:
+    path = dm(tmp_path / "a.pt", 1)
+    with pytest.raises(TypeError, match=r"normalization must be given, because a\.pt does not contain it"):
+        load_set(path)
+    with pytest.raises(ValueError, match="logits=True needs label rows"):
+        load_set(path, normalization=CIFAR, logits=True)
+    torch.save({"weights": X}, tmp_path / "b.pt")
+    with pytest.raises(ValueError, match=r"b\.pt holds a dictionary of weights; expected tensors `images`"):
+        load_set(tmp_path / "b.pt", normalization=CIFAR)
+    for content in ([], [1, 2], [X[0], Y], "text", {"data": 3}):
+        torch.save(content, tmp_path / "c.pt")
+        with pytest.raises(ValueError, match=r"c\.pt"):
+            load_set(tmp_path / "c.pt", normalization=CIFAR)
+    with pytest.raises(FileNotFoundError, match="d.pt does not exist"):
+        load_set(tmp_path / "d.pt", normalization=CIFAR)
+    with pytest.raises(FileNotFoundError, match="no set or file 'cifar10-dm-3'; shipped sets: "):
+        load_set("cifar10-dm-3")
+
+
+def test_own_files_and_folders_of_pictures(tmp_path: Path) -> None:
+    data = LabeledImages(X, ROWS, normalization=CIFAR)
+    for path in (data.save(tmp_path / "a.safetensors"), data.export(tmp_path / "a.npz")):
+        assert torch.equal(load_set(path).images, X)
+        with pytest.raises(TypeError, match=r"normalization must be left out for .*, which contains it"):
+            load_set(path, normalization=CIFAR)
+    for name in ("00000", "00001"):
+        (tmp_path / "rded" / name).mkdir(parents=True)
+        Image.new("RGB", (4, 4), (51, 102, 204)).save(tmp_path / "rded" / name / "class0_id0.jpg", quality=100)
+    found = load_set(tmp_path / "rded")
+    assert (len(found), found.class_names, found.normalization) == (2, ("00000", "00001"), IDENTITY)
+    assert torch.allclose(found.images[0, :, 0, 0], torch.tensor([0.2, 0.4, 0.8]), atol=0.02)
+    assert load_set(tmp_path / "rded", normalization=CIFAR).normalization == CIFAR
