@@ -31,7 +31,16 @@ RecordsLike = str | os.PathLike[str] | Sequence[Record]
 """Records, or the path of a folder or file that holds records."""
 
 _COLUMNS = (
-    *("round", "accuracy", "loss", "accuracy_by", "accuracy_clients", "accuracy_locals", "accuracy_personal"),
+    *(
+        "round",
+        "accuracy",
+        "loss",
+        "accuracy_by",
+        "accuracy_clients",
+        "accuracy_locals",
+        "accuracy_personal",
+        "client_drift",
+    ),
     *("bytes_up", "bytes_down", "client_seconds", "seconds", "epsilon"),
 )
 """Columns of a history that a file of records keeps."""

@@ -45,7 +45,7 @@ IMAGE = "(4*x + 8)"
 """An image of numbers of 4 bytes, and its label."""
 
 COSTS = (
-    Cost(("FedAvg", "FedProx", "FedSAM", "FedDecorr", "FedReg", "FedDF", "FineTune", "DPSGD", "VFTL")),
+    Cost(("FedAvg", "FedProx", "FedSAM", "FedDecorr", "FedReg", "FedDF", "FineTune", "DPSGD", "VFTL", "ClientDrift")),
     Cost(("FedAvgM",), server="8*P"),
     Cost(("FedAdam", "FedYogi", "FedAdagrad"), server="12*P"),
     Cost(("FedExP",), up="4*P + 16", server="8*P"),

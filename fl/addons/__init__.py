@@ -4,6 +4,7 @@ Each class's docstring names its paper, the implemented equations, the options a
 """
 
 from fl.addons.anchors import Anchors
+from fl.addons.client_drift import ClientDrift
 from fl.addons.condensed import Condensed
 from fl.addons.ditto import Ditto
 from fl.addons.dp_sgd import DPSGD
@@ -28,8 +29,8 @@ from fl.addons.vftl import VFTL
 from fl.addons.vhl import VHL, NaiveVHL
 
 __all__ = [
-    "DPSGD", "MOON", "SCAFFOLD", "VFA", "VFTL", "VHL", "Anchors", "Condensed", "Ditto", "FedAdagrad", "FedAdam",
-    "FedAvgM", "FedCOG", "FedDF", "FedDecorr", "FedExP", "FedGen", "FedNova", "FedProx", "FedReg", "FedSAM",
+    "DPSGD", "MOON", "SCAFFOLD", "VFA", "VFTL", "VHL", "Anchors", "ClientDrift", "Condensed", "Ditto", "FedAdagrad",
+    "FedAdam", "FedAvgM", "FedCOG", "FedDF", "FedDecorr", "FedExP", "FedGen", "FedNova", "FedProx", "FedReg", "FedSAM",
     "FedYogi", "FineTune", "LocalAccuracy", "NaiveVHL", "RobustMean", "SharedImage", "SharedPool",
 ]  # fmt: skip
 __dir__ = __all__.copy

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from distillkit._utils.options import NonNegativeInt, PositiveInt
+from fl.addons.client_drift import ClientDrift
 from fl.addons.local_accuracy import LocalAccuracy
 from fl.aggregation import AggregatedReplies, EntrySpec, Schema
 from fl.averaging import AddOn, AveragingServer, FedAvg, Settings
@@ -95,7 +96,7 @@ class RobustMean(AddOn):
                 "RobustMean does not guard buffers, which one false reply would move: give buffers='drop', or a "
                 "network without batch norm (norm='instance')"
             )
-        for addon in (a for a in addons if a is not self and not isinstance(a, LocalAccuracy)):
+        for addon in (a for a in addons if a is not self and not isinstance(a, ClientDrift | LocalAccuracy)):
             for entry in (e for e in declared_entries(addon) if e.rule != "first"):
                 raise ValueError(
                     f"RobustMean does not guard {entry.name}, which combines replies by {entry.rule!r}, so that one "

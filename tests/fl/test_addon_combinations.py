@@ -35,7 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "batch": 4, "noise": 4, "hidden": 8}, "FedReg": {"iterations": 1}, "FineTune": {"steps": 1}, "FedNova": {},
     "FedProx": {}, "SCAFFOLD": {}, "FedAdagrad": {}, "FedAdam": {}, "FedAvgM": {}, "FedYogi": {},
     "SharedImage": {"image": PICTURE, **SHARED}, "SharedPool": {"pool": POOL, **POOLED},
-    "LocalAccuracy": {}, "RobustMean": {"attackers": 0, "rule": "median"},
+    "LocalAccuracy": {}, "ClientDrift": {}, "RobustMean": {"attackers": 0, "rule": "median"},
 }  # fmt: skip
 """A small setting of each public add-on: one without a line here fails the tests."""
 
@@ -61,6 +61,7 @@ REFUSED: dict[tuple[str, str], str] = {
     ("FedDF", "SharedPool"): SLOT.format("refine"),
     ("SharedImage", "SharedPool"): SLOT.format("refine"),
     ("FedNova", "LocalAccuracy"): "needs the clients' models",
+    ("ClientDrift", "FedNova"): "needs the clients' models",
     ("FedExP", "FedNova"): SLOT.format("aggregate"),
     ("FedGen", "FedNova"): "needs the clients' models",
     ("FedNova", "FedReg"): "is not a sum of gradients",
@@ -228,21 +229,22 @@ BASES: dict[str, tuple[Make, dict[str, str]]] = {
     "with Adam": (lambda *a: plain(*a, optimizer="adam"), {"FedReg": "plain SGD", "SCAFFOLD": SGD, "Anchors": SGD}),
     "two architectures": (
         lambda *a: plain(*a, **TWO),
-        dict.fromkeys(("Anchors", "FedExP", "FedGen", "RobustMean", "SCAFFOLD"), ARCHITECTURE),
+        dict.fromkeys(("Anchors", "ClientDrift", "FedExP", "FedGen", "RobustMean", "SCAFFOLD"), ARCHITECTURE),
     ),
     "batch norm": (
         lambda *a: plain(*a, factory=normed), {"DPSGD": "without_batch_norm", "RobustMean": "buffers='drop'"}
     ),
     "statistics that stay": (
         lambda *a: plain(*a, factory=normed, buffers="local"),
-        {"DPSGD": "without_batch_norm", "FedDF": AT_HOME, "LocalAccuracy": AT_HOME,
+        {"DPSGD": "without_batch_norm", "FedDF": AT_HOME, "LocalAccuracy": AT_HOME, "ClientDrift": AT_HOME,
          "RobustMean": "buffers='drop'"},
     ),
     "FedRep": (
         representation,
         {"Anchors": "nothing can be personal", "Ditto": "nothing can be personal", "FedDF": "nothing can be personal",
          "FedGen": "nothing can be personal", "SharedImage": "nothing can be personal",
-         "SharedPool": "nothing can be personal", "LocalAccuracy": "nothing can be personal"},
+         "SharedPool": "nothing can be personal", "LocalAccuracy": "nothing can be personal",
+         "ClientDrift": "nothing can be personal"},
     ),
     "FedLGD": (
         virtual,

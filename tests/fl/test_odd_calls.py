@@ -99,6 +99,7 @@ ADDONS: dict[str, dict[str, Any]] = {
     "FedGen": {"steps": 1, "batch": 4, "noise": 2, "hidden": 4},
     "FedReg": {"iterations": 1},
     "FineTune": {"steps": 1},
+    "ClientDrift": {"every": 1},
     "LocalAccuracy": {},
     "MOON": {},
     "NaiveVHL": NOISE,

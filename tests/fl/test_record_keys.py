@@ -114,13 +114,14 @@ MADE = {
 
 KEYS = """
     Anchors Condensed DPSGD Ditto FedAvg FedCOG FedDF FedDM FedDecorr FedExP FedGen FedProto FedReg Filtered FineTune
-    ClientDP LocalAccuracy MOON NaiveVHL Nova PrivateFedDM Proximal Real RobustMean SAM Scaffold SecureSums
+    ClientDP ClientDrift LocalAccuracy MOON NaiveVHL Nova PrivateFedDM Proximal Real RobustMean SAM Scaffold SecureSums
     ServerAdagrad ServerAdam ServerAdaptive ServerMomentum ServerYogi Shared SharedImage SharedPool SummedFedDM VFA
     VFTL VHL
 """
 
 ENTRIES = """
-    Anchors.anchors Anchors.owned Anchors.statistics Condensed.own Ditto.own FedDF.logits FedExP.norm FedExP.before
+    Anchors.anchors Anchors.owned Anchors.statistics ClientDrift.features
+    ClientDrift.squares ClientDrift.updates Condensed.own Ditto.own FedDF.logits FedExP.norm FedExP.before
     FedGen.generator FedGen.seen FedGen.optimizer FedGen.counts FedGen.head LocalAccuracy.accuracies Nova.tau
     RobustMean.updates Scaffold.control Scaffold.own Scaffold.drift SecureSums.layout SecureSums.clients
     SecureSums.partners SecureSums.survivors SecureSums.signers SecureSums.openers SecureSums.bundles SecureSums.boxes

@@ -1,0 +1,103 @@
+"""Distance between the clients' trained models in a round: of their updates, and of their features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from distillkit._utils.options import PositiveInt
+from distillkit.networks import split
+from fl.aggregation import AggregatedReplies
+from fl.averaging import AddOn, AveragingServer, FedAvg, Settings
+from fl.averaging._composition import require_full_models, require_one_architecture
+from fl.message import Entry, Message, Tensors
+from fl.method import evaluation_batch_size
+
+__all__ = ["ClientDrift"]
+
+
+@dataclass(frozen=True)
+class ClientDrift(AddOn):
+    """Measurement of client drift: how far apart the clients' models are after local training.
+
+    Use it to check whether a method that promises less client drift keeps the promise. The column of the history is
+    `client_drift`, with these entries:
+
+    * `distance`: root mean square distance of the clients' updates from the mean update;
+    * `relative`: the distance divided by the root mean square norm of the updates, in [0, 1]. It is 0 if all clients
+      send the same update, and 1 if the updates cancel out.
+    * `features`, only with `on`: 1 - cosine of the features that two clients' models compute from the same image, in
+      [0, 2], averaged over the images and the pairs of clients.
+
+    All clients have the same weight. The training stays bit-identical, and no additional values are sent, because the
+    server computes everything from the replies. Rounds with fewer than two replies do not have the column.
+
+    Source: VHL (Tang et al., ICML 2022) explains its gain by less drift and by similar features of the clients' models
+    (section 4.3; Figs. 1 and 2 are t-SNE plots of such features). The paper reports no such numbers; these definitions
+    are ours.
+
+    Args:
+        on: name of the images in `server_data` from which the features are computed; None: measure updates only.
+            Each drawn client costs one pass over the images.
+        every: number of rounds between two measurements.
+    """
+
+    key = "ClientDrift"
+    on: str | None = None
+    every: PositiveInt = 1
+
+    updates, squares, features = Entry[Tensors](), Entry[float](), Entry[Tensor]()
+    data_access = "none"
+
+    @property
+    def first_round(self) -> int:  # type: ignore[override]
+        """Index of the round with the first measurement, which equals `every`."""
+        return self.every
+
+    def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
+        """Refuse replies that do not contain every client's whole model, and several architectures."""
+        require_full_models(self, settings, addons)
+        require_one_architecture(self, settings, "it compares the updates of one model")
+
+    def start(self, server: AveragingServer) -> None:
+        """Refuse a run without the images `on`."""
+        if self.on is not None and self.on not in server.data:
+            raise ValueError(f"ClientDrift needs images on the server: server_data={{{self.on!r}: ...}}")
+
+    def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
+        """Derive the squared norm of one client's update, and the normalized features of its model."""
+        if server.round % self.every or FedAvg.update not in reply:
+            return
+        update = reply[FedAvg.update]
+        out[self.updates], out[self.squares] = update, sum(float(u.double().square().sum()) for u in update.values())
+        if self.on is not None:
+            out[self.features] = _unit_features(server.trained(reply).network, server.data[self.on].images)
+
+    def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
+        """Write the measurements into the round's row of the history."""
+        count = replies.weight(self.squares)
+        if count < 2:
+            return
+        mean = sum(float((total / count).square().sum()) for total in replies.sum(self.updates).values())
+        mean_square = float(replies[self.squares])
+        distance = math.sqrt(max(0.0, mean_square - mean))
+        found = {"distance": distance, "relative": distance / math.sqrt(mean_square) if mean_square else 0.0}
+        if self.features in replies:
+            agreement = (replies.sum(self.features) / count).square().sum(1).mean()
+            found["features"] = float(
+                (1 - agreement) * count / (count - 1)
+            )  # without the pairs of a client with itself
+        server.notes["client_drift"] = found
+
+
+@torch.no_grad()
+def _unit_features(network: torch.nn.Module, images: Tensor) -> Tensor:
+    """Return the features of the images, scaled to norm 1, float [N, d]."""
+    parts = images.split(evaluation_batch_size(images.shape[1:], images.device))
+    embed = split(network).features
+    return torch.cat([normalize(embed(part).flatten(1)) for part in parts])
