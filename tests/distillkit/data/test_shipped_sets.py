@@ -1,0 +1,96 @@
+"""Shipped sets load by name, their cards are complete, and sets of real images contain no images."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from distillkit import LabeledImages, evaluate
+from distillkit._utils.files import read_tensors, write_tensors
+from distillkit.data import load, load_set, set_cards, set_files
+from distillkit.networks import ConvNet
+from distillkit.training import Protocol
+
+ROOT = Path(__file__).parents[3]
+PACKAGED = sorted((ROOT / "distillkit" / "data" / "shipped").glob("*"))
+IN_CHECKOUT = sorted((ROOT / "sets").glob("*.safetensors"))
+FIELDS = {
+    "accuracy", "architecture", "command", "commit", "dataset", "epsilon", "leak", "licence", "method", "options",
+    "protocol", "random_real",
+}  # fmt: skip
+LOCAL = [name for name, card in set_cards().items() if card["dataset"] == "digits"]
+"""Sets whose dataset needs no files."""
+
+
+def test_sets_are_small() -> None:
+    assert 0 < sum(path.stat().st_size for path in PACKAGED) <= 5_000_000
+    assert sum(path.stat().st_size for path in (*PACKAGED, *IN_CHECKOUT)) <= 20_000_000
+    assert {path.suffix for path in PACKAGED} == {".safetensors"}
+
+
+def test_cards_are_complete() -> None:
+    cards = set_cards()
+    assert {path.stem for path in (*PACKAGED, *IN_CHECKOUT)} == set(cards)
+    for name, card in cards.items():
+        assert set(card) == FIELDS, name
+        assert card["licence"], name
+        assert name in card["command"], name
+        assert 0 < card["accuracy"]["mean"] <= 1, name
+        assert set(card["leak"]) == {"copies", "within_25_db"}, name
+        Protocol(**{key: value for key, value in card["protocol"].items() if key != "augment"})
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_a_set_has_its_card_and_the_classes_of_its_dataset(name: str) -> None:
+    small, card = load_set(name), set_cards()[name]
+    assert small.info["card"] == card
+    split = load(card["dataset"], **card["options"])
+    small.require_compatible(split.test)
+    assert small.class_names == split.classes
+    flat, records = small.pixels().flatten(1), split.train.pixels().flatten(1)
+    copies = (torch.cdist(flat, records).amin(1) < 1e-3).double().mean()
+    assert card["leak"]["copies"] == pytest.approx(float(copies))
+
+
+def test_files_that_copy_training_images_have_no_images() -> None:
+    for path in (*PACKAGED, *IN_CHECKOUT):
+        copies = set_cards()[path.stem]["leak"]["copies"]
+        tensors = read_tensors(path, kind=_format(path), what="a shipped set")[0]
+        assert (set(tensors) == {"indices"}) == (copies > 0), path.stem
+
+
+def _format(path: Path) -> str:
+    return "distillkit.ImageIndex/1" if "dataset" in set_files._facts(path) else "distillkit.LabeledImages/1"
+
+
+def test_shipped_sets_are_evaluated_like_others() -> None:
+    small = load_set("digits-dm-10")
+    test = load("digits", size=16).test
+    protocol = Protocol(epochs=40, batch=25)
+    network = partial(ConvNet, (1, 16, 16), 10, width=8, depth=2)
+    result = evaluate.evaluate(small, test, network, num_networks=1, protocol=protocol, progress=False)
+    assert result.accuracy > 0.5
+
+
+def test_rows_of_other_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = next(path for path in PACKAGED if path.stem == "digits-random-10")
+    facts = set_files._facts(source)
+    monkeypatch.setattr(set_files, "_FOLDERS", (tmp_path,))
+    for shift in (0, 1):
+        rows = read_tensors(source, kind="distillkit.ImageIndex/1", what="rows")[0]["indices"] + shift
+        text = {"format": "distillkit.ImageIndex/1", "set": json.dumps(facts)}
+        write_tensors(tmp_path / f"moved-{shift}.safetensors", {"indices": rows}, text)
+    assert isinstance(load_set("moved-0"), LabeledImages)
+    with pytest.raises(ValueError, match="rows of digits that moved-1 names hold other images than when it was made"):
+        load_set("moved-1")
+
+
+def test_options_of_other_formats_are_refused() -> None:
+    with pytest.raises(TypeError, match="class_names must be left out for 'digits-dm-10', which contains it"):
+        load_set("digits-dm-10", class_names=tuple("0123456789"))
+    with pytest.raises(TypeError, match="logits must be left out"):
+        load_set("digits-dm-10", logits=True)
