@@ -46,16 +46,21 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("claim", choices=CLAIMS, help="claim to test")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--pilot", action="store_true", help="run the pairs that estimate the spread between seeds")
+    kind.add_argument("--inside", action="store_true", help="run pairs of the pilot again, with more measurements")
     kind.add_argument("--register", type=Path, metavar="PILOT", help="write the design, from this folder of the pilot")
     o = parse_arguments(parser, words)
-    refuse_unused(parser, words, "without --pilot, because a design fixes the seeds", "--seeds", unless=o.pilot)
+    pilot = o.pilot or o.inside
+    refuse_unused(parser, words, "without --pilot, because a design fixes the seeds", "--seeds", unless=pilot)
     if o.data is not None:
         os.environ["DISTILLKIT_DATA"] = str(o.data.expanduser().resolve())  # no design contains the path of the data
     claim, path = CLAIMS[o.claim](o), DESIGNS / f"{o.claim}.json"
     base, candidate = claim.candidates
     seeds: Sequence[int]
+    if o.inside and claim.measured is None:
+        parser.error(f"{o.claim} has no measurements of its own: --inside has no effect")
+    claim = replace(claim, candidates=dict(claim.measured)) if o.inside and claim.measured else claim
     fixed = {name: replace(one, search=[claim.pilot.get(name, {})]) for name, one in claim.candidates.items()}
-    if o.pilot:
+    if pilot:
         claim = replace(claim, tasks=claim.tasks[:1], candidates=fixed)
     searched = [one.search for one in claim.candidates.values() if one.like is None]
     rates = all(len({settings.get("lr") for settings in search} - {None}) > 1 for search in searched)
@@ -63,13 +68,13 @@ def main(words: list[str] | None = None) -> None:
         found = read_records(o.register).late(claim.rounds)
         power = power_analysis(found, candidate, base, effect=claim.effect, column="accuracy_late")
         seeds = range(FIRST, FIRST + max(LEAST, power.seeds))
-    elif not o.pilot and not path.is_file():
+    elif not pilot and not path.is_file():
         parser.error(f"{o.claim} has no registered design ({path.name}); run its pilot first, with --pilot")
     else:
-        seeds = (o.seeds or PILOT) if o.pilot else read_design(path).seeds
+        seeds = (o.seeds or PILOT) if pilot else read_design(path).seeds
     study = Study(
         o.out, claim.tasks, claim.candidates, seeds=seeds, tune_seeds=TUNING, rule="late", late_rounds=claim.rounds,
-        extend={"lr": 1} if rates else None, registered=None if o.pilot or o.register else path,
+        extend={"lr": 1} if rates else None, registered=None if pilot or o.register else path,
     )  # fmt: skip
     if o.register:
         earlier = [o.register, *RESULTS.glob(f"{o.claim}.jsonl")]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from distillkit.study import Study, read_design
+from distillkit.study import Study, read_design, read_records
 from tests.examples.studies import requested_study
 from tests.scripts import load_script
 
@@ -63,6 +63,22 @@ def test_judge_names_real_images_and_no_noise(script: Any, tmp_path: Path, capsy
     assert {one["test"] for one in shares} == {shares[0]["test"]}
     assert all(0 <= one["anchors"] <= 0.6 < one["test"] for one in shares)
     assert f"{100 * shares[0]['test']:.1f} ± 0.0" in row
+
+
+def test_measured_pilot_has_the_accuracies_of_the_pilot(
+    script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {}
+    for kind in ("--pilot", "--inside"):
+        script.main(["vhl", *smoke(tmp_path / kind), kind, "--seeds", "200"])
+        found[kind] = read_records(tmp_path / kind)
+    for plain, measured in zip(*found.values(), strict=True):
+        assert [r["accuracy"] for r in plain.rows] == [r["accuracy"] for r in measured.rows]
+        assert all("client_drift" not in row for row in plain.rows)
+        assert all(set(row["client_drift"]) == {"distance", "relative", "features"} for row in measured.rows)
+    with pytest.raises(SystemExit):
+        script.main(["vhl_cifar10", *smoke(tmp_path / "none"), "--inside"])
+    assert "vhl_cifar10 has no measurements of its own" in capsys.readouterr().err
 
 
 @pytest.mark.slow
