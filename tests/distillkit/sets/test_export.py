@@ -57,7 +57,7 @@ def assert_same(a: LabeledImages, b: LabeledImages) -> None:
     assert a.normalization == b.normalization
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(data=sets())
 def test_an_npz_loses_nothing(data: LabeledImages, tmp_path_factory: pytest.TempPathFactory) -> None:
     given_set = data.replace(columns={"client": torch.arange(len(data)), "logits": torch.rand(len(data), 3)})
@@ -69,7 +69,7 @@ def test_an_npz_loses_nothing(data: LabeledImages, tmp_path_factory: pytest.Temp
     assert [p.name for p in path.parent.iterdir()] == ["set.npz"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=sets(0.0, 1.0))
 def test_a_folder_loses_at_most_half_a_step_and_nothing_the_second_time(
     data: LabeledImages, tmp_path_factory: pytest.TempPathFactory
