@@ -58,7 +58,7 @@ def main(words: list[str] | None = None) -> None:
     seeds: Sequence[int]
     if o.inside and claim.measured is None:
         parser.error(f"{o.claim} has no measurements of its own: --inside has no effect")
-    claim = replace(claim, candidates=dict(claim.measured)) if o.inside and claim.measured else claim
+    claim = claim.inside() if o.inside else claim
     fixed = {name: replace(one, search=[claim.pilot.get(name, {})]) for name, one in claim.candidates.items()}
     if pilot:
         claim = replace(claim, tasks=claim.tasks[:1], candidates=fixed)

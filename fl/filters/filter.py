@@ -128,3 +128,14 @@ class Filter(Component):
             The replies for the previous filter, or for the method.
         """
         return replies
+
+    def after_receive(self, server: Server, before: Server, method: Method) -> None:
+        """Measure the round after the method has updated its state. Called on the server, once per round.
+
+        Write results into `server.notes`, which become columns of the history; do not change `server.state`.
+
+        Args:
+            server: server with the new state.
+            before: the same server with the state at the start of the round.
+            method: the wrapped method.
+        """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from distillkit.privacy import PrivacyError
@@ -170,12 +171,15 @@ class Filtered(Method):
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
         """Pass the replies to the method, after the filters' `back` in reverse order."""
         schema, before = self.method.expect(server, 0), list[Schema]()
+        old = replace(server, state=server.state.copy())
         for one in self.filters:
             before.append(dict(schema))
             one.expect(server, 0, schema)
         for one, expected in zip(reversed(self.filters), reversed(before)):
             replies = one.back(server, replies, expected)
         self.method.receive(server, replies)
+        for one in self.filters:
+            one.after_receive(server, old, self.method)
 
     @property
     def has_query(self) -> bool:
