@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -48,6 +48,7 @@ class Claim:
         pilot: settings of the pilot's runs, by candidate, which are not searched.
         describe: function of the records that returns a further table.
         measured: the candidates with additional measurements in the history, for `--inside`.
+        measured_task: task of the measurements; None: the first task.
     """
 
     text: str
@@ -58,6 +59,12 @@ class Claim:
     pilot: Mapping[str, Mapping[str, Any]]
     describe: Callable[[Records], object] | None = None
     measured: Mapping[str, Candidate] | None = None
+    measured_task: Task | None = None
+
+    def inside(self) -> Claim:
+        """Return this claim with the candidates that measure more, on the task for the measurements."""
+        task = self.measured_task or self.tasks[0]
+        return replace(self, candidates=dict(self.measured or {}), tasks=(task,), describe=None)
 
 
 def clusters(o: argparse.Namespace, dataset: str) -> Task:

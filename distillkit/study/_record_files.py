@@ -40,6 +40,7 @@ _COLUMNS = (
         "accuracy_locals",
         "accuracy_personal",
         "client_drift",
+        "set_quality",
     ),
     *("bytes_up", "bytes_down", "client_seconds", "seconds", "epsilon"),
 )

@@ -11,14 +11,15 @@ A table stands between `<!-- table: KIND option=value ... -->` and `<!-- end of 
     design name=fedcog        (the registered design `designs/fedcog.json` as a list, and the verdict on its claim)
 
 Each kind accepts `task="S|T"` and `ways="A|B"` (select and order), `seeds="0|1"` (select), `hide="task|best % *"`
-(columns to omit), `late=5` (a column `accuracy_late`: the mean over the last five rounds) and `published=yes` (a
-column from `results/PAGE_published.json`, {task: {way: text}}). A table with `from=PAGE`, on `papers.md` or in
-`methods/`, uses PAGE's records and is rebuilt with PAGE. `<!-- curves: NAME option=value ... -->`, with `task`,
-`ways`, `seeds` and `by=bytes`, draws `../pictures/NAME.png`. The commits of the records stand between
+(columns to omit), `late=5` (a column `accuracy_late`: the mean over the last five rounds) and `published=yes` (a column
+from `results/PAGE_published.json`, {task: {way: text}}). A table with `from=PAGE`, on `papers.md` or in `methods/`,
+uses PAGE's records and is rebuilt with PAGE. `<!-- curves: NAME option=value ... -->`, with `task`, `ways`, `seeds` and
+`by=bytes`, draws `../pictures/NAME.png`. `<!-- rounds: NAME columns="client_drift.relative|a.b+c" minus=METHOD every=5
+-->` draws a panel for each group of columns over the rounds, see `_rounds.py`. The commits of the records stand between
 `<!-- commits -->` and `<!-- end of commits -->`. New records are compared with the previous ones, and changes are
-printed. `FOLDER@NAME` is a study of one task with another study's settings, recorded under the task name NAME.
-In a run's folder, accuracies by domain (`domains.json`) are recorded as `accuracy_domain.NAME`, and the shares that a
-judge names (`judge.json`) as `judge.NAME`.
+printed. `FOLDER@NAME` is a study of one task with another study's settings, recorded under the task name NAME. In a
+run's folder, accuracies by domain (`domains.json`) are recorded as `accuracy_domain.NAME`, and the shares that a judge
+names (`judge.json`) as `judge.NAME`.
 """
 
 from __future__ import annotations
@@ -53,10 +54,11 @@ DOCS = Path(__file__).parents[1]
 sys.path.insert(0, str(DOCS / "scripts"))
 
 from _marks import COMMITS, TABLE, with_commits, with_tables  # noqa: E402
+from _rounds import columns_by_round  # noqa: E402
 
 __all__ = ["TABLE", "filled"]
 
-CURVES = re.compile(r"<!-- curves: (.*?) -->")
+CURVES = re.compile(r"<!-- (curves|rounds): (.*?) -->")
 Options = dict[str, Any]
 
 
@@ -183,12 +185,21 @@ def filled(text: str, path: Path) -> str:
 
 
 def draw(text: str, path: Path) -> None:
-    """Draw the curves of a page."""
-    for said in CURVES.findall(text):
+    """Draw the curves of a text that use the records at `path`. Curves with `from=PAGE` use PAGE's records."""
+    for kind, said in CURVES.findall(text):
         name, options = options_of(said)
+        if options.pop("from", path.stem) != path.stem:
+            continue
         selected = (options.pop(key, []) for key in ("task", "ways", "seeds"))
         found = chosen(read_records(path), *selected)
-        curves(found, **options).savefig(path.parents[1] / "pictures" / f"{name}.png", dpi=150)
+        every = {"every": int(options.pop("every"))} if "every" in options else {}
+        figure = columns_by_round(found, **options, **every) if kind == "rounds" else curves(found, **options)
+        figure.savefig(path.parents[1] / "pictures" / f"{name}.png", dpi=150)
+
+
+def _of_other_pages(text: str) -> str:
+    """Return the markers of curves that use another page's records."""
+    return "".join(found.group() for found in CURVES.finditer(text) if " from=" in found.group())
 
 
 def cards() -> list[Path]:
@@ -205,9 +216,13 @@ def main() -> None:
         if path.exists():
             print(compare_studies(path, new))
         write_records(new, path)
-    text = filled(path.with_suffix(".md").read_text(encoding="utf-8"), path)
-    path.with_suffix(".md").write_text(text, encoding="utf-8")
-    draw(text, path)
+    own = path.with_suffix(".md")
+    if own.exists():  # the measured runs have no page of their own
+        text = filled(own.read_text(encoding="utf-8"), path)
+        own.write_text(text, encoding="utf-8")
+        draw(text, path)
+    for other in set(DOCS.glob("results/*.md")) - {own}:
+        draw(_of_other_pages(other.read_text(encoding="utf-8")), path)
     for card in cards():
         text = card.read_text(encoding="utf-8")
         if f" from={page} " in text:

@@ -88,6 +88,16 @@ def test_every_pilot_runs(script: Any, tmp_path: Path, capsys: pytest.CaptureFix
     assert "accuracy late" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedlgd", "feddm"])
+def test_both_sides_measure_their_sets(script: Any, tmp_path: Path, name: str) -> None:
+    script.main([name, *smoke(tmp_path), "--inside", "--seeds", "200"])
+    base, candidate = read_records(tmp_path)
+    for row, other in zip(base.rows, candidate.rows, strict=True):
+        assert set(row["set_quality"]) == {"update_real", "sample_real", "sample_update"}
+        assert {"set_real", "set_update"} <= set(other["set_quality"])
+
+
 def smoke(folder: Path) -> list[str]:
     return ["--preset", "smoke", "--workers", "1", "--device", "cpu", "--out", str(folder)]
 

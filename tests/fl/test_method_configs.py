@@ -65,7 +65,7 @@ def test_network_as_lambda_is_refused_with_its_location(base: str) -> None:
 
 def test_all_classes_were_rebuilt() -> None:
     known = {type(m).__name__ for make in MADE.values() for m in [make()]} | set(NAMES)
-    known |= {"ClientDP", "SecureSums", "FedAvg"}
+    known |= {"ClientDP", "SecureSums", "SetQuality", "FedAvg"}
     public = {k.__name__ for k in built_in() if not k.__name__.startswith("_")}
     assert public - known == {"Shared", "ServerAdaptive", "Nova"} & public
 

@@ -115,8 +115,8 @@ MADE = {
 KEYS = """
     Anchors Condensed DPSGD Ditto FedAvg FedCOG FedDF FedDM FedDecorr FedExP FedGen FedProto FedReg Filtered FineTune
     ClientDP ClientDrift LocalAccuracy MOON NaiveVHL Nova PrivateFedDM Proximal Real RobustMean SAM Scaffold SecureSums
-    ServerAdagrad ServerAdam ServerAdaptive ServerMomentum ServerYogi Shared SharedImage SharedPool SummedFedDM VFA
-    VFTL VHL
+    ServerAdagrad ServerAdam ServerAdaptive ServerMomentum ServerYogi SetQuality Shared SharedImage SharedPool
+    SummedFedDM VFA VFTL VHL
 """
 
 ENTRIES = """
@@ -126,7 +126,7 @@ ENTRIES = """
     RobustMean.updates Scaffold.control Scaffold.own Scaffold.drift SecureSums.layout SecureSums.clients
     SecureSums.partners SecureSums.survivors SecureSums.signers SecureSums.openers SecureSums.bundles SecureSums.boxes
     SecureSums.masked SecureSums.signatures SecureSums.shares ServerAdaptive.m ServerAdaptive.v
-    ServerMomentum.velocity
+    ServerMomentum.velocity SetQuality.trained
     SharedImage.picture SharedImage.index SharedImage.logits SharedPool.picture SharedPool.index SharedPool.logits
     VFA.means VHL.noise FedAvg.model FedAvg.samples FedAvg.update FedAvg.buffers FedAvg.counters FedAvg.last FedAvg.own
     FedAvg.moments FedAvg.tested ClientDP.norms ClientDP.within FedDM.model FedDM.images FedDM.samples FedDM.tested

@@ -9,7 +9,10 @@ import pytest
 from torch import Tensor
 from torch.nn import functional as F
 
+from distillkit.networks import ConvNet, initialize
+from distillkit.rng import derive
 from distillkit.serialization import from_config, to_config
+from distillkit.training import Protocol, accuracy, train
 from fl import FedAvg, FedDM, Filtered, simulate
 from fl.addons import VHL, Anchors
 from fl.filters import SetQuality
@@ -102,12 +105,13 @@ def test_fitting_moves_the_anchors_towards_the_update() -> None:
     assert distance(50) < distance(0)
 
 
-def test_real_images_as_the_set_are_named_by_the_judge() -> None:
-    """FedDM without matching steps sends real images, which the judge names."""
-    options = SetQuality(FedDM.images, on="pool", judge=100)
-    real = FedDM(factory=Tiny, ipc=2, steps=1, lr=1e-6, batch_real=8, server_epochs=1, server_batch=8)
-    row = simulate(Filtered(real, options), federation(), rounds=1, **HOW).rows[0]
-    assert row["set_quality"]["named"] > 0.8
+def test_judge_is_a_network_trained_on_the_real_images() -> None:
+    run = simulate(Filtered(condensing(), SetQuality(FedDM.images, on="pool", judge=5)), federation(), rounds=2, **HOW)
+    judge = ConvNet((1, 4, 4), 3, width=32, depth=2)
+    initialize(judge, derive(3, "SetQuality", "judge"))
+    order = derive(3, "SetQuality", "judge's order")
+    train(judge, POOL, Protocol(epochs=5, batch=64), generator=order, progress=False)
+    assert run.rows[-1]["set_quality"]["named"] == pytest.approx(accuracy(judge, run.server.state[FedDM.images]))
 
 
 def test_sample_leaves_half_of_every_class() -> None:
