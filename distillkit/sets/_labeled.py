@@ -205,7 +205,7 @@ class LabeledImages:
 
         Args:
             changes: constructor arguments by name. If `num_classes` is among them, it counts as given
-                (`classes_given`), and class names of another number are dropped.
+                (`classes_given`), and class names are dropped if the number differs or the labels are replaced, too.
 
         Raises:
             TypeError, ValueError: as for the class; or an unknown argument.
@@ -213,7 +213,8 @@ class LabeledImages:
         kept = {name: getattr(self, name) for name in _ARGUMENTS}
         if "num_classes" in changes:
             kept["classes_given"] = True
-            kept["class_names"] = self.class_names if changes["num_classes"] == self.num_classes else ()
+            same = changes["num_classes"] == self.num_classes and "labels" not in changes
+            kept["class_names"] = self.class_names if same else ()
         if unknown := sorted(set(changes) - set(kept)):
             raise TypeError(f"replace takes {', '.join(kept)}, got {', '.join(unknown)}")
         return LabeledImages._unchecked(**{**kept, **changes})

@@ -181,7 +181,8 @@ class StoredImages(FileBacked):
                 f"replace takes {', '.join(_ARGUMENTS)}, got {', '.join(unknown)}; the pictures stay in their file"
             )
         if "num_classes" in changes:
-            names = self.class_names if changes["num_classes"] == self.num_classes else ()
+            same = changes["num_classes"] == self.num_classes and "labels" not in changes
+            names = self.class_names if same else ()
             changes = {"classes_given": True, "class_names": names, **changes}
         return self._with_rows(self._rows, **changes)
 

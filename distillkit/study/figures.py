@@ -116,4 +116,4 @@ def _set_path(group: Group) -> Any:
 def _first_classes(one: LabeledImages, count: int) -> LabeledImages:
     if one.num_classes <= count or one.labels.ndim != 1:
         return one
-    return one[(one.labels < count).nonzero().flatten()].replace(num_classes=count)
+    return one[one.labels < count].replace(num_classes=count, class_names=one.class_names[:count])

@@ -48,5 +48,6 @@ def folder(path: str, config: Mapping[str, Any], test_fraction: float) -> tuple[
     if unknown:
         raise ValueError(f"{path} has classes that are not in `classes` of the run config: {', '.join(unknown)}")
     indices = torch.tensor([names.index(name) for name in found.classes])
-    train, test = (part.replace(labels=indices[part.labels], num_classes=len(names)) for part in found)
+    own = {"num_classes": len(names), "class_names": names}
+    train, test = (part.replace(labels=indices[part.labels], **own) for part in found)
     return train, test

@@ -67,6 +67,8 @@ def test_derived_sets_keep_the_names() -> None:
     halves = [DATA[:4], DATA[DATA.labels == 1], DATA.to(dtype=torch.float64), DATA.replace(info={"a": 1})]
     assert all(one.class_names == NAMES for one in halves)
     assert DATA.replace(num_classes=3).class_names == NAMES
+    assert DATA.replace(labels=2 - Y).class_names == DATA.replace(labels=torch.rand(9, 3)).class_names == NAMES
+    assert DATA.replace(labels=2 - Y, num_classes=3).class_names == ()  # probably other classes
     assert DATA.replace(num_classes=4).class_names == ()
     assert DATA.replace(num_classes=4, class_names=(*NAMES, "fox")).class_names == (*NAMES, "fox")
     assert LabeledImages.concatenate([DATA.replace(class_names=()), DATA]).class_names == NAMES

@@ -76,6 +76,10 @@ def test_images_are_of_the_first_seeds_set_one_panel_per_candidate(tmp_path: Pat
     many = pictures(folder_with_sets(tmp_path / "b", [record(0.1, "DM", task=t) for t in ("a", "b")], 12), classes=4)
     assert [ax.get_title() for ax in many.axes] == ["a: DM", "b: DM"]
     assert len(many.axes[0].get_yticklabels()) == 4
+    for path in (tmp_path / "b").rglob("set.safetensors"):
+        LabeledImages.load(path).replace(class_names=tuple("abcdefghijkl")).save(path)
+    named = pictures(tmp_path / "b", classes=4)
+    assert [t.get_text() for t in named.axes[0].get_yticklabels()] == ["a", "b", "c", "d"]
 
 
 @pytest.mark.parametrize(
