@@ -192,3 +192,22 @@ def test_markers_of_records_on_pages_are_closed() -> None:
         assert len(re.findall("<!-- table", path.read_text(encoding="utf-8"))) == path.read_text(
             encoding="utf-8"
         ).count("<!-- end of table -->")
+
+
+def test_rounds_are_read_from_nested_columns_and_subtracted_by_seed() -> None:
+    rounds = load_script("docs/scripts/_rounds.py")
+
+    def run(method: str, seed: int, values: list[float | None]) -> Record:
+        rows = [{"round": n, "drift": {"far": v} if v is not None else {}} for n, v in enumerate(values, 1)]
+        return Record({"task": "t", "method": method, "seed": seed, "accuracy_last": 0.5}, rows)
+
+    base, other = run("A", 0, [1.0, 2.0, 3.0]), run("B", 0, [1.5, None, 5.0])
+    assert rounds._rows(other, "drift.far", 1, 9) == [{"round": 1, "drift.far": 1.5}, {"round": 3, "drift.far": 5.0}]
+    assert [row["round"] for row in rounds._rows(base, "drift.far", 2, 9)] == [1, 3]
+    assert [row["round"] for row in rounds._rows(base, "drift.far", 1, 2)] == [1, 2]
+    rows = {(r.method, r.seed): rounds._rows(r, "drift.far", 1, 9) for r in (base, other, run("B", 1, [9.0]))}
+    differences = rounds._differences(rows, "A")
+    assert differences == {("B", 0): [{"round": 1, "drift.far": 0.5}, {"round": 3, "drift.far": 2.0}]}
+    assert len(rounds.columns_by_round(Records([base, other]), columns="drift.far|drift.far", minus="A").axes) >= 2
+    with pytest.raises(ValueError, match="no record has the column drift.near"):
+        rounds.columns_by_round(Records([base]), columns="drift.near")

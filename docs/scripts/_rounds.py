@@ -16,7 +16,7 @@ __all__ = ["columns_by_round"]
 Row = dict[str, Any]
 
 
-def columns_by_round(records: Records, *, columns: str, minus: str = "", every: int = 1) -> Figure:
+def columns_by_round(records: Records, *, columns: str, minus: str = "", every: int = 1, last: int = 10**9) -> Figure:
     """Draw one panel for each group of columns, with one line for each method and column.
 
     Args:
@@ -24,7 +24,7 @@ def columns_by_round(records: Records, *, columns: str, minus: str = "", every: 
         columns: groups of columns separated by `|`, columns of a group by `+`; `a.b` is the entry `b` of the column
             `a`.
         minus: method whose value at the same seed and round is subtracted; empty: the values themselves.
-        every: draw rounds 1, 1 + every, 1 + 2 every, ...
+        every, last: draw rounds 1, 1 + every, 1 + 2 every, ..., up to the round `last`.
 
     Raises:
         ValueError: no record has one of the columns.
@@ -34,7 +34,7 @@ def columns_by_round(records: Records, *, columns: str, minus: str = "", every: 
     for ax, group in zip(axes, groups):
         lines: dict[str, list[list[Row]]] = {}
         for name in group:
-            rows = {(r.method, r.seed): _rows(r, name, every) for r in records if not r.failed}
+            rows = {(r.method, r.seed): _rows(r, name, every, last) for r in records if not r.failed}
             rows = {key: own for key, own in rows.items() if own}
             if not rows:
                 raise ValueError(f"no record has the column {name}")
@@ -47,14 +47,14 @@ def columns_by_round(records: Records, *, columns: str, minus: str = "", every: 
     return figure
 
 
-def _rows(record: Record, column: str, every: int) -> list[Row]:
+def _rows(record: Record, column: str, every: int, last: int) -> list[Row]:
     """Return the rows that have the column, with its value under the column's name."""
     found: list[Row] = []
     for row in record.rows:
         value: Any = row
         for part in column.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
-        if value is not None and (row["round"] - 1) % every == 0:
+        if value is not None and (row["round"] - 1) % every == 0 and row["round"] <= last:
             found.append({"round": row["round"], column: value})
     return found
 
@@ -78,5 +78,5 @@ def _words(column: str) -> str:
 
 
 def _title(group: list[str], minus: str) -> str:
-    title = group[0].replace(".", " ") if len(group) == 1 else group[0].split(".")[0]
+    title = group[0].replace(".", " ") if len(group) == 1 else "distance between gradients"
     return f"{title}, minus {minus}'s" if minus else title

@@ -192,8 +192,8 @@ def draw(text: str, path: Path) -> None:
             continue
         selected = (options.pop(key, []) for key in ("task", "ways", "seeds"))
         found = chosen(read_records(path), *selected)
-        every = {"every": int(options.pop("every"))} if "every" in options else {}
-        figure = columns_by_round(found, **options, **every) if kind == "rounds" else curves(found, **options)
+        numbers = {key: int(options.pop(key)) for key in ("every", "last") if key in options}
+        figure = columns_by_round(found, **options, **numbers) if kind == "rounds" else curves(found, **options)
         figure.savefig(path.parents[1] / "pictures" / f"{name}.png", dpi=150)
 
 
