@@ -96,9 +96,9 @@ def averaging(sizes: Mapping[str, Any], virtual: bool, factory: Any, lr: float) 
 
 def drifting(sizes: Mapping[str, Any], virtual: bool, factory: Any, lr: float) -> FedAvg:
     """Return the method of `averaging` with a measurement of client drift. Designs include `averaging`'s source."""
-    addons = averaging(sizes, virtual, factory, lr).addons
-    optimizer, length = ClientOptimizer(weight_decay=1e-5), {"steps": sizes["steps"], "batch": 32}
-    return FedAvg(*addons, ClientDrift("proxy"), factory=factory, lr=lr, momentum=0.9, optimizer=optimizer, **length)
+    addons = [*averaging(sizes, virtual, factory, lr).addons, ClientDrift("proxy")]
+    options: Any = {"steps": sizes["steps"], "batch": 32, "optimizer": ClientOptimizer(weight_decay=1e-5)}
+    return FedAvg(*addons, factory=factory, lr=lr, momentum=0.9, **options)
 
 
 def vhl(o: argparse.Namespace) -> Claim:

@@ -38,7 +38,7 @@ def command_line(
     presets: Sequence[str] = ("smoke", "cpu", "paper"),
     workers: str = "runs at a time, each in its own process",
     pictures: bool = False,
-    repeat: bool = True,
+    study: bool = True,
 ) -> argparse.ArgumentParser:
     """Return a parser with the common options. An example adds its own options, and then calls `parse_arguments`.
 
@@ -48,7 +48,7 @@ def command_line(
         presets: choices of `--preset`; "cpu" is the default.
         workers: description of what `--workers` counts.
         pictures: whether `--data` may also name folders of the user's own pictures; see `_data.own_task`.
-        repeat: whether the example runs a study with `run_study`, of which `--repeat` can repeat one run.
+        study: whether the example runs a study with `run_study`, which `--repeat` and `--seconds` are for.
     """
     again = "An interrupted call continues where it stopped; finished runs are not repeated."
     parser = argparse.ArgumentParser(description=description, epilog=again, formatter_class=_Help)
@@ -64,7 +64,8 @@ def command_line(
     if pictures:
         add("--size", type=number(8), default=32, help="height and width of your own pictures after resizing")
     add("--estimate", action="store_true", help="only estimate the cost: seconds, bytes, memory")
-    if repeat:
+    if study:
+        add("--seconds", type=number(1), default=None, help="stop after this time; the same call continues")
         add("--repeat", nargs=2, metavar=("RECORDS", "RUN"), help="repeat one recorded run and compare it")
     parser.set_defaults(default_out=out, pictures=[] if pictures else None)
     return parser

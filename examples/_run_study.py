@@ -12,7 +12,10 @@ from _files import read_accuracies, write_file
 from _repeat import repeat_run
 from distillkit.study import Record, Records, Study, curves, pictures, sparkline, tuning_table
 
-__all__ = ["run_study"]
+__all__ = ["UNFINISHED", "run_study"]
+
+UNFINISHED = 3
+"""Exit status of a script that `--seconds` stopped."""
 
 
 def run_study(
@@ -40,8 +43,8 @@ def run_study(
         also: runs of another study that tables and curves include.
 
     Returns:
-        The records of the study; empty after an estimate. The script exits if the data cannot be read, and after
-        `--repeat`.
+        The records of the study; empty after an estimate. The script exits if the data cannot be read, after
+        `--repeat`, and with the status `UNFINISHED` after `--seconds`.
     """
     require_data([*study.design.tasks.values(), *study.design.tuned_tasks.values()])
     if arguments.estimate:
@@ -64,7 +67,12 @@ def run_study(
 
     print(f"{study!r}; for each run, as soon as it is done, accuracy by round (a full block is 100 %):", flush=True)
     searched = study.num_configurations > 1
-    records = study.run(processes=arguments.workers, device=arguments.device, trial=searched, on_run=show)
+    how: dict[str, Any] = {"processes": arguments.workers, "device": arguments.device, "seconds": arguments.seconds}
+    records = study.run(**how, trial=searched and arguments.seconds is None, on_run=show)
+    wanted = {(spec.task, spec.method, spec.seed) for spec in study.design.final_runs({})}
+    if unfinished := len(wanted - {(record.task, record.method, record.seed) for record in records}):
+        print(f"Stopped; {unfinished} of {len(wanted)} runs are not finished. The same call continues.", flush=True)
+        raise SystemExit(UNFINISHED)
     shown = Records(also) + records
     parts = [*tables(shown), *([claim] if claim else []), *([tuning_table(study.out)] if searched else [])]
     text = "\n\n".join(map(str, parts))

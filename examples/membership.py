@@ -73,7 +73,7 @@ def run(row: str, o: Any, seed: int, facts: Line) -> list[Line]:
 def main(words: Sequence[str] | None = None) -> None:
     """Run the example."""
     every = (*ROWS, TRANSCRIPT)
-    parser = command_line(__doc__, out="runs/membership", presets=[*SHADOWS], workers="runs at a time", repeat=False)
+    parser = command_line(__doc__, out="runs/membership", presets=[*SHADOWS], workers="runs at a time", study=False)
     parser.add_argument("--rows", nargs="+", choices=every, default=every, help="pipelines to attack")
     parser.add_argument("--shadows", type=number(8), default=None, help="even number of runs; default: the preset's")
     parser.set_defaults(device="cpu")

@@ -114,7 +114,7 @@ def write_report(folder: Path, options: Any) -> Report:
 def main(words: Sequence[str] | None = None) -> list[Report]:
     """Run the example."""
     doc = (__doc__ or "").splitlines()[0]
-    parser = command_line(doc, out="runs/privacy_report", presets=[*PRESETS], workers="shadows at a time", repeat=False)
+    parser = command_line(doc, out="runs/privacy_report", presets=[*PRESETS], workers="shadows at a time", study=False)
     add = parser.add_argument
     add("--run", type=Path, default=None, help="run of a study with transcript=True; default: make one")
     add("--method", choices=("FedDM", "FedAvg", "private"), default="FedDM", help="method of the run made here")

@@ -71,8 +71,12 @@ class PreparedRun:
 
         Args:
             out: the study's folder.
-            options: mapping with `device`, `workers`, `progress`, `keep` and `partition_seed` of the `Job`. Other keys
-                are `commit`, the commit of the code, and `shared`, a folder that may already hold the task's files.
+            options: mapping with `device`, `workers`, `progress`, `keep`, `partition_seed` and `deadline` of the `Job`.
+                Other keys are `commit`, the commit of the code, and `shared`, a folder that may already hold the task's
+                files.
+
+        Raises:
+            OutOfTime: the run was stopped at its deadline. Its state is saved, and the next call resumes it.
         """
         spec, folder = self.spec, out / self.spec.folder
         path = folder / "summary.json"

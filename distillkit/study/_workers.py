@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -11,6 +12,7 @@ from typing import Any
 
 from distillkit._utils.processes import worker_pool
 from distillkit.study._execution import PreparedRun, RunSpec
+from distillkit.study.candidate import OutOfTime
 
 __all__ = ["WorkerKilled", "run_all"]
 
@@ -34,9 +36,13 @@ def run_all(
 
     Raises:
         WorkerKilled: the process of a run was killed; all other runs are finished.
+        OutOfTime: the deadline in `options` has passed, and runs are not finished. At least one round, or one step of
+            condensing, was executed.
     """
     if processes == 1:
-        for spec in specs:
+        for index, spec in enumerate(specs):
+            if index and options["deadline"] is not None and time.time() >= options["deadline"]:
+                raise OutOfTime(f"{spec.run} was not started, because the deadline has passed")
             yield spec, prepare(spec).execute(out, **options)
         return
     waiting = {spec.folder: (spec, prepare(spec).serialize(out)) for spec in specs}
@@ -47,6 +53,9 @@ def run_all(
                 summary = future.result()
                 del waiting[futures[future].folder]
                 yield futures[future], summary
+        except OutOfTime:
+            pool.shutdown(wait=True, cancel_futures=True)  # the other runs save their states
+            raise
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from distillkit.data import Split
 from distillkit.study._tuning import RULES
 from distillkit.study.task import Task
 
-__all__ = ["Candidate", "Cost", "Job", "grid"]
+__all__ = ["Candidate", "Cost", "Job", "OutOfTime", "grid"]
 
 Self = TypeVar("Self", bound="Candidate")
 
@@ -56,6 +57,7 @@ class Job:
         workers: number of threads that run clients.
         device: the device to compute on.
         progress: whether to show progress bars.
+        deadline: time (`time.time()`) after which the run stops as soon as it has saved its state; None: no limit.
     """
 
     run: str
@@ -71,6 +73,25 @@ class Job:
     workers: int = 1
     device: str = "cpu"
     progress: bool = False
+    deadline: float | None = None
+
+    @property
+    def late(self) -> bool:
+        """Whether the deadline has passed."""
+        return self.deadline is not None and time.time() >= self.deadline
+
+    def stop_if_late(self) -> None:
+        """End an unfinished run after its deadline. Call this method when the run's state has just been saved.
+
+        Raises:
+            OutOfTime: the deadline has passed.
+        """
+        if self.late:
+            raise OutOfTime(f"{self.run} stopped at its deadline; its state is saved in {self.folder}")
+
+
+class OutOfTime(Exception):
+    """Signal that a run was stopped at its deadline and can be resumed."""
 
 
 @dataclass(frozen=True)

@@ -214,9 +214,12 @@ class Condense(Candidate):
 
         def callback(progress: Progress) -> None:
             nonlocal last
-            if time.monotonic() - last >= _SAVE_INTERVAL:
+            stops = job.late and progress.step < progress.steps
+            if stops or time.monotonic() - last >= _SAVE_INTERVAL:
                 save_state(state, progress.state())
                 last = time.monotonic()
+            if stops:
+                job.stop_if_late()
 
         options = {"generator": derive(job.seed, "condense"), "ledger": ledger, "progress": job.progress}
         resume = state if state.exists() else None

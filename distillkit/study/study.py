@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -35,7 +37,7 @@ from distillkit.study._study_file import design_config, write_study
 from distillkit.study._tables import summary_table
 from distillkit.study._tuning import RULES
 from distillkit.study._workers import WorkerKilled, run_all
-from distillkit.study.candidate import Candidate, Cost
+from distillkit.study.candidate import Candidate, Cost, OutOfTime
 from distillkit.study.figures import curves
 from distillkit.study.task import Task
 
@@ -125,7 +127,7 @@ class Study:
 
     def run(
         self, *, processes: int = 1, workers: int = 1, device: str = "cpu", trial: bool = True, progress: bool = True,
-        on_run: Callable[[Mapping[str, Any]], object] | None = None,
+        seconds: float | None = None, on_run: Callable[[Mapping[str, Any]], object] | None = None,
     ) -> Records:  # fmt: skip
         """Execute all missing runs, and resume interrupted ones.
 
@@ -136,6 +138,9 @@ class Study:
             device: device to compute on, "cpu" or "cuda".
             trial: whether to first estimate the total cost from a short trial of each candidate, see `estimate`.
             progress: whether to show the estimate, and a bar with the remaining time.
+            seconds: wall time after which the call stops, as soon as the current round or step of condensing is
+                finished and saved. At least one round or step is executed. `missing` of the returned records lists the
+                unfinished runs; the next call continues them. Default: no limit.
             on_run: function that is called with the summary of each final run when the run ends. It is not called for
                 tuning runs, nor for runs that were already finished.
 
@@ -151,20 +156,23 @@ class Study:
             WorkerKilled: the process of a run was killed; all other runs are finished.
         """
         processes, options = self._check_options(processes, workers, device)
+        deadline = None if seconds is None else time.time() + check.real_number(seconds, "seconds", above=0.0)
         if on_run is not None:
             check.callable_with(on_run, "on_run", ["line"], "print, called with a finished run's summary")
-        with self._lock():
+        with self._lock(), contextlib.suppress(OutOfTime):
             self._write_study()
-            seconds: dict[tuple[str, str], float] = {}
+            expected: dict[tuple[str, str], float] = {}
             if check.boolean(trial, "trial"):
                 estimate = self._estimate(options, processes)
-                seconds = {(row.task, row.method): row.cost.seconds for row in estimate.rows}
+                expected = {(row.task, row.method): row.cost.seconds for row in estimate.rows}
                 if check.boolean(progress, "progress") and estimate.rows:
                     print(estimate, end="\n\n", flush=True)
-            options |= {"commit": git_commit()}
-            final = self.design.final_runs(self._tune(processes, options, seconds, progress))
-            self._execute(final, "runs", processes, options, seconds, progress, on_run)
+            options |= {"commit": git_commit(), "deadline": deadline}
+            final = self.design.final_runs(self._tune(processes, options, expected, progress))
+            self._execute(final, "runs", processes, options, expected, progress, on_run)
+        if any(self.out.glob("*/summary.json")):
             return self.records()
+        return Records([], [(spec.task, spec.method, spec.seed) for spec in self.design.final_runs({})])
 
     def estimate(self, *, processes: int = 1, workers: int = 1, device: str = "cpu") -> Estimate:
         """Estimate the cost of all missing runs from a short trial of each candidate on each task.

@@ -61,8 +61,14 @@ class Federated(Candidate):
     def run(self, built: Method, job: Job) -> dict[str, Any]:
         """Run the method, or resume an interrupted run."""
         ledger = Ledger(job.folder / "ledger.jsonl", delta=self.delta) if require_method(built).private else None
+        rounds = self._rounds(job)
+
+        def stop_if_late(row: Mapping[str, Any]) -> None:
+            if row["round"] < rounds:
+                job.stop_if_late()
+
         run = self._simulate(
-            built, job, rounds=self._rounds(job), ledger=ledger, resume=True,
+            built, job, rounds=rounds, ledger=ledger, resume=True, on_round=stop_if_late,
             out=RunFolder(job.folder, transcript=self.transcript, notes=job.notes),
         )  # fmt: skip
         last = run.rows[-1]

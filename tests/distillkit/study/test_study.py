@@ -642,3 +642,33 @@ def test_killed_worker_is_the_named_failure_of_its_run(tmp_path: Path) -> None:
         study.run(processes=2, trial=False, progress=False)
     assert "fine" not in str(caught.value)
     assert sorted(record.line["run"] for record in study.records()) == ["made-fine-0", "made-fine-1"]
+
+
+def test_study_with_a_deadline_stops_after_each_step_and_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no time left, every call makes one step of a condensation, and the sets are those of a single call."""
+    candidates = {"A": Condense(few(3), search=grid(lr=[0.5, 1.0]), num_networks=1, protocol=Protocol(epochs=1))}
+    how = {"seeds": (0, 1), "tune_seeds": (7,)}
+    whole = Study(tmp_path / "whole", task(), candidates, **how).run(trial=False, progress=False)
+    steps: list[int] = []
+
+    def counted(path: Path, found: Any) -> None:
+        steps.append(int(found["step"]))
+        save_state(path, found)
+
+    monkeypatch.setattr("distillkit.study.condense_candidate.save_state", counted)
+    study, calls = Study(tmp_path / "pieces", task(), candidates, **how), 0
+    while (found := study.run(trial=False, progress=False, seconds=1e-6)).missing or len(found) < 2:
+        calls += 1
+        assert calls < 30
+    assert steps == [1, 2] * 4
+    assert calls == 3 * 4 - 2
+    assert [r.line["hash"] for r in found] == [r.line["hash"] for r in whole]
+    study.run(trial=False, progress=False, seconds=1e-6)
+    assert len(steps) == 8
+
+    plenty = Study(tmp_path / "plenty", task(), candidates, **how)
+    assert not plenty.run(trial=False, progress=False, seconds=1e6).missing
+    with pytest.raises(ValueError, match="seconds must be greater than 0"):
+        study.run(seconds=0.0)
