@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from _claim import Claim
 from _data import load_subset
 from _fedcog import SPACES, pair
 from _single_image import CHOSEN, NOTHING, headline, photograph
@@ -15,12 +15,12 @@ from _single_image import SPACES as CROP_SPACES
 from _vhl import candidates as vhl_candidates
 from _vhl import images
 from distillkit.data import partition
-from distillkit.study import Candidate, Records, Task, grid
+from distillkit.study import Candidate, Task, grid
 from fl import ClientOptimizer, FedAvg
 from fl.addons import VHL, ClientDrift
 from fl.study import Federated
 
-__all__ = ["CLAIMS", "SIZES", "Claim"]
+__all__ = ["CLAIMS", "SIZES"]
 
 SIZES: dict[str, dict[str, Any]] = {
     "smoke": {
@@ -33,38 +33,6 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """`records`: number of training images; `start`: FedCOG's first round; `noise`: VHL's images per class."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """Comparison of two candidates.
-
-    Attributes:
-        text: the claim as a sentence.
-        tasks: tasks of the runs. The claim is tested on the first; the others are described.
-        candidates: baseline and candidate; the claim is that the candidate is more accurate.
-        rounds: number of last rounds over which the accuracy is averaged.
-        effect: difference in accuracy that the runs should find: that of the paper, as a fraction.
-        pilot: settings of the pilot's runs, by candidate, which are not searched.
-        describe: function of the records that returns a further table.
-        measured: the candidates with additional measurements in the history, for `--inside`.
-        measured_task: task of the measurements; None: the first task.
-    """
-
-    text: str
-    tasks: tuple[Task, ...]
-    candidates: dict[str, Candidate]
-    rounds: int
-    effect: float
-    pilot: Mapping[str, Mapping[str, Any]]
-    describe: Callable[[Records], object] | None = None
-    measured: Mapping[str, Candidate] | None = None
-    measured_task: Task | None = None
-
-    def inside(self) -> Claim:
-        """Return this claim with the candidates that measure more, on the task for the measurements."""
-        task = self.measured_task or self.tasks[0]
-        return replace(self, candidates=dict(self.measured or {}), tasks=(task,), describe=None)
 
 
 def clusters(o: argparse.Namespace, dataset: str) -> Task:

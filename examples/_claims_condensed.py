@@ -8,7 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from _claims import SIZES, Claim
+from _claim import Claim
+from _claims import SIZES
 from _data import load_subset
 from _feddm import PRESETS, headline
 from _fedlgd import digits
