@@ -21,9 +21,8 @@ from distillkit import LabeledImages
 from distillkit._utils.files import write_tensors
 from distillkit.augment import DIGITS, DSA
 from distillkit.condense import distribution_matching, random_subset
-from distillkit.data import Split, load
+from distillkit.data import Split, load, set_files
 from distillkit.evaluate import Evaluation, evaluate
-from distillkit.fingerprint import tensor_fingerprint
 from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.rng import derive
 from distillkit.study import git_commit
@@ -85,9 +84,14 @@ def card(name: str, entry: dict[str, Any], result: Evaluation, leaked: dict[str,
 
 def write_rows(path: Path, rows: Tensor, chosen: LabeledImages, entry: dict[str, Any], info: dict[str, Any]) -> None:
     """Write a file that names rows of a dataset's training set."""
-    fingerprint = tensor_fingerprint([(chosen.pixels() * 255).round().byte(), chosen.labels])
-    facts = {"dataset": entry["dataset"], "options": entry["options"], "fingerprint": fingerprint, "info": info}
-    write_tensors(path, {"indices": rows}, {"format": "distillkit.ImageIndex/1", "set": json.dumps(facts)})
+    facts = {
+        "dataset": entry["dataset"],
+        "options": entry["options"],
+        "checksum": set_files._checksum(chosen),
+        "info": info,
+    }
+    tensors = {"indices": rows, "labels": chosen.labels}
+    write_tensors(path, tensors, {"format": "distillkit.ImageIndex/1", "set": json.dumps(facts)})
 
 
 def ship(name: str, folder: Path) -> Path:

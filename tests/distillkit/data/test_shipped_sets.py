@@ -60,7 +60,7 @@ def test_files_that_copy_training_images_have_no_images() -> None:
     for path in (*PACKAGED, *IN_CHECKOUT):
         copies = set_cards()[path.stem]["leak"]["copies"]
         tensors = read_tensors(path, kind=_format(path), what="a shipped set")[0]
-        assert (set(tensors) == {"indices"}) == (copies > 0), path.stem
+        assert (set(tensors) == {"indices", "labels"}) == (copies > 0), path.stem
 
 
 def _format(path: Path) -> str:
@@ -80,10 +80,11 @@ def test_rows_of_other_images_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
     source = next(path for path in PACKAGED if path.stem == "digits-random-10")
     facts = set_files._facts(source)
     monkeypatch.setattr(set_files, "_FOLDERS", (tmp_path,))
+    tensors = read_tensors(source, kind="distillkit.ImageIndex/1", what="rows")[0]
     for shift in (0, 1):
-        rows = read_tensors(source, kind="distillkit.ImageIndex/1", what="rows")[0]["indices"] + shift
+        rows = tensors["indices"] + shift
         text = {"format": "distillkit.ImageIndex/1", "set": json.dumps(facts)}
-        write_tensors(tmp_path / f"moved-{shift}.safetensors", {"indices": rows}, text)
+        write_tensors(tmp_path / f"moved-{shift}.safetensors", {**tensors, "indices": rows}, text)
     assert isinstance(load_set("moved-0"), LabeledImages)
     with pytest.raises(ValueError, match="rows of digits that moved-1 names hold other images than when it was made"):
         load_set("moved-1")
