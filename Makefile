@@ -4,10 +4,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.made
 FLOWER := .venv-flower
 
-.PHONY: demo test test-slow coverage wheel test-flower test-flower-faults killed mutants lint lint-versions constraints bench bench-peers bench-page docs clean
+.PHONY: demo gpu test test-slow coverage wheel test-flower test-flower-faults killed mutants lint lint-versions constraints bench bench-peers bench-page docs clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/quickstart.py
+
+# Single cells of the papers' tables, on a GPU, in pieces of eight minutes; ARGS=--smoke runs tiny settings on a CPU.
+gpu: $(STAMP)
+	$(BIN)/python examples/paper_cells.py $(ARGS)
 
 # One process per core, at most four, because each may use 3 GB. Use `make test WORKERS=0` for a single process.
 WORKERS := logical

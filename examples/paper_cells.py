@@ -1,0 +1,113 @@
+"""Run single cells of the papers' tables at the papers' size, in order of worth, in pieces of a few minutes.
+
+    python examples/paper_cells.py --data DATA               # all cells; `make gpu` calls this
+    python examples/paper_cells.py --data DATA --cells vhl-cifar10-two-classes
+    python examples/paper_cells.py --smoke                   # each script to its end on a CPU, with tiny settings
+
+A cell stops by itself after `--seconds` and is continued, until it is finished, with the same result as without stops.
+Run the same command again after an interruption. FedLGD's cell uses digits drawn from fonts in place of SynthDigits and
+has no SVHN. `seconds.json` counts the seconds of each cell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from _files import write_file
+from _run_study import UNFINISHED
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Cell of a paper's table.
+
+    Attributes:
+        script: example that runs it.
+        always: options of the script.
+        paper: further options at the paper's size.
+        gain: gain in accuracy points that the paper reports.
+        minutes: estimated minutes per seed on one H200 GPU, derived from counted operations, not measured.
+    """
+
+    script: str
+    always: str
+    paper: str
+    gain: str
+    minutes: int
+
+
+CELLS = {
+    "vhl-cifar10-two-classes": Cell(
+        "vhl", "--pair", "--dataset cifar10 --split two-classes --rounds 100", "+30.1", 12
+    ),
+    "vhl-fashionmnist": Cell("vhl", "--pair", "--dataset fashionmnist --rounds 150", "+5.2", 20),
+    "feddm-cifar10-0.01": Cell("feddm", "--only claim", "--dataset cifar10 --split 0.01 --tries 1", "+24.5", 30),
+    "fedcog-cifar10-two-classes": Cell(
+        "fedcog", "--headline", "--datasets cifar10 --division two-classes", "+3.45", 25
+    ),
+    "feddm-cifar10-0.1": Cell("feddm", "--only claim", "--dataset cifar10 --split 0.1 --tries 1", "+10.1", 85),
+    "vhl-cifar10": Cell("vhl", "--pair", "--dataset cifar10", "+7.8", 115),
+    "single-image": Cell("single_image", "--headline", "", "+1.8", 20),
+    "fedlgd-digits": Cell(
+        "fedlgd", "--no-ablations", "--domains mnist usps mnistm synthdigits-like", "+4.7", 20
+    ),
+}  # fmt: skip
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the cells."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--data", help="root of the datasets; default: $DISTILLKIT_DATA")
+    add("--cells", nargs="+", choices=CELLS, default=list(CELLS), help="cells to run; default: all")
+    add("--seconds", type=int, default=480, help="longest time of a piece")
+    add("--pieces", type=int, default=None, help="stop after this number of pieces; default: when all are finished")
+    add("--seeds", nargs="+", default=["0"], help="seeds; default: 0")
+    add("--device", default="auto", help="where to compute")
+    add("--smoke", action="store_true", help="tiny settings on scikit-learn's digits")
+    add("--out", type=Path, default=Path("runs/paper-cells"), help="folder of the results")
+    o = parser.parse_args(words)
+    pieces = 0
+    for name in o.cells:
+        while o.pieces is None or pieces < o.pieces:
+            pieces += 1
+            if run_piece(name, o):
+                break
+        else:
+            print(f"{name} and later cells are not finished; the same call continues.", flush=True)
+            return
+
+
+def run_piece(name: str, o: argparse.Namespace) -> bool:
+    """Run or continue a cell for at most `--seconds`, and return whether it is finished.
+
+    Raises:
+        SystemExit: the script failed.
+    """
+    cell, began = CELLS[name], time.perf_counter()
+    options = ["--preset", "smoke"] if o.smoke else ["--preset", "paper", *cell.paper.split()]
+    options += [*cell.always.split(), "--seeds", *o.seeds, "--device", o.device, "--workers", "1"]
+    options += ["--seconds", str(o.seconds), "--out", str(o.out / name)]
+    options += ["--data", o.data] if o.data and not o.smoke else []
+    script = Path(__file__).parent / f"{cell.script}.py"
+    status = subprocess.run([sys.executable, str(script), *options], check=False).returncode
+    path = o.out / "seconds.json"
+    counted = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    counted[name] = round(counted.get(name, 0) + time.perf_counter() - began, 1)
+    write_file(path, json.dumps(counted, indent=1) + "\n")
+    if status not in (0, UNFINISHED):
+        raise SystemExit(status)
+    state = "finished" if status == 0 else "unfinished"
+    print(f"{name}: {state} after {counted[name]:.0f} s; the paper's gain is {cell.gain} points.", flush=True)
+    return status == 0
+
+
+if __name__ == "__main__":
+    main()
