@@ -31,7 +31,7 @@ PACKAGES = {
         "distillkit.losses", "distillkit.training", "distillkit.evaluate", "distillkit.study", "distillkit.plot",
         "distillkit.serialization", "distillkit.rng", "distillkit.privacy",
     ],
-    "fl": ["fl", "fl.addons", "fl.methods", "fl.study", "fl.secure", "fl.deploy.flower"],
+    "fl": ["fl", "fl.addons", "fl.filters", "fl.methods", "fl.study", "fl.secure", "fl.deploy.flower"],
     "attacks": [
         "attacks", "attacks.membership", "attacks.inversion", "attacks.audit", "attacks.transcript",
         "attacks.reporting", "attacks.metrics", "attacks.matching", "attacks.statistics",

@@ -16,9 +16,11 @@ from fl.aggregation import AggregatedReplies
 from fl.averaging import AddOn, AveragingServer, FedAvg, Settings
 from fl.averaging._composition import require_full_models, require_one_architecture
 from fl.message import Entry, Message, Tensors
-from fl.method import evaluation_batch_size
 
 __all__ = ["ClientDrift"]
+
+_CHUNK = 64
+"""Number of images per forward pass."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,5 @@ class ClientDrift(AddOn):
 @torch.no_grad()
 def _unit_features(network: torch.nn.Module, images: Tensor) -> Tensor:
     """Return the features of the images, scaled to norm 1, float [N, d]."""
-    parts = images.split(evaluation_batch_size(images.shape[1:], images.device))
     embed = split(network).features
-    return torch.cat([normalize(embed(part).flatten(1)) for part in parts])
+    return torch.cat([normalize(embed(part).flatten(1)) for part in images.split(_CHUNK)])

@@ -647,6 +647,8 @@ CALLS: dict[str, Call] = {
 }
 
 NOT_CALLED = {
+    "load_set": "reads files, with which its arguments are tested",
+    "set_cards": "has no arguments",
     **dict.fromkeys(
         ("Augmentation", "Network", "NetworkSampler", "Images", "Labels", "Value"), "a protocol or an alias"
     ),

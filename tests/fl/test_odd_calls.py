@@ -37,6 +37,7 @@ from fl import (
 )
 from fl.addons import RobustMean
 from fl.batches import Phase, shuffled_indices
+from fl.filters import SetQuality
 from fl.filters.client_dp import Adaptive
 from fl.methods import FedLGD, FedProto, FedRep, PrivateFedDM, SingleImage, SummedFedDM
 from fl.networks import Networks
@@ -321,6 +322,7 @@ CALLS: dict[str, Call] = {
         fl.methods.ClippedCrossEntropy, dict, lambda loss: outcome_of_run(plain(objective=loss))
     ),
     "ClientDP": Call(private, lambda: {"sigma": 1.0, "rate": 1.0, "clip": 1.0}, outcome_of_run),
+    "SetQuality": Call(lambda **o: Filtered(plain(), SetQuality(**o)), lambda: {"on": "test"}, outcome_of_run),
     "ClientDP clips": Call(
         private, lambda: {"clip": {FedAvg.update: 1.0}, "adaptive": Adaptive(sigma=2.0)}, outcome_of_run
     ),
