@@ -8,7 +8,7 @@ from distillkit.sets import LabeledImages
 __all__ = ["LabeledImages", "Normalization", "__version__"]
 __getattr__, __dir__ = lazy_submodules(
     __name__,
-    ("augment", "condense", "data", "evaluate", "generate", "losses", "networks", "normalization", "plot", "privacy",
-     "rng", "select", "serialization", "sets", "study", "training"),
+    ("augment", "condense", "data", "evaluate", "generate", "labels", "losses", "networks", "normalization", "plot",
+     "privacy", "protocols", "rng", "select", "serialization", "sets", "study", "training"),
     __all__,
 )  # fmt: skip

@@ -7,16 +7,20 @@ import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import nn
 
 from distillkit._utils import check
 from distillkit._utils.progress import bar
+from distillkit.labels import Relabel
+from distillkit.labels._teacher import try_teacher
 from distillkit.networks._factory import NetworkFactory, build, require_factory
+from distillkit.protocols import describe_protocol
 from distillkit.rng import as_generator, derive
 from distillkit.sets import Images, LabeledImages, StoredImages, as_set
-from distillkit.sets._class_index import class_rows, random_rows
+from distillkit.sets._class_index import class_labels, class_rows, random_rows
 from distillkit.training import CLASSIC, Protocol, accuracy, require_protocol, train
 
 __all__ = ["Evaluation", "Row", "evaluate"]
@@ -31,12 +35,15 @@ class Row:
         architecture: name of the factory, or class name of the network.
         accuracies: accuracy of each trained network, in [0, 1], at the last iterate.
         seconds: wall time of training and testing all networks.
+        labels: kind of labels of the training: "hard", "one row" (a row of probabilities for each image) or "per view"
+            (a teacher's row for each augmented view). Accuracies under different kinds do not compare.
     """
 
     data: str
     architecture: str
     accuracies: tuple[float, ...]
     seconds: float
+    labels: str = "hard"
 
     @property
     def mean(self) -> float:
@@ -69,20 +76,21 @@ class Evaluation:
         return self.rows[0].mean
 
     def record(self) -> dict[str, Any]:
-        """Return the result as JSON values: rows with mean and std, the protocol, and the size of the set."""
-        fields = {f.name: getattr(self.protocol, f.name) for f in dataclasses.fields(Protocol)}
-        fields["augment"] = None if self.protocol.augment is None else repr(self.protocol.augment)
+        """Return the result as JSON values: rows with mean and std, the protocol, and the size of the set.
+
+        A teacher is recorded by its class, fingerprint and path.
+        """
+        fields = {"name": describe_protocol(self.protocol), **self.protocol.record()}
         rows = [{**dataclasses.asdict(r), "accuracy_mean": r.mean, "accuracy_std": r.std} for r in self.rows]
         return {"images": self.images, "protocol": fields, "rows": rows}
 
     def __str__(self) -> str:
-        lines = [f"{'data':<12} {'architecture':<16} {'accuracy %':>12}  draws  seconds"]
+        lines = [f"{'data':<12} {'architecture':<16} {'labels':<8} {'accuracy %':>12}  draws  seconds"]
         for row in self.rows:
             shown = f"{100 * row.mean:.1f}" + ("" if row.std is None else f" ± {100 * row.std:.1f}")
-            lines.append(
-                f"{row.data:<12} {row.architecture:<16} {shown:>12}  {len(row.accuracies):5}  {row.seconds:7.1f}"
-            )
-        return "\n".join(lines)
+            names = f"{row.data:<12} {row.architecture:<16} {row.labels:<8}"
+            lines.append(f"{names} {shown:>12}  {len(row.accuracies):5}  {row.seconds:7.1f}")
+        return "\n".join([*lines, f"protocol: {describe_protocol(self.protocol)}"])
 
     __repr__ = __str__
 
@@ -109,7 +117,8 @@ def evaluate(
             from names to several such functions (cross-architecture).
         num_networks: number of networks trained for each row, each with a different initialization. The papers train 20
             networks on each of 5 sets.
-        protocol: training protocol. The published protocol has 1,000 epochs, which take minutes per network on a CPU.
+        protocol: training protocol, such as one of `distillkit.protocols.PROTOCOLS`. The published protocols have 300
+            or 1,000 epochs, which take minutes per network on a CPU.
         real: the real training images. If given, each architecture has a second row for random real images, with as
             many images per class as the set. These images are sampled anew for each network. Initialization and order
             of training are the same as for the set. A distilled set should have a higher accuracy than this row.
@@ -118,7 +127,8 @@ def evaluate(
         progress: whether to show a progress bar, which counts epochs.
 
     Raises:
-        TypeError, ValueError: an argument is invalid, or the sets differ in normalization, shape or classes.
+        TypeError, ValueError: an argument is invalid, the sets differ in normalization, shape or classes, or the
+            protocol's teacher is not clearly better than chance on `real` (or else on `test`).
         FloatingPointError: training diverged.
 
     Deviations from the authors' protocol: the standard deviation is the sample standard deviation (n - 1), and random
@@ -143,12 +153,17 @@ def evaluate(
         require_factory(make, f"factory[{name!r}]" if name else "factory")
     if not factories:
         raise ValueError("factory must name at least one architecture, got an empty mapping")
+    if isinstance(protocol.relabel, Relabel):
+        protocol.relabel.require(data.images, data.num_classes, protocol.view_options)
+        try_teacher(
+            cast(nn.Module, protocol.relabel.teacher), *((real, "real") if real is not None else (test, "test"))
+        )
     seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
     if not isinstance(test, StoredImages):
         test = test.to(data.images.device, data.images.dtype)
     rows = []
     kinds = ("set",) if real is None else ("set", "random real")
-    total = len(factories) * len(kinds) * num_networks * (protocol.epochs + 1)
+    total = len(factories) * len(kinds) * num_networks * protocol.num_epochs
     with bar(total, "evaluate", unit="epoch", progress=progress) as shown:
         for name, make in factories.items():
             for kind in kinds:
@@ -162,13 +177,13 @@ def evaluate(
                     order, tick = derive(seed, name, i, "train"), lambda _: shown.update()
                     train(network, own, protocol, generator=order, chunk=chunk, callback=tick, progress=False)
                     accuracies.append(accuracy(network, test, chunk=chunk))
-                rows.append(Row(kind, architecture, tuple(accuracies), time.perf_counter() - begun))
+                labels = protocol.labels or ("hard" if kind != "set" or data.labels.ndim == 1 else "one row")
+                rows.append(Row(kind, architecture, tuple(accuracies), time.perf_counter() - begun, labels))
     return Evaluation(tuple(rows), protocol, len(data))
 
 
 def _random_like(data: LabeledImages, real: LabeledImages, generator: torch.Generator) -> LabeledImages:
-    labels = data.labels if data.labels.ndim == 1 else data.labels.argmax(1)
-    counts = torch.bincount(labels, minlength=data.num_classes)
+    counts = torch.bincount(class_labels(data), minlength=data.num_classes)
     wanted = counts.nonzero().flatten().tolist()
     index, _ = random_rows(class_rows(real, wanted), counts[wanted].tolist(), generator)
     return real[index.to(real.images.device)].to(data.images.device, data.images.dtype)

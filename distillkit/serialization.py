@@ -17,7 +17,7 @@ import sys
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -221,12 +221,12 @@ class _Encoder:
         config: dict[str, Any] = {"object": self._reference(kind), **_source(kind)}
         init = next((base for base in kind.__mro__ if "__init__" in vars(base)), object)
         if is_dataclass(kind) and "__dataclass_params__" in vars(init):
-            options = {f.name: getattr(value, f.name) for f in fields(kind) if f.init}
+            options = {f.name: getattr(value, f.name) for f in fields(kind) if f.init and not _is_new_default(value, f)}
             signature = inspect.signature(kind)
             if isinstance(value, Configurable):  # `__post_init__` may have converted the arguments
                 args, named = value.init_arguments()
                 options |= signature.bind_partial(*args, **named).arguments
-            if set(signature.parameters) <= set(options):  # no `InitVar`
+            if set(signature.parameters) <= {f.name for f in fields(kind) if f.init}:  # no `InitVar`
                 return config | {"with": {k: self.encode(v, f"{at}.{k}") for k, v in options.items()}}
         if not isinstance(value, Configurable):
             raise unsupported
@@ -435,6 +435,11 @@ def _typed(kind: type, value: Any, at: str) -> Any:
 def _fingerprint(tensors: Mapping[str, Tensor]) -> str:
     """Return the fingerprint of named tensors in their order."""
     return tensor_fingerprint([part for name, tensor in tensors.items() for part in (name, tensor)])
+
+
+def _is_new_default(value: Any, option: Field[Any]) -> bool:
+    """Return whether an option that older records do not have is at its default, so that records stay the same."""
+    return bool(option.metadata.get("omit_default")) and getattr(value, option.name) == option.default
 
 
 def _is_importable(value: Any) -> bool:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from distillkit._optimizers import OPTIMIZERS
 from distillkit._utils.eval_mode import eval_mode
 from distillkit._utils.options import Decay, NonNegative, Positive, PositiveInt, check_options
 from distillkit._utils.progress import bar
 from distillkit._utils.user_warnings import warn
 from distillkit.augment import Augmentation, apply_augmentation, require_augmentation, require_normalization
 from distillkit.chunking import chunk_size, forward_chunks
+from distillkit.labels._views import Mixing, ViewOptions, mixed_batches, require_mixing
+from distillkit.labels.relabel import Relabel
+from distillkit.labels.stored_labels import StoredLabels
 from distillkit.networks._dropout import seeded_dropout
 from distillkit.networks._validation import check_network, require_network, uses_batch_statistics
 from distillkit.rng import as_generator
@@ -22,21 +28,37 @@ from distillkit.sets import Images, StoredImages, as_set
 
 __all__ = ["CLASSIC", "Protocol", "accuracy", "require_protocol", "train"]
 
+_ROUNDING = 0.01
+"""Largest difference of a row's sum from 1 that is taken for rounding."""
+
+
+_NEW = {"omit_default": True}
+"""Metadata of options that older records do not have."""
+
 
 @dataclass(frozen=True)
 class Protocol:
     """Protocol to train networks from scratch on a small set. The defaults are those of DC, DSA and DM.
 
-    The source is Zhao et al. (2021 to 2023): SGD with momentum and weight decay on the mean cross-entropy of shuffled
-    batches; the last batch may be smaller. As in their code, `epochs + 1` epochs are run. After epoch `epochs // 2 +
-    1`, counted from zero, `lr` drops once and the momentum is reset. The last iterate is tested, without selection.
+    `distillkit.protocols.PROTOCOLS` has the protocols of the papers. The default is that of Zhao et al. (2021 to 2023):
+    SGD with momentum and weight decay on the mean cross-entropy of shuffled batches; the last batch may be smaller. The
+    last iterate is tested, without selection.
 
     Attributes:
-        epochs: number of epochs: 1000 with augmentation; DC uses 300 without augmentation.
-        lr, momentum, weight_decay, batch: options of SGD.
-        lr_drop: factor by which the learning rate is multiplied when it drops.
+        epochs: number of epochs, E: 1000 with augmentation; DC uses 300 without augmentation.
+        lr, weight_decay, batch: options of the optimizer.
+        momentum: momentum of SGD. AdamW uses betas 0.9 and 0.999 instead.
+        lr_drop: factor by which the schedules "drop" and "steps" multiply the learning rate.
         augment: augmentation of every batch, drawn separately for each image (not Siamese). DSA and DM evaluate with
             `DSA()`, and with `DSA(DIGITS)` on digits; DC evaluates without augmentation.
+        optimizer: "sgd", or "adamw", whose weight decay excludes parameters with one dimension, as in SRe2L and RDED.
+        schedule: learning rate in epoch e, counted from 0. "drop": `lr`, times `lr_drop` after epoch `E // 2 + 1`,
+            where the momentum is reset; as in the code of DC, DSA and DM, E + 1 epochs are run. "steps": times
+            `lr_drop` at 2/3 and again at 5/6 of the epochs (IDC). "cosine": `lr * (1 + cos(pi e / E)) / 2`.
+            "half-cosine": `lr * (1 + cos(pi e / 2E)) / 2`, which ends at half of `lr` (RDED). "constant": `lr`.
+        mix: `CutMix` or `Mixup` of every batch with the labels of the set; rows are averaged by the mixed areas.
+        relabel: a teacher's labels of every view, `Relabel` or `StoredLabels`, in place of the set's. The mixing is
+            then an option of `Relabel`.
     """
 
     epochs: PositiveInt = 1000
@@ -46,10 +68,71 @@ class Protocol:
     batch: PositiveInt = 256
     lr_drop: Positive = 0.1
     augment: Augmentation | None = None
+    optimizer: Literal["sgd", "adamw"] = field(default="sgd", metadata=_NEW)
+    schedule: Literal["drop", "steps", "cosine", "half-cosine", "constant"] = field(default="drop", metadata=_NEW)
+    mix: Mixing | None = field(default=None, metadata=_NEW)
+    relabel: Relabel | StoredLabels | None = field(default=None, metadata=_NEW)
 
     def __post_init__(self) -> None:
         check_options(self)
         require_augmentation(self.augment)
+        require_mixing(self.mix)
+        if self.relabel is not None and not isinstance(self.relabel, Relabel | StoredLabels):
+            hint = "Relabel(teacher)" if isinstance(self.relabel, nn.Module) else "Relabel(teacher) or StoredLabels"
+            raise TypeError(f"relabel must be None or {hint}, got {type(self.relabel).__name__}")
+        if self.mix is not None and self.relabel is not None:
+            raise ValueError("mix must be None with relabel, which has its own: use Relabel(teacher, mix=...)")
+
+    @property
+    def num_epochs(self) -> int:
+        """Number of epochs that `train` runs: one more than `epochs` with the schedule "drop"."""
+        return self.epochs + (self.schedule == "drop")
+
+    @property
+    def labels(self) -> str | None:
+        """Kind of labels that the protocol gives: "per view" with a teacher, otherwise None, for those of the set."""
+        return None if self.relabel is None else "per view"
+
+    @property
+    def view_options(self) -> ViewOptions:
+        """Options that determine the views of the images."""
+        return ViewOptions(self.batch, self.augment, self.mix if self.relabel is None else self.relabel.mix)
+
+    def with_teacher(self, teacher: nn.Module, *, path: str | None = None) -> Protocol:
+        """Return the protocol with a teacher that labels every view.
+
+        Args:
+            teacher: trained network in the data's classes and normalization.
+            path: file of the teacher, which is only written to records.
+
+        Raises:
+            ValueError: the protocol does not relabel.
+        """
+        if not isinstance(self.relabel, Relabel):
+            raise ValueError("protocol must relabel to have a teacher: use Protocol(relabel=Relabel(teacher, ...))")
+        return replace(self, relabel=replace(self.relabel, teacher=teacher, path=path))
+
+    def lr_at(self, epoch: int) -> float:
+        """Return the learning rate of an epoch.
+
+        Args:
+            epoch: number of the epoch, from 0.
+        """
+        total = self.epochs
+        if self.schedule == "drop":
+            return self.lr * self.lr_drop if epoch > total // 2 + 1 else self.lr
+        if self.schedule == "steps":
+            return self.lr * self.lr_drop ** ((epoch >= 2 * total // 3) + (epoch >= 5 * total // 6))
+        if self.schedule == "constant":
+            return self.lr
+        period = total if self.schedule == "cosine" else 2 * total
+        return self.lr * 0.5 * (1 + math.cos(math.pi * epoch / period))
+
+    def record(self) -> dict[str, Any]:
+        """Return all options as JSON values; a teacher by its class, fingerprint and path."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        shown = {name: None if values[name] is None else repr(values[name]) for name in ("augment", "mix")}
+        return values | shown | {"relabel": None if self.relabel is None else self.relabel.record()}
 
 
 def require_protocol(protocol: object) -> None:
@@ -64,10 +147,6 @@ def require_protocol(protocol: object) -> None:
     if not isinstance(protocol, Protocol):
         came = f"the class {protocol.__name__}" if isinstance(protocol, type) else type(protocol).__name__
         raise TypeError(f"protocol must be a Protocol(epochs=..., lr=..., ...), got {came}")
-
-
-def _loss_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(logits, labels if labels.ndim == 1 else labels.to(logits), reduction="sum")
 
 
 CLASSIC = Protocol()
@@ -92,6 +171,7 @@ def train(
         network: network that maps images to logits [N, K], with the same device and dtype as the images.
         data: a set, or anything that `sets.as_set` accepts. Labels are class indices, or rows of probabilities (a
             teacher's soft labels), for which cross-entropy is the distillation loss at temperature 1 up to a constant.
+            Rows whose sums differ from 1 by less than 0.01, as after storage in half precision, are renormalized.
         protocol: see `Protocol`.
         generator: seed or random generator for the order of the images, the augmentation, and dropout in `nn.Dropout`
             layers. Other random layers (stochastic depth) use the global random state, with a warning.
@@ -109,18 +189,19 @@ def train(
     images, labels = data
     if not len(data):
         raise ValueError("data must hold at least one image, got an empty set")
-    if labels.ndim == 2 and not ((labels >= 0).all() and torch.allclose(labels.sum(1), labels.new_ones(len(labels)))):
-        raise ValueError(
-            "rows of labels must be probabilities, not negative and with sum 1; convert logits by softmax(1)"
-        )
+    labels = _probabilities(labels, images.dtype) if labels.ndim == 2 else labels
     require_normalization(protocol.augment, data.normalization)
     generator = as_generator(generator)
     check_network(require_network(network), images, classes=data.num_classes)
     network.train()
     size = protocol.batch if uses_batch_statistics(network) else chunk_size(images, chunk)
-    parameters = [p for p in network.parameters() if p.requires_grad]
-    velocity, lr = [torch.zeros_like(p) for p in parameters], protocol.lr
-    epochs = protocol.epochs + 1
+    batches = _batches(protocol, images, labels, data.num_classes, generator)
+    temperature, scale = 1.0, 1.0
+    if protocol.relabel is not None:
+        temperature = protocol.relabel.temperature
+        scale = temperature**2 if protocol.relabel.scale_loss else 1.0
+    optimizer = OPTIMIZERS[protocol.optimizer](network, protocol)
+    epochs = protocol.num_epochs
     with (
         seeded_dropout(network, generator),
         torch.enable_grad(),
@@ -129,22 +210,18 @@ def train(
         global_state = torch.get_rng_state()
         for epoch in range(epochs):
             total = images.new_zeros(())
-            order = torch.randperm(len(images), generator=generator).to(images.device)
-            for index in order.split(protocol.batch):
-                x, y = images.index_select(0, index), labels.index_select(0, index)
-                if protocol.augment is not None:
-                    x = apply_augmentation(protocol.augment, x, generator, siamese=False)
+            for x, y in batches(epoch):
                 network.zero_grad()
                 for part, target in zip(x.split(size), y.split(size), strict=True):
-                    loss = _loss_sum(network(part), target) / len(x)
+                    logits = network(part) if temperature == 1 else network(part) / temperature
+                    loss = F.cross_entropy(logits, target, reduction="sum") * scale / len(x)
                     loss.backward()
                     total += loss.detach()
-                _step(parameters, velocity, lr, protocol)
+                optimizer.step(protocol.lr_at(epoch))
             if not torch.isfinite(total):
                 raise FloatingPointError(f"the loss is {float(total)} in epoch {epoch}: training diverged; lower lr")
-            if epoch == protocol.epochs // 2 + 1:
-                lr *= protocol.lr_drop
-                velocity = [torch.zeros_like(p) for p in parameters]
+            if protocol.schedule == "drop" and epoch == protocol.epochs // 2 + 1:
+                optimizer.reset()
             if epoch == 0 and not torch.equal(global_state, torch.get_rng_state()):
                 warn(
                     f"{type(network).__name__} draws from PyTorch's global random state while it is trained, so "
@@ -158,13 +235,41 @@ def train(
     return network.eval()
 
 
-@torch.no_grad()
-def _step(parameters: list[nn.Parameter], velocity: list[Tensor], lr: float, protocol: Protocol) -> None:
-    # Written out because the first use of torch.optim imports the compiler: a second, and 70 MB.
-    for parameter, moving in zip(parameters, velocity, strict=True):
-        if parameter.grad is not None:
-            gradient = parameter.grad.add(parameter, alpha=protocol.weight_decay)
-            parameter.sub_(moving.mul_(protocol.momentum).add_(gradient), alpha=lr)
+def _probabilities(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return rows of probabilities in the dtype of the images, renormalized if they were rounded."""
+    rows = rows.to(dtype)
+    sums = rows.sum(1, keepdim=True)
+    if not ((rows >= 0).all() and (sums - 1).abs().max() <= _ROUNDING):
+        raise ValueError(
+            "rows of labels must be probabilities, not negative and with sum 1; convert logits by softmax(1)"
+        )
+    return rows if torch.allclose(sums, torch.ones_like(sums)) else rows / sums
+
+
+def _batches(
+    protocol: Protocol, images: Tensor, labels: Tensor, classes: int, generator: torch.Generator
+) -> Callable[[int], Iterator[tuple[Tensor, Tensor]]]:
+    """Return a function that yields the views of an epoch with their labels."""
+    options, relabel = protocol.view_options, protocol.relabel
+    if relabel is None and protocol.mix is None:
+        return lambda epoch: _plain_batches(images, labels, options, generator)
+    seed = int(torch.randint(2**62, (), generator=generator))
+    if relabel is not None:
+        relabel.require(images, classes, options)
+        return lambda epoch: relabel.batches(images, options, seed, epoch)
+    rows = labels if labels.ndim == 2 else F.one_hot(labels, classes).to(images.dtype)
+    return lambda epoch: mixed_batches(images, rows, options, seed, epoch)
+
+
+def _plain_batches(
+    images: Tensor, labels: Tensor, options: ViewOptions, generator: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
+    order = torch.randperm(len(images), generator=generator).to(images.device)
+    for index in order.split(options.batch):
+        x, y = images.index_select(0, index), labels.index_select(0, index)
+        if options.augment is not None:
+            x = apply_augmentation(options.augment, x, generator, siamese=False)
+        yield x, y
 
 
 def accuracy(network: nn.Module, data: Images | StoredImages, *, chunk: int | None = None) -> float:

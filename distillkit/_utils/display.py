@@ -12,9 +12,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["as_html", "as_png", "sample_rows", "short_repr", "tile"]
+__all__ = ["as_html", "as_png", "sample_rows", "short_repr", "stable_repr", "tile"]
 
 _CLASSES, _EACH, _PADDING = 10, 10, 1
+
+
+def stable_repr(value: object) -> str:
+    """Return a text that describes a value and is the same in every process.
+
+    The text is the value's repr, or its name if the repr contains a memory address.
+
+    Args:
+        value: any value, for example an augmentation.
+    """
+    text = repr(value)
+    if " at 0x" not in text:
+        return text
+    thing = value if hasattr(value, "__qualname__") else type(value)
+    return f"{thing.__module__}.{getattr(thing, '__qualname__', '')}"
 
 
 def short_repr(result: Any) -> str:

@@ -3,6 +3,7 @@
 from distillkit.augment._validation import Augmentation, apply_augmentation, require_augmentation, require_normalization
 from distillkit.augment.crop_flip import CropFlip, adapt_normalization
 from distillkit.augment.dsa import DIGITS, DSA, NATURAL
+from distillkit.augment.resized_crop import ResizedCrop
 
 __all__ = [
     "DIGITS",
@@ -10,6 +11,7 @@ __all__ = [
     "NATURAL",
     "Augmentation",
     "CropFlip",
+    "ResizedCrop",
     "adapt_normalization",
     "apply_augmentation",
     "require_augmentation",

@@ -8,17 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from distillkit._utils.display import stable_repr
 from distillkit._utils.provenance import provenance
 from distillkit.augment import Augmentation, apply_augmentation
 from distillkit.condense._pixel_descent import PixelDescent
-from distillkit.condense._state import call_identity, stable_repr
+from distillkit.condense._state import call_identity
 from distillkit.condense.initialization import initial_images
 from distillkit.networks._base import Network
 from distillkit.networks._validation import check_network
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages
-from distillkit.sets._class_index import class_rows
+from distillkit.sets._class_index import class_rows, with_class_labels
 
 __all__ = ["Condensation"]
 
@@ -52,7 +53,7 @@ class Condensation(PixelDescent):
         seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
         self.method, self.real, self.networks, self.augment, self.generator = method, real, networks, augment, generator
         if isinstance(init, LabeledImages) and classes is None:
-            classes = list(class_rows(init))
+            classes = list(class_rows(with_class_labels(init)))
         self.rows = class_rows(real, classes)
         self.start = initial_images(real, ipc, init=init, classes=list(self.rows), generator=derive(seed, "init"))
         self.counts = self.start.counts()[list(self.rows)].tolist()

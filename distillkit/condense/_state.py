@@ -27,7 +27,6 @@ __all__ = [
     "pack_arguments",
     "restore_state",
     "save_state",
-    "stable_repr",
 ]
 
 State = dict[str, Tensor]
@@ -72,21 +71,6 @@ def pack_arguments(arguments: Mapping[str, Any]) -> Tensor:
         arguments: JSON values by name.
     """
     return torch.tensor(list(json.dumps(dict(arguments), sort_keys=True).encode()), dtype=torch.uint8)
-
-
-def stable_repr(value: object) -> str:
-    """Return a text that describes a value and is the same in every process.
-
-    The text is the value's repr, or its name if the repr contains a memory address.
-
-    Args:
-        value: any value, for example an augmentation.
-    """
-    text = repr(value)
-    if " at 0x" not in text:
-        return text
-    thing = value if hasattr(value, "__qualname__") else type(value)
-    return f"{thing.__module__}.{getattr(thing, '__qualname__', '')}"
 
 
 def call_identity(real: LabeledImages, networks: NetworkSampler) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from distillkit._sanity_checks import check_class_sizes
 from distillkit._utils import check
 from distillkit.rng import as_generator
 from distillkit.sets import LabeledImages, as_set
-from distillkit.sets._class_index import class_indices, class_rows, random_rows
+from distillkit.sets._class_index import class_indices, class_rows, random_rows, with_class_labels
 
 __all__ = ["class_statistics", "images_from_statistics", "initial_images"]
 
@@ -99,14 +99,15 @@ def initial_images(
             images uses all of them and repeats random ones. `"noise"`: N(0, 1) per pixel (DC, DM). `"statistics"`: each
             pixel from N(mean, std) of its class and channel (FedLGD's paper). `"statistics-whole-set"`: the same with
             the sums divided by the number of pixels of the whole set (the code and results of FedLGD's authors). You
-            can also pass a set: its images are copied, and its labels determine the counts.
+            can also pass a set: its images are copied, and its labels determine the counts. Its rows of soft labels
+            count as the class in its column `class`, or else as their largest entry.
         classes: the classes for which to make images; default: all classes with a real image. For a class without real
             images, `init` must be `"noise"`.
         generator: an int seed, or a CPU generator, which is advanced.
 
     Returns:
         A set whose `info` holds `init`, `absent` (classes without real images) and `with_replacement` (classes with
-        repeated images).
+        repeated images); with soft labels as a start also `start_classes`, which says how classes were read.
 
     Raises:
         ValueError: labels are soft, `init` is unknown or cannot make images of an absent class, or the initial set has
@@ -143,6 +144,9 @@ def _given(
     real: LabeledImages, start: LabeledImages, classes: Sequence[int] | None, info: dict[str, object]
 ) -> LabeledImages:
     real.require_compatible(start)
+    if start.labels.ndim == 2:
+        info["start_classes"] = "column" if "class" in start.columns else "largest entry of a row"
+        start = with_class_labels(start)
     rows = class_rows(start, classes)
     index = torch.cat(list(rows.values())).to(start.images.device)
     info["absent"] = [c for c in range(real.num_classes) if c not in rows] if classes is None else []

@@ -10,7 +10,7 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit.sets._labeled import LabeledImages
 
-__all__ = ["class_indices", "class_rows", "random_rows"]
+__all__ = ["class_indices", "class_labels", "class_rows", "random_rows", "with_class_labels"]
 
 
 def class_rows(real: LabeledImages, classes: Sequence[int] | None = None) -> dict[int, Tensor]:
@@ -76,3 +76,25 @@ def random_rows(
             short.append(c)
             chosen.append(own[torch.randint(len(own), (count - len(own),), generator=generator)])
     return torch.cat(chosen), short
+
+
+def class_labels(data: LabeledImages) -> Tensor:
+    """Return a class index for each image, int64 [N]: the labels, the column `class`, or the largest entry of a row.
+
+    Args:
+        data: a set with class indices or rows of probabilities.
+    """
+    if data.labels.ndim == 1:
+        return data.labels
+    column = data.columns.get("class")
+    given = column is not None and column.ndim == 1 and not column.is_floating_point()
+    return column if column is not None and given else data.labels.argmax(1)
+
+
+def with_class_labels(data: LabeledImages) -> LabeledImages:
+    """Return a set with class indices as labels, see `class_labels`.
+
+    Args:
+        data: a set with class indices or rows of probabilities.
+    """
+    return data if data.labels.ndim == 1 else data.replace(labels=class_labels(data).to(data.labels.device))

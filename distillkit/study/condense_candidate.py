@@ -187,7 +187,7 @@ class Condense(Candidate):
             seconds = first - began + (last - first) / max(1, len(paces) - 1) * (steps - 1)
         sample = found if found is not None else real[: 10 * real.num_classes]
         epoch, tested = self._measure(sample, test, job)
-        return Cost(seconds + self.num_networks * ((self.protocol.epochs + 1) * epoch + tested))
+        return Cost(seconds + self.num_networks * (self.protocol.num_epochs * epoch + tested))
 
     def _measure(self, sample: LabeledImages, test: LabeledImages, job: Job) -> tuple[float, float]:
         """Return the duration of a training epoch on a set, and of a test, in seconds."""
@@ -196,7 +196,7 @@ class Condense(Candidate):
         train(network, sample, protocol, progress=False)
         trained = time.perf_counter()
         accuracy(network, some)
-        return (trained - began) / (protocol.epochs + 1), (time.perf_counter() - trained) * len(test) / len(some)
+        return (trained - began) / protocol.num_epochs, (time.perf_counter() - trained) * len(test) / len(some)
 
     def _real(self, job: Job) -> tuple[LabeledImages, LabeledImages]:
         real, test = job.task.pooled(job.split, validation=job.validation, keep=job.keep)

@@ -28,8 +28,8 @@ PACKAGES = {
     "distillkit": [
         "distillkit", "distillkit.sets", "distillkit.normalization", "distillkit.data", "distillkit.data.partition",
         "distillkit.augment", "distillkit.select", "distillkit.condense", "distillkit.generate", "distillkit.networks",
-        "distillkit.losses", "distillkit.training", "distillkit.evaluate", "distillkit.study", "distillkit.plot",
-        "distillkit.serialization", "distillkit.rng", "distillkit.privacy",
+        "distillkit.losses", "distillkit.labels", "distillkit.training", "distillkit.protocols", "distillkit.evaluate",
+        "distillkit.study", "distillkit.plot", "distillkit.serialization", "distillkit.rng", "distillkit.privacy",
     ],
     "fl": ["fl", "fl.addons", "fl.filters", "fl.methods", "fl.study", "fl.secure", "fl.deploy.flower"],
     "attacks": [

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from distillkit import LabeledImages, Normalization
-from distillkit.augment import DIGITS, DSA, NATURAL, CropFlip
+from distillkit.augment import DIGITS, DSA, NATURAL, CropFlip, ResizedCrop
 from distillkit.condense import InnerTraining, distribution_matching, gradient_matching
 from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.normalization import IDENTITY, ZCA
@@ -366,3 +366,38 @@ def test_images_unsuitable_for_crop_flip_are_refused() -> None:
         CropFlip(CIFAR)(pictures(2, 1), 0)
     with pytest.raises(ValueError, match="4 dimensions"):
         CropFlip(CIFAR)(torch.zeros(3, 8, 8), 0)
+
+
+def test_resized_crop_of_a_ramp_is_a_part_of_the_ramp() -> None:
+    h, w = 12, 20
+    down, right = torch.meshgrid(torch.arange(h) + 0.5, torch.arange(w) + 0.5, indexing="ij")
+    images = torch.stack([down, right]).expand(300, 2, h, w).double()
+    seen = ResizedCrop(min_scale=0.1, flip=0.0)(images, derive(0))
+    inner = seen[:, :, 4:8, 7:13]  # pixels at the image's border are repeated outside
+    steps = (inner[:, 0, 1:, 0] - inner[:, 0, :-1, 0]), (inner[:, 1, 0, 1:] - inner[:, 1, 0, :-1])
+    height, width = (part[:, 0] * side for part, side in zip(steps, (h, w), strict=True))
+    for part in steps:
+        assert torch.allclose(part, part[:, :1].expand_as(part), atol=1e-9)
+    for size, side in ((height, h), (width, w)):
+        assert torch.allclose(size, size.round(), atol=1e-6)
+        assert float(size.min()) >= 1
+        assert float(size.max()) <= side
+    area, ratio = height * width / (h * w), width / height
+    assert 0.1 * 0.8 < float(area.min()) < 0.2
+    assert float(area.max()) > 0.75
+    assert 0.5 < float(ratio[area < 0.4].min()) < 0.9 < 1.1 < float(ratio[area < 0.4].max()) < 1.8
+    assert float(seen.min()) >= 0.5
+    assert float(seen[:, 1].max()) <= w - 0.5
+
+
+def test_resized_crop_keeps_the_whole_image_at_scale_one() -> None:
+    images = torch.randn(50, 3, 7, 5, generator=derive(0))
+    assert torch.equal(ResizedCrop(1.0, flip=0.0)(images, 1), images)
+    seen = ResizedCrop(1.0)(images, 1)
+    flipped = [torch.equal(a, b.flip(2)) for a, b in zip(seen, images, strict=True)]
+    assert [f or torch.equal(a, b) for f, a, b in zip(flipped, seen, images, strict=True)] == [True] * 50
+    assert 10 < sum(flipped) < 40
+    one, two = (ResizedCrop()(part, 5, siamese=True) for part in (images, images[:3]))
+    assert torch.allclose(one[:3], two)
+    with pytest.raises(ValueError, match="min_scale"):
+        ResizedCrop(1.5)

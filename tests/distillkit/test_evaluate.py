@@ -153,7 +153,7 @@ def test_evaluation_has_a_random_baseline_for_each_architecture() -> None:
     assert record["protocol"]["epochs"] == SHORT.epochs
     assert record["rows"][1]["accuracies"] == list(result.rows[1].accuracies)
     lines = str(result).splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 6
     assert f"{100 * result.rows[1].mean:.1f} ± {100 * result.rows[1].std:.1f}" in lines[2]
 
 

@@ -63,6 +63,7 @@ from distillkit import losses as lo
 from distillkit.augment import (
     DSA,
     CropFlip,
+    ResizedCrop,
     adapt_normalization,
     apply_augmentation,
     require_augmentation,
@@ -99,6 +100,7 @@ from distillkit.generate import (
     stylegan_noise,
     upsampled_gaussian,
 )
+from distillkit.labels import CutMix, Mixup, Relabel, soft_labels, stored_soft_labels
 from distillkit.networks import (
     CifarResNet,
     ConvNet,
@@ -121,6 +123,7 @@ from distillkit.networks import (
 from distillkit.normalization import ZCA
 from distillkit.plot import grid, mmd_table, pairwise_mmd, pixel_histogram, real_and_synthetic, selection, tsne
 from distillkit.plot import partition as plot_partition
+from distillkit.protocols import describe_protocol
 from distillkit.rng import derive
 from distillkit.select import centroid_distances, kmeans_balance, prune_by_confidence, select
 from distillkit.sets import as_set
@@ -135,10 +138,12 @@ PACKAGES = (
     "distillkit.data.partition",
     "distillkit.evaluate",
     "distillkit.generate",
+    "distillkit.labels",
     "distillkit.losses",
     "distillkit.networks",
     "distillkit.normalization",
     "distillkit.plot",
+    "distillkit.protocols",
     "distillkit.serialization",
     "distillkit.select",
     "distillkit.sets",
@@ -172,6 +177,10 @@ def net() -> nn.Module:
 
 def made() -> nn.Module:
     return build(net, 0).eval()
+
+
+def taught() -> nn.Module:
+    return train(made(), data(), Protocol(epochs=30, lr=0.1))
 
 
 def fit(indices: Tensor, seed: int) -> dict[str, Any]:
@@ -267,6 +276,7 @@ CALLS: dict[str, Call] = {
     # Augmentation
     "DSA": C(DSA, lambda a: finite(a(normal(3, 1, 8, 8), 0))),
     "CropFlip": C(CropFlip, lambda a: finite(a(normal(3, 1, 8, 8), 0)), normalization=HALF, pad=2, cutout=2),
+    "ResizedCrop": C(ResizedCrop, lambda a: finite(a(normal(3, 1, 8, 8), 0)), min_scale=0.5),
     "apply_augmentation": F(
         apply_augmentation, augment=DSA(), images=lambda: normal(3, 1, 8, 8), generator=lambda: derive(0), siamese=True
     ),
@@ -335,6 +345,26 @@ CALLS: dict[str, Call] = {
     "accuracy": C(accuracy, network=made, data=data, chunk=4),
     "require_protocol": C(require_protocol, lambda none: None, protocol=Protocol(epochs=1)),
     "Protocol": C(Protocol, lambda p: finite(train(made(), data(), p)(data().images)), epochs=1, batch=4),
+    # Labels
+    "CutMix": C(CutMix, lambda mix: finite(mix(normal(3, 1, 8, 8), 0).images)),
+    "Mixup": C(Mixup, lambda mix: finite(mix(normal(3, 1, 8, 8), 0).images)),
+    "Relabel": C(
+        Relabel,
+        lambda r: finite(train(made(), data(), Protocol(epochs=1, relabel=r))(data().images)),
+        teacher=taught,
+        mix=CutMix(),
+        top_k=2,
+    ),
+    "soft_labels": C(soft_labels, small=data, teacher=taught, pool=data),
+    "stored_soft_labels": C(
+        stored_soft_labels,
+        lambda labels: finite(labels.logits),
+        small=data,
+        epochs=[0],
+        pool=data,
+        protocol=lambda: Protocol(epochs=1, relabel=Relabel(taught())),
+    ),
+    "describe_protocol": C(describe_protocol, lambda name: None, protocol=Protocol(epochs=1)),
     # Networks
     "ConvNet": C(ConvNet, outputs_on_noise, **NETS),
     "SimpleCNN": C(SimpleCNN, outputs_on_noise, **NETS),
@@ -656,6 +686,7 @@ NOT_CALLED = {
         (
             "SHADOW_ATTACKS",
             "CLASSIC",
+            "PROTOCOLS",
             "CORRUPTIONS",
             "DATASETS",
             "DIGITS",
@@ -688,6 +719,8 @@ NOT_CALLED = {
             "RecoveredInput",
             "ReplayTest",
             "Report",
+            "Mixed",
+            "StoredLabels",
             "Roc",
             "Row",
             "TranscriptMessage",

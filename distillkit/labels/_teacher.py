@@ -1,0 +1,126 @@
+"""Trial of a teacher on labeled images, before it labels others."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from distillkit._utils.eval_mode import eval_mode
+from distillkit._utils.user_warnings import warn
+from distillkit.chunking import chunk_size, forward_chunks
+from distillkit.fingerprint import tensor_fingerprint
+from distillkit.networks._validation import check_network, require_network
+from distillkit.sets import LabeledImages, StoredImages
+from distillkit.sets._class_index import class_labels
+
+__all__ = ["describe_teacher", "require_teacher", "teacher_logits", "try_teacher"]
+
+_MAX_IMAGES = 2000
+_FEW = 50
+"""Number of images below which a trial only warns."""
+
+_LEVEL = 0.01
+"""Probability with which guessing may reach a teacher's accuracy."""
+
+
+def require_teacher(teacher: object, images: Tensor, classes: int) -> nn.Module:
+    """Check that a teacher is a network that accepts the images and returns one logit for each class.
+
+    Args:
+        teacher: the value to check.
+        images: the images that the teacher is to label, [N, C, H, W].
+        classes: number of classes, K.
+
+    Raises:
+        TypeError, ValueError: not a network, or a network for other images or classes.
+    """
+    if not isinstance(teacher, nn.Module):
+        came = f"the class {teacher.__name__}" if isinstance(teacher, type) else type(teacher).__name__
+        raise TypeError(f"teacher must be a trained network (nn.Module), got {came}")
+    require_network(teacher)
+    check_network(teacher, images, classes=classes, name="teacher")
+    return teacher
+
+
+def teacher_logits(teacher: nn.Module, images: Tensor) -> Tensor:
+    """Return a teacher's logits [N, K] in eval mode, without gradients.
+
+    Args:
+        teacher: the network.
+        images: float [N, C, H, W].
+    """
+    with eval_mode(teacher):
+        return torch.cat(list(forward_chunks(teacher, images, chunk_size(images))))
+
+
+def try_teacher(teacher: nn.Module, pool: LabeledImages | StoredImages, name: str) -> float:
+    """Refuse a teacher that is not clearly better than chance on labeled images, and return its accuracy.
+
+    At most 2,000 images are tried, evenly spaced. The teacher must be right more often than guessing is with
+    probability 0.99. With fewer than 50 images, a warning takes the place of the error.
+
+    Args:
+        teacher: the network.
+        pool: labeled images, best the real training images.
+        name: name of the pool in messages.
+
+    Raises:
+        TypeError, ValueError: not a network for these images; or a teacher at the level of chance.
+    """
+    some = pool[torch.arange(0, len(pool), max(1, math.ceil(len(pool) / _MAX_IMAGES)))]
+    some = some.read() if isinstance(some, StoredImages) else some
+    like = next(teacher.parameters(), some.images) if isinstance(teacher, nn.Module) else some.images
+    some = some.to(like.device, like.dtype)
+    require_teacher(teacher, some.images, some.num_classes)
+    guesses, labels = teacher_logits(teacher, some.images).argmax(1).cpu(), class_labels(some).cpu()
+    hits, count, classes = int((guesses == labels).sum()), len(labels), some.num_classes
+    if classes > 1 and _tail(hits, count, 1 / classes) > _LEVEL:
+        words = (
+            f"teacher is right on {hits} of {count} images of {name}, which is not clearly better than chance "
+            f"({count / classes:.0f})"
+        )
+        if count < _FEW:
+            warn(f"{words}; so few images do not tell: pass real training images to try the teacher on")
+        else:
+            raise ValueError(f"{words}. {_cause(guesses, labels, classes, name)}")
+    return hits / count
+
+
+def describe_teacher(teacher: nn.Module) -> dict[str, str]:
+    """Return a teacher's class, and the fingerprint of its parameters and buffers, as JSON values.
+
+    Args:
+        teacher: the network.
+    """
+    parts = [part for name, value in teacher.state_dict().items() for part in (name, value)]
+    return {"class": type(teacher).__name__, "fingerprint": tensor_fingerprint(parts)}
+
+
+def _cause(guesses: Tensor, labels: Tensor, classes: int, name: str) -> str:
+    confusion = torch.bincount(labels * classes + guesses, minlength=classes**2).view(classes, classes)
+    present = confusion.sum(1) > 0
+    most, said = confusion.max(1)
+    if float(most.sum()) > 0.5 * len(labels) and len(set(said[present].tolist())) == int(present.sum()):
+        wrong = [(c, int(said[c])) for c in range(classes) if present[c] and said[c] != c]
+        listed = ", ".join(f"{c} is its {other}" for c, other in wrong[:3]) + (", ..." if len(wrong) > 3 else "")
+        return (
+            f"Its classes have another order: with its outputs reordered it would be right on {int(most.sum())} images "
+            f"(class {listed}). Reorder the labels or the teacher's outputs"
+        )
+    return (
+        f"Is its class order that of {name}, and was it trained with {name}'s normalization? Where synthetic images "
+        "are not recognized, pass real training images to try the teacher on"
+    )
+
+
+def _tail(hits: int, count: int, p: float) -> float:
+    """Return the probability of at least `hits` successes in `count` trials with probability p each."""
+    return math.fsum(
+        math.exp(
+            math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)
+            + k * math.log(p) + (count - k) * math.log1p(-p)
+        )
+        for k in range(hits, count + 1)
+    )  # fmt: skip

@@ -1,0 +1,116 @@
+"""CutMix and Mixup, which mix the images of a batch in pairs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from distillkit._utils import check
+from distillkit._utils.options import Fraction, Positive, check_options
+from distillkit.rng import as_generator
+
+__all__ = ["CutMix", "Mixed", "Mixup"]
+
+
+class Mixed(NamedTuple):
+    """Result of mixing a batch in pairs.
+
+    Attributes:
+        images: mixed images, float [N, C, H, W].
+        partner: index of the image that each image is mixed with, int64 [N].
+        share: share of an image that is its own, in [0, 1]; the rest is the partner's.
+    """
+
+    images: Tensor
+    partner: Tensor
+    share: float
+
+
+@dataclass(frozen=True)
+class CutMix:
+    """Replace one box of every image by the same box of another image of the batch.
+
+    Pass it as `mix=` to `Relabel` or `Protocol`, or call it: `CutMix()(images, generator)`.
+
+    The kept share of the area is drawn from Beta(alpha, alpha). The box has a uniform center and is clipped at the
+    border, so the true share, which is returned, can be larger. One box is drawn for the whole batch.
+
+    Paper: Yun et al., "CutMix" (ICCV 2019), section 3.1. Like the code of SRe2L, RDED and IDC, both sides of the box
+    are rounded down, and the box reaches from `center - side // 2` to `center + side // 2`.
+
+    Args:
+        alpha: parameter of the beta distribution. All published protocols use 1, the uniform distribution.
+        probability: probability that a batch is mixed. IDC uses 0.5.
+    """
+
+    alpha: Positive = 1.0
+    probability: Fraction = 1.0
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def __call__(self, images: Tensor, generator: int | torch.Generator) -> Mixed:
+        """Mix a batch.
+
+        Args:
+            images: float [N, C, H, W].
+            generator: source of all random draws, whose number does not depend on the images.
+        """
+        kept, partner = _draw(images, generator := as_generator(generator), self.alpha, self.probability)
+        h, w = images.shape[2:]
+        reach = [int(side * math.sqrt(1 - kept)) // 2 for side in (h, w)]
+        center = [int(torch.randint(side, (), generator=generator)) for side in (h, w)]
+        (top, bottom), (left, right) = (
+            (max(0, at - half), min(side, at + half)) for at, half, side in zip(center, reach, (h, w), strict=True)
+        )
+        mixed = images.clone()
+        mixed[:, :, top:bottom, left:right] = images[partner.to(images.device), :, top:bottom, left:right]
+        return Mixed(mixed, partner, 1 - (bottom - top) * (right - left) / (h * w))
+
+
+@dataclass(frozen=True)
+class Mixup:
+    """Average every image with another image of the batch.
+
+    Pass it as `mix=` to `Relabel` or `Protocol`, or call it: `Mixup()(images, generator)`.
+
+    The share of the image itself is drawn from Beta(alpha, alpha), once for the whole batch.
+
+    Paper: Zhang et al., "mixup" (ICLR 2018), section 2.
+
+    Args:
+        alpha: parameter of the beta distribution; 0.8 in the code of SRe2L and RDED.
+        probability: probability that a batch is mixed.
+    """
+
+    alpha: Positive = 0.8
+    probability: Fraction = 1.0
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    def __call__(self, images: Tensor, generator: int | torch.Generator) -> Mixed:
+        """Mix a batch.
+
+        Args:
+            images: float [N, C, H, W].
+            generator: source of all random draws, whose number does not depend on the images.
+        """
+        kept, partner = _draw(images, as_generator(generator), self.alpha, self.probability)
+        if kept == 1:
+            return Mixed(images, partner, 1.0)
+        return Mixed(torch.lerp(images[partner.to(images.device)], images, kept), partner, kept)
+
+
+def _draw(images: Tensor, generator: torch.Generator, alpha: float, probability: float) -> tuple[float, Tensor]:
+    """Draw the share that an image keeps, which is 1 if the batch is not mixed, and the partners."""
+    if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
+        check.batch_of_images(images)
+    a, b = torch._standard_gamma(torch.full((2,), alpha, dtype=torch.float64), generator=generator).tolist()
+    partner = torch.randperm(len(images), generator=generator)
+    mixed = float(torch.rand((), generator=generator, dtype=torch.float64)) < probability
+    return (a / (a + b) if mixed and a + b > 0 else 1.0), partner

@@ -1,0 +1,113 @@
+"""Labels of every view by a teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distillkit._utils.options import Positive, PositiveInt, check_options
+from distillkit.labels._rows import label_rows, stored_logits
+from distillkit.labels._teacher import describe_teacher, require_teacher, teacher_logits
+from distillkit.labels._views import Mixing, ViewOptions, require_mixing, views
+
+__all__ = ["Relabel"]
+
+
+@dataclass(frozen=True)
+class Relabel:
+    """Labels from a teacher for every augmented and mixed view, as in SRe2L and RDED.
+
+    Use it as `Protocol(relabel=Relabel(teacher, temperature=20, mix=CutMix()))`. The labels of the set are then not
+    used. In every batch, the loss is KL(teacher || student) of the softmax outputs at the temperature, averaged over
+    the batch.
+
+    The teacher's logits, minus the largest of each view, are rounded to half precision. `stored_soft_labels` stores
+    exactly these numbers, so that a replay without the teacher gives the same training to the last bit.
+
+    Args:
+        teacher: trained network in the data's classes and normalization. It runs in eval mode and is not changed. None
+            in `PROTOCOLS`, where `Protocol.with_teacher` fills it in.
+        temperature: temperature T > 0 of the teacher and the student. RDED uses 20 with CutMix and 4 with Mixup.
+        mix: mixing of every batch, `CutMix()`, `Mixup()` or None. The teacher labels the mixed images.
+        top_k: number of largest logits that are kept; the other classes get probability 0. Default: all.
+        scale_loss: whether the loss is multiplied by T^2 (Hinton et al., 2015). The papers omit the factor, which makes
+            gradients about T^2 times smaller: AdamW does not depend on it, SGD does.
+        path: file that the teacher was loaded from. It is only written to records, beside a fingerprint.
+
+    Papers: Yin et al., "Squeeze, Recover and Relabel" (NeurIPS 2023), section 3.3; Sun et al., "On the Diversity and
+    Realism of Distilled Dataset" (CVPR 2024), section 4.
+    """
+
+    teacher: nn.Module | None
+    temperature: Positive = 20.0
+    mix: Mixing | None = None
+    top_k: PositiveInt | None = None
+    scale_loss: bool = False
+    path: str | None = None
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        require_mixing(self.mix)
+        if self.teacher is not None and not isinstance(self.teacher, nn.Module):
+            require_teacher(self.teacher, torch.empty(0), 0)
+
+    def require(self, images: Tensor, classes: int, options: ViewOptions) -> None:
+        """Check before training that the teacher fits the data.
+
+        Args:
+            images: images of the set, float [N, C, H, W].
+            classes: number of classes, K.
+            options: options of the views.
+
+        Raises:
+            TypeError, ValueError: no teacher, or a teacher for other images or classes.
+        """
+        if self.teacher is None:
+            raise ValueError("protocol must have a teacher to relabel: use PROTOCOLS[...].with_teacher(teacher)")
+        require_teacher(self.teacher, images, classes)
+
+    def batches(self, images: Tensor, options: ViewOptions, seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the views of one epoch with the teacher's rows.
+
+        Args:
+            images: images of the set, float [N, C, H, W].
+            options: options of the views.
+            seed, epoch: the views are a pure function of these.
+        """
+        assert self.teacher is not None
+        for view in views(images, options, seed, epoch):
+            values, index, classes = self.logits(view.images)
+            yield view.images, label_rows(values, index, classes, self.temperature, images.dtype)
+
+    def logits(self, images: Tensor) -> tuple[Tensor, Tensor | None, int]:
+        """Return what is kept of the teacher's logits for a batch: values, their classes, and the number of classes.
+
+        Args:
+            images: float [N, C, H, W].
+        """
+        assert self.teacher is not None
+        logits = teacher_logits(self.teacher, images)
+        return *stored_logits(logits, self.top_k), logits.shape[1]
+
+    def record(self) -> dict[str, Any]:
+        """Return the options as JSON values, with the teacher's class, fingerprint and path."""
+        teacher = None if self.teacher is None else {**describe_teacher(self.teacher), "path": self.path}
+        mix = None if self.mix is None else repr(self.mix)
+        return {
+            "teacher": teacher, "temperature": self.temperature, "mix": mix, "top_k": self.top_k,
+            "scale_loss": self.scale_loss,
+        }  # fmt: skip
+
+    def without_teacher(self) -> Relabel:
+        """Return a copy without the teacher."""
+        return replace(self, teacher=None, path=None)
+
+    def __repr__(self) -> str:
+        teacher = None if self.teacher is None else type(self.teacher).__name__
+        top = "" if self.top_k is None else f", top_k={self.top_k}"
+        scaled = ", scale_loss=True" if self.scale_loss else ""
+        return f"Relabel({teacher}, temperature={self.temperature:g}, mix={self.mix}{top}{scaled})"

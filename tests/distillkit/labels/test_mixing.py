@@ -1,0 +1,108 @@
+"""CutMix and Mixup against their formulas and laws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distillkit.labels import CutMix, Mixup
+from distillkit.labels import mixing as module
+from distillkit.rng import derive
+
+
+def images(count: int, height: int = 9, width: int = 6) -> torch.Tensor:
+    """Return images whose pixels all have the value of the image's index."""
+    return torch.arange(count, dtype=torch.float64).view(-1, 1, 1, 1).expand(count, 2, height, width).contiguous()
+
+
+@pytest.mark.parametrize(("side", "kept", "box"), [(32, 0.75, 16), (32, 0.0, 32), (15, 0.75, 6), (32, 1.0, 0)])
+def test_box_of_a_drawn_share_is_that_of_the_papers_code(
+    monkeypatch: pytest.MonkeyPatch, side: int, kept: float, box: int
+) -> None:
+    monkeypatch.setattr(module, "_draw", lambda x, *_: (kept, torch.tensor([1, 0])))
+    whole = 0
+    for seed in range(40):
+        mixed, _, share = CutMix()(images(2, side, side), seed)
+        foreign = mixed[0, 0] == 1
+        assert share == pytest.approx(1 - foreign.double().mean())
+        rows, columns = foreign.any(1), foreign.any(0)
+        assert torch.equal(foreign, rows.view(-1, 1) & columns), "the box is a rectangle"
+        assert int(rows.sum()) <= box
+        assert int(columns.sum()) <= box
+        whole += int(foreign.sum()) == box**2
+        assert torch.equal(mixed[1, 0] == 0, foreign), "one box for the whole batch"
+    assert whole > 0 or box == side
+
+
+@given(st.integers(1, 6), st.integers(1, 12), st.integers(1, 12), st.integers(0, 2**40), st.sampled_from([0.2, 1, 3]))
+def test_cutmix_takes_a_box_of_the_partner_and_returns_the_true_share(
+    count: int, height: int, width: int, seed: int, alpha: float
+) -> None:
+    x = torch.randn(count, 2, height, width, generator=derive(seed))
+    mixed, partner, share = CutMix(alpha)(x, seed)
+    assert sorted(partner.tolist()) == list(range(count))
+    own = (mixed == x).all(1)
+    for i in range(count):
+        other = x[partner[i]]
+        assert torch.equal(mixed[i], torch.where(own[i], x[i], other))
+        if partner[i] != i:
+            assert share == pytest.approx(float(own[i].double().mean()))
+    assert 0 <= share <= 1
+
+
+def test_center_of_the_box_is_uniform_and_clipped_at_the_border(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_draw", lambda x, *_: (1 - (4 / 8) ** 2, torch.tensor([1, 0])))
+    generator, count, hits = derive(0), 4000, torch.zeros(8, 8)
+    for _ in range(count):
+        hits += CutMix()(images(2, 8, 8), generator).images[0, 0] == 1
+    side = torch.tensor([sum(0 <= c < 8 and c - 2 <= i < c + 2 for c in range(8)) for i in range(8)]) / 8
+    expected = side.view(8, 1) * side
+    error = (hits / count - expected).abs() / (expected * (1 - expected) / count).sqrt()
+    assert float(error.max()) < 4.5
+
+
+@pytest.mark.parametrize("mix", [CutMix, Mixup])
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 4.0])
+def test_kept_share_has_the_beta_law(mix: Any, alpha: float) -> None:
+    generator = derive(1)
+    drawn = torch.tensor([module._draw(images(1), generator, alpha, 1.0)[0] for _ in range(3000)])
+    variance = 1 / (4 * (2 * alpha + 1))
+    assert abs(float(drawn.mean()) - 0.5) < 4.5 * (variance / 3000) ** 0.5
+    assert float(drawn.var()) == pytest.approx(variance, rel=0.12)
+    assert mix(alpha).alpha == alpha
+
+
+def test_probability_is_the_share_of_mixed_batches() -> None:
+    x, generator = torch.randn(4, 1, 6, 6, generator=derive(0)), derive(2)
+    unmixed = 0
+    for _ in range(1000):
+        mixed, _, share = Mixup(probability=0.3)(x, generator)
+        assert share != 1 or torch.equal(mixed, x)
+        unmixed += share == 1
+    assert abs(unmixed - 700) < 4.5 * (1000 * 0.3 * 0.7) ** 0.5
+    for never in (CutMix(probability=0.0), Mixup(probability=0.0)):
+        assert torch.equal(never(x, 3).images, x)
+        assert never(x, 3).share == 1
+
+
+@pytest.mark.usefixtures("global_rng_untouched")
+def test_mixup_averages_and_draws_from_the_generator_only() -> None:
+    x = torch.randn(5, 1, 6, 6, generator=derive(0), dtype=torch.float64)
+    mixed, partner, share = Mixup()(x, 3)
+    assert torch.allclose(mixed, share * x + (1 - share) * x[partner], atol=1e-12)
+    again = Mixup()(x + 1, 3)
+    assert torch.equal(again.partner, partner)
+    assert again.share == share
+
+
+@pytest.mark.parametrize("mix", [CutMix, Mixup])
+def test_invalid_options_are_named(mix: Any) -> None:
+    for options in ({"alpha": 0.0}, {"probability": 1.5}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            mix(**options)
+    with pytest.raises((TypeError, ValueError), match="images"):
+        mix()(torch.zeros(3, 4), 0)
