@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 from distillkit.augment import DSA, ResizedCrop
 from distillkit.labels import CutMix, Relabel
-from distillkit.training import CLASSIC, Protocol
+from distillkit.training import CLASSIC, Protocol, require_protocol
 
 __all__ = ["PROTOCOLS", "describe_protocol"]
 
@@ -57,6 +57,7 @@ def describe_protocol(protocol: Protocol) -> str:
     Args:
         protocol: any protocol. A teacher does not count as a difference.
     """
+    require_protocol(protocol)
     plain = protocol
     if isinstance(plain.relabel, Relabel):
         plain = replace(plain, relabel=plain.relabel.without_teacher())

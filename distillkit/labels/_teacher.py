@@ -69,6 +69,8 @@ def try_teacher(teacher: nn.Module, pool: LabeledImages | StoredImages, name: st
     Raises:
         TypeError, ValueError: not a network for these images; or a teacher at the level of chance.
     """
+    if not len(pool):
+        raise ValueError(f"{name} must hold at least one image to try the teacher on, got an empty set")
     some = pool[torch.arange(0, len(pool), max(1, math.ceil(len(pool) / _MAX_IMAGES)))]
     some = some.read() if isinstance(some, StoredImages) else some
     like = next(teacher.parameters(), some.images) if isinstance(teacher, nn.Module) else some.images

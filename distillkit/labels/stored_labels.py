@@ -200,6 +200,8 @@ def stored_soft_labels(
             "PROTOCOLS[...].with_teacher(teacher)"
         )
     images, options = small.images, protocol.view_options
+    if not len(small):
+        raise ValueError("small must hold at least one image, got an empty set")
     relabel.require(images, small.num_classes, options)
     chosen = _epochs(range(protocol.num_epochs) if epochs is None else epochs, protocol.num_epochs)
     if pool is not None:
@@ -224,6 +226,8 @@ def stored_soft_labels(
 
 
 def _epochs(epochs: Iterable[int], most: int) -> tuple[int, ...]:
+    if isinstance(epochs, type) or not isinstance(epochs, Iterable):
+        raise TypeError(f"epochs must be numbers of epochs, as range(0, 300, 10), got {type(epochs).__name__}")
     chosen = sorted({check.positive_int(epoch, "epochs", least=0) for epoch in epochs})
     if not chosen or chosen[-1] >= most:
         raise ValueError(f"epochs must be numbers in [0, {most}), at least one, got {chosen}")

@@ -226,7 +226,9 @@ def drawn(figure: Any) -> None:
 
 def _makes(value: Any) -> bool:
     """Return whether an argument is a factory of arguments (`net` is none: it is an argument itself)."""
-    return any(value is maker for maker in (data, made, sampler)) or getattr(value, "__name__", "") == "<lambda>"
+    return (
+        any(value is maker for maker in (data, made, sampler, taught)) or getattr(value, "__name__", "") == "<lambda>"
+    )
 
 
 def C(function: Any, use: Any = finite, skip: tuple[str, ...] = (), **arguments: Any) -> Call:
@@ -868,6 +870,7 @@ OTHERWISE: Listed = {
     **{("initial_images given", "*", c): BOTH for c in ("shape", "channels", "class count", "space", "empty")},
     **{(name, "*", "empty"): BOTH for name in ("evaluate", "real_and_synthetic")},
     ("fit_to_gradient", "synthetic", "*"): NETWORK,
+    **{("*soft_labels", "small", c): "the teacher" for c in ("shape", "channels", "class count", "dtype")},
     ("gradient_matching", "images", "class count"): "`networks`, which give fewer logits",
     ("*", "*", "one row"): "what is too few: classes, labels, rows, or the option that wants more",
     ("*", "labels", "huge"): "the option that one class cannot serve",
