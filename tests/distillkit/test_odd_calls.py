@@ -792,6 +792,7 @@ FORMULAS = (
 CONDENSERS = ("distribution_matching", "herding", "k_center", "separability")
 
 ACCEPTED: Listed = {
+    ("*soft_labels", "pool", "dtype"): "the pool is converted for the teacher",
     ("*", "generator", "negative"): SEED,
     ("*", "generator", "zero"): SEED,
     ("apply_augmentation", "generator", "number"): SEED,
