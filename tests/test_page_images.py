@@ -39,7 +39,7 @@ COMPONENTS = re.findall(
 )
 WITHOUT = {
     "attack_statistics", "evaluate", "metrics", "privacy", "privacy_report", "randomness", "secure_sums",
-    "serialization", "sets", "study", "transcript",
+    "serialization", "sets", "soft_labels", "study", "transcript",
 }  # fmt: skip
 """Pages on components that are tables and snippets alone."""
 
