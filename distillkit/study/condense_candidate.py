@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -97,6 +97,8 @@ class Condense(Candidate):
             this option to test whether a set also works for networks other than those used in condensation.
         delta: delta of the ledger that a private condenser charges (`ledger.jsonl` in the run's folder).
         threads: number of intra-op threads on the CPU. They affect rounding, so the results depend on them.
+        measure: function that measures each set further, called with the set and the `Job`. It returns further columns
+            of the summary, as JSON values. Tuning runs do not call it, and `trial` does not include its cost.
     """
 
     num_networks: int = 3
@@ -104,6 +106,9 @@ class Condense(Candidate):
     tested: Callable[[int], nn.Module] | None = None
     delta: float = 1e-5
     threads: int = 1
+    measure: Callable[[LabeledImages, Job], Mapping[str, Any]] | None = field(
+        default=None, metadata={"omit_default": True}
+    )
 
     old_options: ClassVar[Mapping[str, str]] = {**Candidate.old_options, "num_networks": "draws"}
 
@@ -115,6 +120,8 @@ class Condense(Candidate):
         check.positive_int(self.threads, "threads")
         if self.tested is not None:
             check.callable_with(self.tested, "tested", ["outputs"], "partial(ConvNet, (3, 32, 32))", classes=True)
+        if self.measure is not None:
+            check.callable_with(self.measure, "measure", ["small", "job"], "lambda small, job: {'pixels': ...}")
 
     def factory(self, task: Task, split: Split) -> Callable[..., Any]:
         """Return a function without arguments that makes a network of the task, with one output per class.
@@ -153,12 +160,13 @@ class Condense(Candidate):
         (job.folder / "state.safetensors").unlink(missing_ok=True)
         ended = _now()
         (seconds, cpu), (test_seconds, test_cpu) = _between(began, condensed), _between(condensed, ended)
+        measured = {} if self.measure is None or job.validation else self.measure(found, job)
         return {
             "rounds": None, "accuracy_last": rows[0].mean, "accuracy_std": rows[0].std, "accuracies": accuracies,
             "images": len(found), "seconds_condense": None if interrupted else seconds, "seconds_test": test_seconds,
             "cpu_seconds_condense": None if interrupted else cpu, "cpu_seconds_test": test_cpu,
             "seconds": ended[0] - began[0], **privacy_columns(ledger), "sigma": found.info.get("sigma"),
-            "hash": tensor_fingerprint([set_fingerprint(found.to("cpu")), json.dumps(accuracies)]),
+            "hash": tensor_fingerprint([set_fingerprint(found.to("cpu")), json.dumps(accuracies)]), **measured,
         }  # fmt: skip
 
     def trial(self, built: Any, job: Job) -> Cost:

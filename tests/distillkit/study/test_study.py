@@ -420,6 +420,29 @@ def test_sets_are_made_evaluated_and_kept_equal_in_processes(tmp_path: Path) -> 
     assert not expected.rows  # all is done
 
 
+def brightness(small: LabeledImages, job: Job) -> dict[str, Any]:
+    real, _ = job.task.pooled(job.split)
+    return {"own": {"pixels": small.images.numel(), "brighter": bool(small.images.mean() > real.images.mean())}}
+
+
+def test_measure_adds_columns_to_final_runs_and_to_their_configs(tmp_path: Path) -> None:
+    protocol = Protocol(epochs=1)
+    candidate = Condense(few(1), search=grid(lr=[0.1, 1.0]), num_networks=1, protocol=protocol, measure=brightness)
+    records = Study(tmp_path, task(), {"DM": candidate}, seeds=(0, 1)).run(processes=1, progress=False)
+    assert [set(r.line["own"]) for r in records] == [{"pixels", "brighter"}] * 2
+    assert records[0].last("own.pixels") == LabeledImages.load(records[0].folder / "set.safetensors").images.numel()
+    tried = [json.loads(path.read_text(encoding="utf-8")) for path in (tmp_path / "tries").glob("*/summary.json")]
+    assert len(tried) == 2
+    assert not any("own" in line for line in tried)
+    notes = json.loads((records[0].folder / "config.json").read_text(encoding="utf-8"))["notes"]
+    assert "brightness" in json.dumps(notes["way"])
+    without = Condense(few(1), num_networks=1, protocol=protocol)
+    plain = Study(tmp_path / "without", task(), {"DM": without}, seeds=(0,)).run(processes=1, progress=False)
+    assert "measure" not in (plain[0].folder / "config.json").read_text(encoding="utf-8")  # as in older records
+    with pytest.raises(TypeError, match=r"measure is called as measure\(small, job\)"):
+        Condense(few(1), measure=lambda small: {})
+
+
 def test_estimate_counts_every_epoch_and_one_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
 

@@ -1,0 +1,136 @@
+"""Compare condensers under three kinds of labels, and measure what their sets leak.
+
+    python examples/leaderboard.py --preset smoke
+    python examples/leaderboard.py --datasets digits usps mnist fashionmnist cifar10 --data DATA
+    python examples/leaderboard.py --datasets path/to/pictures --size 32 --methods random dm
+
+Each run makes one set. Networks are trained from scratch on it three times: with hard labels, with one row of a
+teacher's probabilities for each image, and with the teacher's labels of every augmented, mixed view. The teacher is a
+ConvNet with batch normalization that is trained once for each dataset. All methods search two configurations on a fifth
+of the training images, with hard labels. The preset `cpu` takes hours; an interrupted call continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import condense
+from _leaderboard import TRANSFER, inverted, label_regimes
+from _options import command_line, number, parse_arguments
+from _run_study import run_study
+from distillkit import data
+from distillkit.networks import RandomNetworks
+from distillkit.privacy import EmbeddingNetworks, Passes, condense_private
+from distillkit.study import Condense, Records, Study, Task, grid, summary_table
+
+OURS: dict[str, list[dict[str, Any]]] = {
+    "deepinversion": grid(lr=[0.05, 0.2]),
+    "class-means-8": grid(num_networks=[5, 20]), "class-means-1": grid(num_networks=[5, 20]),
+}  # fmt: skip
+"""Searches of the methods that `condense.py` does not have. The number of class means is their epsilon."""
+METHODS = ("random", *condense.SEARCH, *OURS)
+COLUMNS = ("labels.row", "labels.view", "cpu_seconds_condense", "epsilon")
+SIZES = {"digits": 16, "usps": 16}
+PRESETS: dict[str, dict[str, Any]] = {
+    "smoke": {"datasets": ["digits"], "ipc": [1], "seeds": [0], "steps": 2, "iterations": 1, "batch_real": 8,
+        "updates": 4, "width": 8, "embedding_images": 100, "embedding_epochs": 1, "inversion_steps": 2,
+        "means_steps": 2, "teacher_images": 1500},
+    "cpu": {"datasets": ["digits", "usps"], "ipc": [1, 10], "seeds": [0, 1, 2], "steps": 300, "iterations": 100,
+        "batch_real": 64, "updates": 300, "width": 32, "embedding_images": 5000, "embedding_epochs": 4,
+        "inversion_steps": 300, "means_steps": 200, "teacher_images": 240_000},
+}  # fmt: skip
+
+
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    """Return the options of the command line, with the preset's values as defaults."""
+    parser = command_line(__doc__, out="runs/leaderboard", presets=("smoke", "cpu"))
+    add = parser.add_argument
+    add("--datasets", nargs="+", help=f"names ({', '.join(data.NAMES)}), folders of pictures, or .npz files")
+    add("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    add("--ipc", type=number(1), nargs="+", help="numbers of images per class")
+    add("--updates", type=number(1), help="updates of each tested network")
+    add("--width", type=number(1), help="width of the ConvNets that are tested and drawn")
+    add("--steps", type=number(1), help="steps of distribution matching")
+    add("--size", type=number(8), help="image size; default: 16 for digits and USPS, otherwise that of the data")
+    add("--transfer", nargs="*", choices=sorted(TRANSFER), default=[], help="further networks, tested with hard labels")
+    parser.set_defaults(**PRESETS[parser.parse_known_args(words)[0].preset])
+    return parse_arguments(parser, words)
+
+
+def task(o: argparse.Namespace, said: str) -> Task:
+    """Return the task of a dataset by name, of a folder of pictures, or of an .npz file."""
+    path, size = Path(said).expanduser(), o.size or SIZES.get(said)
+    reader = partial(data.load_folder if path.is_dir() else data.load_npz, path.resolve())
+    load = partial(reader if path.exists() else partial(data.load, said, root=o.data), size=size)
+    name = re.sub(r"[^\w.-]+", "-", path.stem.lower(), flags=re.ASCII)
+    depth = 3 if min(load().train.shape[1:]) >= 28 else 2
+    return Task(name, load, factory="convnet", factory_options={"width": o.width, "depth": depth})
+
+
+def tables(records: Records) -> list[object]:
+    """Return the table of all runs."""
+    return [summary_table(records, columns=COLUMNS)]
+
+
+def candidates(o: argparse.Namespace, dataset: str, ipc: int) -> dict[str, Condense]:
+    """Return the candidates for a dataset and a number of images per class."""
+    loops = (1, 1) if ipc == 1 else (10, 2)
+    iterations = max(1, o.iterations // loops[0])
+    shared = {
+        "ipc": ipc, "batch_real": o.batch_real, "steps": o.steps, "iterations": iterations, "loops": loops,
+        "init": "real", "epochs": 1, "batch": min(25, 10 * ipc), "nets": 1, "longer": [], "no_augment": False,
+        "embedding_images": o.embedding_images, "embedding_epochs": o.embedding_epochs, "preset": o.preset,
+        "dataset": dataset, "methods": ["random", *condense.SEARCH],
+    }  # fmt: skip
+    found = condense.candidates(argparse.Namespace(**shared))
+    own = found["dm"].protocol
+    found["random"] = replace(found["random"], like="dm")
+
+    def private(factory: Any, epsilon: float, num_networks: int) -> Callable[..., Any]:
+        return partial(
+            condense_private, epsilon=epsilon, ipc=ipc, networks=EmbeddingNetworks(RandomNetworks(factory)),
+            num_networks=num_networks, steps=o.means_steps, passes=Passes(first_steps=o.means_steps // 2),
+        )  # fmt: skip
+
+    makes: dict[str, Callable[..., Any]] = {
+        "deepinversion": lambda factory, lr: partial(
+            inverted, ipc=ipc, steps=o.inversion_steps, lr=lr, images=o.teacher_images
+        ),
+        **{f"class-means-{e}": partial(private, epsilon=e) for e in (8, 1)},
+    }  # fmt: skip
+    search = OURS if o.preset == "cpu" else {name: some[:1] for name, some in OURS.items()}
+    found |= {name: Condense(make, search=search[name]) for name, make in makes.items()}
+    updates = -(-10 * ipc // own.batch)
+    protocol = replace(own, epochs=max(1, o.updates // updates))
+    measure = partial(label_regimes, protocol=protocol, teacher_images=o.teacher_images, transfer=tuple(o.transfer))
+    named = {
+        name: replace(found[name], protocol=protocol, num_networks=1, measure=measure)
+        for name in METHODS
+        if name in {"dm", *o.methods}
+    }
+    return {
+        f"{name}-{ipc}": replace(one, like=None if one.like is None else f"{one.like}-{ipc}")
+        for name, one in named.items()
+    }
+
+
+def main(words: list[str] | None = None) -> None:
+    """Run the example: one study for each dataset."""
+    o = arguments(words)
+    done = Records([])
+    for said in o.datasets:
+        own = task(o, said)
+        found = {name: one for ipc in o.ipc for name, one in candidates(o, said, ipc).items()}
+        study = Study(o.out / own.name, own, found, seeds=o.seeds)
+        options = {**vars(o), "out": study.out}
+        done += run_study(study, argparse.Namespace(**options), tables, by=(), ends=False, also=done)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from distillkit import LabeledImages
+from distillkit.rng import derive
+from distillkit.study import equal_search_sizes, read_records
+from tests.examples.test_condense import own_data
+from tests.scripts import load_script
+
+
+@pytest.fixture(scope="module")
+def leaderboard() -> ModuleType:
+    return load_script("examples/leaderboard.py")
+
+
+def test_every_method_is_measured_under_three_kinds_of_labels(leaderboard: ModuleType, tmp_path: Path) -> None:
+    words = ["--preset", "smoke", "--out", str(tmp_path), "--workers", "1", "--device", "cpu"]
+    leaderboard.main([*words, "--methods", "random", "deepinversion", "class-means-1", "--transfer", "vit"])
+    records = read_records(tmp_path / "digits")
+    assert {r.method for r in records} == {"random-1", "dm-1", "deepinversion-1", "class-means-1-1"}
+    assert equal_search_sizes(tmp_path / "digits") == {"digits": 1}
+    for record in records:
+        line = record.line
+        assert set(line["labels"]) == {"row", "view", "teacher"}
+        assert line["labels"]["teacher"] > 0.2
+        assert set(line["cpu_seconds_labels"]) == {"row", "view", "vit"}
+        assert 0 <= line["transfer"]["vit"] <= 1
+        assert line["bytes"] == {"images": 4 * 10 * 256, "hard": 80, "row": 400, "view": 2 * 5 * 10 * 10}
+        assert (line["epsilon"] is not None) == (record.method == "class-means-1-1")
+        assert json.loads((record.folder / "config.json").read_text(encoding="utf-8"))["recipe"] is not None
+    before = [r.line for r in records]
+    leaderboard.main([*words, "--methods", "random", "deepinversion", "class-means-1", "--transfer", "vit"])
+    assert [r.line for r in read_records(tmp_path / "digits")] == before
+
+
+def test_own_data_gets_a_row_and_one_teacher(leaderboard: ModuleType, tmp_path: Path) -> None:
+    path = own_data(tmp_path / "mine.npz")
+    words = ["--preset", "smoke", "--out", str(tmp_path / "out"), "--workers", "1", "--device", "cpu"]
+    leaderboard.main([*words, "--datasets", str(path), "--methods", "random", "--size", "8"])
+    records = read_records(tmp_path / "out" / "mine")
+    assert [r.method for r in records] == ["random-1", "dm-1"]
+    assert len({r.line["labels"]["teacher"] for r in records}) == 1
+    assert (tmp_path / "out" / "mine" / "teacher-mine.safetensors").exists()
+
+
+def test_inverted_images_have_the_real_images_classes_and_normalization(leaderboard: ModuleType) -> None:
+    real = LabeledImages(torch.randn(20, 1, 8, 8, generator=derive(0)), torch.arange(20) % 2, num_classes=2)
+    small = leaderboard.inverted(real, ipc=3, steps=1, lr=0.1, images=20, generator=0)
+    assert small.counts().tolist() == [3, 3]
+    assert small.normalization == real.normalization
