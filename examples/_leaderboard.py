@@ -1,4 +1,4 @@
-"""Measurements and further condensers of `leaderboard.py`."""
+"""Measurements of `leaderboard.py`."""
 
 from __future__ import annotations
 
@@ -8,52 +8,21 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torchvision.models import VisionTransformer
 
+from _teacher import train_teacher, untrained_teacher
 from distillkit import LabeledImages
-from distillkit.augment import CropFlip
 from distillkit.evaluate import evaluate
-from distillkit.fingerprint import set_fingerprint
-from distillkit.generate import invert
 from distillkit.labels import CutMix, Relabel, soft_labels
 from distillkit.locking import locked
-from distillkit.networks import ConvNet, KeepInit, build, named_network
+from distillkit.networks import KeepInit, named_network
 from distillkit.rng import derive
 from distillkit.study import Job
-from distillkit.training import Protocol, accuracy, train
+from distillkit.training import Protocol, accuracy
 
-__all__ = ["TRANSFER", "inverted", "label_regimes", "per_view", "train_teacher", "vit"]
-
-_TRAINED: dict[Any, nn.Module] = {}
-
-
-def _untrained(real: LabeledImages) -> ConvNet:
-    """Return a ConvNet of width 32 with batch normalization for the images of a set."""
-    depth = 3 if min(real.shape[1:]) >= 28 else 2
-    return ConvNet(real.shape, real.num_classes, width=32, depth=depth, norm="batch")
-
-
-def train_teacher(real: LabeledImages, images: int) -> nn.Module:
-    """Train a teacher on real images; the one trained last is kept in memory.
-
-    Args:
-        real: the real images.
-        images: number of images that the training sees, with repetition; at most 60 epochs.
-    """
-    key = (set_fingerprint(real.to("cpu")), images)
-    if key not in _TRAINED:
-        epochs = max(1, min(60, images // len(real)))
-        protocol = Protocol(
-            epochs, lr=0.02, batch=64, schedule="cosine",
-            augment=CropFlip(real.normalization, pad=2, flip=0.0),
-        )  # fmt: skip
-        network = build(partial(_untrained, real), derive(0, "teacher")).to(real.images)
-        _TRAINED.clear()
-        _TRAINED[key] = train(network, real, protocol, generator=derive(0, "order"), progress=False)
-    return _TRAINED[key]
+__all__ = ["TRANSFER", "label_regimes", "per_view", "vit"]
 
 
 def _teacher_of(job: Job, real: LabeledImages, images: int) -> nn.Module:
@@ -64,7 +33,7 @@ def _teacher_of(job: Job, real: LabeledImages, images: int) -> nn.Module:
             unfinished = path.with_suffix(".unfinished")
             save_file(train_teacher(real, images).state_dict(), unfinished)
             unfinished.replace(path)
-    teacher = _untrained(real)
+    teacher = untrained_teacher(real)
     teacher.load_state_dict(load_file(path))
     return teacher.to(real.images)
 
@@ -148,26 +117,3 @@ def label_regimes(
         "view": 2 * views.num_epochs * size * classes,
     }  # fmt: skip
     return {"labels": labels, "transfer": others, "cpu_seconds_labels": seconds, "bytes": stored}
-
-
-def inverted(
-    real: LabeledImages, *, ipc: int, steps: int, lr: float, images: int, generator: int, progress: bool = False
-) -> LabeledImages:
-    """Train a network with batch normalization on the real images, and invert it (DeepInversion).
-
-    Args:
-        real: the real images, which only the network sees.
-        ipc: number of images per class.
-        steps: number of steps on the pixels.
-        lr: learning rate of the pixels.
-        images: number of images that the network's training sees.
-        generator: seed.
-        progress: whether to show a progress bar.
-    """
-    targets = torch.arange(real.num_classes).repeat_interleave(ipc)
-    weights: dict[str, Any] = {"batch_norm": 1.0, "total_variation": 1e-3, "image_l2": 1e-4, "disagreement": 0.0}
-    found = invert(
-        train_teacher(real, images), targets, shape=real.shape, steps=steps, lr=lr, generator=generator,
-        normalization=real.normalization, progress=progress, **weights,
-    )  # fmt: skip
-    return real.replace(images=found.images.to(real.images), labels=found.labels, columns={}, info=dict(found.info))

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import condense
-from _leaderboard import TRANSFER, inverted, label_regimes
+from _leaderboard import TRANSFER, label_regimes
 from _options import command_line, number, parse_arguments
 from _run_study import run_study
+from _teacher import inverted
 from distillkit import data
 from distillkit.networks import RandomNetworks
 from distillkit.privacy import EmbeddingNetworks, Passes, condense_private
