@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-from distillkit.augment import DSA, ResizedCrop
+from distillkit.augment import DSA, ResizedCrop, ShufflePatches
 from distillkit.labels import CutMix, Relabel
 from distillkit.training import CLASSIC, Protocol, require_protocol
 
@@ -37,6 +37,10 @@ PROTOCOLS: dict[str, Protocol] = {
     "sre2l": _PER_VIEW,
     # LINs-lab/RDED@3f6453d validation/main.py:87-125, 195-231, argument.py:233-284 (factor 1, 10 images a class)
     "rded": replace(_PER_VIEW, batch=50, schedule="half-cosine", augment=ResizedCrop(min_scale=1.0)),
+    # the same with factor 2, as in the scripts for ImageNet and its subsets
+    "rded-factor-2": replace(
+        _PER_VIEW, batch=50, schedule="half-cosine", augment=ShufflePatches(2, augment=ResizedCrop(min_scale=0.5))
+    ),
     # NUS-HPC-AI-Lab/DD-Ranking@b8b0966 configs/Demo_LRS_Soft_Label.yaml; train_and_eval.py:121-127 (half cosine)
     "ddranking": replace(
         _PER_VIEW, schedule="half-cosine", relabel=Relabel(None, temperature=1.0, mix=CutMix())

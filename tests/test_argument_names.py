@@ -18,7 +18,7 @@ MEANS = {
     "num_networks": r"int",
 }
 """Names of arguments and fields, with the annotations that they may have."""
-ROLES = ("teacher", "student")
+ROLES = ("teacher", "student", "observer")
 """Names of networks by their role."""
 PARTS = ("module", "modules", "layer", "body", "main", "_")
 """Names of modules that are parts of a network."""

@@ -4,6 +4,7 @@ from distillkit.augment._validation import Augmentation, apply_augmentation, req
 from distillkit.augment.crop_flip import CropFlip, adapt_normalization
 from distillkit.augment.dsa import DIGITS, DSA, NATURAL
 from distillkit.augment.resized_crop import ResizedCrop
+from distillkit.augment.shuffle_patches import ShufflePatches
 
 __all__ = [
     "DIGITS",
@@ -12,6 +13,7 @@ __all__ = [
     "Augmentation",
     "CropFlip",
     "ResizedCrop",
+    "ShufflePatches",
     "adapt_normalization",
     "apply_augmentation",
     "require_augmentation",

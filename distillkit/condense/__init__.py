@@ -7,6 +7,7 @@ from distillkit.condense.coresets import herding, k_center, random_subset
 from distillkit.condense.distribution_matching import distribution_matching
 from distillkit.condense.gradient_matching import gradient_matching
 from distillkit.condense.initialization import class_statistics, images_from_statistics, initial_images
+from distillkit.condense.stitch import stitch
 from distillkit.condense.target_gradient import fit_to_gradient
 
 __all__ = [
@@ -26,5 +27,6 @@ __all__ = [
     "loops_for",
     "random_subset",
     "save_state",
+    "stitch",
 ]
 __dir__ = __all__.copy

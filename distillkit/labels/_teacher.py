@@ -25,37 +25,39 @@ _LEVEL = 0.01
 """Probability with which guessing may reach a teacher's accuracy."""
 
 
-def require_teacher(teacher: object, images: Tensor, classes: int) -> nn.Module:
+def require_teacher(teacher: object, images: Tensor, classes: int, role: str = "teacher") -> nn.Module:
     """Check that a teacher is a network that accepts the images and returns one logit for each class.
 
     Args:
         teacher: the value to check.
         images: the images that the teacher is to label, [N, C, H, W].
         classes: number of classes, K.
+        role: name of the argument in messages.
 
     Raises:
         TypeError, ValueError: not a network, or a network for other images or classes.
     """
     if not isinstance(teacher, nn.Module):
         came = f"the class {teacher.__name__}" if isinstance(teacher, type) else type(teacher).__name__
-        raise TypeError(f"teacher must be a trained network (nn.Module), got {came}")
+        raise TypeError(f"{role} must be a trained network (nn.Module), got {came}")
     require_network(teacher)
-    check_network(teacher, images, classes=classes, name="teacher")
+    check_network(teacher, images, classes=classes, name=role)
     return teacher
 
 
-def teacher_logits(teacher: nn.Module, images: Tensor) -> Tensor:
+def teacher_logits(teacher: nn.Module, images: Tensor, chunk: int | None = None) -> Tensor:
     """Return a teacher's logits [N, K] in eval mode, without gradients.
 
     Args:
         teacher: the network.
         images: float [N, C, H, W].
+        chunk: number of images per forward pass; the default depends on device and image size.
     """
     with eval_mode(teacher):
-        return torch.cat(list(forward_chunks(teacher, images, chunk_size(images))))
+        return torch.cat(list(forward_chunks(teacher, images, chunk_size(images, chunk))))
 
 
-def try_teacher(teacher: nn.Module, pool: LabeledImages | StoredImages, name: str) -> float:
+def try_teacher(teacher: nn.Module, pool: LabeledImages | StoredImages, name: str, role: str = "teacher") -> float:
     """Refuse a teacher that is not clearly better than chance on labeled images, and return its accuracy.
 
     At most 2,000 images are tried, evenly spaced. The teacher must be right more often than guessing is with
@@ -65,28 +67,29 @@ def try_teacher(teacher: nn.Module, pool: LabeledImages | StoredImages, name: st
         teacher: the network.
         pool: labeled images, best the real training images.
         name: name of the pool in messages.
+        role: name of the teacher's argument in messages.
 
     Raises:
         TypeError, ValueError: not a network for these images; or a teacher at the level of chance.
     """
     if not len(pool):
-        raise ValueError(f"{name} must hold at least one image to try the teacher on, got an empty set")
+        raise ValueError(f"{name} must hold at least one image to try the {role} on, got an empty set")
     some = pool[torch.arange(0, len(pool), max(1, math.ceil(len(pool) / _MAX_IMAGES)))]
     some = some.read() if isinstance(some, StoredImages) else some
     like = next(teacher.parameters(), some.images) if isinstance(teacher, nn.Module) else some.images
     some = some.to(like.device, like.dtype)
-    require_teacher(teacher, some.images, some.num_classes)
+    require_teacher(teacher, some.images, some.num_classes, role)
     guesses, labels = teacher_logits(teacher, some.images).argmax(1).cpu(), class_labels(some).cpu()
     hits, count, classes = int((guesses == labels).sum()), len(labels), some.num_classes
     if classes > 1 and _tail(hits, count, 1 / classes) > _LEVEL:
         words = (
-            f"teacher is right on {hits} of {count} images of {name}, which is not clearly better than chance "
+            f"{role} is right on {hits} of {count} images of {name}, which is not clearly better than chance "
             f"({count / classes:.0f})"
         )
         if count < _FEW:
-            warn(f"{words}; so few images do not tell: pass real training images to try the teacher on")
+            warn(f"{words}; so few images do not tell: pass real training images to try the {role} on")
         else:
-            raise ValueError(f"{words}. {_cause(guesses, labels, classes, name)}")
+            raise ValueError(f"{words}. {_cause(guesses, labels, classes, name, role)}")
     return hits / count
 
 
@@ -100,7 +103,7 @@ def describe_teacher(teacher: nn.Module) -> dict[str, str]:
     return {"class": type(teacher).__name__, "fingerprint": tensor_fingerprint(parts)}
 
 
-def _cause(guesses: Tensor, labels: Tensor, classes: int, name: str) -> str:
+def _cause(guesses: Tensor, labels: Tensor, classes: int, name: str, role: str) -> str:
     confusion = torch.bincount(labels * classes + guesses, minlength=classes**2).view(classes, classes)
     present = confusion.sum(1) > 0
     most, said = confusion.max(1)
@@ -109,11 +112,11 @@ def _cause(guesses: Tensor, labels: Tensor, classes: int, name: str) -> str:
         listed = ", ".join(f"{c} is its {other}" for c, other in wrong[:3]) + (", ..." if len(wrong) > 3 else "")
         return (
             f"Its classes have another order: with its outputs reordered it would be right on {int(most.sum())} images "
-            f"(class {listed}). Reorder the labels or the teacher's outputs"
+            f"(class {listed}). Reorder the labels or the {role}'s outputs"
         )
     return (
         f"Is its class order that of {name}, and was it trained with {name}'s normalization? Where synthetic images "
-        "are not recognized, pass real training images to try the teacher on"
+        f"are not recognized, pass real training images to try the {role} on"
     )
 
 

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from distillkit._utils import check
 from distillkit.sets._labeled import LabeledImages
+from distillkit.sets._stored import StoredImages
 
 __all__ = ["class_indices", "class_labels", "class_rows", "random_rows", "with_class_labels"]
 
 
-def class_rows(real: LabeledImages, classes: Sequence[int] | None = None) -> dict[int, Tensor]:
+def class_rows(real: LabeledImages | StoredImages, classes: Sequence[int] | None = None) -> dict[int, Tensor]:
     """Return a mapping from each class to its row indices, int64 [n_c], ascending, on the CPU.
 
     Args:

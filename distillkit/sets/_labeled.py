@@ -37,7 +37,7 @@ Labels: TypeAlias = Tensor | NDArray[Any] | Sequence[int]
 
 _FORMAT = "distillkit.LabeledImages/1"
 _ARGUMENTS = ("images", "labels", "num_classes", "normalization", "columns", "info", "classes_given", "class_names")
-_REPR_KEYS = ("dataset", "split", "client", "method", "init", "ipc", "steps", "iterations", "epsilon")
+_REPR_KEYS = ("dataset", "split", "client", "method", "publishes", "init", "ipc", "steps", "iterations", "epsilon")
 
 
 class LabeledImages:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import collections
+import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +13,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from distillkit import LabeledImages, Normalization
-from distillkit.augment import DIGITS, DSA, NATURAL, CropFlip, ResizedCrop
+from distillkit.augment import DIGITS, DSA, NATURAL, CropFlip, ResizedCrop, ShufflePatches
 from distillkit.condense import InnerTraining, distribution_matching, gradient_matching
 from distillkit.networks import ConvNet, RandomNetworks
 from distillkit.normalization import IDENTITY, ZCA
@@ -401,3 +404,33 @@ def test_resized_crop_keeps_the_whole_image_at_scale_one() -> None:
     assert torch.allclose(one[:3], two)
     with pytest.raises(ValueError, match="min_scale"):
         ResizedCrop(1.5)
+
+
+@pytest.mark.parametrize(("size", "factor"), [((4, 4), 2), ((5, 7), 2), ((6, 3), 3), ((7, 8), 3)])
+def test_shuffled_patches_move_columns_and_rows_of_patches(size: tuple[int, int], factor: int) -> None:
+    image = torch.arange(float(size[0] * size[1])).view(1, 1, *size)
+    rows, columns = (np.array_split(np.arange(side), factor) for side in size)
+    expected = set()
+    for down in itertools.permutations(rows):
+        for right in itertools.permutations(columns):
+            expected.add(tuple(image[0, 0][np.concatenate(down)][:, np.concatenate(right)].flatten().tolist()))
+    seen = ShufflePatches(factor)(image.expand(600, 2, -1, -1), derive(0))
+    assert torch.equal(seen[:, 0], seen[:, 1])
+    found = collections.Counter(tuple(one.flatten().tolist()) for one in seen[:, 0])
+    assert set(found) == expected
+    assert max(found.values()) < 600 / len(expected) + 4 * (600 / len(expected)) ** 0.5
+
+
+def test_shuffled_patches_share_an_order_if_siamese_and_pass_images_on() -> None:
+    images = torch.randn(5, 1, 4, 4, generator=derive(0))
+    assert ShufflePatches(1)(images, 0) is images
+    one, two = (ShufflePatches(2)(part, 3, siamese=True) for part in (images, images[:2]))
+    assert torch.equal(one[:2], two)
+    then = ShufflePatches(1, augment=ResizedCrop(0.5))
+    assert torch.equal(then(images, 3), ResizedCrop(0.5)(images, 3))
+    with pytest.raises(ValueError, match="factor"):
+        ShufflePatches(0)
+    with pytest.raises(ValueError, match="factor=5 must be at most the shorter side of the images, 4x4 pixels"):
+        ShufflePatches(5)(images, 0)
+    with pytest.raises(TypeError, match="augment must be None or an augmentation"):
+        ShufflePatches(2, augment=ResizedCrop)  # type: ignore[arg-type]

@@ -64,6 +64,7 @@ from distillkit.augment import (
     DSA,
     CropFlip,
     ResizedCrop,
+    ShufflePatches,
     adapt_normalization,
     apply_augmentation,
     require_augmentation,
@@ -83,6 +84,7 @@ from distillkit.condense import (
     k_center,
     loops_for,
     random_subset,
+    stitch,
 )
 from distillkit.data import clients, load, split_by
 from distillkit.data import partition as pa
@@ -179,6 +181,7 @@ def made() -> nn.Module:
     return build(net, 0).eval()
 
 
+@cache
 def taught() -> nn.Module:
     return train(made(), data(), Protocol(epochs=30, lr=0.1))
 
@@ -279,6 +282,7 @@ CALLS: dict[str, Call] = {
     "DSA": C(DSA, lambda a: finite(a(normal(3, 1, 8, 8), 0))),
     "CropFlip": C(CropFlip, lambda a: finite(a(normal(3, 1, 8, 8), 0)), normalization=HALF, pad=2, cutout=2),
     "ResizedCrop": C(ResizedCrop, lambda a: finite(a(normal(3, 1, 8, 8), 0)), min_scale=0.5),
+    "ShufflePatches": C(ShufflePatches, lambda a: finite(a(normal(3, 1, 8, 8), 0)), factor=3, augment=DSA()),
     "apply_augmentation": F(
         apply_augmentation, augment=DSA(), images=lambda: normal(3, 1, 8, 8), generator=lambda: derive(0), siamese=True
     ),
@@ -311,6 +315,7 @@ CALLS: dict[str, Call] = {
         steps=1,
     ),
     "random_subset": C(random_subset, skip=("network", "chunk"), images=data, ipc=1, classes=[0, 2]),
+    "stitch": C(stitch, images=data, observer=taught, ipc=1, pool=9, crops=2, factor=1, chunk=4, device="cpu"),
     "herding": C(herding, skip=("generator",), images=data, ipc=1, network=made, chunk=4),
     "k_center": C(k_center, skip=("generator",), images=data, ipc=1, network=made, chunk=4),
     "initial_images": C(initial_images, real=data, ipc=1, classes=[0, 1]),
@@ -871,6 +876,7 @@ OTHERWISE: Listed = {
     **{("initial_images given", "*", c): BOTH for c in ("shape", "channels", "class count", "space", "empty")},
     **{(name, "*", "empty"): BOTH for name in ("evaluate", "real_and_synthetic")},
     ("fit_to_gradient", "synthetic", "*"): NETWORK,
+    ("stitch", "images", "class count"): "the observer",
     **{("*soft_labels", "small", c): "the teacher" for c in ("shape", "channels", "class count", "dtype")},
     ("gradient_matching", "images", "class count"): "`networks`, which give fewer logits",
     ("*", "*", "one row"): "what is too few: classes, labels, rows, or the option that wants more",

@@ -27,7 +27,7 @@ OLD = ["epochs", "lr", "momentum", "weight_decay", "batch", "lr_drop", "augment"
 
 
 def test_protocols_have_the_published_values() -> None:
-    named = ["classic", "dc", "dm", "dsa", "mtt", "datm", "idc", "sre2l", "rded", "ddranking"]
+    named = ["classic", "dc", "dm", "dsa", "mtt", "datm", "idc", "sre2l", "rded", "rded-factor-2", "ddranking"]
     assert list(PROTOCOLS) == named
     seen = {name: (p.optimizer, p.schedule, p.epochs, p.lr, p.weight_decay, p.batch) for name, p in PROTOCOLS.items()}
     sgd, adamw = ("sgd", "drop"), ("adamw", "half-cosine")
@@ -36,10 +36,10 @@ def test_protocols_have_the_published_values() -> None:
     assert seen["datm"] == (*sgd, 1000, 0.01, 5e-4, 128)
     assert seen["idc"] == ("sgd", "steps", 1000, 0.01, 5e-4, 64)
     assert seen["sre2l"] == ("adamw", "cosine", 300, 0.001, 0.01, 1024)
-    assert seen["rded"] == (*adamw, 300, 0.001, 0.01, 50)
+    assert seen["rded-factor-2"] == seen["rded"] == (*adamw, 300, 0.001, 0.01, 50)
     assert seen["ddranking"] == (*adamw, 300, 0.001, 0.01, 1024)
     assert PROTOCOLS["classic"] is CLASSIC
-    for name in ("sre2l", "rded", "ddranking"):
+    for name in ("sre2l", "rded", "rded-factor-2", "ddranking"):
         relabel = PROTOCOLS[name].relabel
         assert isinstance(relabel, Relabel)
         assert (relabel.temperature, relabel.mix) == (1.0 if name == "ddranking" else 20.0, CutMix())

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from distillkit import LabeledImages
+from distillkit.condense import stitch
+from distillkit.condense.stitch import _boxes
+from distillkit.data import open_npz
+from distillkit.networks import build
+from distillkit.rng import derive
+from distillkit.select import prune_by_confidence
+from tests.distillkit.labels.toys import CLASSES, convnet, stripes, trained_teacher
+
+
+class Dark(nn.Module):
+    """Observer that prefers class 0, the more the darker the image."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        mean = images.flatten(1).mean(1)
+        return torch.stack([9 - mean, torch.zeros_like(mean)], 1)
+
+
+class Reordered(nn.Module):
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.network(images).roll(1, 1)
+
+
+def constants(count: int, side: int) -> LabeledImages:
+    """Return images that are constant: image i has the value i."""
+    images = torch.arange(float(count)).view(-1, 1, 1, 1).expand(-1, 1, side, side) / 8
+    return LabeledImages(images.clone(), torch.zeros(count, dtype=torch.int64), num_classes=2)
+
+
+def test_ranks_fill_the_same_cell_of_every_mosaic() -> None:
+    with pytest.warns(UserWarning, match=r"factor=2 makes mosaics of crops of 2x2 pixels"):
+        made = stitch(constants(8, 4), observer=Dark(), ipc=2, factor=2)
+    cells = made.images[:, 0, ::2, ::2] * 8
+    assert cells.tolist() == [[[0, 2], [4, 6]], [[1, 3], [5, 7]]]
+    assert torch.equal(made.images, made.images[:, :, ::2, ::2].repeat_interleave(2, 2).repeat_interleave(2, 3))
+    assert made.labels.tolist() == [0, 0]
+
+
+def test_the_first_cells_are_larger_where_the_factor_does_not_divide_a_side() -> None:
+    with pytest.warns(UserWarning, match="factor=2"):
+        made = stitch(constants(8, 5), observer=Dark(), ipc=1, factor=2)
+    rows = [[0, 0, 0, 1, 1], [2, 2, 2, 3, 3]]
+    assert (made.images[0, 0] * 8).round(decimals=3).tolist() == [rows[0]] * 3 + [rows[1]] * 2
+
+
+def test_the_darkest_crops_of_each_image_are_chosen() -> None:
+    images = torch.ones(3, 1, 4, 4)
+    images[0, 0, :2, :2] = -1.0
+    images[2] = -0.5
+    data = LabeledImages(images, torch.zeros(3, dtype=torch.int64), num_classes=2)
+    with pytest.warns(UserWarning, match="so few images do not tell: pass real training images to try the observer"):
+        made = stitch(data, observer=Dark(), ipc=2, crops=200, min_scale=0.2)
+    assert torch.equal(made.images[0], torch.full((1, 4, 4), -1.0))
+    assert torch.equal(made.images[1], torch.full((1, 4, 4), -0.5))
+
+
+def test_whole_images_are_those_that_confidence_pruning_keeps() -> None:
+    data, teacher = stripes(60, noise=0.3), trained_teacher()
+    logits = teacher(data.images).detach()
+    assert torch.equal(logits.argmax(1), data.labels)
+    for ipc in (1, 4, 20):
+        made = stitch(data, observer=teacher, ipc=ipc, min_scale=1.0, crops=2)
+        kept = data[prune_by_confidence(logits, keep=ipc * CLASSES, strategy="bottom")]
+        for c in range(CLASSES):
+            ours, theirs = (x.images[x.labels == c].flatten(1) for x in (made, kept))
+            assert sorted(ours.tolist()) == sorted(theirs.tolist())
+
+
+def test_a_set_says_that_it_publishes_real_pixels() -> None:
+    data = stripes(60)
+    teacher = trained_teacher().train()
+    before = {name: value.clone() for name, value in teacher.state_dict().items()}
+    made = stitch(data, observer=teacher, ipc=2, pool=5, classes=[0, 2], generator=4)
+    assert "publishes=pixels of real images" in repr(made)
+    assert made.info["method"] == "stitch"
+    assert made.info["factor"] == 1
+    assert made.info["observer"]["accuracy"] > 0.8
+    assert 0.3 < made.info["confidence"] <= 1
+    assert made.labels.tolist() == [0, 0, 2, 2]
+    assert teacher.training
+    assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())
+
+
+def test_classes_on_several_machines_give_the_same_bits() -> None:
+    data, teacher = stripes(60), trained_teacher()
+    whole = stitch(data, observer=teacher, ipc=3, pool=8, generator=5)
+    parts = [stitch(data, observer=teacher, ipc=3, pool=8, generator=5, classes=own) for own in ([0, 2], [1])]
+    assert torch.equal(whole.images, torch.cat([parts[0].images[:3], parts[1].images, parts[0].images[3:]]))
+    other = stitch(data, observer=teacher, ipc=3, pool=8, generator=6)
+    assert not torch.equal(whole.images, other.images)
+
+
+def test_stored_images_are_read_by_rows(tmp_path: Path) -> None:
+    data = stripes(60)
+    pixels = ((data.images + 3) * 40).clamp(0, 255).to(torch.uint8)
+    arrays = {"images": pixels.permute(0, 2, 3, 1).numpy(), "labels": data.labels.numpy()}
+    np.savez(tmp_path / "a.npz", **{f"{part}_{name}": x for part in ("train", "test") for name, x in arrays.items()})
+    stored = open_npz(tmp_path / "a.npz", cache=tmp_path / "cache").train
+    one, two = (stitch(x, observer=trained_teacher(), ipc=2, pool=9) for x in (stored, stored.read()))
+    assert torch.equal(one.images, two.images)
+    assert one.info == two.info
+    with pytest.raises(TypeError, match="labels must be left out when images is a StoredImages"):
+        stitch(stored, data.labels, observer=trained_teacher())
+
+
+def test_chunks_and_devices_do_not_change_the_choice() -> None:
+    data, teacher = stripes(60), trained_teacher()
+    one, two = (stitch(data, observer=teacher, ipc=2, chunk=chunk, device="cpu") for chunk in (None, 7))
+    assert torch.equal(one.images, two.images)
+
+
+def test_an_observer_at_the_level_of_chance_is_refused() -> None:
+    data = stripes(90)
+    with pytest.raises(ValueError, match=r"observer is right on .* of the pool.* Its classes have another order"):
+        stitch(data, observer=Reordered(trained_teacher()), ipc=1)
+    with pytest.raises(ValueError, match=r"observer is right on .* not clearly better than chance"):
+        stitch(data, observer=build(convnet, 1), ipc=1)
+    with pytest.raises(TypeError, match="observer must be a trained network"):
+        stitch(data, observer=convnet, ipc=1)  # type: ignore[arg-type]
+
+
+def test_small_pools_and_classes() -> None:
+    data, teacher = stripes(60), trained_teacher()
+    few = data[torch.cat([torch.arange(55), torch.tensor([57])])].replace(columns={})
+    with pytest.raises(ValueError, match=r"pool must be at least ipc \* factor\*\*2 = 6"):
+        stitch(data, observer=teacher, ipc=6, pool=5)
+    with pytest.warns(UserWarning, match=r"ipc \* factor\*\*2=20 is more than 2 of 3 classes have: 1 \(18\), 2 \(18\)"):
+        made = stitch(few, observer=teacher, ipc=20)
+    assert made.info["with_replacement"] == [1, 2]
+    own = made.images[made.labels == 1]
+    assert torch.equal(own[:2], own[18:])
+    for options, words in (
+        ({"factor": 0}, "factor"), ({"factor": 9}, "factor must be at most"), ({"crops": 0}, "crops"),
+        ({"min_scale": 1.1}, "min_scale"), ({"ipc": 0}, "ipc"), ({"pool": 0}, "pool"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            stitch(data, observer=teacher, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("side", "factor"), [(95, 1), (96, 2)])
+def test_the_default_factor_depends_on_the_size(side: int, factor: int) -> None:
+    made = stitch(constants(8, side), observer=Dark(), ipc=1, crops=1)
+    assert made.info["factor"] == factor
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.floats(0, 1), st.integers(0, 99))
+def test_crops_lie_in_the_image_and_are_large_enough(h: int, w: int, min_scale: float, seed: int) -> None:
+    top, left, height, width = _boxes(20, 3, min_scale, (h, w), derive(seed)).unbind(-1)
+    assert int(top.min()) >= 0
+    assert int(left.min()) >= 0
+    assert int((top + height).max()) <= h
+    assert int((left + width).max()) <= w
+    assert float(height.min()) >= min_scale**0.5 * h - 0.5
+    assert float(width.min()) >= max(1, min_scale**0.5 * w - 0.5)
