@@ -1,19 +1,19 @@
 """Evaluators of privacy: membership inference, gradient inversion, audits of privacy claims, and reports on runs.
 
 They work on plain tensors (scores, images, logits) of any model. This package exports image metrics, the statistics of
-attacks and `report`. The attacks are in `attacks.membership` and `attacks.inversion`, and the audits of
-differential-privacy claims in `attacks.audit`.
+attacks, `leaks` for a published set, and `report` for a run. The attacks are in `attacks.membership` and
+`attacks.inversion`, and the audits of differential-privacy claims in `attacks.audit`.
 """
 
 from attacks.matching import align, match
 from attacks.metrics import MissingWeights, lpips, psnr, ssim
-from attacks.reporting import Report, report
+from attacks.reporting import Leaks, Report, leaks, report
 from attacks.statistics import Estimate, OperatingPoint, Rate, Roc, at_threshold, bonferroni, clopper_pearson, ppv, roc
 from distillkit._utils.lazy_loading import lazy_submodules
 
 __all__ = [
-    "Estimate", "MissingWeights", "OperatingPoint", "Rate", "Report", "Roc", "align", "at_threshold", "bonferroni",
-    "clopper_pearson", "lpips", "match", "ppv", "psnr", "report", "roc", "ssim",
+    "Estimate", "Leaks", "MissingWeights", "OperatingPoint", "Rate", "Report", "Roc", "align", "at_threshold",
+    "bonferroni", "clopper_pearson", "leaks", "lpips", "match", "ppv", "psnr", "report", "roc", "ssim",
 ]  # fmt: skip
 __getattr__, __dir__ = lazy_submodules(
     __name__,

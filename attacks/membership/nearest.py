@@ -9,7 +9,8 @@ from distillkit._utils import check
 
 __all__ = ["nearest"]
 
-_CHUNK = 1024
+_CHUNK, _VALUES = 1024, 1 << 24
+"""Largest number of candidates, and of their pixel values, that are compared at a time."""
 
 
 def nearest(images: Tensor, candidates: Tensor, labels: Tensor | None = None, own: Tensor | None = None) -> Tensor:
@@ -22,9 +23,11 @@ def nearest(images: Tensor, candidates: Tensor, labels: Tensor | None = None, ow
     image would be equal.
 
     Args:
-        images: the published or intercepted images [M, C, H, W], at least two different ones (per class, with labels).
+        images: the published or intercepted images [M, C, H, W], at least two different ones.
         candidates: records that may have been used [n, C, H, W], in the same space.
-        labels: class indices int [M] of the images. With `own`, only images of a candidate's class are compared.
+        labels: class indices int [M] of the images. With `own`, only images of a candidate's class are compared. If a
+            candidate's class has fewer than two different images (one image per class), classes are ignored for all
+            candidates, because scores with and without classes do not compare.
         own: class indices int [n] of the candidates; pass `labels` and `own` together or not at all.
 
     Returns:
@@ -32,8 +35,7 @@ def nearest(images: Tensor, candidates: Tensor, labels: Tensor | None = None, ow
         two images.
 
     Raises:
-        TypeError, ValueError: the shapes do not fit, a value is not finite, or the class of a candidate has fewer than
-            two images.
+        TypeError, ValueError: the shapes do not fit, a value is not finite, or all images are equal.
     """
     images = check.batch_of_images(images, "images").detach().double().flatten(1)
     shape = candidates.shape[1:] if isinstance(candidates, Tensor) else None
@@ -47,28 +49,43 @@ def nearest(images: Tensor, candidates: Tensor, labels: Tensor | None = None, ow
     if labels is not None and own is not None:
         labels = check.class_labels(labels, len(images), None, "labels").to(images.device)
         own = check.class_labels(own, len(candidates), None, "own").to(images.device)
-        images, labels = _each_once(images, labels)
-    else:
+        different, classes = _each_once(images, labels)
+        counts = torch.bincount(classes, minlength=int(own.max()) + 1 if len(own) else 0)
+        if bool((counts[own] < 2).any()):
+            labels = own = None
+        else:
+            images, labels = different, classes
+    if labels is None:
         images = images.unique(dim=0)
     if len(images) < 2:
         raise ValueError(
             f"images must be at least 2 different ones, got {len(images)}: the score needs a second nearest image"
         )
     found = []
-    for start in range(0, len(candidates), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        # Not by inner products, which lose precision at small distances.
-        distances = torch.cdist(candidates[part], images, compute_mode="donot_use_mm_for_euclid_dist")
-        if labels is not None and own is not None:
-            distances = distances.masked_fill(own[part, None] != labels, torch.inf)
-        found.append(distances.topk(2, largest=False).values)
+    size = min(_CHUNK, max(1, _VALUES // candidates.shape[1]))
+    for start in range(0, len(candidates), size):
+        part = slice(start, start + size)
+        masked = None if labels is None or own is None else own[part, None] != labels
+        found.append(_two_nearest(candidates[part], images, masked))
     first, second = torch.cat(found).unbind(1)
-    if bool(second.isinf().any()):
-        raise ValueError(
-            f"images must have at least 2 of every candidate's class, but {int(second.isinf().sum())} candidates have "
-            "fewer; omit labels and own to compare with all"
-        )
     return torch.where(second > 0, 1 - first / second, 0.0)
+
+
+def _two_nearest(candidates: Tensor, images: Tensor, masked: Tensor | None) -> Tensor:
+    """Return the distances [n, 2] to the two nearest images, float64.
+
+    Inner products find the images quickly, but lose precision at small distances. The distances to three images are
+    therefore computed again from differences.
+    """
+    squares = images.square().sum(1) - 2 * candidates @ images.T
+    if masked is not None:
+        squares = squares.masked_fill(masked, torch.inf)
+    index = squares.topk(min(3, len(images)), largest=False).indices
+    columns = [torch.linalg.vector_norm(candidates - images[some], dim=1) for some in index.unbind(1)]
+    distances = torch.stack(columns, 1)
+    if masked is not None:
+        distances = distances.masked_fill(masked.gather(1, index), torch.inf)
+    return distances.sort(dim=1).values[:, :2]
 
 
 def _each_once(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

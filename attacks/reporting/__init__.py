@@ -1,9 +1,10 @@
-"""Privacy report of a finished run, as a self-contained HTML file and as Markdown."""
+"""Privacy report of a finished run, as a self-contained HTML file and as Markdown, and leaks of a published set."""
 
 from attacks.reporting._recorded_run import DamagedRun, NoRun
 from attacks.reporting.inversion import Inversion
 from attacks.reporting.privacy_claim import Audit
+from attacks.reporting.published_set import Leaks, leaks
 from attacks.reporting.report import IncompatibleImages, Report, report
 
-__all__ = ["Audit", "DamagedRun", "IncompatibleImages", "Inversion", "NoRun", "Report", "report"]
+__all__ = ["Audit", "DamagedRun", "IncompatibleImages", "Inversion", "Leaks", "NoRun", "Report", "leaks", "report"]
 __dir__ = __all__.copy

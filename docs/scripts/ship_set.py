@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attacks import leaks
 from distillkit import LabeledImages
 from distillkit._utils.files import write_tensors
 from distillkit.augment import DIGITS, DSA
@@ -33,7 +34,6 @@ DIGITS_LICENCE = (
     "CC BY 4.0: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI, doi 10.24432/C50P49"
 )
 PROTOCOL = Protocol(epochs=150, augment=DSA(DIGITS))
-CLOSE_DB = 25.0
 
 
 def convnet(split: Split) -> Any:
@@ -59,18 +59,7 @@ SETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def leak(small: LabeledImages, train: LabeledImages) -> dict[str, float]:
-    """Return the share of images that copy a training image, and that lie within `CLOSE_DB` (PSNR) of one."""
-    published, records = small.pixels().flatten(1).double(), train.pixels().flatten(1).double()
-    nearest = torch.cdist(published, records, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
-    psnr = -10 * torch.log10((nearest.square() / published.shape[1]).clamp(min=1e-12))
-    return {
-        "copies": float((nearest < 1e-4).double().mean()),
-        "within_25_db": float((psnr >= CLOSE_DB).double().mean()),
-    }
-
-
-def card(name: str, entry: dict[str, Any], result: Evaluation, leaked: dict[str, float]) -> dict[str, Any]:
+def card(name: str, entry: dict[str, Any], result: Evaluation, leaked: dict[str, Any]) -> dict[str, Any]:
     """Return the card of a set as JSON values."""
     rows = {row.data: {"mean": row.mean, "std": row.std, "networks": len(row.accuracies)} for row in result.rows}
     return {
@@ -102,7 +91,7 @@ def ship(name: str, folder: Path) -> Path:
     small = entry["make"](split) if entry["make"] else random_subset(numbered, ipc=entry["ipc"], generator=derive(0))
     result = evaluate(small, split.test, convnet(split), protocol=PROTOCOL, real=split.train)
     print(result)
-    info = {**small.info, "card": card(name, entry, result, leak(small, split.train))}
+    info = {**small.info, "card": card(name, entry, result, leaks(small, *split).record())}
     path = folder / f"{name}.safetensors"
     if entry["make"]:
         return small.replace(info=info).save(path)

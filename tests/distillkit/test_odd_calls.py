@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attacks import align, at_threshold, bonferroni, clopper_pearson, match, ppv, psnr, roc, ssim
+from attacks import align, at_threshold, bonferroni, clopper_pearson, leaks, match, ppv, psnr, roc, ssim
 from attacks.audit import (
     audit_claim,
     audit_noise,
@@ -579,6 +579,7 @@ CALLS: dict[str, Call] = {
         attacks=lambda: {"a": lambda target: target.scores},
         fpr=0.5,
     ),
+    "leaks": C(leaks, lambda found: finite(found.auc), small=lambda: data()[:4], train=data, held_out=data),
     "nearest": C(nearest, images=lambda: torch.rand(4, 1, 4, 4), candidates=lambda: torch.rand(3, 1, 4, 4)),
     **{
         f.__name__: C(f, lambda r: finite(getattr(r, "input", r)), **LAYER)
@@ -715,6 +716,7 @@ NOT_CALLED = {
             "MessageComparison",
             "Cost",
             "Estimate",
+            "Leaks",
             "Evaluation",
             "AttackResult",
             "MessageResult",
@@ -798,6 +800,7 @@ CONDENSERS = ("distribution_matching", "herding", "k_center", "separability")
 
 ACCEPTED: Listed = {
     ("*soft_labels", "pool", "dtype"): "the pool is converted for the teacher",
+    ("leaks", "*", "dtype"): "pixels are compared in float32",
     ("*", "generator", "negative"): SEED,
     ("*", "generator", "zero"): SEED,
     ("apply_augmentation", "generator", "number"): SEED,

@@ -1,0 +1,155 @@
+"""`leaks`: copies, close images and the nearest-image attack, against plain loops and sets with known answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attacks import Leaks, leaks, psnr, roc
+from attacks.membership import nearest
+from distillkit import LabeledImages, Normalization
+from distillkit.data import open_npz
+from distillkit.rng import derive
+from distillkit.sets import StoredImages
+
+SPACE = Normalization((0.4,), (0.2,))
+
+
+def drawn(seed: int, n: int, *, space: Normalization = SPACE) -> LabeledImages:
+    pixels = torch.rand(n, 1, 4, 4, generator=derive(seed))
+    return LabeledImages.from_pixels(pixels, torch.arange(n) % 2, num_classes=2, normalization=space)
+
+
+def moved(data: LabeledImages, seed: int, scale: float) -> LabeledImages:
+    noise = scale * torch.randn(data.images.shape, generator=derive(seed))
+    return data.replace(images=data.normalization.encode((data.pixels() + noise).clamp(0, 1)))
+
+
+TRAIN, ASIDE = drawn(0, 300), drawn(1, 250)
+
+
+@given(st.integers(0, 1000), st.sampled_from([0.0, 1e-3, 5e-3, 0.03, 0.06, 0.2]))
+def test_shares_equal_a_plain_loop(seed: int, scale: float) -> None:
+    small = LabeledImages.concatenate([moved(TRAIN[:6], seed, scale), drawn(seed + 2000, 4)])
+    found = leaks(small, TRAIN, ASIDE)
+    for data, shares in ((TRAIN, {48.13: found.copies, 25.0: found.close}), (ASIDE, {25.0: found.close_held_out})):
+        best = [float(psnr(x.expand(len(data), -1, -1, -1), data.pixels()).max()) for x in small.pixels()]
+        for decibels, share in shares.items():
+            assert share == pytest.approx(sum(b >= decibels for b in best) / len(small))
+    scores = torch.cat([nearest(small.pixels(), data.pixels()) for data in (TRAIN, ASIDE)])
+    assert found.auc == pytest.approx(roc(scores, torch.arange(550) < 300).auc)
+
+
+@pytest.mark.parametrize(
+    ("scale", "copies", "close"), [(0.0, 1.0, 1.0), (0.001, 1.0, 1.0), (0.02, 0.0, 1.0), (0.3, 0.0, 0.0)]
+)
+def test_images_moved_from_records_are_copies_or_close(scale: float, copies: float, close: float) -> None:
+    found = leaks(moved(TRAIN[:20], 5, scale), TRAIN, ASIDE, used=torch.arange(20))
+    assert (found.copies, found.close) == (copies, close)
+    assert found.close_held_out == 0
+    if scale < 0.1:
+        assert found.nearest.tpr.hits == found.nearest.tpr.trials == 20
+
+
+def test_pictures_of_eight_bits_are_copies() -> None:
+    small = TRAIN[:20].replace(images=SPACE.encode((TRAIN[:20].pixels() * 255).round() / 255))
+    assert leaks(small, TRAIN, ASIDE).copies == 1
+
+
+def test_only_used_records_are_rated() -> None:
+    small, used = TRAIN[30:50], torch.arange(30, 50)
+    rates = [leaks(small, TRAIN, ASIDE, used=u).nearest.tpr for u in (None, used, used.repeat(2))]
+    assert [rate.trials for rate in rates] == [300, 20, 20]
+    assert rates[1].hits == 20
+    assert rates[0].hits < 30
+
+
+def test_a_set_of_other_images_reveals_nothing() -> None:
+    found = [leaks(drawn(100 + seed, 20), TRAIN, ASIDE) for seed in range(8)]
+    assert sum(f.copies + f.close for f in found) == 0
+    assert abs(sum(f.auc for f in found) / 8 - 0.5) < 0.03
+    assert sum(f.nearest.tpr.hits for f in found) <= 8 * 300 * 0.03
+    assert all(f.nearest.tpr.low <= f.nearest.fpr.high for f in found)
+
+
+def test_one_image_per_class_needs_no_classes() -> None:
+    found = leaks(TRAIN[:2], TRAIN, ASIDE, used=torch.tensor([0, 1]))
+    assert found.nearest.tpr.hits == 2
+
+
+def test_stored_records_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = LabeledImages.concatenate([TRAIN, ASIDE])
+    pixels = (whole.pixels() * 255).round().to(torch.uint8)
+    small = LabeledImages.from_pixels(pixels[:10], whole.labels[:10], num_classes=2, normalization=SPACE)
+    parts = [
+        LabeledImages.from_pixels(x, y, num_classes=2, normalization=SPACE)
+        for x, y in zip(pixels.split(300), whole.labels.split(300), strict=True)
+    ]
+    wanted = leaks(small, *parts).record()
+    monkeypatch.setattr("attacks.reporting.published_set._VALUES", 16 * 7)
+    assert leaks(small, *parts).record() == wanted
+    arrays = {}
+    for name, x, y in zip(("train", "test"), pixels.split(300), whole.labels.split(300), strict=True):
+        arrays |= {f"{name}_images": x.permute(0, 2, 3, 1).numpy(), f"{name}_labels": y.numpy()}
+    np.savez(tmp_path / "a.npz", **arrays)
+    stored = open_npz(tmp_path / "a.npz", normalization=SPACE, cache=tmp_path / "cache")
+    reads: list[int] = []
+    read = StoredImages.read
+
+    def counted(self: StoredImages, rows: Any = None) -> LabeledImages:
+        found = read(self, rows)
+        reads.append(len(found))
+        return found
+
+    monkeypatch.setattr(StoredImages, "read", counted)
+    assert leaks(small, stored.train, stored.test).record() == wanted
+    assert max(reads) == 7
+    assert sum(reads) == 550
+
+
+def test_results_are_printed_and_recorded() -> None:
+    found = leaks(TRAIN[:10], TRAIN, ASIDE, device="cpu")
+    assert isinstance(found, Leaks)
+    record = json.loads(json.dumps(found.record()))
+    assert record["images"] == 10
+    assert record["copies"] == record["within_25_db"] == 1.0
+    assert record["nearest"]["tpr"]["trials"] == 300
+    lines = str(found).splitlines()
+    assert lines[0] == "images that copy a training record             100.0 %"
+    assert len(lines) == 5
+    assert repr(found) == str(found)
+
+
+OTHER: Any = drawn(3, 20, space=Normalization((0.5,), (0.5,)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((OTHER, TRAIN, ASIDE), "small and train have different normalizations"),
+        ((TRAIN[:5], TRAIN, OTHER), "small and held_out have different normalizations"),
+        ((TRAIN[:5], TRAIN[:0], ASIDE), "train must hold at least 1 image, got 0"),
+        ((TRAIN[:5], TRAIN, ASIDE[:1]), "held_out must hold at least 2 images, got 1"),
+        ((TRAIN[:1], TRAIN, ASIDE), "small must hold at least 2 different images"),
+        ((TRAIN[:0], TRAIN, ASIDE), "small must hold"),
+    ],
+)
+def test_invalid_sets_are_named(arguments: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        leaks(*arguments)
+
+
+def test_invalid_indices_are_named() -> None:
+    for used in (torch.tensor([300]), torch.tensor([-1]), torch.zeros(0, dtype=torch.int64), torch.tensor([[0]])):
+        with pytest.raises(ValueError, match="used must hold at least one index of a record of train, 0 to 299"):
+            leaks(TRAIN[:5], TRAIN, ASIDE, used=used)
+    for used in (torch.tensor([0.0]), torch.tensor([True]), [0]):
+        with pytest.raises(TypeError, match="used must be an int tensor"):
+            leaks(TRAIN[:5], TRAIN, ASIDE, used=used)  # type: ignore[arg-type]
