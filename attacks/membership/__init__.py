@@ -1,14 +1,15 @@
 """Membership inference: scores of records, and attacks that compare a target with shadow models.
 
-In order of cost: `nearest` needs only the published images. `loss`, `margin`, `stable_logit` and `gradient_norm` need
-the target model. `lira`, `rmia` and `shadow_classifier` also need shadow models, trained like the target on random
-halves of the candidates; `run_shadows` runs the whole `Pipeline` for them. Each attack returns one score per record,
-higher for training members. `attacks.roc` turns scores into rates, and `leave_one_out` evaluates attacks on many
-targets.
+In order of cost: `nearest` needs only the published images, and `label_only` the target model's decisions. `loss`,
+`margin`, `stable_logit` and `gradient_norm` need the model itself. `lira`, `rmia` and `shadow_classifier` also need
+shadow models, trained like the target on random halves of the candidates; `run_shadows` runs the whole `Pipeline` for
+them. Each attack returns one score per record, higher for training members. `attacks.roc` turns scores into rates, and
+`leave_one_out` evaluates attacks on many targets.
 """
 
 from attacks.membership.classifier import shadow_classifier
 from attacks.membership.gradients import gradient_kde, gradient_norm
+from attacks.membership.label_only import label_only
 from attacks.membership.leave_one_out import SHADOW_ATTACKS, Attack, AttackResult, leave_one_out
 from attacks.membership.lira import VARIANCES, lira
 from attacks.membership.nearest import nearest
@@ -33,6 +34,7 @@ __all__ = [
     "gradient_kde",
     "gradient_norm",
     "halves",
+    "label_only",
     "leave_one_out",
     "lira",
     "loss",

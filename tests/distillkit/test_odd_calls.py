@@ -46,6 +46,7 @@ from attacks.membership import (
     gradient_kde,
     gradient_norm,
     halves,
+    label_only,
     leave_one_out,
     lira,
     loss,
@@ -579,6 +580,9 @@ CALLS: dict[str, Call] = {
         attacks=lambda: {"a": lambda target: target.scores},
         fpr=0.5,
     ),
+    "label_only": C(
+        label_only, network=made, images=lambda: data().images, labels=lambda: LABELS, shift=1, noise=(0.5,), draws=1
+    ),
     "leaks": C(leaks, lambda found: finite(found.auc), small=lambda: data()[:4], train=data, held_out=data),
     "nearest": C(nearest, images=lambda: torch.rand(4, 1, 4, 4), candidates=lambda: torch.rand(3, 1, 4, 4)),
     **{
@@ -800,6 +804,8 @@ CONDENSERS = ("distribution_matching", "herding", "k_center", "separability")
 
 ACCEPTED: Listed = {
     ("*soft_labels", "pool", "dtype"): "the pool is converted for the teacher",
+    ("label_only", "shift", "zero"): "no translated copies",
+    ("label_only", "noise", "empty"): "no copies with noise",
     ("leaks", "*", "dtype"): "pixels are compared in float32",
     ("*", "generator", "negative"): SEED,
     ("*", "generator", "zero"): SEED,

@@ -1,0 +1,151 @@
+"""`label_only`: against a plain loop over copies, on networks that memorize and that never saw the records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from attacks import roc
+from attacks.membership import Pipeline, Scorer, label_only, leave_one_out, run_shadows
+from distillkit.networks import ConvNet, build
+from distillkit.rng import derive
+
+SHAPE = (1, 8, 8)
+
+
+def records(seed: int, n: int = 120) -> tuple[Tensor, Tensor]:
+    """Images of noise with random labels, which can only be memorized."""
+    return torch.randn(n, *SHAPE, generator=derive(seed)), torch.randint(3, (n,), generator=derive(seed, 1))
+
+
+def network(seed: int, norm: str = "instance") -> nn.Module:
+    return build(partial(ConvNet, SHAPE, 3, width=8, depth=1, norm=norm), seed).eval()
+
+
+def fitted(seed: int, images: Tensor, labels: Tensor) -> nn.Module:
+    net = network(seed, "batch").train()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(images), labels).backward()
+        optimizer.step()
+    return net.eval()
+
+
+class OneHot(nn.Module):
+    """Network that reveals its decisions only."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.one_hot(self.inner(x).argmax(1), 3).to(x.dtype)
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 1000), st.integers(0, 3), st.lists(st.floats(0.1, 3), max_size=2), st.integers(1, 3))
+def test_score_is_the_share_of_right_decisions(seed: int, shift: int, noise: list[float], draws: int) -> None:
+    images, labels = records(seed, 5)
+    net, g = network(seed), derive(seed, 7)
+    drawn = [[torch.randn(1, *SHAPE, generator=g) for _ in range(draws)] for _ in noise]
+    wanted = []
+    for x, y in zip(images, labels, strict=True):
+        copies = []
+        for dy in range(-shift, shift + 1):
+            for dx in range(-shift, shift + 1):
+                if abs(dx) + abs(dy) <= shift:
+                    rows = [min(max(i + dy, 0), 7) for i in range(8)]
+                    columns = [min(max(i + dx, 0), 7) for i in range(8)]
+                    copies.append(x[:, rows][:, :, columns])
+        copies += [x + level * float(x.std(correction=0)) * d[0] for level, some in zip(noise, drawn) for d in some]
+        wanted.append(sum(int(net(c[None]).argmax()) == int(y) for c in copies) / len(copies))
+    found = label_only(net, images, labels, shift=shift, noise=noise, draws=draws, generator=derive(seed, 7), chunk=2)
+    assert found.tolist() == pytest.approx(wanted)
+    assert found.dtype == torch.float64
+
+
+def test_memorized_records_are_found_and_others_are_not() -> None:
+    member = torch.arange(120) < 60
+    memorized, other = [], []
+    for seed in range(5):
+        images, labels = records(seed)
+        memorized.append(roc(label_only(fitted(seed, images[:60], labels[:60]), images, labels), member).auc)
+        other.append(roc(label_only(network(seed), images, labels), member).auc)
+    assert min(memorized) > 0.8
+    assert abs(sum(other) / 5 - 0.5) < 0.06  # the standard error of this mean is .024
+
+
+def test_copies_find_more_than_decisions_on_the_records() -> None:
+    """Labels of all records are learnable, so that the network is right on many non-members too."""
+    gains = []
+    for seed in range(3):
+        images, _ = records(seed)
+        labels = (images[:, 0, :4].mean((1, 2)) > 0).long()
+        net, member = fitted(seed, images[:60], labels[:60]), torch.arange(120) < 60
+        plain = roc(label_only(net, images, labels, shift=0, noise=()), member).auc
+        gains.append(roc(label_only(net, images, labels), member).auc - plain)
+    assert min(gains) > 0
+
+
+def test_confidences_are_never_read() -> None:
+    images, labels = records(3)
+    net = fitted(3, images[:60], labels[:60])
+    wanted = label_only(net, images, labels)
+    functions: list[Any] = [
+        OneHot(net), lambda x: net(x).argmax(1), lambda x: net(x).argmax(1).to(torch.int32), lambda x: 9 * net(x) - 4,
+    ]  # fmt: skip
+    for other in functions:
+        assert torch.equal(label_only(other, images, labels), wanted)
+
+
+def test_a_score_does_not_depend_on_other_records_or_chunks() -> None:
+    images, labels = records(4)
+    net = network(4, "batch").train()
+    whole = label_only(net, images, labels)
+    assert net.training
+    assert torch.equal(label_only(net, images[7:9], labels[7:9], chunk=1), whole[7:9])
+    assert not torch.equal(label_only(net, images, labels, generator=1), whole)
+
+
+def test_shadow_models_calibrate_the_threshold() -> None:
+    images, labels = records(5, 200)
+
+    def fit(indices: Tensor, seed: int) -> dict[str, Scorer]:
+        return {"decisions": partial(label_only, fitted(seed, images[indices], labels[indices]), draws=2)}
+
+    shadows = run_shadows(Pipeline(fit, images, labels), 8, progress=False)
+    found = leave_one_out(shadows, fpr=0.1, scorer="decisions", progress=False)
+    assert list(found) == ["threshold", "LiRA offline", "LiRA online"]
+    assert found["threshold"].auc.low > 0.6
+    assert found["threshold"].fpr.value < 0.2
+
+
+X, Y = records(0, 4)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "said"),
+    [
+        (lambda: label_only(3, X, Y), TypeError, "network must be a network, or a function of images, got int"),
+        (lambda: label_only(ConvNet, X, Y), TypeError, "network must be"),
+        (lambda: label_only(lambda x: x, X, Y), ValueError, r"network must return logits \[n, K\] or class indices"),
+        (lambda: label_only(lambda x: x.mean((1, 2, 3)), X, Y), ValueError, "got torch.float32"),
+        (lambda: label_only(network(0), X, Y, shift=8), ValueError, "shift must be"),
+        (lambda: label_only(network(0), X, Y, noise=(0.5, 0.0)), ValueError, r"noise\[1\] must be"),
+        (lambda: label_only(network(0), X, Y, noise=0.5), TypeError, "noise must be"),
+        (lambda: label_only(network(0), X, Y, draws=0), ValueError, "draws must be"),
+        (lambda: label_only(network(0), X, Y[:2]), ValueError, "labels"),
+        (lambda: label_only(network(0), X[0], Y), ValueError, "images must have 4 dim"),
+    ],
+)
+def test_invalid_arguments_are_named(call: Callable[[], Any], kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind, match=said):
+        call()
