@@ -22,6 +22,7 @@ from typing import Any
 
 import condense
 from _leaderboard import TRANSFER, label_regimes
+from _leaks import measure_leaks
 from _options import command_line, number, parse_arguments
 from _run_study import run_study
 from _teacher import inverted
@@ -74,11 +75,6 @@ def task(o: argparse.Namespace, said: str) -> Task:
     return Task(name, load, factory="convnet", factory_options={"width": o.width, "depth": depth})
 
 
-def tables(records: Records) -> list[object]:
-    """Return the table of all runs."""
-    return [summary_table(records, columns=COLUMNS)]
-
-
 def candidates(o: argparse.Namespace, dataset: str, ipc: int) -> dict[str, Condense]:
     """Return the candidates for a dataset and a number of images per class."""
     loops = (1, 1) if ipc == 1 else (10, 2)
@@ -124,13 +120,17 @@ def candidates(o: argparse.Namespace, dataset: str, ipc: int) -> dict[str, Conde
 def main(words: list[str] | None = None) -> None:
     """Run the example: one study for each dataset."""
     o = arguments(words)
-    done = Records([])
     for said in o.datasets:
         own = task(o, said)
         found = {name: one for ipc in o.ipc for name, one in candidates(o, said, ipc).items()}
         study = Study(o.out / own.name, own, found, seeds=o.seeds)
-        options = {**vars(o), "out": study.out}
-        done += run_study(study, argparse.Namespace(**options), tables, by=(), ends=False, also=done)
+        options = argparse.Namespace(**{**vars(o), "out": study.out})
+
+        def tables(records: Records, own: Task = own) -> list[object]:
+            made = Records(r for r in records if r.task == own.name)
+            return [summary_table(made, columns=COLUMNS), measure_leaks(made, own.load())]
+
+        run_study(study, options, tables, by=(), ends=False)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ A table stands between `<!-- table: KIND option=value ... -->` and `<!-- end of 
 
     summary columns=bytes_up,client_seconds        to_target accuracy=0.9         worst_clients
     paired base=FedAvg column=accuracy_last        at_equal by=client_seconds     tuning
+    leaderboard task=digits       leaks task=digits
     rates hits=refuted,found trials=attacks means=seconds_cpu                     (sums of counts, with intervals)
     design name=fedcog        (the registered design `designs/fedcog.json` as a list, and the verdict on its claim)
 
@@ -19,7 +20,7 @@ uses PAGE's records and is rebuilt with PAGE. `<!-- curves: NAME option=value ..
 `<!-- commits -->` and `<!-- end of commits -->`. New records are compared with the previous ones, and changes are
 printed. `FOLDER@NAME` is a study of one task with another study's settings, recorded under the task name NAME. In a
 run's folder, accuracies by domain (`domains.json`) are recorded as `accuracy_domain.NAME`, and the shares that a judge
-names (`judge.json`) as `judge.NAME`.
+names (`judge.json`) as `judge.NAME`, and the leaks of a set (`leaks.json`) as `leaks.NAME`.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ from fl.study import at_equal, to_target, worst_clients
 DOCS = Path(__file__).parents[1]
 sys.path.insert(0, str(DOCS / "scripts"))
 
+from _leaderboard_tables import leaderboard, leak_table  # noqa: E402
 from _marks import COMMITS, TABLE, with_commits, with_tables  # noqa: E402
 from _rounds import columns_by_round  # noqa: E402
 
@@ -97,6 +99,8 @@ KINDS: dict[str, Callable[[Records, Options], Table]] = {
     "at_equal": lambda records, o: at_equal(records, by=o.pop("by", "rounds")),
     "rates": rates,
     "worst_clients": lambda records, o: worst_clients(records),
+    "leaderboard": leaderboard,
+    "leaks": leak_table,
 }
 
 
@@ -127,7 +131,7 @@ def taken(said: str) -> Records:
     folder, _, task = said.partition("@")
     found = read_records(folder)
     for index, record in enumerate(found):
-        files = {"accuracy_domain": "domains.json", "judge": "judge.json"}
+        files = {"accuracy_domain": "domains.json", "judge": "judge.json", "leaks": "leaks.json"}
         paths = {column: Path(str(record.folder)) / name for column, name in files.items()}
         more = {c: json.loads(path.read_text(encoding="utf-8")) for c, path in paths.items() if path.exists()}
         found[index] = replace(record, line={**record.line, **more})
