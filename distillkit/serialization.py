@@ -153,7 +153,7 @@ def from_config(
 
 
 class _Encoder:
-    """Encoder of one value, which also collects the files to write and the functions and classes by path."""
+    """Encoder of one value. It also collects the files to write, and the functions and classes that the value uses."""
 
     def __init__(self, has_store: bool) -> None:
         self.has_store = has_store

@@ -1,4 +1,4 @@
-"""Scores of runs of several private steps, such as DP-SGD with Poisson sampling, for `audit_claim`."""
+"""Scores for `audit_claim` of training runs with many private steps, such as DP-SGD with Poisson sampling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folder of shadows: the design, and a file of scores for each finished shadow."""
+"""Folder of shadow models: their settings, and a file of scores for each finished shadow model."""
 
 from __future__ import annotations
 

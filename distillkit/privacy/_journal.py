@@ -59,7 +59,7 @@ class Chain:
         self._hashes.append(hashlib.sha256(self._hashes[-1].encode() + raw).hexdigest())
 
     def read(self, raw: bytes, line: dict[str, Any]) -> bool:
-        """Add a parsed line to the chain, unless its field "after" contradicts the chain, and remove the field.
+        """Remove the field "after" from a parsed line, and add the line to the chain unless the field contradicts it.
 
         Returns:
             Whether the line was added.

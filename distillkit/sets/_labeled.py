@@ -308,7 +308,7 @@ class LabeledImages:
 
         Args:
             sets: at least one set, all with the same normalization, shape, classes, columns and kind of labels. The
-                result has the `info` of the first, and its class names unless another set has other ones.
+                result has the `info` of the first. It has class names if all sets that name their classes agree.
 
         Raises:
             ValueError: no sets, incompatible sets (the message explains how to convert one), or different columns.

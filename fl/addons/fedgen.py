@@ -127,7 +127,10 @@ class FedGen(AddOn):
             local.scratch(self).update(net=net.eval(), draws=local.generator(self))
 
     def loss(self, step: Step) -> Tensor | None:
-        """Return alpha_t CE on generated embeddings, plus beta_t KL to a generated embedding of each image's class."""
+        """Return alpha_t times the cross-entropy on generated embeddings, plus beta_t times the KL divergence of predictions.
+
+        The divergence is between the predictions for each image and for a generated embedding of its class.
+        """
         local, labels = step.local, step.batch.labels
         scratch, factor = local.scratch(self), self.decay ** (local.round - 1)
         if "net" not in scratch:

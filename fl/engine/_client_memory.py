@@ -55,7 +55,7 @@ class MemoryStore:
             self._file(client, version).unlink(missing_ok=True)
 
     def _keep(self, client: int, version: str) -> None:
-        """Delete all versions of a client's memory except `version` and, in a folder, that of an earlier round."""
+        """Delete all versions of a client's memory except `version`; files of the last earlier round are kept, too."""
         versions = self._versions(client)
         earlier = [v for v in versions if version and _round_of(v) < _round_of(version)]
         before = max(earlier, key=_round_of) if earlier and self._folder is not None else version

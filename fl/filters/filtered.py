@@ -229,7 +229,7 @@ def _require_bounds_kept(filters: tuple[Filter, ...]) -> None:
 
 
 def _require_sealed_last(filters: tuple[Filter, ...]) -> None:
-    """Refuse filters that would read sealed replies, and secret draws of clients, which sealed sums do not support."""
+    """Refuse filters that secure sums do not support: filters that read sealed replies, or draw clients in secret."""
     sealed = next((i for i, one in enumerate(filters) if one.sealed), None)
     if sealed is None:
         return
