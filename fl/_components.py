@@ -113,7 +113,7 @@ def _represent(value: Any, *, pinned: bool) -> str:
 
 
 def constructor_call(part: Component) -> str:
-    """Return Python code that builds a component with its non-default options, for messages; `...` stands for tensors."""
+    """Return Python code that builds a component with its non-default options; `...` stands for tensors."""
     if not is_dataclass(part):
         return f"{part.name}(...)"
     given = {f.name: getattr(part, f.name) for f in fields(part) if f.init and _chosen(f, getattr(part, f.name))}

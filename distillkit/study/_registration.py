@@ -184,8 +184,8 @@ class RegisteredDesign:
         seeds, pilot, tuning = (", ".join(map(str, s)) for s in (self.seeds, power.differences, study["tune_seeds"]))
         rules = [config["rule"] or study["rule"] for config in study["candidates"].values() if len(config["tries"]) > 1]
         chosen = f"rule {' and '.join(dict.fromkeys(rules))} on the validation part, tuning seeds {tuning}"
-        extend = [f"{n} times for {s}" for s, n in ((study.get("extend") or {}).get("settings") or {}).items()]
-        extended = f" Searches are extended at most {' and '.join(extend)}." if extend else ""
+        extend = [f"{n} for {s}" for s, n in ((study.get("extend") or {}).get("settings") or {}).items()]
+        extended = f" Largest number of extensions of a search: {', '.join(extend)}." if extend else ""
         compared = self.column.replace("_", " ")
         rounds = study.get("late_rounds")
         late = "the second half of the rounds" if rounds is None else f"the last {rounds} rounds"

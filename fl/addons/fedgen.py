@@ -127,7 +127,7 @@ class FedGen(AddOn):
             local.scratch(self).update(net=net.eval(), draws=local.generator(self))
 
     def loss(self, step: Step) -> Tensor | None:
-        """Return alpha_t times the cross-entropy on generated embeddings, plus beta_t times the KL divergence of predictions.
+        """Return alpha_t times the cross-entropy on generated embeddings, plus beta_t times a KL divergence.
 
         The divergence is between the predictions for each image and for a generated embedding of its class.
         """
