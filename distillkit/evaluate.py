@@ -19,7 +19,7 @@ from distillkit.labels._teacher import try_teacher
 from distillkit.networks._factory import NetworkFactory, build, require_factory
 from distillkit.protocols import describe_protocol
 from distillkit.rng import as_generator, derive
-from distillkit.sets import Images, LabeledImages, StoredImages, as_set
+from distillkit.sets import Images, LabeledImages, StoredImages, TiledImages, as_set
 from distillkit.sets._class_index import class_labels, class_rows, random_rows
 from distillkit.training import CLASSIC, Protocol, accuracy, require_protocol, train
 
@@ -121,7 +121,8 @@ def evaluate(
             or 1,000 epochs, which take minutes per network on a CPU.
         real: the real training images. If given, each architecture has a second row for random real images, with as
             many images per class as the set. These images are sampled anew for each network. Initialization and order
-            of training are the same as for the set. A distilled set should have a higher accuracy than this row.
+            of training are the same as for the set. For a `TiledImages`, they are shrunk to the same tiles. A distilled
+            set should have a higher accuracy than this row.
         generator: an int seed, or a CPU generator from which one seed is drawn.
         chunk: see `train`.
         progress: whether to show a progress bar, which counts epochs.
@@ -186,4 +187,5 @@ def _random_like(data: LabeledImages, real: LabeledImages, generator: torch.Gene
     counts = torch.bincount(class_labels(data), minlength=data.num_classes)
     wanted = counts.nonzero().flatten().tolist()
     index, _ = random_rows(class_rows(real, wanted), counts[wanted].tolist(), generator)
-    return real[index.to(real.images.device)].to(data.images.device, data.images.dtype)
+    drawn = real[index.to(real.images.device)].to(data.images.device, data.images.dtype)
+    return data.tiles.pack(drawn) if isinstance(data, TiledImages) else drawn

@@ -39,7 +39,7 @@ def _pack(key: str, value: Value, tensors: Tensors) -> dict[str, Any]:
         return {"kind": "tensor"}
     if not isinstance(value, dict | LabeledImages):
         return {"kind": "plain", "value": value}
-    group, metadata = value.parts() if isinstance(value, LabeledImages) else (value, {})
+    group, metadata = LabeledImages.parts(value) if isinstance(value, LabeledImages) else (value, {})
     metadata.pop("class_names", None)  # they are no part of a message: both sides know the task's classes
     tensors.update({f"{key}{_SEPARATOR}{name}": tensor for name, tensor in group.items()})
     return {"kind": "group" if isinstance(value, dict) else "set", "names": list(group), **metadata}

@@ -18,7 +18,7 @@ from distillkit.networks._base import Network
 from distillkit.networks._validation import check_network
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.rng import as_generator, derive
-from distillkit.sets import LabeledImages
+from distillkit.sets import LabeledImages, TiledImages, Tiles
 from distillkit.sets._class_index import class_rows, with_class_labels
 
 __all__ = ["Condensation"]
@@ -31,7 +31,7 @@ class Condensation(PixelDescent):
         method: name of the method, which is recorded in the result.
         real: the set to condense.
         networks: sampler of the networks.
-        ipc, init: see `initial_images`.
+        ipc, init, parametrize: see `initial_images`.
         classes: the classes to condense. Default: the classes of `init` if it is a set, otherwise all classes with a
             real image.
         augment: Siamese augmentation of real and synthetic images, or None.
@@ -43,19 +43,24 @@ class Condensation(PixelDescent):
         rows: indices of the real images of each class.
         start: the initial set.
         counts: number of synthetic images of each class.
+        images: the optimized images. With a parametrization these are the stored images, and `synthetic` returns the
+            images that a network sees.
     """
 
     def __init__(
         self, method: str, real: LabeledImages, networks: NetworkSampler, *, ipc: int, init: str | LabeledImages,
         classes: Sequence[int] | None, augment: Augmentation | None, generator: int | torch.Generator,
-        arguments: Mapping[str, Any], **descent: Any,
+        parametrize: Tiles | None, arguments: Mapping[str, Any], **descent: Any,
     ) -> None:  # fmt: skip
         seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
         self.method, self.real, self.networks, self.augment, self.generator = method, real, networks, augment, generator
         if isinstance(init, LabeledImages) and classes is None:
             classes = list(class_rows(with_class_labels(init)))
         self.rows = class_rows(real, classes)
-        self.start = initial_images(real, ipc, init=init, classes=list(self.rows), generator=derive(seed, "init"))
+        self.start = initial_images(
+            real, ipc, init=init, classes=list(self.rows), parametrize=parametrize, generator=derive(seed, "init")
+        )
+        self.tiles = parametrize
         self.counts = self.start.counts()[list(self.rows)].tolist()
         recorded = {
             "method": method,
@@ -64,8 +69,24 @@ class Condensation(PixelDescent):
             **arguments,
             "classes": {str(c): [len(own), n] for (c, own), n in zip(self.rows.items(), self.counts, strict=True)},
         }
+        if parametrize is not None:
+            recorded["parametrize"] = repr(parametrize)
         identity = lambda: call_identity(real, networks)  # noqa: E731
-        super().__init__(self.start.images, arguments=recorded, seed=seed, identity=identity, **descent)
+        images = self.start.stored if isinstance(self.start, TiledImages) else self.start.images
+        super().__init__(images, arguments=recorded, seed=seed, identity=identity, **descent)
+
+    def synthetic(self) -> Tensor:
+        """Return the current synthetic images [sum of counts, C, H, W], decoded if there is a parametrization."""
+        return self.images if self.tiles is None else self.tiles.decode(self.images)
+
+    def step(self, loss: Tensor, gradient: Tensor) -> float:
+        """Update the optimized images, see `PixelDescent.step`.
+
+        Args:
+            loss: loss of this step, a scalar tensor.
+            gradient: gradient of the loss with respect to the images of `synthetic`.
+        """
+        return super().step(loss, gradient if self.tiles is None else self.tiles.adjoint(gradient))
 
     def draw_networks(self, images: Tensor, **needs: Any) -> Iterator[tuple[int, Network]]:
         """Sample a network for each remaining step, and check that the first network accepts the images.
@@ -109,9 +130,12 @@ class Condensation(PixelDescent):
             "networks": repr(self.networks),
             "augment": None if self.augment is None else repr(self.augment),
             **options,
+            **({} if self.tiles is None else {"parametrize": repr(self.tiles)}),
             "loss": loss,
             **self.start.info,
             "absent": (self.real.counts() == 0).nonzero().flatten().tolist(),
             **provenance(self.generator, seed=self.seed),
         }
+        if isinstance(self.start, TiledImages):
+            return self.start.with_stored(self.images).replace(info=info)
         return self.start.replace(images=self.images, info=info)

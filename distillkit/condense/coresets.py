@@ -17,7 +17,7 @@ from distillkit.networks._factory import frozen_copy
 from distillkit.networks._validation import check_network, require_network
 from distillkit.normalization import Normalization
 from distillkit.rng import as_generator
-from distillkit.sets import Images, LabeledImages, Labels, as_set
+from distillkit.sets import Images, LabeledImages, Labels, Tiles, as_set
 from distillkit.sets._class_index import class_rows
 
 __all__ = ["herding", "k_center", "random_subset"]
@@ -30,6 +30,7 @@ def random_subset(
     ipc: int,
     network: nn.Module | None = None,
     generator: int | torch.Generator = 0,
+    parametrize: Tiles | None = None,
     classes: Sequence[int] | None = None,
     num_classes: int | None = None,
     normalization: Normalization | None = None,
@@ -44,6 +45,9 @@ def random_subset(
         ipc: number of images per class.
         network: ignored; it is accepted because all coreset functions have the same arguments.
         generator: an int seed, or a CPU generator, which is advanced.
+        parametrize: parametrization of the images, such as `sets.Tiles(2)`, or None. With it, `ipc * factor ** 2`
+            images of each class are shrunk and share `ipc` stored images (see `TiledImages`). This is the baseline of a
+            condensation with the same parametrization.
         classes: the classes to select; default: all classes with an image.
         num_classes: number of classes K; needed if classes may be absent from `labels`.
         normalization: normalization of `images`.
@@ -61,11 +65,18 @@ def random_subset(
     """
     draws = as_generator(generator)
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
+    tiles = Tiles.require(parametrize)
+    ipc = check.positive_int(ipc, "ipc")
 
     def order(rows: Tensor, count: int) -> Tensor:
         return torch.randperm(len(rows), generator=draws)[:count]
 
-    return _select(real, ipc, classes, order, {"method": "random", **provenance(generator)})
+    info = {"method": "random", **provenance(generator)}
+    if tiles is None:
+        return _select(real, ipc, classes, order, info)
+    tiles.require_shape(real.shape)
+    drawn = _select(real, ipc * tiles.count, classes, order, info)
+    return tiles.pack(drawn.replace(info={**drawn.info, "ipc": ipc, "parametrize": repr(tiles)}))
 
 
 def herding(

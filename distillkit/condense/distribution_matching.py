@@ -19,7 +19,7 @@ from distillkit.networks._base import Network
 from distillkit.networks._validation import require_sampler, uses_batch_statistics
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.normalization import Normalization
-from distillkit.sets import Images, LabeledImages, Labels, as_set
+from distillkit.sets import Images, LabeledImages, Labels, Tiles, as_set
 
 __all__ = ["distribution_matching"]
 
@@ -33,9 +33,9 @@ def distribution_matching(
     steps: int = 1000,
     match: str = "embedding",
     init: str | LabeledImages = "real",
+    parametrize: Tiles | None = None,
     classes: Sequence[int] | None = None,
     batch_real: int | None = 256,
-    cache: bool = True,
     lr: float = 1.0,
     momentum: float = 0.5,
     augment: Augmentation | None = None,
@@ -74,12 +74,12 @@ def distribution_matching(
         match: `"embedding"`, or `"embedding+logits"` to add the squared distance of the mean logits (FedDM).
         init: initial images, see `initial_images`. A `LabeledImages` is optimized further, and determines the classes
             and their counts.
+        parametrize: parametrization of the images, such as `sets.Tiles(2)`, or None. The result then is a
+            `TiledImages` with `ipc` stored images per class, which are decoded to `ipc * factor ** 2` images.
         classes: the classes to condense; default: all classes with a real image.
         batch_real: number of real images per class and step, sampled without replacement. If a class has fewer images,
-            all are used. None always uses all images.
-        cache: whether to compute the means of whole classes once, instead of the means of a random batch in every step.
-            This applies only if the network is fixed and there is no augmentation. It removes the sampling noise at
-            almost no cost. The papers correspond to False.
+            all are used. None always uses all images. If the network is fixed and there is no augmentation, the means
+            of whole classes are computed once instead; `FixedNetwork(network, cache=False)` uses random batches.
         lr: step size on the pixels. The papers use 1; DM uses 10 for 100 or more images per class.
         momentum: momentum of SGD, in [0, 1).
         augment: augmentation of real and synthetic images, drawn once per class and step (Siamese).
@@ -116,14 +116,14 @@ def distribution_matching(
     ipc = check.positive_int(ipc, "ipc")
     steps = check.positive_int(steps, "steps", least=0)
     check.one_of(match, "match", MATCHES)
-    check.boolean(cache, "cache")
     require_augmentation(augment, real.normalization)
     batch_real = len(real) if batch_real is None else check.positive_int(batch_real, "batch_real")
     options = {"match": match, "lr": lr, "momentum": momentum, "batch_real": batch_real}
     run = Condensation(
-        "distribution matching", real, networks, ipc=ipc, init=init, classes=classes, augment=augment, lr=lr,
-        momentum=momentum, steps=steps, generator=generator, resume=resume, callback=callback,
-        arguments={**options, "cache": cache},
+        "distribution matching", real, networks, ipc=ipc, init=init, parametrize=parametrize, classes=classes,
+        augment=augment, lr=lr, momentum=momentum,
+        steps=steps, generator=generator, resume=resume, callback=callback,
+        arguments={**options, "cache": getattr(networks, "cache", True)},
     )  # fmt: skip
     needs = {"features": True, "classes": real.num_classes if match == "embedding+logits" else None}
     loss, fixed_means = None, None
@@ -134,7 +134,7 @@ def distribution_matching(
         matching = _ClassMatching(run, parallel, match, chunk)
         for step, network in run.draw_networks(real.images, **needs):
             parallel.set_network(network)
-            if loss is None and cache and networks.fixed and augment is None and not uses_batch_statistics(network):
+            if loss is None and networks.fixed and augment is None and not uses_batch_statistics(network):
                 fixed_means = matching.real_means(network, step, len(real))
             means = matching.real_means(network, step, batch_real) if fixed_means is None else fixed_means
             distance, gradient = matching.distance(network, step, means)
@@ -166,7 +166,7 @@ class _ClassMatching:
 
     def distance(self, network: Network, step: int, means: Tensor) -> tuple[Tensor, Tensor]:
         """Return the distance between the synthetic images' class means and the real `means`, and its gradient."""
-        run, classes, images = self.run, list(self.run.rows), self.run.images.split(self.run.counts)
+        run, classes, images = self.run, list(self.run.rows), self.run.synthetic().split(self.run.counts)
 
         def group_distance(network: Network, group: slice) -> tuple[Tensor, Tensor]:
             def augment(images: Tensor, position: int) -> Tensor:

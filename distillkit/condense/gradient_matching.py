@@ -18,11 +18,14 @@ from distillkit.networks._validation import require_sampler
 from distillkit.networks.samplers import NetworkSampler
 from distillkit.normalization import Normalization
 from distillkit.rng import derive
-from distillkit.sets import Images, LabeledImages, Labels, as_set
+from distillkit.sets import Images, LabeledImages, Labels, Tiles, as_set
 
 __all__ = ["gradient_matching"]
 
 _INNER = InnerTraining()
+
+_MOMENTUM = 0.5
+"""Momentum of SGD on the pixels, a constant in the authors' code."""
 
 _STATISTICS_IMAGES = 16
 """Number of real images per class in the batch that provides the statistics of batch norm."""
@@ -38,10 +41,10 @@ def gradient_matching(
     iterations: int = 1000,
     metric: Metric = "row_cosine",
     init: str | LabeledImages = "noise",
+    parametrize: Tiles | None = None,
     classes: Sequence[int] | None = None,
     batch_real: int | None = 256,
     lr: float = 0.1,
-    momentum: float = 0.5,
     inner: InnerTraining = _INNER,
     augment: Augmentation | None = None,
     num_classes: int | None = None,
@@ -57,7 +60,7 @@ def gradient_matching(
     The synthetic images are optimized so that a network's parameter gradient on them matches the gradient on the real
     images, while the network trains on the synthetic images. Each iteration samples a network and repeats two steps:
 
-    1. a matching step: one step of SGD with momentum on the pixels, to reduce the sum over classes c of
+    1. a matching step: one step of SGD with momentum 0.5 on the pixels, to reduce the sum over classes c of
        D(grad CE(synthetic images of c), grad CE(real images of c));
     2. some epochs of training the network by SGD on the synthetic set, except after the last matching step.
 
@@ -78,10 +81,12 @@ def gradient_matching(
         iterations: number of iterations; each one uses a new network.
         metric: distance D between gradients; see `losses.matching.gradient_distance`.
         init: initial images, see `initial_images`. The papers start from noise.
+        parametrize: parametrization of the images, such as `sets.Tiles(2)`, or None. The result then is a
+            `TiledImages` with `ipc` stored images per class, which are decoded to `ipc * factor ** 2` images.
         classes: the classes to condense; default: all classes with a real image.
         batch_real: number of real images per class and matching step, sampled without replacement. If a class has fewer
             images, all are used. None always uses all images.
-        lr, momentum: learning rate and momentum of SGD on the pixels; momentum in [0, 1).
+        lr: learning rate of SGD on the pixels.
         inner: options for training each network between matching steps, see `InnerTraining`.
         augment: augmentation. It is drawn once per class and matching step for real and synthetic images (Siamese), and
             once per image while the network trains.
@@ -121,8 +126,9 @@ def gradient_matching(
     options: dict[str, object] = {"loops": [matching_steps, epochs], "metric": metric, "batch_real": batch_real}
     options |= {"lr_net": float(inner.lr), "batch_net": inner.batch}
     run = Condensation(
-        "gradient matching", real, networks, ipc=ipc, init=init, classes=classes, augment=augment, lr=lr,
-        momentum=momentum, steps=iterations, generator=generator, resume=resume, callback=callback, arguments=options,
+        "gradient matching", real, networks, ipc=ipc, init=init, parametrize=parametrize, classes=classes,
+        augment=augment, lr=lr, momentum=_MOMENTUM,
+        steps=iterations, generator=generator, resume=resume, callback=callback, arguments=options,
     )  # fmt: skip
     loss = None
     total, done = iterations * matching_steps, run.done * matching_steps
@@ -135,17 +141,17 @@ def gradient_matching(
                     trained.fix_statistics(torch.cat(mixed))
                 matched = [
                     _match_class(run, trained, (i, j), c, own, limit, metric)
-                    for c, own in zip(run.rows, run.images.split(run.counts), strict=True)
+                    for c, own in zip(run.rows, run.synthetic().split(run.counts), strict=True)
                 ]
                 distances, gradients = zip(*matched, strict=True)
                 losses.append(run.step(torch.stack(distances).sum(), torch.cat(gradients)))
                 shown.update()
                 if j < matching_steps - 1:
                     order = derive(run.seed, i, j, "train")
-                    trained.train(run.images, run.start.labels, epochs, inner, augment, order)
+                    trained.train(run.synthetic(), run.start.labels, epochs, inner, augment, order)
             loss = sum(losses) / matching_steps
             run.report(loss)
-    return run.result(loss, {**options, "lr": lr, "momentum": momentum, "ipc": ipc, "iterations": iterations})
+    return run.result(loss, {**options, "lr": lr, "momentum": _MOMENTUM, "ipc": ipc, "iterations": iterations})
 
 
 def _match_class(

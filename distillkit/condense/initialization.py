@@ -11,8 +11,8 @@ from torch import Tensor
 from distillkit._sanity_checks import check_class_sizes
 from distillkit._utils import check
 from distillkit.rng import as_generator
-from distillkit.sets import LabeledImages, as_set
-from distillkit.sets._class_index import class_indices, class_rows, random_rows, with_class_labels
+from distillkit.sets import LabeledImages, TiledImages, Tiles, as_set
+from distillkit.sets._class_index import class_indices, class_labels, class_rows, random_rows, with_class_labels
 
 __all__ = ["class_statistics", "images_from_statistics", "initial_images"]
 
@@ -85,6 +85,7 @@ def initial_images(
     *,
     init: str | LabeledImages = "real",
     classes: Sequence[int] | None = None,
+    parametrize: Tiles | None = None,
     generator: int | torch.Generator = 0,
 ) -> LabeledImages:
     """Return `ipc` initial images per class for a condensation, sorted by class, in the real set's normalized space.
@@ -103,6 +104,9 @@ def initial_images(
             count as the class in its column `class`, or else as their largest entry.
         classes: the classes for which to make images; default: all classes with a real image. For a class without real
             images, `init` must be `"noise"`.
+        parametrize: parametrization of the images, see `sets.Tiles`, or None. The result then is a `TiledImages` with
+            `ipc` stored images per class. Real images are shrunk to the tiles; noise is drawn for the stored images. A
+            set passed as `init` is used as it is if it has the same tiles. Otherwise its images are shrunk.
         generator: an int seed, or a CPU generator, which is advanced.
 
     Returns:
@@ -115,6 +119,8 @@ def initial_images(
     """
     real = as_set(real, name="real")
     ipc = check.positive_int(ipc, "ipc")
+    if Tiles.require(parametrize) is not None:
+        return _tiled(real, ipc, cast(Tiles, parametrize), init, classes, generator)
     generator = as_generator(generator)
     info: dict[str, object] = {"init": init if isinstance(init, str) else "given", "with_replacement": []}
     if isinstance(init, LabeledImages):
@@ -138,6 +144,34 @@ def initial_images(
     labels = torch.tensor(chosen).repeat_interleave(ipc).to(real.labels.device)
     info["absent"] = [c for c in range(real.num_classes) if c not in set(chosen)] if classes is None else []
     return real.replace(images=images, labels=labels, columns={}, info=info)
+
+
+def _tiled(
+    real: LabeledImages,
+    ipc: int,
+    tiles: Tiles,
+    init: str | LabeledImages,
+    classes: Sequence[int] | None,
+    generator: int | torch.Generator,
+) -> TiledImages:
+    tiles.require_shape(real.shape)
+    if isinstance(init, TiledImages) and init.tiles == tiles:
+        groups = class_labels(init).view(-1, tiles.count)
+        if bool((groups != groups[:, :1]).any()):
+            raise ValueError("init must have images of a single class in each stored image, got mixed classes")
+        init = init.replace(images=init.stored, labels=groups[:, 0], columns={})
+        stored = initial_images(real, ipc, init=init, classes=classes, generator=generator)
+    elif init == "real" or isinstance(init, LabeledImages):
+        whole = initial_images(real, ipc * tiles.count, init=init, classes=classes, generator=generator)
+        if bool((whole.counts() % tiles.count).any()):
+            counts = whole.counts().tolist()
+            raise ValueError(
+                f"init must have a multiple of {tiles.count} images in each class for {tiles}, got {counts}"
+            )
+        stored = whole.replace(images=tiles.encode(whole.images), labels=whole.labels[:: tiles.count])
+    else:
+        stored = initial_images(real, ipc, init=init, classes=classes, generator=generator)
+    return TiledImages.wrap(stored, tiles)
 
 
 def _given(

@@ -135,17 +135,19 @@ class FixedNetwork(Configurable):
 
     Args:
         network: any `nn.Module`; it is copied, so later changes to it have no effect.
+        cache: whether a condenser may compute a quantity of the real images once and reuse it in every step, such as
+            the mean embeddings of whole classes. This removes sampling noise at almost no cost. The papers, which draw
+            a random batch of real images in each step, correspond to False.
     """
 
-    fixed = True
-
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, *, cache: bool = True) -> None:
+        self.fixed = self.cache = check.boolean(cache, "cache")
         self._copy = _frozen_eval_copy(network)
         self._network = split(self._copy)
 
     def init_arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Return the sampler's copy of the network, because the original may have been trained further."""
-        return (self._copy,), {}
+        return (self._copy,), {} if self.cache else {"cache": False}
 
     def draw(self, generator: torch.Generator) -> Network:
         """Return the network, which is the same at every step.

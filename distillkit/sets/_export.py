@@ -73,13 +73,16 @@ def read_npz(path: Path) -> tuple[Tensors, dict[str, Any]]:
     return tensors, facts
 
 
-def write_picture_folder(path: Path, pixels: Tensor, labels: Tensor, facts: Mapping[str, Any], lost: list[str]) -> None:
+def write_picture_folder(
+    path: Path, pixels: Tensor, labels: Tensor, classes: Tensor, facts: Mapping[str, Any], lost: list[str]
+) -> None:
     """Write a set as PNG pictures in one folder per class, with `labels.csv` and `set.json`.
 
     Args:
         path: the folder, which must not exist or be empty. It appears complete or not at all.
         pixels: float [N, C, H, W], C in {1, 3}; values outside [0, 1] are clipped, with a warning.
         labels: class indices [N], or rows float [N, K], which `labels.csv` has in full.
+        classes: class [N] of each image, which selects its folder.
         facts: see `LabeledImages.parts`.
         lost: names of further parts that this format leaves out, reported by the warning.
 
@@ -101,7 +104,7 @@ def write_picture_folder(path: Path, pixels: Tensor, labels: Tensor, facts: Mapp
     if lost:
         warn(f"PNG pictures leave out {'; '.join(lost)}. An .npz or .safetensors file keeps everything")
     folders = _class_folders(facts.get("class_names", ()), facts["num_classes"])
-    rows, width = labels.argmax(1) if labels.ndim == 2 else labels, len(str(max(len(labels) - 1, 0)))
+    rows, width = classes.detach().cpu(), len(str(max(len(labels) - 1, 0)))
     files = [f"{folders[k]}/{i:0{width}d}.png" for i, k in enumerate(rows.tolist())]
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -381,16 +381,19 @@ class LabeledImages:
         zca = None
         if "zca.matrix" in tensors:
             zca = ZCA(tensors["zca.center"], tensors["zca.matrix"], tensors["zca.inverse"])
-        return LabeledImages._unchecked(
-            images=tensors["images"],
-            labels=tensors["labels"],
-            num_classes=facts["num_classes"],
-            normalization=Normalization(facts["mean"], facts["std"], zca, measured=facts.get("measured", True)),
-            columns={k.removeprefix("column."): v for k, v in tensors.items() if k.startswith("column.")},
-            info=facts["info"],
-            classes_given=facts.get("given", False),
-            class_names=facts.get("class_names", ()),
-        )
+        options: dict[str, Any] = {
+            "num_classes": facts["num_classes"],
+            "normalization": Normalization(facts["mean"], facts["std"], zca, measured=facts.get("measured", True)),
+            "columns": {k.removeprefix("column."): v for k, v in tensors.items() if k.startswith("column.")},
+            "info": facts["info"],
+            "classes_given": facts.get("given", False),
+            "class_names": facts.get("class_names", ()),
+        }
+        if "tiles" in facts:
+            from distillkit.sets.tiles import TiledImages, Tiles
+
+            return TiledImages(tensors["images"], tensors["labels"], tiles=Tiles(facts["tiles"]), **options)
+        return LabeledImages._unchecked(images=tensors["images"], labels=tensors["labels"], **options)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write images, labels, columns, normalization and info to one `.safetensors` file, which `load` reads.
@@ -414,7 +417,8 @@ class LabeledImages:
         Images are in the set's normalization: `images * std + mean` gives pixels.
 
         A folder has one sub-folder per class, whose alphabetical order is the class order, so that torchvision's
-        `ImageFolder` reads it. `labels.csv` has the file and label of each picture, with label rows in full, and
+        `ImageFolder` reads it. An image with a label row is in the folder of the class in its column `class`, or else
+        of its largest entry. `labels.csv` has the file and label of each picture, with label rows in full, and
         `set.json` the rest. Pixels are rounded to 8 bits (an error of at most 1/510), and clipped to [0, 1]. Columns
         and whitening are left out. A warning names what is clipped or left out.
 
@@ -428,17 +432,21 @@ class LabeledImages:
             FileExistsError: the folder has files.
             ValueError: a path with another suffix, or PNG pictures of neither 1 nor 3 channels.
         """
-        path, (tensors, facts) = Path(path), self.parts()
+        path, (tensors, facts) = Path(path), LabeledImages.parts(self)  # decoded images, if the set is tiled
         if path.suffix == ".npz":
             write_npz(path, tensors, facts)
         elif path.suffix and not path.is_dir():
             raise ValueError(f"path must end in .npz, or be a folder without suffix, got {path.name!r}; see also save")
         else:
+            from distillkit.sets._class_index import class_labels
+
             lost = [f"the column {name!r}" for name in self.columns]
             if self.normalization.zca is not None:
                 lost.append("the whitening")
                 facts |= {"mean": IDENTITY.mean, "std": IDENTITY.std}
-            write_picture_folder(path, self.normalization.decode(self.images), self.labels, facts, lost)
+            write_picture_folder(
+                path, self.normalization.decode(self.images), self.labels, class_labels(self), facts, lost
+            )
         return path
 
     @staticmethod

@@ -333,7 +333,8 @@ def test_fixed_network_embeds_real_images_once() -> None:
     once, always = Counting(frozen_net(torch.float64)), Counting(frozen_net(torch.float64))
     options: dict[str, Any] = {"ipc": 1, "steps": 4, "lr": 0.1}
     cached = distribution_matching(data(dtype=torch.float64), networks=once, batch_real=2, **options)
-    papers = distribution_matching(data(dtype=torch.float64), networks=always, cache=False, batch_real=None, **options)
+    always.fixed = False
+    papers = distribution_matching(data(dtype=torch.float64), networks=always, batch_real=None, **options)
     assert torch.allclose(cached.images, papers.images, rtol=0, atol=1e-12)
     trial = 2  # images of noise
     assert sum(once.seen) == trial + 21 + 4 * 3

@@ -389,7 +389,6 @@ def test_inner_training_names_an_invalid_option(options: dict[str, Any], message
         ({"ipc": 0}, ValueError, "ipc must be at least 1"),
         ({"iterations": -1}, ValueError, "iterations must be"),
         ({"lr": 0}, ValueError, "lr must be greater"),
-        ({"momentum": 1}, ValueError, "momentum must be less than 1"),
         ({"inner": (2, 1)}, TypeError, "inner must be an InnerTraining"),
         ({"metric": "l1"}, ValueError, "metric must be one of"),
         ({"init": "zeros"}, ValueError, "init must be one of"),

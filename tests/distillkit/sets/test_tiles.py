@@ -1,0 +1,108 @@
+"""`Tiles`: golden values, laws of decoding, files, and sets that keep their parametrization."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from distillkit.normalization import Normalization
+from distillkit.sets import LabeledImages, TiledImages, Tiles
+from fl._codec import decode, encode
+from fl.message import Message
+
+HALF = Normalization((0.5,), (0.25,))
+
+
+def noise(n: int, side: int = 4, seed: int = 0) -> Tensor:
+    return torch.randn(n, 1, side, side, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def tiled(factor: int = 2) -> TiledImages:
+    labels = torch.tensor([0, 2]).repeat_interleave(factor**2)
+    stored = noise(2, 12).float()
+    return TiledImages(stored, labels, tiles=Tiles(factor), num_classes=3, normalization=HALF, info={"method": "x"})
+
+
+def test_decoding_is_bilinear_and_row_by_row() -> None:
+    """[1, 2] becomes [1, 1.25, 1.75, 2] (IDC's interpolation, without aligned corners)."""
+    stored = torch.tensor([[1.0, 2, 3, 4], [1, 2, 3, 4], [5, 6, 7, 8], [5, 6, 7, 8]]).view(1, 1, 4, 4)
+    row = torch.tensor([1, 1.25, 1.75, 2])
+    for image, offset in zip(Tiles(2).decode(stored), (0, 2, 4, 6), strict=True):
+        assert torch.equal(image[0], (row + offset).expand(4, 4))
+
+
+@given(st.sampled_from([2, 3]), st.integers(1, 3), st.integers(0, 10))
+def test_the_adjoint_is_the_transpose_of_decoding(factor: int, n: int, seed: int) -> None:
+    tiles, stored = Tiles(factor), noise(n, 6, seed)
+    gradient = noise(n * tiles.count, 6, seed + 1)
+    assert torch.isclose((tiles.decode(stored) * gradient).sum(), (stored * tiles.adjoint(gradient)).sum())
+
+
+@given(st.sampled_from([2, 3]), st.integers(1, 3))
+def test_encoding_places_the_means_of_pixels_where_decoding_finds_them(factor: int, n: int) -> None:
+    tiles = Tiles(factor)
+    constant = torch.arange(float(n * tiles.count)).view(-1, 1, 1, 1).expand(-1, 2, 6, 6)
+    assert torch.allclose(tiles.decode(tiles.encode(constant)), constant)
+    images = noise(n * tiles.count, 6)
+    means = images.view(-1, 1, 6 // factor, factor, 6 // factor, factor).mean((3, 5))
+    first = tiles.encode(images)[0, :, : 6 // factor, : 6 // factor]
+    assert torch.allclose(first, means[0])
+
+
+def test_a_file_holds_the_stored_images(tmp_path: Path) -> None:
+    data = tiled()
+    again = LabeledImages.load(data.save(tmp_path / "a.safetensors"))
+    assert isinstance(again, TiledImages)
+    assert again.tiles == Tiles(2)
+    assert again.normalization == HALF
+    assert torch.equal(again.stored, data.stored)
+    assert torch.equal(again.images, data.images)
+    assert torch.equal(again.labels, data.labels)
+    assert again.info == data.info
+    assert (tmp_path / "a.safetensors").stat().st_size < 3_000 < data.images.numel() * 4
+
+
+def test_exports_and_messages_hold_the_decoded_images(tmp_path: Path) -> None:
+    data = tiled()
+    again = LabeledImages.load(data.export(tmp_path / "a.npz"))
+    assert type(again) is LabeledImages
+    assert torch.equal(again.images, data.images)
+    (sent,) = dict(decode(encode(Message.unchecked({"set": data})))[0].items()).values()
+    assert type(sent) is LabeledImages
+    assert torch.equal(sent.images, data.images)
+
+
+def test_other_labels_keep_the_parametrization_and_other_images_lose_it() -> None:
+    data = tiled()
+    rows = torch.eye(3)[data.labels]
+    soft = data.replace(labels=rows, info={"a": 1})
+    assert isinstance(soft, TiledImages)
+    assert torch.equal(soft.stored, data.stored)
+    assert soft.labels is rows
+    half = data.to(dtype=torch.float64)
+    assert isinstance(half, TiledImages)
+    assert half.stored.dtype == half.images.dtype == torch.float64
+    for plain in (data[:4], data.renormalize(Normalization((0.0,), (1.0,))), data.replace(images=data.images * 2)):
+        assert type(plain) is LabeledImages
+    assert "2 stored images hold 8 images 1x12x12" in repr(data)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: Tiles(1), "factor must be at least 2"),
+        (lambda: Tiles(5).decode(noise(1)), "divisible by 5, got 4x4"),
+        (lambda: Tiles(2).encode(noise(3)), "multiple of 4, for Tiles.2.; got 3"),
+        (lambda: Tiles.require(2), "parametrize must be a Tiles"),  # type: ignore[arg-type]
+        (lambda: TiledImages(noise(1), torch.zeros(3, dtype=torch.int64), tiles=Tiles(2)), "labels"),
+    ],
+)
+def test_wrong_arguments_are_named(call: object, text: str) -> None:
+    assert callable(call)
+    with pytest.raises((TypeError, ValueError), match=text):
+        call()
