@@ -19,6 +19,7 @@ from distillkit.labels import CutMix, Relabel, soft_labels
 from distillkit.locking import locked
 from distillkit.networks import KeepInit, named_network
 from distillkit.rng import derive
+from distillkit.sets import TiledImages
 from distillkit.study import Job
 from distillkit.training import Protocol, accuracy
 
@@ -112,8 +113,9 @@ def label_regimes(
         for name in transfer
     }
     size, classes = len(small), small.num_classes
+    pixels = small.stored if isinstance(small, TiledImages) else small.images
     stored = {
-        "images": 4 * small.images.numel(), "hard": 8 * size, "row": 4 * size * classes,
+        "images": 4 * pixels.numel(), "hard": 8 * size, "row": 4 * size * classes,
         "view": 2 * views.num_epochs * size * classes,
     }  # fmt: skip
     return {"labels": labels, "transfer": others, "cpu_seconds_labels": seconds, "bytes": stored}

@@ -10,13 +10,14 @@ from torch import nn
 
 from distillkit import LabeledImages
 from distillkit.augment import CropFlip
+from distillkit.condense import stitch
 from distillkit.fingerprint import set_fingerprint
 from distillkit.generate import invert
 from distillkit.networks import ConvNet, build
 from distillkit.rng import derive
 from distillkit.training import Protocol, train
 
-__all__ = ["inverted", "train_teacher", "untrained_teacher"]
+__all__ = ["inverted", "stitched", "train_teacher", "untrained_teacher"]
 
 _TRAINED: dict[Any, nn.Module] = {}
 
@@ -68,3 +69,20 @@ def inverted(
         normalization=real.normalization, progress=progress, **weights,
     )  # fmt: skip
     return real.replace(images=found.images.to(real.images), labels=found.labels, columns={}, info=dict(found.info))
+
+
+def stitched(
+    real: LabeledImages, *, ipc: int, crops: int, images: int, generator: int, progress: bool = False
+) -> LabeledImages:
+    """Train the teacher on the real images, and stitch the crops that it recognizes best (RDED).
+
+    Args:
+        real: the real images.
+        ipc: number of images per class.
+        crops: number of crops of each real image that are compared.
+        images: number of images that the teacher's training sees.
+        generator: seed.
+        progress: whether to show a progress bar.
+    """
+    observer = train_teacher(real, images)
+    return stitch(real, observer=observer, ipc=ipc, crops=crops, generator=generator, progress=progress)

@@ -25,18 +25,22 @@ from _leaderboard import TRANSFER, label_regimes
 from _leaks import measure_leaks
 from _options import command_line, number, parse_arguments
 from _run_study import run_study
-from _teacher import inverted
+from _teacher import inverted, stitched
 from distillkit import data
+from distillkit.condense import distribution_matching, random_subset
 from distillkit.networks import RandomNetworks
 from distillkit.privacy import EmbeddingNetworks, Passes, condense_private
+from distillkit.sets import Tiles
 from distillkit.study import Condense, Records, Study, Task, grid, summary_table
 
 OURS: dict[str, list[dict[str, Any]]] = {
     "deepinversion": grid(lr=[0.05, 0.2]),
     "class-means-8": grid(num_networks=[5, 20]), "class-means-1": grid(num_networks=[5, 20]),
+    "dm-tiles": grid(lr=[1.0, 3.0]), "stitch": grid(crops=[1, 5]),
 }  # fmt: skip
 """Searches of the methods that `condense.py` does not have. The number of class means is their epsilon."""
-METHODS = ("random", *condense.SEARCH, *OURS)
+METHODS = ("random", "random-tiles", *condense.SEARCH, *OURS)
+TILES = Tiles(2)
 COLUMNS = ("labels.row", "labels.view", "cpu_seconds_condense", "epsilon")
 SIZES = {"digits": 16, "usps": 16}
 PRESETS: dict[str, dict[str, Any]] = {
@@ -100,17 +104,26 @@ def candidates(o: argparse.Namespace, dataset: str, ipc: int) -> dict[str, Conde
             inverted, ipc=ipc, steps=o.inversion_steps, lr=lr, images=o.teacher_images
         ),
         **{f"class-means-{e}": partial(private, epsilon=e) for e in (8, 1)},
+        "dm-tiles": lambda factory, lr: partial(
+            distribution_matching, networks=RandomNetworks(factory), ipc=ipc, parametrize=TILES, steps=o.steps,
+            batch_real=o.batch_real, augment=own.augment, lr=lr,
+        ),
+        "stitch": lambda factory, crops: partial(stitched, ipc=ipc, crops=crops, images=o.teacher_images),
     }  # fmt: skip
     search = OURS if o.preset == "cpu" else {name: some[:1] for name, some in OURS.items()}
     found |= {name: Condense(make, search=search[name]) for name, make in makes.items()}
-    updates = -(-10 * ipc // own.batch)
-    protocol = replace(own, epochs=max(1, o.updates // updates))
-    measure = partial(label_regimes, protocol=protocol, teacher_images=o.teacher_images, transfer=tuple(o.transfer))
-    named = {
-        name: replace(found[name], protocol=protocol, num_networks=1, measure=measure)
-        for name in METHODS
-        if name in {"dm", *o.methods}
-    }
+    tiled = partial(random_subset, ipc=ipc, parametrize=TILES)
+    found["random-tiles"] = Condense(lambda factory, **tried: tiled, like="dm-tiles")
+
+    def tested(name: str) -> Condense:
+        """Return the method, tested by networks that are trained with about `o.updates` updates."""
+        images = 10 * ipc * (TILES.count if name.endswith("tiles") else 1)
+        protocol = replace(own, epochs=max(1, o.updates // -(-images // own.batch)))
+        measure = partial(label_regimes, protocol=protocol, teacher_images=o.teacher_images, transfer=tuple(o.transfer))
+        return replace(found[name], protocol=protocol, num_networks=1, measure=measure)
+
+    needed = {*o.methods, *(found[name].like for name in o.methods)}
+    named = {name: tested(name) for name in METHODS if name in needed}
     return {
         f"{name}-{ipc}": replace(one, like=None if one.like is None else f"{one.like}-{ipc}")
         for name, one in named.items()

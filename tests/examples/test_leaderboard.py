@@ -39,6 +39,20 @@ def test_every_method_is_measured_under_three_kinds_of_labels(leaderboard: Modul
     assert [r.line for r in read_records(tmp_path / "digits")] == before
 
 
+def test_tiles_and_random_tiles_have_equal_bytes_and_updates_and_stitching_copies(
+    leaderboard: ModuleType, tmp_path: Path
+) -> None:
+    words = ["--preset", "smoke", "--out", str(tmp_path), "--workers", "1", "--device", "cpu"]
+    leaderboard.main([*words, "--methods", "random-tiles", "stitch"])
+    lines = {r.method: r.line for r in read_records(tmp_path / "digits")}
+    assert set(lines) == {"random-tiles-1", "dm-tiles-1", "stitch-1"}
+    for name in ("random-tiles-1", "dm-tiles-1"):
+        assert lines[name]["images"] == 40
+        assert lines[name]["bytes"] == {"images": 4 * 10 * 256, "hard": 320, "row": 1600, "view": 2 * 1 * 40 * 10}
+    assert lines["stitch-1"]["images"] == 10
+    assert lines["stitch-1"]["bytes"]["images"] == 4 * 10 * 256
+
+
 def test_own_data_gets_a_row_and_one_teacher(leaderboard: ModuleType, tmp_path: Path) -> None:
     path = own_data(tmp_path / "mine.npz")
     words = ["--preset", "smoke", "--out", str(tmp_path / "out"), "--workers", "1", "--device", "cpu"]
