@@ -48,7 +48,7 @@ def test_tiles_and_random_tiles_have_equal_bytes_and_updates_and_stitching_copie
     assert set(lines) == {"random-tiles-1", "dm-tiles-1", "stitch-1"}
     for name in ("random-tiles-1", "dm-tiles-1"):
         assert lines[name]["images"] == 40
-        assert lines[name]["bytes"] == {"images": 4 * 10 * 256, "hard": 320, "row": 1600, "view": 2 * 1 * 40 * 10}
+        assert lines[name]["bytes"] == {"images": 4 * 10 * 256, "hard": 320, "row": 1600, "view": 2 * 2 * 40 * 10}
     assert lines["stitch-1"]["images"] == 10
     assert lines["stitch-1"]["bytes"]["images"] == 4 * 10 * 256
 
