@@ -91,7 +91,7 @@ def candidates(o: argparse.Namespace, dataset: str, ipc: int) -> dict[str, Conde
     }  # fmt: skip
     found = condense.candidates(argparse.Namespace(**shared))
     own = found["dm"].protocol
-    found["random"] = replace(found["random"], like="dm")
+    found["random"] = replace(found["random"], like="dm" if "dm" in o.methods else None)
 
     def private(factory: Any, epsilon: float, num_networks: int) -> Callable[..., Any]:
         return partial(
@@ -113,7 +113,8 @@ def candidates(o: argparse.Namespace, dataset: str, ipc: int) -> dict[str, Conde
     search = OURS if o.preset == "cpu" else {name: some[:1] for name, some in OURS.items()}
     found |= {name: Condense(make, search=search[name]) for name, make in makes.items()}
     tiled = partial(random_subset, ipc=ipc, parametrize=TILES)
-    found["random-tiles"] = Condense(lambda factory, **tried: tiled, like="dm-tiles")
+    like = "dm-tiles" if "dm-tiles" in o.methods else None
+    found["random-tiles"] = Condense(lambda factory, **tried: tiled, like=like)
 
     def tested(name: str) -> Condense:
         """Return the method, tested by networks that are trained with about `o.updates` updates."""
@@ -122,8 +123,7 @@ def candidates(o: argparse.Namespace, dataset: str, ipc: int) -> dict[str, Conde
         measure = partial(label_regimes, protocol=protocol, teacher_images=o.teacher_images, transfer=tuple(o.transfer))
         return replace(found[name], protocol=protocol, num_networks=1, measure=measure)
 
-    needed = {*o.methods, *(found[name].like for name in o.methods)}
-    named = {name: tested(name) for name in METHODS if name in needed}
+    named = {name: tested(name) for name in METHODS if name in o.methods}
     return {
         f"{name}-{ipc}": replace(one, like=None if one.like is None else f"{one.like}-{ipc}")
         for name, one in named.items()
