@@ -91,7 +91,8 @@ def candidates(o: argparse.Namespace, dataset: str, ipc: int) -> dict[str, Conde
     }  # fmt: skip
     found = condense.candidates(argparse.Namespace(**shared))
     own = found["dm"].protocol
-    found["random"] = replace(found["random"], like="dm" if "dm" in o.methods else None)
+    searched = [name for name in ("dm", "dm-tiles", *METHODS) if name in o.methods and "random" not in name]
+    found["random"] = replace(found["random"], like=next(iter(searched), None))
 
     def private(factory: Any, epsilon: float, num_networks: int) -> Callable[..., Any]:
         return partial(
@@ -113,8 +114,7 @@ def candidates(o: argparse.Namespace, dataset: str, ipc: int) -> dict[str, Conde
     search = OURS if o.preset == "cpu" else {name: some[:1] for name, some in OURS.items()}
     found |= {name: Condense(make, search=search[name]) for name, make in makes.items()}
     tiled = partial(random_subset, ipc=ipc, parametrize=TILES)
-    like = "dm-tiles" if "dm-tiles" in o.methods else None
-    found["random-tiles"] = Condense(lambda factory, **tried: tiled, like=like)
+    found["random-tiles"] = Condense(lambda factory, **tried: tiled, like=found["random"].like)
 
     def tested(name: str) -> Condense:
         """Return the method, tested by networks that are trained with about `o.updates` updates."""

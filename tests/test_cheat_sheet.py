@@ -35,7 +35,13 @@ def test_cheat_sheet_lists_all_public_names_and_nothing_else() -> None:
 
 
 def test_table_has_every_public_package() -> None:
-    modules = {"distillkit.evaluate", "distillkit.normalization", "distillkit.rng", "distillkit.serialization"}
+    modules = {
+        "distillkit.evaluate",
+        "distillkit.normalization",
+        "distillkit.rng",
+        "distillkit.scores",
+        "distillkit.serialization",
+    }
     modules |= {
         "distillkit.training",
         "distillkit.protocols",

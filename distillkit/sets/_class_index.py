@@ -10,6 +10,7 @@ from torch import Tensor
 from distillkit._utils import check
 from distillkit.sets._labeled import LabeledImages
 from distillkit.sets._stored import StoredImages
+from distillkit.sets._validation import class_of_rows
 
 __all__ = ["class_indices", "class_labels", "class_rows", "random_rows", "with_class_labels"]
 
@@ -85,11 +86,7 @@ def class_labels(data: LabeledImages) -> Tensor:
     Args:
         data: a set with class indices or rows of probabilities.
     """
-    if data.labels.ndim == 1:
-        return data.labels
-    column = data.columns.get("class")
-    given = column is not None and column.ndim == 1 and not column.is_floating_point()
-    return column if column is not None and given else data.labels.argmax(1)
+    return class_of_rows(data.labels, data.columns)
 
 
 def with_class_labels(data: LabeledImages) -> LabeledImages:

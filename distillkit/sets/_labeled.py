@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, overload
 
@@ -28,9 +28,18 @@ from distillkit.sets._validation import (
     checked_info,
     checked_normalization,
     class_counts,
+    class_of_rows,
 )
 
-__all__ = ["LabeledImages", "Labels", "require_consistent", "resolve_subset", "set_from_arrays", "set_from_source"]
+__all__ = [
+    "PARAMETRIZATIONS",
+    "LabeledImages",
+    "Labels",
+    "require_consistent",
+    "resolve_subset",
+    "set_from_arrays",
+    "set_from_source",
+]
 
 Labels: TypeAlias = Tensor | NDArray[Any] | Sequence[int]
 """Class indices [N] or rows [N, K]."""
@@ -38,6 +47,9 @@ Labels: TypeAlias = Tensor | NDArray[Any] | Sequence[int]
 _FORMAT = "distillkit.LabeledImages/1"
 _ARGUMENTS = ("images", "labels", "num_classes", "normalization", "columns", "info", "classes_given", "class_names")
 _REPR_KEYS = ("dataset", "split", "client", "method", "publishes", "init", "ipc", "steps", "iterations", "epsilon")
+
+PARAMETRIZATIONS: dict[str, Callable[..., LabeledImages]] = {}
+"""Functions that decode stored images, by the name of the fact in a file that calls for them; see `sets.tiles`."""
 
 
 class LabeledImages:
@@ -389,10 +401,9 @@ class LabeledImages:
             "classes_given": facts.get("given", False),
             "class_names": facts.get("class_names", ()),
         }
-        if "tiles" in facts:
-            from distillkit.sets.tiles import TiledImages, Tiles
-
-            return TiledImages(tensors["images"], tensors["labels"], tiles=Tiles(facts["tiles"]), **options)
+        for name, decoded in PARAMETRIZATIONS.items():
+            if name in facts:
+                return decoded(tensors["images"], tensors["labels"], facts[name], **options)
         return LabeledImages._unchecked(images=tensors["images"], labels=tensors["labels"], **options)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -438,15 +449,12 @@ class LabeledImages:
         elif path.suffix and not path.is_dir():
             raise ValueError(f"path must end in .npz, or be a folder without suffix, got {path.name!r}; see also save")
         else:
-            from distillkit.sets._class_index import class_labels
-
             lost = [f"the column {name!r}" for name in self.columns]
             if self.normalization.zca is not None:
                 lost.append("the whitening")
                 facts |= {"mean": IDENTITY.mean, "std": IDENTITY.std}
-            write_picture_folder(
-                path, self.normalization.decode(self.images), self.labels, class_labels(self), facts, lost
-            )
+            pixels, classes = self.normalization.decode(self.images), class_of_rows(self.labels, self.columns)
+            write_picture_folder(path, pixels, self.labels, classes, facts, lost)
         return path
 
     @staticmethod

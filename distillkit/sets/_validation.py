@@ -22,6 +22,7 @@ __all__ = [
     "checked_labels",
     "checked_normalization",
     "class_counts",
+    "class_of_rows",
 ]
 
 
@@ -178,3 +179,17 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{type(value).__name__} is not a JSON value")
+
+
+def class_of_rows(labels: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
+    """Return the class of each image, int64 [N]: the labels, the integer column `class`, or the largest entry of a row.
+
+    Args:
+        labels: class indices [N], or rows [N, K].
+        columns: columns of the set.
+    """
+    if labels.ndim == 1:
+        return labels
+    column = columns.get("class")
+    given = column is not None and column.ndim == 1 and not column.is_floating_point()
+    return column if column is not None and given else labels.argmax(1)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from distillkit._utils import check
-from distillkit.sets._labeled import LabeledImages
+from distillkit.sets._labeled import PARAMETRIZATIONS, LabeledImages
 
 __all__ = ["TiledImages", "Tiles"]
 
@@ -208,3 +208,10 @@ class TiledImages(LabeledImages):
 
     def __repr__(self) -> str:
         return super().__repr__().replace("LabeledImages(", f"TiledImages({len(self.stored)} stored images hold ", 1)
+
+
+def _decoded(stored: Tensor, labels: Tensor, factor: int, **options: Any) -> TiledImages:
+    return TiledImages(stored, labels, tiles=Tiles(factor), **options)
+
+
+PARAMETRIZATIONS["tiles"] = _decoded
