@@ -10,7 +10,7 @@ from torch import Tensor
 
 from distillkit._sanity_checks import check_class_sizes
 from distillkit._utils import check
-from distillkit.rng import as_generator
+from distillkit.rng import as_generator, derive
 from distillkit.sets import LabeledImages, TiledImages, Tiles, as_set
 from distillkit.sets._class_index import class_indices, class_labels, class_rows, random_rows, with_class_labels
 
@@ -107,7 +107,8 @@ def initial_images(
         parametrize: parametrization of the images, see `sets.Tiles`, or None. The result then is a `TiledImages` with
             `ipc` stored images per class. Real images are shrunk to the tiles; noise is drawn for the stored images. A
             set passed as `init` is used as it is if it has the same tiles. Otherwise its images are shrunk.
-        generator: an int seed, or a CPU generator, which is advanced.
+        generator: an int seed, or a CPU generator, which is advanced. Each class draws its real images from a generator
+            of its own, so that classes can be divided over machines.
 
     Returns:
         A set whose `info` holds `init`, `absent` (classes without real images) and `with_replacement` (classes with
@@ -133,7 +134,10 @@ def initial_images(
     c, h, w = real.shape
     if init == "real":
         check_class_sizes("ipc", ipc, {c: len(own) for c, own in rows.items()})
-        index, info["with_replacement"] = random_rows(rows, [ipc] * len(rows), generator)
+        seed = int(torch.randint(2**62, (), generator=generator))
+        drawn = [random_rows({c: own}, [ipc], derive(seed, c)) for c, own in rows.items()]
+        info["with_replacement"] = [c for _, short in drawn for c in short]
+        index = torch.cat([chosen for chosen, _ in drawn])
         images = real.images.index_select(0, index.to(real.images.device)).clone()
     elif init == "noise":
         noise = torch.randn(len(chosen) * ipc, c, h, w, generator=generator, dtype=real.images.dtype)
