@@ -14,7 +14,30 @@ from distillkit.networks._validation import uses_batch_statistics
 
 MATCHES = ("embedding", "embedding+logits")
 
-__all__ = ["MATCHES", "class_groups", "distance_to_means", "embedding_means"]
+Match = Callable[[Tensor, Tensor], Tensor]
+"""Loss of one class, a scalar function of the embeddings of its real [n, d] and its synthetic [m, d] images."""
+
+__all__ = [
+    "MATCHES",
+    "Match",
+    "class_distance",
+    "class_groups",
+    "distance_to_means",
+    "embed_real",
+    "embedding_means",
+]
+
+
+def embed_real(network: Network, images: Tensor, chunk: int | None) -> Tensor:
+    """Return the embeddings [N, d] of real images, computed in chunks without gradients.
+
+    Args:
+        network: network with `features`. If it uses batch statistics, all images are processed together.
+        images: real images, float [N, C, H, W].
+        chunk: number of images per forward pass; default: `chunking.chunk_size`.
+    """
+    limit = len(images) if uses_batch_statistics(network) else chunk_size(images, chunk)
+    return torch.cat(list(forward_chunks(network.features, images, limit)))
 
 
 @torch.no_grad()
@@ -87,9 +110,36 @@ def distance_to_means(
     """
     counts = _checked_counts(network, images, counts, match)
     k = len(counts)
+
+    def distance(group: slice, embeddings: Sequence[Tensor]) -> Tensor:
+        return (targets[group] - torch.stack([own.mean(0) for own in embeddings])).square().sum()
+
     if not isinstance(targets, Tensor) or targets.ndim != 2 or (len(targets), targets.dtype) != (k, images.dtype):
         came = f"{targets.dtype} {list(targets.shape)}" if isinstance(targets, Tensor) else type(targets).__name__
         raise ValueError(f"targets must be {images.dtype} [{k}, d], a mean for each of the counts, got {came}")
+    return class_distance(network, images, counts, distance, match=match, augment=augment, chunk=chunk)
+
+
+def class_distance(
+    network: Network,
+    images: Tensor,
+    counts: Sequence[int],
+    distance: Callable[[slice, Sequence[Tensor]], Tensor],
+    *,
+    match: str = "embedding",
+    augment: Callable[[Tensor, int], Tensor] | None = None,
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return a distance that sums over classes, and its gradient with respect to the synthetic images.
+
+    Args:
+        network, images, counts, match, augment, chunk: see `distance_to_means`.
+        distance: function that returns the distance of a group of classes. Its arguments are the positions of the
+            classes, and the embeddings [n, d] of each.
+
+    Returns:
+        The sum of the distances, a scalar, and its gradient [N, C, H, W].
+    """
     loss, gradients = images.new_zeros(()), []
     parts = images.detach().split(list(counts))
     for group in class_groups(network, images, counts, chunk):
@@ -100,11 +150,9 @@ def distance_to_means(
             if augment is not None:
                 pairs = enumerate(leaf.split(sizes), group.start)
                 inputs = torch.cat([augment(own, position) for position, own in pairs])
-            embedding = _embed(network, inputs, match)
-            means = torch.stack([own.mean(0) for own in embedding.split(sizes)])
-            distance = (targets[group] - means).square().sum()
-            gradients.append(torch.autograd.grad(distance, leaf)[0])
-        loss += distance.detach()
+            value = distance(group, _embed(network, inputs, match).split(sizes))
+            gradients.append(torch.autograd.grad(value, leaf)[0])
+        loss += value.detach()
     return loss, torch.cat(gradients)
 
 

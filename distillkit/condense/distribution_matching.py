@@ -9,10 +9,19 @@ import torch
 from torch import Tensor
 
 from distillkit._utils import check
+from distillkit._utils.display import stable_repr
 from distillkit._utils.progress import bar
 from distillkit.augment import Augmentation, require_augmentation
 from distillkit.condense._condensation import Condensation
-from distillkit.condense._mean_matching import MATCHES, class_groups, distance_to_means, embedding_means
+from distillkit.condense._mean_matching import (
+    MATCHES,
+    Match,
+    class_distance,
+    class_groups,
+    distance_to_means,
+    embed_real,
+    embedding_means,
+)
 from distillkit.condense._parallel import ParallelMap, parallel_map
 from distillkit.condense._state import Progress, Resume
 from distillkit.networks._base import Network
@@ -31,7 +40,7 @@ def distribution_matching(
     networks: NetworkSampler,
     ipc: int = 10,
     steps: int = 1000,
-    match: str = "embedding",
+    match: str | Match = "embedding",
     init: str | LabeledImages = "real",
     parametrize: Tiles | None = None,
     classes: Sequence[int] | None = None,
@@ -71,7 +80,10 @@ def distribution_matching(
             class would normalize every class to the same mean.
         ipc: number of synthetic images per class.
         steps: number of optimization steps.
-        match: `"embedding"`, or `"embedding+logits"` to add the squared distance of the mean logits (FedDM).
+        match: `"embedding"`, or `"embedding+logits"` to add the squared distance of the mean logits (FedDM). You can
+            also pass your own loss: a function of the embeddings of one class's real images [n, d] and synthetic
+            images [m, d] that returns a scalar. The losses of all classes are added. With your own loss, each step
+            samples `batch_real` images, and a resumed call must pass a function of the same name.
         init: initial images, see `initial_images`. A `LabeledImages` is optimized further, and determines the classes
             and their counts.
         parametrize: parametrization of the images, such as `sets.Tiles(2)`, or None. The result then is a
@@ -115,10 +127,12 @@ def distribution_matching(
     networks = require_sampler(networks)
     ipc = check.positive_int(ipc, "ipc")
     steps = check.positive_int(steps, "steps", least=0)
-    check.one_of(match, "match", MATCHES)
+    if not callable(match):
+        check.one_of(match, "match", MATCHES)
     require_augmentation(augment, real.normalization)
     batch_real = len(real) if batch_real is None else check.positive_int(batch_real, "batch_real")
-    options = {"match": match, "lr": lr, "momentum": momentum, "batch_real": batch_real}
+    named = stable_repr(match) if callable(match) else match
+    options = {"match": named, "lr": lr, "momentum": momentum, "batch_real": batch_real}
     run = Condensation(
         "distribution matching", real, networks, ipc=ipc, init=init, parametrize=parametrize, classes=classes,
         augment=augment, lr=lr, momentum=momentum,
@@ -131,9 +145,13 @@ def distribution_matching(
         bar(steps, "distribution matching", progress=progress, done=run.done) as shown,
         parallel_map(real.images) as parallel,
     ):
-        matching = _ClassMatching(run, parallel, match, chunk)
+        matching = _ClassMatching(run, parallel, "embedding" if callable(match) else match, chunk)
         for step, network in run.draw_networks(real.images, **needs):
             parallel.set_network(network)
+            if callable(match):
+                loss = run.step(*matching.own_distance(network, step, batch_real, match))
+                run.report(loss, shown)
+                continue
             if loss is None and networks.fixed and augment is None and not uses_batch_statistics(network):
                 fixed_means = matching.real_means(network, step, len(real))
             means = matching.real_means(network, step, batch_real) if fixed_means is None else fixed_means
@@ -151,6 +169,29 @@ class _ClassMatching:
     parallel: ParallelMap
     match: str
     chunk: int | None
+
+    def own_distance(self, network: Network, step: int, limit: int, loss: Match) -> tuple[Tensor, Tensor]:
+        """Return the sum over classes of a user's loss on at most `limit` real images each, and its gradient."""
+        run, classes, images = self.run, list(self.run.rows), self.run.synthetic().split(self.run.counts)
+
+        def group_distance(network: Network, group: slice) -> tuple[Tensor, Tensor]:
+            batches = [run.transform(run.sample(c, limit, step, c, "real"), step, c) for c in classes[group]]
+            real = embed_real(network, torch.cat(batches), self.chunk).split([len(batch) for batch in batches])
+
+            def augment(images: Tensor, position: int) -> Tensor:
+                return run.transform(images, step, classes[group][position])
+
+            def distance(part: slice, synthetic: Sequence[Tensor]) -> Tensor:
+                return torch.stack([_scalar(loss(*pair)) for pair in zip(real[part], synthetic, strict=True)]).sum()
+
+            return class_distance(
+                network, torch.cat(images[group]), run.counts[group], distance,
+                augment=None if run.augment is None else augment, chunk=self.chunk,
+            )  # fmt: skip
+
+        groups = list(class_groups(network, run.images, run.counts, self.chunk))
+        distances, gradients = zip(*self.parallel(group_distance, groups), strict=True)
+        return torch.stack(distances).sum(), torch.cat(gradients)
 
     def real_means(self, network: Network, step: int, limit: int) -> Tensor:
         """Return the mean embeddings [K, d] of at most `limit` real images of each class."""
@@ -180,3 +221,14 @@ class _ClassMatching:
         groups = list(class_groups(network, run.images, run.counts, self.chunk))
         distances, gradients = zip(*self.parallel(group_distance, groups), strict=True)
         return torch.stack(distances).sum(), torch.cat(gradients)
+
+
+def _scalar(value: object) -> Tensor:
+    if not isinstance(value, Tensor) or value.ndim or not value.requires_grad:
+        came = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        came += " without a gradient" if isinstance(value, Tensor) and not value.requires_grad else ""
+        raise ValueError(
+            "match must return a scalar tensor that depends on the synthetic embeddings, its second argument; "
+            f"got {came}"
+        )
+    return value

@@ -1,0 +1,96 @@
+"""`match=` with a user's loss: equal to the mean distance as a special case, resumable, and checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from distillkit.augment import DSA
+from distillkit.condense import Progress, distribution_matching
+from distillkit.networks import RandomNetworks
+from distillkit.sets import LabeledImages, Tiles
+
+
+def mean_distance(real: Tensor, synthetic: Tensor) -> Tensor:
+    return (real.mean(0) - synthetic.mean(0)).square().sum()
+
+
+def mmd(real: Tensor, synthetic: Tensor) -> Tensor:
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        return (-torch.cdist(a, b).square() / a.shape[1]).exp().mean()
+
+    return kernel(real, real) + kernel(synthetic, synthetic) - 2 * kernel(real, synthetic)
+
+
+def data() -> LabeledImages:
+    draws, labels = torch.Generator().manual_seed(1), torch.tensor([0] * 9 + [2] * 5 + [3] * 12)
+    return LabeledImages(torch.randn(26, 1, 8, 8, generator=draws, dtype=torch.float64), labels, num_classes=5)
+
+
+def network(*, batch_statistics: bool = False) -> nn.Module:
+    norm = nn.BatchNorm2d(4, track_running_stats=not batch_statistics)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)).double()
+
+
+def condense(**options: Any) -> LabeledImages:
+    given: dict[str, Any] = {"networks": RandomNetworks(network), "ipc": 2, "steps": 4, "batch_real": 6, "lr": 0.3}
+    return distribution_matching(data(), **{**given, "progress": False, **options})
+
+
+@pytest.mark.parametrize("chunk", [None, 1, 3])
+@pytest.mark.parametrize("batch_statistics", [False, True])
+@pytest.mark.parametrize("further", [{}, {"augment": DSA("flip_crop")}, {"parametrize": Tiles(2)}])
+def test_the_mean_distance_is_a_special_case(chunk: int | None, *, batch_statistics: bool, further: Any) -> None:
+    options = {
+        "networks": RandomNetworks(lambda: network(batch_statistics=batch_statistics)),
+        "chunk": chunk,
+        **further,
+    }
+    start = data()[[0, 1, 2, 9, 14, 15]]  # three images of class 0, one of class 2, two of class 3
+    if "parametrize" not in further:
+        options["init"] = start
+    named, own = condense(**options), condense(match=mean_distance, **options)
+    assert torch.allclose(named.images, own.images, rtol=0, atol=1e-10)
+    assert named.info["loss"] == pytest.approx(own.info["loss"])
+
+
+def test_another_loss_falls_and_is_recorded_by_name() -> None:
+    losses: list[float] = []
+    made = condense(match=mmd, steps=60, lr=3.0, batch_real=None, callback=lambda p: losses.append(p.loss))
+    assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
+    assert made.info["match"].endswith("test_own_objective.mmd")
+
+
+def test_a_resumed_call_gives_equal_bits_and_refuses_another_loss() -> None:
+    states = []
+
+    def keep(progress: Progress) -> None:
+        if progress.step == 2:
+            states.append(progress.state())
+
+    whole = condense(match=mmd, callback=keep)
+    assert torch.equal(whole.images, condense(match=mmd, resume=states[0]).images)
+    with pytest.raises(ValueError, match="match="):
+        condense(match=mean_distance, resume=states[0])
+
+
+@pytest.mark.parametrize(
+    ("match", "text"),
+    [
+        (lambda real, synthetic: 1.0, "match must return a scalar tensor .* got 1.0"),
+        (lambda real, synthetic: synthetic.mean(0), r"got a tensor of shape \[144\]"),
+        (lambda real, synthetic: real.sum(), "without a gradient"),
+        ("means", "match must be one of"),
+    ],
+)
+def test_wrong_losses_are_named(match: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        condense(match=match)
+
+
+def test_a_loss_that_is_not_finite_stops() -> None:
+    with pytest.raises(FloatingPointError, match="the loss is nan in step 1"):
+        condense(match=lambda real, synthetic: synthetic.sum() * torch.nan)
