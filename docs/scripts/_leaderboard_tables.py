@@ -40,7 +40,7 @@ def _by_method(records: Records) -> dict[tuple[int, str], Records]:
     for record in records:
         method, _, ipc = record.method.rpartition("-")
         found.setdefault((int(ipc), method), Records([])).append(record)
-    return found
+    return dict(sorted(found.items(), key=lambda item: item[0][0]))  # methods keep their order
 
 
 def leaderboard(records: Records, options: dict[str, Any]) -> Table:
