@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from distillkit._utils.display import stable_repr
+from distillkit._utils.progress import Bar
 from distillkit._utils.provenance import provenance
+from distillkit._utils.user_warnings import warn
 from distillkit.augment import Augmentation, apply_augmentation
 from distillkit.condense._pixel_descent import PixelDescent
 from distillkit.condense._state import call_identity
@@ -22,6 +24,12 @@ from distillkit.sets import LabeledImages, TiledImages, Tiles
 from distillkit.sets._class_index import class_rows, with_class_labels
 
 __all__ = ["Condensation"]
+
+_FAR = 5.0
+"""Distance from [0, 1], in pixel units, beyond which a warning is given. Initial noise stays within it."""
+
+_CHECKED_STEPS = 10
+"""The range of the pixels is checked after this many steps, and after the last one."""
 
 
 class Condensation(PixelDescent):
@@ -60,7 +68,7 @@ class Condensation(PixelDescent):
         self.start = initial_images(
             real, ipc, init=init, classes=list(self.rows), parametrize=parametrize, generator=derive(seed, "init")
         )
-        self.tiles = parametrize
+        self.tiles, self._far_pixels = parametrize, False
         self.counts = self.start.counts()[list(self.rows)].tolist()
         recorded = {
             "method": method,
@@ -87,6 +95,24 @@ class Condensation(PixelDescent):
             gradient: gradient of the loss with respect to the images of `synthetic`.
         """
         return super().step(loss, gradient if self.tiles is None else self.tiles.adjoint(gradient))
+
+    def report(self, loss: float, bar: Bar | None = None) -> None:
+        """Count a step, see `PixelDescent.report`. Warn once if pixels are far outside their valid range.
+
+        Args:
+            loss: the loss of this step.
+            bar: progress bar to advance by one step, or None.
+        """
+        super().report(loss, bar)
+        if self._far_pixels or (self.done % _CHECKED_STEPS and self.done < self.steps):
+            return
+        low, high = (float(v) for v in self.real.normalization.decode(self.images).aminmax())
+        self._far_pixels = low < -_FAR or high > 1 + _FAR
+        if self._far_pixels:
+            warn(
+                f"{self.method}: after step {self.done}, pixels range from {low:.3g} to {high:.3g}, far outside "
+                f"[0, 1]; the result is unlikely to be useful. Lower lr={self.lr:g}"
+            )
 
     def draw_networks(self, images: Tensor, **needs: Any) -> Iterator[tuple[int, Network]]:
         """Sample a network for each remaining step, and check that the first network accepts the images.

@@ -106,9 +106,10 @@ def distribution_matching(
         progress: whether to show a progress bar.
 
     Returns:
-        A set of `ipc` images per class, sorted by class, in the same normalized space. Pixels are never clipped. Its
-        `info` describes how it was made: the options, versions and `seed`. It also lists the classes without real
-        images (`absent`) and the classes whose initial images repeat (`with_replacement`).
+        A set of `ipc` images per class, sorted by class, in the same normalized space. Pixels are never clipped; a
+        warning names `lr` if they move far outside [0, 1]. Its `info` describes how it was made: the options, versions
+        and `seed`. It also lists the classes without real images (`absent`) and the classes whose initial images
+        repeat (`with_replacement`).
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.

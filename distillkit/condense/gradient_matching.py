@@ -101,9 +101,9 @@ def gradient_matching(
         progress: whether to show a progress bar, which counts matching steps.
 
     Returns:
-        A set of `ipc` images per class, sorted by class, in the same normalized space. Pixels are never clipped. Its
-        `info` describes how it was made. It also lists the classes without real images (`absent`) and the classes whose
-        initial images repeat (`with_replacement`).
+        A set of `ipc` images per class, sorted by class, in the same normalized space. Pixels are never clipped; a
+        warning names `lr` if they move far outside [0, 1]. Its `info` describes how it was made. It also lists the
+        classes without real images (`absent`) and the classes whose initial images repeat (`with_replacement`).
 
     Raises:
         TypeError, ValueError: an argument is invalid; the message names it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -94,3 +95,17 @@ def test_wrong_losses_are_named(match: Any, text: str) -> None:
 def test_a_loss_that_is_not_finite_stops() -> None:
     with pytest.raises(FloatingPointError, match="the loss is nan in step 1"):
         condense(match=lambda real, synthetic: synthetic.sum() * torch.nan)
+
+
+@pytest.mark.parametrize(("lr", "far"), [(1e-3, False), (1e3, True)])
+def test_pixels_far_outside_their_range_are_named_once(lr: float, *, far: bool) -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        condense(match=push, steps=25, lr=lr)
+    found = [str(w.message) for w in said if "pixels range" in str(w.message)]
+    assert len(found) == far
+    assert all("distribution matching: after step 10" in text and "Lower lr=1000" in text for text in found)
+
+
+def push(real: Tensor, synthetic: Tensor) -> Tensor:
+    return -synthetic.sum()
