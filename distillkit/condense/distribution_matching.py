@@ -128,7 +128,7 @@ def distribution_matching(
     networks = require_sampler(networks)
     ipc = check.positive_int(ipc, "ipc")
     steps = check.positive_int(steps, "steps", least=0)
-    if not callable(match):
+    if not callable(match) or isinstance(match, type):
         check.one_of(match, "match", MATCHES)
     require_augmentation(augment, real.normalization)
     batch_real = len(real) if batch_real is None else check.positive_int(batch_real, "batch_real")

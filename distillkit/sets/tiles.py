@@ -29,7 +29,8 @@ class Tiles:
     3.2, uniform multi-formation; Zhao et al., "Improved distribution matching" (IDM, CVPR 2023), partitioning.
 
     Args:
-        factor: number of tiles along each side, at least 2. Height and width of the images must be divisible by it.
+        factor: number of tiles along each side; 1 stores images as they are. Height and width of the images must be
+            divisible by it.
 
     Deviations: the authors of IDC pad images whose sides are not divisible; here they are refused. The tiles are
     ordered row by row; IDM orders them column by column.
@@ -38,7 +39,7 @@ class Tiles:
     factor: int = 2
 
     def __post_init__(self) -> None:
-        check.positive_int(self.factor, "factor", least=2)
+        check.positive_int(self.factor, "factor")
 
     @staticmethod
     def require(parametrize: Tiles | None) -> Tiles | None:
@@ -151,6 +152,8 @@ class TiledImages(LabeledImages):
     tiles: Tiles
 
     def __init__(self, stored: Tensor, labels: Tensor, *, tiles: Tiles, **options: Any) -> None:
+        if not isinstance(tiles, Tiles):
+            raise TypeError(f"tiles must be a Tiles, such as Tiles(2), got {tiles!r}")
         self.stored, self.tiles = check.batch_of_images(stored, "stored"), tiles
         self._assign(tiles.decode(stored), labels, **options)
 

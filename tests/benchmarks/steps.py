@@ -42,7 +42,7 @@ def matching(s: Sizes, *, cache: bool = False) -> Race:
 
     def ours(steps: int, lap: Lap) -> Tensor:
         found = distribution_matching(
-            real, networks=FixedNetwork(network), steps=steps, init=start, batch_real=None, cache=cache,
+            real, networks=FixedNetwork(network, cache=cache), steps=steps, init=start, batch_real=None,
             callback=lambda _: lap(), progress=False,
         )  # fmt: skip
         return found.images - start.images

@@ -129,7 +129,7 @@ from distillkit.plot import partition as plot_partition
 from distillkit.protocols import describe_protocol
 from distillkit.rng import derive
 from distillkit.select import centroid_distances, kmeans_balance, prune_by_confidence, select
-from distillkit.sets import as_set
+from distillkit.sets import TiledImages, Tiles, as_set
 from distillkit.training import Protocol, accuracy, require_protocol, train
 from tests.odd_calls import Call, Listed, Outcome, odd_calls, outcome_of_call, stale, unlisted
 
@@ -276,6 +276,13 @@ CALLS: dict[str, Call] = {
     "as_set": C(as_set, skip=("name",), **a_set()),
     "as_set a pair": C(
         as_set, images=lambda: (normal(9, 1, 8, 8), LABELS), normalization=HALF, num_classes=3, skip=("name",)
+    ),
+    "Tiles": C(Tiles, lambda t: finite(t.decode(torch.rand(2, 1, 4, 4))), factor=2),
+    "TiledImages": C(
+        TiledImages,
+        stored=lambda: torch.rand(2, 1, 4, 4),
+        labels=lambda: torch.tensor([0] * 4 + [1] * 4),
+        tiles=lambda: Tiles(2),
     ),
     "Normalization": C(Normalization, lambda n: finite(n.encode(torch.zeros(1, 1, 2, 2))), mean=(0.5,), std=(0.2,)),
     "ZCA": C(ZCA.fit, lambda z: finite(z.encode(torch.rand(2, 1, 2, 2))), images=lambda: torch.rand(6, 1, 2, 2)),

@@ -56,8 +56,8 @@ def numbered(count: int) -> LabeledImages:
 def test_real_batches_are_uniform_subsets(total: int, wanted: int) -> None:
     net = build(lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 1)), 0)
     run = Condensation(
-        "law", numbered(total), FixedNetwork(net), ipc=1, init="noise", classes=None, augment=None, lr=1.0,
-        momentum=0.0, steps=0, generator=3, resume=None, callback=None, arguments={},
+        "law", numbered(total), FixedNetwork(net), ipc=1, init="noise", parametrize=None, classes=None, augment=None,
+        lr=1.0, momentum=0.0, steps=0, generator=3, resume=None, callback=None, arguments={},
     )  # fmt: skip
     draws = [run.sample(0, wanted, step, 0, "real")[:, 0, 0, 0].int().tolist() for step in range(2000)]
     assert_subsets(draws, total)
