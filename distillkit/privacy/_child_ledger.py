@@ -1,7 +1,8 @@
 """Ledgers of clients on other machines: child ledgers of a run's ledger, and mirrors of a client's own ledger.
 
-A child ledger starts with the state of the run's ledger, and its charges are merged back. If the client's machine keeps
-its own ledger, the run's ledger copies each of its lines once.
+A child ledger starts as a copy of the run's ledger. The charges that it records are later merged into the run's ledger.
+If the client's machine keeps a permanent ledger of its own, the run's ledger instead copies ("mirrors") each line of
+that ledger once.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _OPTIONS = ("delta", "budget", "disjoint", "renyi_order", "relation")
 def child_state(ledger: Ledger, client: int | str) -> dict[str, Any]:
     """Return the state of the run's ledger from which a `ChildLedger` for one client starts, as JSON values.
 
-    Events of one kind are merged. If clients may share records, the events of all clients are included.
+    Events that differ only in their round and count are merged into one event. The state contains the events of this
+    client and of `ALL_CLIENTS`, or the events of all clients if clients may share records.
 
     Args:
         ledger: the run's ledger.
@@ -67,8 +69,8 @@ class _MemoryJournal(Journal):
 class ChildLedger(Ledger):
     """Ledger in memory for one client that cannot reach the run's ledger, for instance on another machine.
 
-    A child ledger refuses the same charges as the run's ledger. Its own charges are listed in `charged`; pass the list
-    to `merge_child`.
+    A child ledger refuses the same charges as the run's ledger. To record its charges in the run's ledger, pass the
+    lines in `charged` to `merge_child`.
 
     Args:
         state: state of the run's ledger, as `child_state` returns it.
@@ -84,19 +86,19 @@ class ChildLedger(Ledger):
 
     @property
     def charged(self) -> list[Line]:
-        """The lines that this ledger charged and recorded itself, in order, as JSON values."""
+        """The lines that were recorded in this ledger after its creation, in order, as JSON values."""
         return list(self._memory.lines)
 
 
 def merge_child(ledger: Ledger, lines: Sequence[Line]) -> None:
     """Record the charges of a child ledger in the run's ledger. The charges are on disk when the function returns.
 
-    No charge is refused, whatever the budget, because the privacy has already been spent. Remarks and assumptions are
-    recorded once.
+    No charge is refused, whatever the budget, because the privacy has already been spent. Remarks and assumptions that
+    the run's ledger already contains are not recorded again.
 
     Args:
         ledger: the run's ledger.
-        lines: the child ledger's `charged`.
+        lines: the lines in the child ledger's `charged`.
     """
     with ledger._synced():
         new = [line for line in lines if not _is_recorded(ledger, line)]
@@ -114,11 +116,13 @@ def _is_recorded(ledger: Ledger, line: Line) -> bool:
 
 
 def ledger_lines(ledger: Ledger, since: int = 0) -> list[tuple[int, Line]]:
-    """Return the charge lines of a ledger's file, without the first `since`, each with its line number from 1.
+    """Return the lines of a ledger's file after line `since`, each with its line number, counted from 1.
+
+    The lines that contain the ledger's options or registered clients are left out.
 
     Args:
         ledger: a ledger with a file.
-        since: number of lines to skip.
+        since: number of lines at the start of the file to skip.
     """
     with ledger._synced():
         lines, _ = Journal(ledger.path).unread()
@@ -132,10 +136,10 @@ def mirrored_count(ledger: Ledger, source: str) -> int:
 
 
 def mirror_lines(ledger: Ledger, source: str, client: int | str, lines: Sequence[tuple[int, Line]]) -> None:
-    """Copy lines from another ledger for the same records. A line that is received repeatedly is copied only once.
+    """Copy lines from another ledger for the same records. A line that is passed again is not copied again.
 
-    No line is refused, whatever the budget, because the privacy has already been spent. If a line has another
-    neighboring relation than the ledger, no guarantee holds for that client. The lines are on disk when the function
+    No line is refused, whatever the budget, because the privacy has already been spent. If the neighboring relation of
+    a line differs from that of `ledger`, no guarantee holds for the client. The lines are on disk when the function
     returns.
 
     Args:
@@ -158,12 +162,16 @@ def mirror_lines(ledger: Ledger, source: str, client: int | str, lines: Sequence
 
 
 def _for_client(line: Line, owner: str) -> Line:
-    """Return a copy of the line, without unknown fields, that refers to the records of `owner`."""
+    """Return a copy of a ledger line with `owner` as its client and without unknown fields.
+
+    Raises:
+        ValueError: the line is invalid.
+    """
     try:
         if "event" in line:
             event = Event(**{**line["event"], "client": owner})
             if [type(x) for x in (event.mechanism, event.round, event.seeded)] != [str, int, bool]:
-                raise TypeError("mechanism, round or seeded")
+                raise TypeError("mechanism, round or seeded has the wrong type")
             if not 0 <= event.round < _MOST_ROUNDS or len(event.mechanism) > _LONGEST_TEXT:
                 raise ValueError(f"round or mechanism of an event is out of range: {str(line)[:80]}")
             return {"event": asdict(event)}

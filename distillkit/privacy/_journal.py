@@ -1,4 +1,7 @@
-"""Append-only file of JSON lines, chained by hashes, that stores a ledger and survives a crash during any write."""
+"""Append-only file of JSON lines that stores a ledger and survives a crash during a write.
+
+The lines form a hash chain, so edits are detected.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,11 @@ class Chain:
         return type(count) is int and 0 <= count <= self.lines and self._hashes[count] == head.get("hash")
 
     def add(self, raw: bytes) -> None:
-        """Add the bytes of a complete or torn line to the chain, without the line break."""
+        """Add a line to the chain.
+
+        Args:
+            raw: bytes of the line without the line break. A line that was cut off by a crash is added too.
+        """
         self._hashes.append(hashlib.sha256(self._hashes[-1].encode() + raw).hexdigest())
 
     def read(self, raw: bytes, line: dict[str, Any]) -> bool:
@@ -91,9 +98,10 @@ class Chain:
 class Journal:
     """File to which several processes append JSON objects. Once `append` has returned, its lines cannot be lost.
 
-    A line is torn if the process that wrote it died before `append` returned. The next process that opens the file ends
-    the line and marks it as torn. A file with any other damaged line is refused. A file that contradicts its hash chain
-    or the file `<name>.head` is refused too. The latter shows that lines at the end were removed.
+    A line is called torn if the process that wrote it died before `append` returned. The next process that opens the
+    file ends the line and marks it as torn. A file with any other damaged line is refused. A file whose lines
+    contradict the hash chain is refused too. So is a file from whose end lines were removed, which the file
+    `<name>.head` shows.
 
     Args:
         path: path of the file, which is created when the first line is written. If it is None, nothing is written.
@@ -137,7 +145,9 @@ class Journal:
         return locked(lock, f"the ledger {self._path}", shared=True, wait=wait)
 
     def unread(self) -> tuple[list[tuple[int, dict[str, Any]]], int]:
-        """Return the lines that any process has appended since the last call. End and mark a torn last line.
+        """Return the lines that any process has appended since the last call.
+
+        If the last line of the file is torn, the method ends the line and marks it as torn.
 
         Returns:
             (line number, object) pairs, and the number of torn lines found.
@@ -200,7 +210,10 @@ class Journal:
             write_atomically(self._head_path(), json.dumps(self.chain.head) + "\n")
 
     def _new_lines(self) -> Iterator[bytes]:
-        """Yield the lines of the file after the last line read. End and mark a torn last line."""
+        """Yield the lines of the file that have not been read yet.
+
+        If the last line is torn, the method ends the line and marks it as torn.
+        """
         assert self._path is not None
         with open(self._path, "rb") as file:
             file.seek(self._offset)
@@ -252,7 +265,7 @@ def _parsed(raw: bytes) -> dict[str, Any] | None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Sync a folder to disk, so that a new file's name is durable, if the system can open folders."""
+    """Sync a folder to disk, so that a new file's name survives a crash. Systems that cannot open folders skip this."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except PermissionError:

@@ -11,10 +11,11 @@ __all__ = ["public_noise", "public_test_images"]
 
 
 def public_noise(count: int, like: LabeledImages, generator: torch.Generator, *, coarse: int = 2) -> Tensor:
-    """Draw smooth noise images that are independent of the data, float [count, C, H, W], in the set's normalized space.
+    """Draw smooth noise images, float [count, C, H, W], that are independent of the private data.
 
-    The noise is Gaussian, with the pixel mean and standard deviation of the normalization, which are public constants.
-    It is drawn at 1 / `coarse` of the resolution, enlarged bilinearly and clamped to [0, 1].
+    The noise is Gaussian, with the pixel mean and standard deviation of the normalization of `like`, which are public
+    constants. It is drawn at 1 / `coarse` of the resolution, enlarged bilinearly, clamped to [0, 1] and then
+    normalized.
 
     Args:
         count: number of images.

@@ -1,7 +1,7 @@
 """Inputs that each private entry point assumes to be public. Epsilon covers only the records, not these inputs.
 
-A ledger records the assumptions of the entry points that charged it (`Guarantee.assumptions`), so that whoever reads
-epsilon can check them.
+An entry point is a function such as `condense_private` that charges a ledger. The ledger records the assumptions of
+every entry point that charged it. `Guarantee.assumptions` lists them, so that readers of epsilon can check them.
 """
 
 from __future__ import annotations

@@ -22,7 +22,10 @@ __all__ = [
 
 
 class PrivacyError(ValueError):
-    """Error for a request that would void a privacy guarantee or has no sound epsilon. The message gives the remedy."""
+    """Error for a request that would void a privacy guarantee, or for which no sound epsilon can be computed.
+
+    The message gives the remedy.
+    """
 
 
 class BudgetExhausted(PrivacyError):
@@ -45,7 +48,10 @@ class BudgetExhausted(PrivacyError):
 
 
 class NotAccountable(PrivacyError):
-    """Error for releases without a sound epsilon: unsupported sampling, mixed relations or too large a delta."""
+    """Error for releases for which no sound epsilon can be computed.
+
+    Causes are an unsupported kind of sampling, different neighboring relations, or too large a delta.
+    """
 
 
 class NotCapturable(PrivacyError):
@@ -68,7 +74,7 @@ class PrivateStatistics(PrivacyError):
 
 
 class PrivateInitialization(PrivacyError):
-    """Error for a set to release that would start from private images.
+    """Error for a synthetic set that would be released and whose initial images are private.
 
     The private images would stay visible, however much noise is added later.
     """

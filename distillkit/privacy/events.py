@@ -62,20 +62,20 @@ def check_relation(relation: str, mechanism: str = "") -> str:
 
 @dataclass(frozen=True)
 class Event:
-    """Charge to a ledger for `count` Gaussian releases of the same kind, with all values that determine their cost.
+    """Charge to a ledger for `count` equal Gaussian releases. The fields determine the privacy cost.
 
     The functions of this package create their own events. For your own mechanism, create an event and pass it to
     `Ledger.spend` before the noise is drawn.
 
     Args:
-        mechanism: name of the mechanism. It only informs readers of the ledger.
+        mechanism: name of the mechanism, for readers of the ledger. It has no effect on the cost.
         sigma: noise standard deviation / sensitivity under `relation`. 0 is allowed and means that no guarantee holds.
         rate: sample rate, the probability with which a record takes part; 1 if all records take part. If the rate
             differs between records or classes, give the largest rate.
         count: number of releases.
-        client: index or name of the client whose records are released, stored as a string. The default, `ALL_CLIENTS`,
-            is always safe.
-        round: round of the release. It only informs readers of the ledger.
+        client: index or name of the client whose records are used, stored as a string. The default, `ALL_CLIENTS`,
+            charges every client, which is always safe.
+        round: federated round of the release, for readers of the ledger. It has no effect on the cost.
         sampling: sampling method: `"poisson"` (each record is drawn independently), or `"everything"` (rate 1).
             Default: `"everything"` at rate 1, otherwise `"poisson"`.
         relation: the neighboring relation: `"add or remove one record"`, `"replace one record"` (at rate 1
@@ -132,16 +132,17 @@ class Guarantee:
     Attributes:
         epsilon: upper bound on the epsilon of the releases so far, or None if no guarantee holds.
         reason: reason why no guarantee holds, or "".
-        nominal: epsilon computed from the noise scale, whether or not the noise was secret; used for planning and
-            budgets.
+        nominal: epsilon that follows from the noise scale, even if the noise was drawn from a known seed. It is used
+            for planning and budgets.
         delta, relation: delta and neighboring relation to which epsilon refers; the relation is "" if nothing was
             spent.
         accountant: name of the accountant that computed epsilon as an upper bound; see `compose`.
         remarks: limits of the guarantee, such as tuning on the private data.
-        assumptions: inputs that are assumed to be public, for each entry point (`ASSUMPTIONS`); epsilon does not cover
-            these inputs.
+        assumptions: for each function that charged the ledger, the names of the inputs that it assumes to be public
+            (`ASSUMPTIONS`). Epsilon does not cover these inputs.
         budget: the ledger's budget, an epsilon that holds at the same delta whenever the releases stop. It is None if
-            the ledger has no budget, or if the budget does not hold at this delta or for mirrored releases.
+            the ledger has no budget, or if the budget does not hold at this delta. It is also None if releases that
+            were copied from another ledger exceed the budget.
     """
 
     epsilon: float | None

@@ -44,28 +44,29 @@ class Ledger:
 
     `spend` writes an event and syncs it to disk *before* it returns. Call `spend` before the noise is drawn, so that
     the event counts even if the run fails afterwards. A repeated round is charged again. A line that was cut off by a
-    crash counts as the costliest event of the ledger, for all clients, although the release was never used.
+    crash is charged to every client at the cost of the ledger's costliest event.
 
     Epsilon composes over the events of a client and is the *maximum* over clients. The clients' records are assumed to
     be disjoint, so a record is affected only by the events of one client and the events of `ALL_CLIENTS`. Epsilon
     covers the charges to *this* ledger; releases of the same records that were charged elsewhere, or nowhere, increase
     the true epsilon.
 
-    **File**: the first line pins the options, and every line carries the hash of the lines before it. A file that was
-    cut, edited, reordered or deleted is refused, if its own lines or the file `<path>.head` show the change. A run's
-    folder keeps a head of its own (`head`, `require_head`). A consistent change to all of these files is not detected.
-    Files of earlier versions are accepted; the guarantee then has a remark that their lines are not chained.
+    **File**: the first line pins the options, and every line carries the hash of the lines before it. The number of
+    lines and the last hash are also stored in the file `<path>.head`. A ledger file that was cut, edited, reordered or
+    deleted contradicts its hashes or this head, and is refused. A run's folder stores another copy of the head (`head`,
+    `require_head`). A consistent change to all of these files is not detected. Files of earlier versions are accepted;
+    the guarantee then has a remark that their lines are not chained.
 
-    **Budget**: no charge brings a client's epsilon above the budget, whatever the rule by which you stop. State the
-    *budget* if the rule depends on releases. Epsilon itself (`guarantee`) holds for a number of releases that was fixed
-    in advance; its delta does not cover decisions to stop that depend on epsilon.
+    **Budget**: no charge brings a client's epsilon above the budget, whatever decides when you stop. If releases or
+    epsilon decide when you stop, report the *budget*. The epsilon of `guarantee` holds only if the number of releases
+    was fixed in advance.
 
-    If all releases have rate 1, the sigma of a release may depend on earlier releases. A limit on the sum of
-    1/sigma^2 is then a privacy filter for the Gaussian mechanism (Smith and Thakurta, "Fully adaptive composition for
+    If all releases have rate 1, the sigma of a release may depend on earlier releases, because the limit on the sum of
+    1/sigma^2 is a privacy filter for the Gaussian mechanism (Smith and Thakurta, "Fully adaptive composition for
     Gaussian differential privacy", 2022). At lower rates, sigma and rate must follow a plan that was fixed in advance.
-    You may stop early at no cost, because less of the plan is released. `renyi_order=` lifts that restriction: the
-    budget is then a Renyi filter of that order (Feldman and Zrnic, "Individual privacy accounting via a Renyi filter",
-    NeurIPS 2021), which allows fewer releases.
+    You may stop before the end of the plan at no cost. With `renyi_order=`, no plan is needed: the budget is then a
+    Renyi filter of the given order (Feldman and Zrnic, "Individual privacy accounting via a Renyi filter", NeurIPS
+    2021), which allows fewer releases.
 
     Args:
         path: path of a file of JSON lines; an existing file is continued. None keeps the ledger in memory, for
@@ -141,7 +142,7 @@ class Ledger:
             pass
 
     def __repr__(self) -> str:
-        """Describe the ledger in memory, without reading the file or computing epsilon."""
+        """Describe the ledger as last read, without reading the file again or computing epsilon."""
         where = "in memory" if self.path is None else repr(str(self.path))
         limit = "" if self.budget is None else f", budget={self.budget:g}"
         shared = "" if self.disjoint else ", disjoint=False"
@@ -197,7 +198,7 @@ class Ledger:
             self._check_budget(events)
 
     def spend(self, *events: Event) -> None:
-        """Charge either all `events` or none. Call this method before the noise of the events is drawn.
+        """Charge all `events`, or none of them if one is refused. Call this method before the noise is drawn.
 
         Args:
             events: events of the planned releases. They are on disk when the method returns.
@@ -360,7 +361,7 @@ class Ledger:
             self._reasons.setdefault(event.client, f"the noise of {event.mechanism} was seeded, so it is known")
 
     def _reason(self, owners: Sequence[int | str]) -> str:
-        """Return the reason why no guarantee holds for the events of `owners`, or "" if one holds."""
+        """Return the reason why no guarantee holds for events charged to the clients `owners`, or "" if one holds."""
         given = next((self._reasons[owner] for owner in owners if owner in self._reasons), "")
         if given:
             return given
@@ -372,7 +373,10 @@ class Ledger:
         return ""
 
     def _names(self) -> list[str]:
-        """Return the clients that were charged or registered by name."""
+        """Return the ids of the clients that were charged, voided or registered individually.
+
+        `ALL_CLIENTS` and clients that were registered as a number of clients are left out.
+        """
         owners = dict.fromkeys(map(str, (*self._totals, *self._reasons, *sorted(self._registered))))
         return [name for name in owners if name != ALL_CLIENTS]
 
@@ -381,7 +385,10 @@ class Ledger:
         return numbered or client in self._registered or client in self._totals or client in self._reasons
 
     def _is_known(self, client: str) -> bool:
-        """Return whether a client was charged or registered. If only `ALL_CLIENTS` was, every client is known."""
+        """Return whether a client was charged or registered.
+
+        If only `ALL_CLIENTS` was charged and no client was registered, the result is True for every client.
+        """
         anyone = ALL_CLIENTS in {*self._totals, *self._reasons} and not self._register_count and not self._names()
         return anyone or self._is_named(client)
 
@@ -400,7 +407,7 @@ class Ledger:
         return tuple(remarks)
 
     def _assumptions(self) -> dict[str, tuple[str, ...]]:
-        """Return the recorded assumptions, and the assumptions of the ledger itself."""
+        """Return the recorded assumptions by entry point, with the assumptions of the ledger itself under "Ledger"."""
         found = {by: tuple(f for f in facts if f != "disjoint" or self.disjoint) for by, facts in self._assumed.items()}
         own = ["disjoint"] if self.disjoint and len(self._names()) + self._register_count > 1 else []
         kinds = {kind for totals in self._totals.values() for kind in totals}
@@ -413,7 +420,7 @@ class Ledger:
         return [c for c in owners if c != ALL_CLIENTS] or [ALL_CLIENTS]
 
     def _touching(self, client: int | str | None) -> list[int | str]:
-        """Return the clients whose events affect the records of `client`."""
+        """Return the ids of the clients whose events affect the records of `client`, or of any client if it is None."""
         if self.disjoint and client is not None:
             return [o for o in dict.fromkeys((client, ALL_CLIENTS)) if o in self._totals or o in self._reasons]
         return list(dict.fromkeys([*self._totals, *self._reasons]))
@@ -442,7 +449,10 @@ class Ledger:
         return max(self._filtered(all_of(client)) for client in dict.fromkeys(clients))
 
     def _filtered(self, spends: list[Spend]) -> float:
-        """Return the epsilon to compare with the budget, or a cheaper upper bound if that is below the budget."""
+        """Return the epsilon of the releases `spends` that is compared with the budget.
+
+        The result may be an upper bound that is cheaper to compute, provided that the bound is below the budget.
+        """
         if self.renyi_order is not None:
             return compose(spends, self.delta, accountant="rdp", order=self.renyi_order).epsilon
         if self.budget is not None and any(rate < 1 for _, rate, _ in spends):
@@ -452,7 +462,12 @@ class Ledger:
         return compose(spends, self.delta).epsilon
 
     def _kept_budget(self, every: list[list[Spend]], delta: float) -> float | None:
-        """Return the budget if it holds at `delta` for all clients, or None. `every` lists each client's releases."""
+        """Return the budget if it holds at `delta` for every client, and None otherwise.
+
+        Args:
+            every: releases of each client.
+            delta: delta of the guarantee.
+        """
         if self.budget is None or delta < self.delta:
             return None
         if self.renyi_order is None:
@@ -497,7 +512,7 @@ class Ledger:
             lines, torn = self._journal.unread()
             self._torn += torn
             self._pending.extend(lines)
-            while self._pending:  # an interrupted or refused line is read again later
+            while self._pending:  # a line is removed only after it was read, so an interrupted reading is repeated
                 self._read_line(*self._pending[0])
                 self._pending.popleft()
             yield
@@ -516,10 +531,10 @@ class Ledger:
             setattr(self, name, value)
 
     def _adopt(self, options: Mapping[str, Any]) -> None:
-        """Adopt the options in the first line of the file.
+        """Use the options in the first line of the file for this ledger.
 
         Raises:
-            PrivacyError: a given option differs; the message names it.
+            PrivacyError: an option that was passed to the constructor differs; the message contains its name.
         """
         for name, given in self._given.items():
             if given is not None and given != options[name] and not (name == "relation" and options[name] is None):
@@ -569,7 +584,7 @@ def _client_names(events: Sequence[Event]) -> str:
 
 
 class Account:
-    """Ledger combined with the client and round to charge, and with the source of the noise.
+    """Ledger combined with the client to charge, the current round, and the source of the noise.
 
     Private calls accept an account as `ledger=` wherever they accept a `Ledger`. If you pass only a `Ledger`, all
     clients are charged, which is always safe, and noise is drawn from the operating system's entropy.
@@ -600,7 +615,7 @@ class Account:
         return ledger if isinstance(ledger, Account) else cls(ledger)
 
     def event(self, mechanism: str, sigma: float, *, rate: float = 1.0, count: int = 1) -> Event:
-        """Return an event for `count` releases that are charged to this account's client.
+        """Return an event that charges `count` releases to this account's client. Nothing is charged yet.
 
         Args:
             mechanism, sigma, rate, count: see `Event`.

@@ -23,15 +23,16 @@ class Secret:
 
     Every random draw on which a privacy claim relies comes from a `Secret`: noise, the choice of records for a step,
     and dropout. Without a seed, all noise and Poisson draws come from the operating system's cryptographic generator
-    (`secrets.token_bytes`), never from `torch.Generator`. The latter is a Mersenne Twister: an adversary who knows all
-    records but one could compute its state from the noise. With a seed the draws are repeatable, and anyone who knows
-    the seed knows the noise. The ledger then records that no guarantee holds: use seeds for tests, not for releases.
+    (`secrets.token_bytes`), never from `torch.Generator`. A `torch.Generator` is a Mersenne Twister, and an adversary
+    who knows all records but one could compute the state of the generator from the noise. With a seed, the draws are
+    repeatable, and anyone who knows the seed knows the noise. The ledger then records that no guarantee holds: use
+    seeds for tests, not for releases.
 
-    Uniform draws have 53 random bits, so the sample rate equals the accounted one to within 2^-53. A Gaussian is the
-    sum of four Box-Muller draws in float64, divided by two (Holohan and Braghin, "Secure random sampling in
-    differential privacy", 2021, section 5.1). Opacus' secure mode does the same. A single draw has gaps in its last
-    bits that can reveal the value to which the noise was added (Mironov, CCS 2012). Four draws make that attack
-    impractical; only a discrete mechanism rules it out.
+    Uniform draws have 53 random bits, so the actual sample rate differs by at most 2^-53 from the rate that is
+    accounted for. A Gaussian is the sum of four Box-Muller draws in float64, divided by two (Holohan and Braghin,
+    "Secure random sampling in differential privacy", 2021, section 5.1). Opacus' secure mode does the same. A single
+    draw has gaps in its last bits that can reveal the value to which the noise was added (Mironov, CCS 2012). Four
+    draws make that attack impractical; only a discrete mechanism rules it out.
 
     Args:
         seed: integer seed, or None for the operating system's entropy.
@@ -99,7 +100,7 @@ class Secret:
         return (total * (std / 2)).view(tuple(shape))
 
     def poisson(self, count: int, rate: float) -> Tensor:
-        """Draw the records of a step by Poisson sampling: each record takes part independently, so their number varies.
+        """Draw the records of a step by Poisson sampling. Each record takes part independently.
 
         Args:
             count: number of records.

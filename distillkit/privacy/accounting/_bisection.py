@@ -8,7 +8,7 @@ __all__ = ["bisect", "smallest_sigma"]
 
 
 def smallest_sigma(epsilon_of: Callable[[float], float], epsilon: float, tolerance: float) -> float:
-    """Return the smallest sigma whose epsilon is at most `epsilon`.
+    """Return the smallest noise multiplier sigma for which `epsilon_of(sigma)` is at most `epsilon`.
 
     Args:
         epsilon_of: function that maps sigma to epsilon and decreases with sigma.

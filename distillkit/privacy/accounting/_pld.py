@@ -14,7 +14,7 @@ def dp_accounting_installed() -> bool:
 
 
 def pld_epsilon(spends: Sequence[tuple[float, float, int]], delta: float) -> float:
-    """Compute dp-accounting's pessimistic epsilon, a nearly exact upper bound.
+    """Compute a nearly exact upper bound on epsilon with dp-accounting.
 
     Neighbors differ by one added or removed record.
 

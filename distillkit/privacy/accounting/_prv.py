@@ -11,19 +11,19 @@ __all__ = ["prv_epsilon"]
 def prv_epsilon(
     spends: Sequence[tuple[float, float, int]], delta: float, *, width: float, eps_error: float, delta_error: float
 ) -> float:
-    """Compute the PRV upper bound on epsilon: the larger of the bounds for an added and for a removed record.
+    """Compute the PRV upper bound on epsilon: the larger of the two bounds for adding and for removing a record.
 
     Papers: Gopi, Lee and Wutschitz, "Numerical composition of differential privacy" (NeurIPS 2021). Lebeda et al.,
-    "Avoiding pitfalls for privacy accounting of subsampled mechanisms under composition" (2024), show that both bounds
-    are needed; Opacus' `PRVAccountant` computes the bound for a removed record only. The numerical routines are those
-    of Opacus.
+    "Avoiding pitfalls for privacy accounting of subsampled mechanisms under composition" (2024), show that both
+    bounds are needed. Opacus' `PRVAccountant` computes only the bound for removing a record. The numerical routines
+    are those of Opacus.
 
     Args:
         spends: (sigma, rate, count) tuples of positive numbers; see `compose`.
         delta: delta at which epsilon is computed, in (0, 1).
         width: half-width of the interval [-width, width] in which privacy losses are tracked.
-        eps_error, delta_error: error bounds in epsilon and delta; the result exceeds the true value by at most about
-            these amounts.
+        eps_error, delta_error: numerical errors in epsilon and delta that are allowed. The bound includes both errors,
+            so it exceeds the true value by at most about these amounts.
     """
     import numpy as np
     from opacus.accountants.analysis import prv as pieces
@@ -44,15 +44,17 @@ def prv_epsilon(
 
 
 class _Loss:
-    """Distribution of the privacy loss of one step, the log-ratio of two output densities.
+    """Distribution of the privacy loss of one step of the Poisson-subsampled Gaussian mechanism.
 
-    The output is drawn from the first of the two densities.
-
-    Let N = N(0, sigma^2) and M = (1 - q) N + q N(1, sigma^2). The ratio M/N at x is
+    Let q be the sample rate. The density of the step's output x is N = N(0, sigma^2) without the record, and
+    M = (1 - q) N + q N(1, sigma^2) with it. The privacy loss is the logarithm of the ratio of these two densities at x.
+    The ratio M/N at x is
 
         1 - q + q exp((2x - 1) / (2 sigma^2)).
 
-    `_point(r)` is the x at which this ratio is r, or minus infinity if there is no such x. t denotes a loss.
+    `_point(r)` is the x at which this ratio is r, or minus infinity if there is no such x. `cdf(t)` is the probability
+    that the loss is at most t. The two subclasses differ in the density from which x is drawn.
+
     """
 
     def __init__(self, rate: float, sigma: float) -> None:
@@ -71,7 +73,7 @@ class _Loss:
 
 
 class _Removed(_Loss):
-    """Privacy loss if the record is in the first data set: x ~ M, and the loss log(M/N) increases with x."""
+    """Privacy loss of removing a record: x is drawn from M, and the loss log(M/N) increases with x."""
 
     def cdf(self, t: Any) -> Any:
         import numpy as np
@@ -81,7 +83,7 @@ class _Removed(_Loss):
 
 
 class _Added(_Loss):
-    """Privacy loss if the record is in the second data set: x ~ N, and the loss log(N/M) decreases with x."""
+    """Privacy loss of adding a record: x is drawn from N, and the loss log(N/M) decreases with x."""
 
     def cdf(self, t: Any) -> Any:
         import numpy as np

@@ -1,4 +1,7 @@
-"""Total epsilon of several Gaussian releases, in closed form at sample rate 1 and numerically at lower rates."""
+"""Total epsilon of several Gaussian releases.
+
+Epsilon has a closed form at sample rate 1, and is computed numerically at lower rates.
+"""
 
 from __future__ import annotations
 
@@ -66,15 +69,16 @@ def compose(spends: Iterable[Spend], delta: float, *, accountant: str = "auto", 
         delta: delta at which epsilon is computed, in (0, 1), well below one over the number of records.
         accountant: `"auto"` uses the closed form if every rate is 1. Otherwise it uses the smaller of the RDP and PRV
             bounds; PRV is computed only if the RDP epsilon is below 100 and PRV's grid has at most 1.5 million points.
-            If only the grid is too large, PLD replaces PRV, provided that dp-accounting is installed and there are at
-            most 8 kinds of releases and ten million releases. `"rdp"`, `"prv"` or `"pld"` selects one accountant.
+            If the RDP epsilon is below 100 but the grid is too large, PLD replaces PRV, provided that dp-accounting is
+            installed and there are at most 8 kinds of releases and ten million releases in total. `"rdp"`, `"prv"` or
+            `"pld"` selects one accountant.
         order: order of RDP, above 1; None selects the order with the smallest bound. If the order is fixed before the
             first release, the bound is also valid as a privacy filter: sigma, rate and the number of releases may then
             depend on earlier releases.
 
-    All results are upper bounds. PRV (Gopi et al., NeurIPS 2021) takes the larger of the bounds for an added and for a
-    removed record; Opacus' PRV accountant covers only the removed record. RDP uses orders from 1.01 to 512, a wider
-    range than Opacus' default.
+    All results are upper bounds. PRV (Gopi et al., NeurIPS 2021) uses the larger of the two bounds for adding and for
+    removing a record. Opacus' PRV accountant covers only removal. RDP uses orders from 1.01 to 512, a wider range than
+    Opacus' default.
 
     If there are more than 24 kinds of releases (different sigma or rate), similar kinds are grouped: sigma is rounded
     down and the rate up. The result is still an upper bound, but slightly larger than without grouping.
@@ -135,8 +139,10 @@ def filter_order(sigma: float, rate: float, budget: float, delta: float) -> floa
 def _grouped(spends: tuple[Spend, ...], most: int) -> tuple[Spend, ...]:
     """Group releases into at most `most` kinds by rounding sigma down and the rate up, so that no cost decreases.
 
-    All releases at rate 1 are combined into one equivalent release. At lower rates, sigma and rate are rounded to a
-    fixed grid, which becomes coarser only if there are still too many kinds.
+    Releases with the same sigma and rate are of one kind. All releases at rate 1 are combined into one equivalent
+    release. At lower rates, sigma and rate are rounded to a fixed grid, which becomes coarser only if there are still
+    too many kinds.
+
     """
     at_one = sum(count / sigma**2 for sigma, rate, count in spends if rate == 1)
     found = {(sigma, rate): count for sigma, rate, count in spends if rate < 1}
@@ -151,7 +157,11 @@ def _grouped(spends: tuple[Spend, ...], most: int) -> tuple[Spend, ...]:
 
 
 def _shifted(places: Iterable[tuple[tuple[float, float], int]]) -> dict[tuple[int, int], int]:
-    """Count the releases in each cell of a grid with cells of side 1."""
+    """Count the releases in each cell of a two-dimensional grid with cells of side 1.
+
+    Args:
+        places: for each kind of release, its two coordinates in units of the grid step, and the number of releases.
+    """
     cells: dict[tuple[int, int], int] = {}
     for (x, y), count in places:
         cell = math.floor(x), math.floor(y)
@@ -160,7 +170,7 @@ def _shifted(places: Iterable[tuple[tuple[float, float], int]]) -> dict[tuple[in
 
 
 def largest(every: Sequence[Sequence[Spend]], delta: float) -> Bound:
-    """Return the largest of the bounds that `compose` computes for several clients, in less time.
+    """Return the largest bound that `compose` computes for any client, without running `compose` for every client.
 
     The function skips each client for which a cheap upper bound is already below another client's epsilon.
 
@@ -253,7 +263,10 @@ def _prv_errors(by_rdp: float, delta: float) -> tuple[float, float]:
 
 
 def _prv_width(spends: tuple[Spend, ...], delta_error: float) -> float:
-    """Return the width beyond which the total privacy loss has negligible mass (Gopi et al., remark 5.6)."""
+    """Return a width w such that the total privacy loss is outside [-w, w] with negligible probability.
+
+    Source: Gopi et al., remark 5.6.
+    """
     total = sum(count for _, _, count in spends)
     single = max(_rdp(((sigma, rate, 1),), delta_error / (8 * total)) for sigma, rate, _ in spends)
     return max(_rdp(spends, delta_error / 4), single) + 3
@@ -272,7 +285,12 @@ def _prv_points(spends: tuple[Spend, ...], delta: float, by_rdp: float) -> float
 
 @lru_cache(maxsize=256)
 def _prv(spends: tuple[Spend, ...], delta: float, by_rdp: float) -> float:
-    """Return PRV's bound, or infinity if the numerical computation fails, for instance for a tiny delta."""
+    """Return PRV's bound on epsilon, or infinity if the numerical computation fails, for instance for a tiny delta.
+
+    Args:
+        spends, delta: arguments of `compose`.
+        by_rdp: bound on epsilon by RDP, which determines the numerical error that PRV may make.
+    """
     from distillkit.privacy.accounting._prv import prv_epsilon
 
     eps_error, delta_error = _prv_errors(by_rdp, delta)

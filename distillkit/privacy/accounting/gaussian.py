@@ -26,7 +26,7 @@ def gaussian_delta(sigma: float, epsilon: float) -> float:
 
     Args:
         sigma: noise standard deviation / sensitivity, > 0. K releases with sigma_1, ..., sigma_K are equivalent to one
-            release with (sum 1/sigma_k^2)^-1/2.
+            release with sigma = (sum_k 1/sigma_k^2)^-1/2.
         epsilon: epsilon at which delta is computed, >= 0.
 
     Raises:

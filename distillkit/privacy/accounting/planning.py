@@ -35,7 +35,9 @@ class NoisePlan:
     accountant: str
 
     def noise_std(self, size: float) -> float:
-        """Return the standard deviation of the noise in one coordinate of a released mean, in units of the clip.
+        """Return the standard deviation of the noise in one coordinate of a released mean.
+
+        The unit is the clip, the largest l2 norm of one record's vector.
 
         Args:
             size: public number of records in the mean, > 0.
@@ -46,12 +48,12 @@ class NoisePlan:
         return self.sigma / (self.rate * check.real_number(size, "size", above=0.0))
 
     def snr(self, size: float, dim: int, *, signal: float = 1.0) -> float:
-        """Return the signal-to-noise ratio of one released mean: the ratio of the norms of mean and noise.
+        """Return the signal-to-noise ratio of one released mean: the norm of the mean divided by the norm of the noise.
 
         Args:
             size: public number of records in the mean, > 0.
             dim: number of dimensions of a record's vector.
-            signal: norm of the mean, in units of the clip; at most 1.
+            signal: norm of the mean, in units of the clip (the largest l2 norm of one record's vector); at most 1.
 
         Raises:
             TypeError, ValueError: an argument has the wrong type or is out of range.

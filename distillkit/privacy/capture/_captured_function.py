@@ -36,7 +36,8 @@ def capture(
         function: function of the list `shared` and the tensors of one record, which returns a sequence of tensors of
             fixed shapes.
         shared: tensors that are the same for all records, such as parameters. Their values may change between calls.
-        examples: tensors of n records, [n, ...]; only their shapes, dtypes, device and address are used.
+        examples: tensors of n records, [n, ...]. Their shapes, dtypes and device are used, but not their values. A
+            function that reads these tensors in another way than through its arguments is refused.
         what: name of the function in error messages.
         names: names of the `shared` tensors in error messages.
         modules: modules that the function uses.
@@ -137,20 +138,24 @@ class CapturedFunction:
             if self.batched:
                 try:
                     return self._evaluate(values, inputs)
-                except Exception:  # of some record: the others count nevertheless
+                except Exception:  # one record fails: evaluate the records one by one, so that only its rows are zero
                     pass
             rows = [self._row(values, inputs, i) for i in range(count)]
             return [torch.cat(column) for column in zip(*rows)]
 
     def _row(self, shared: Sequence[Tensor], inputs: Sequence[Tensor], i: int) -> list[Tensor]:
-        """Evaluate record i in a batch of copies of itself, so that it is rounded as in the batch of all records."""
+        """Evaluate the function on record i alone, and return its results with one row each.
+
+        If records are evaluated in batches, the batch consists of copies of record i, so that rounding errors are the
+        same as in the batch of all records. If an operator fails, the rows are zero.
+        """
         try:
             if self.batched:
                 return [row[:1] for row in self._evaluate(shared, [e[i : i + 1].expand_as(e) for e in inputs])]
             return [row[None] for row in self._evaluate_one(shared, inputs, i)]
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # the record's own values: what fails and how is private
+        except Exception:  # the error depends on the record's values, so neither the error nor its message may be shown
             return [row.new_zeros((1, *row.shape[1:])) for row in self._outputs]
 
     def _evaluate(self, shared: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -162,11 +167,11 @@ class CapturedFunction:
 
 
 def require_plain(tensors: Sequence[Tensor], what: str) -> None:
-    """Check that no code of the caller would run on the tensors.
+    """Check that operators on the tensors run PyTorch's code only, and no code of the caller.
 
     Raises:
-        NotCapturable: a tensor is of a subclass.
-        PrivacyError: a torch mode is active.
+        NotCapturable: a tensor is of a subclass of `Tensor` other than `nn.Parameter`.
+        PrivacyError: the caller has activated a torch mode (`TorchFunctionMode` or `TorchDispatchMode`).
     """
     if any(type(t) not in (Tensor, nn.Parameter) for t in tensors):
         kind = next(type(t).__name__ for t in tensors if type(t) not in (Tensor, nn.Parameter))

@@ -48,7 +48,7 @@ class Violation:
 def find_violation(
     graph: GraphModule, names: Sequence[str], modules: Sequence[nn.Module], records: Sequence[Tensor] = ()
 ) -> Violation | None:
-    """Return the first operator of a graph that a captured function may not use, or None if all are allowed.
+    """Return the first operator of a graph that a captured function may not use, or None if every operator is allowed.
 
     Args:
         graph: traced graph, whose first inputs are the shared tensors.
@@ -99,7 +99,7 @@ def _violation(node: Node, bases: dict[Node, str]) -> Violation | None:
     if (
         not isinstance(target, OpOverload)
         or target.namespace not in ("aten", "prims")
-        or target._schema.name in torch.library._defs  # of a user
+        or target._schema.name in torch.library._defs  # defined by a user
     ):
         return Violation(
             target, NotCapturable,
@@ -113,7 +113,7 @@ def _violation(node: Node, bases: dict[Node, str]) -> Violation | None:
             "record; keep values in tensors (torch.where) and shapes fixed",
         )  # fmt: skip
     trains = "batch_norm" in target.name() and _argument(node, target, "training", "train") is True
-    if trains and isinstance(_argument(node, target, "running_mean"), Node):  # its schema does not say that it writes
+    if trains and isinstance(_argument(node, target, "running_mean"), Node):  # the schema does not declare this write
         return Violation(
             target, BatchStatistics,
             ": a forward pass changes running statistics{line}, which would carry information past the clip; store "
@@ -291,7 +291,10 @@ def for_batches(graph: GraphModule) -> None:
 
 
 def _replace_strided(graph: GraphModule, node: Node) -> None:
-    """Replace a change of strides that autograd made by permutations, if the change only reorders the values."""
+    """Replace an `as_strided` operator, which autograd inserts, by permutations.
+
+    The operator is left as it is unless it only reorders the values.
+    """
     out: Tensor = node.meta["val"]
     scatter = node.target is aten.as_strided_scatter.default
     source, _, strides, *offset = node.args[1:] if scatter else node.args
@@ -311,7 +314,7 @@ def _replace_strided(graph: GraphModule, node: Node) -> None:
 
 
 def _replace_embedding(graph: GraphModule, node: Node) -> None:
-    """Replace an embedding by an operator that checks the indices.
+    """Replace an embedding lookup by an operator that checks that the indices are in range.
 
     In a batch, an index out of range could otherwise read the rows of other records.
     """
@@ -346,7 +349,7 @@ def _replace_weight_gradient(graph: GraphModule, node: Node) -> None:
 
 
 def _replace_scale_gradient(graph: GraphModule, node: Node) -> None:
-    """Compute the gradients of a group norm's scale and shift from two sums per channel, as PyTorch's kernel does."""
+    """Compute the gradients of a group norm's scale and shift from two sums per channel, like PyTorch's kernel."""
     upstream, maps, mean, rstd, _, n, channels, pixels, groups, mask = node.args
     call = graph.graph.call_function
     with graph.graph.inserting_before(node):

@@ -36,7 +36,9 @@ MARKER = torch.Generator()
 
 _LOCK = threading.RLock()
 _OWN_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
-_FUSED = ("mkldnn", "scaled_dot_product")  # operators without a batching rule; PyTorch has others for the same values
+_FUSED = ("mkldnn", "scaled_dot_product")
+"""Operators that vmap cannot batch. PyTorch has equivalents that it can batch."""
+
 _DATA_DEPENDENT = (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException)
 
 
@@ -59,7 +61,7 @@ def trace(
         what: name of the function in error messages.
         names: names of the `shared` tensors in error messages.
         modules: modules that the function uses.
-        records: tensors that the function may not use, such as the private images.
+        records: tensors that the function may use only through its arguments, such as the private images.
 
     Raises:
         BatchStatistics: the function normalizes with the statistics of a batch, or writes to a tensor that it did not
@@ -202,7 +204,7 @@ class Stateless(nn.Module):
         self.network, self._function, self._what = network, function, what
 
     def names(self) -> list[str]:
-        """Return the names of the network's parameters and buffers, in the order of `state`."""
+        """Return the names of the network's parameters and buffers, in the same order as `state`."""
         return [n for n, _ in (*self.network.named_parameters(), *self.network.named_buffers())]
 
     def state(self) -> list[Tensor]:
@@ -210,7 +212,12 @@ class Stateless(nn.Module):
         return [*self.network.parameters(), *self.network.buffers()]
 
     def at(self, state: Sequence[Tensor], *examples: Tensor) -> Any:
-        """Return the function's result with the given parameters and buffers, in the order of `state`."""
+        """Return the function's result for other parameters and buffers of the network.
+
+        Args:
+            state: parameters and buffers, in the order in which the method `state` returns them.
+            examples: arguments of the function.
+        """
         values = {f"network.{n}": t for n, t in zip(self.names(), state)}
         return torch.func.functional_call(self, values, examples)
 

@@ -18,12 +18,12 @@ _LAYERS = (
 
 
 def is_own_augmentation(augment: object) -> bool:
-    """Return whether an augmentation has exactly a type of this package. The result is also True for None."""
+    """Return whether an augmentation is None or an instance of `DSA` or `CropFlip`, and not of a subclass."""
     return augment is None or type(augment) in (DSA, CropFlip)
 
 
 def is_own_network(network: object) -> bool:
-    """Return whether a network of this package consists of unchanged layers of this package and of PyTorch.
+    """Return whether a network consists only of unchanged layers of this package and of PyTorch.
 
     The result is False for a network with a hook, a replaced method or layer, batch statistics or tensor subclasses.
     """

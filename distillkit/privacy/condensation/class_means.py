@@ -25,20 +25,20 @@ __all__ = ["class_means_gradient", "class_sums", "fit_to_means", "release"]
 def class_sums(
     images: Tensor, labels: Tensor, embedders: PublicEmbedders, *, num_classes: int, chunk: int | None = None
 ) -> Tensor:
-    """Embed the private images and sum their vectors v(x) by class, for every embedder.
+    """Embed the private images with every embedder, and sum the embeddings by class.
 
     **The result is private: pass it to `release`, and use only what `release` returns.**
 
     Args:
         images: the private images, float [N, C, H, W]; N may be 0.
         labels: class indices int [N] in [0, num_classes).
-        embedders: public embedders that compute v(x), used one after the other.
+        embedders: public embedders. Each one maps an image x to a vector v(x) of bounded length; see `PublicEmbedder`.
         num_classes: public number of classes; the sums of a class without records are zero.
         chunk: number of images per forward pass; the default depends on device and image size.
 
     Returns:
-        Sums, float64 [embedders, classes, F]. A record whose embedding overflows or fails adds zero. No warning is
-        given, because the failure is itself private information.
+        Sums of v(x), float64 [embedders, classes, F], with vectors of length F. A record whose embedding overflows or
+        fails adds zero. No warning is given, because the failure is itself private information.
 
     Raises:
         BatchStatistics, NotCapturable: an embedder is not a fixed function of one image.
@@ -73,8 +73,8 @@ def release(sums: Tensor, *, sigma: float, sensitivity: float, ledger: Ledger | 
         sigma: noise standard deviation / sensitivity of each of the G releases; see `plan_noise(count=G)`. 0 adds no
             noise, and the ledger then records that no guarantee holds.
         sensitivity: largest l2 norm that one record adds to the sums of one embedder, `embedders.sensitivity`.
-        ledger: ledger that is charged before the noise is drawn, or an `Account`, which also sets the client, the round
-            and the source of the noise.
+        ledger: ledger that is charged before the noise is drawn; or an `Account`, which combines a ledger with the
+            client, the round and the source of the noise.
 
     Returns:
         The noised sums, float64 [G, K, F], which may be published.
@@ -100,8 +100,9 @@ def class_means_gradient(
 ) -> Tensor:
     """Compute the gradient of the distribution-matching loss with respect to the synthetic images, for one embedder.
 
-    The loss of images s is sum_c ||target_c - mean_j v(s_cj)||^2, with v = `embedders[k]`. `fit_to_means` calls this
-    function; call it yourself to use another optimizer. Only a few classes are in memory at once.
+    The loss is sum_c ||target_c - mean_j v(s_cj)||^2, where s_cj is synthetic image j of class c and v =
+    `embedders[k]`. `fit_to_means` calls this function; call it yourself to use another optimizer. Only a few classes
+    are in memory at once.
 
     Args:
         images: the synthetic images, float [classes, ipc, C, H, W].
@@ -152,8 +153,8 @@ def fit_to_means(
         The fitted images, float [K * ipc, C, H, W].
 
     Raises:
-        TypeError, ValueError: an option has the wrong type or is out of range, or `targets` does not have one entry per
-            embedder.
+        TypeError, ValueError: an option has the wrong type or is out of range, or the first dimension of `targets`
+            differs from the number of embedders.
     """
     check.positive_int(steps, "steps", least=0)
     check.real_number(lr, "lr", above=0.0)

@@ -1,4 +1,4 @@
-"""Options of private condensation: the public networks that embed images, and the passes that share the budget."""
+"""Options of private condensation: the networks that embed the images, and the passes that share the budget."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["EmbeddingNetworks", "Passes"]
 class EmbeddingNetworks:
     """Public networks that embed the images, with the network output, augmentation and batch size to use.
 
-    `condense_private` and `image_sgd` accept these options as `networks=`, in place of a sampler.
+    Pass the object to `condense_private` or `image_sgd` as `networks=`, in place of a network sampler.
 
     Args:
         networks: sampler of the networks. It must not depend on the private data, except through earlier releases.
             Default: `RandomNetworks` of a ConvNet of width 128 and depth 3; the depth is smaller for small images.
         match: network output that is matched: `"embedding"`, or `"embedding+logits"` (both, concatenated). By default,
-            the function that receives these options chooses.
+            `condense_private` matches the embedding, and `image_sgd` matches both.
         augment: augmentation such as `DSA()`, drawn once per network and applied to private and synthetic images alike.
         chunk: number of images per forward or backward pass; the default depends on device and image size.
     """
@@ -41,7 +41,7 @@ class EmbeddingNetworks:
         """Return `networks` if it is an `EmbeddingNetworks`; otherwise return default options with this sampler.
 
         Raises:
-            TypeError: `networks` is neither an options object, a sampler nor None. It is, for instance, a network or a
+            TypeError: `networks` is not an `EmbeddingNetworks`, a sampler or None, but for instance a network or a
                 factory of networks.
         """
         if networks is None or isinstance(networks, EmbeddingNetworks):
@@ -61,9 +61,9 @@ class EmbeddingNetworks:
 class Passes:
     """Number of passes of `condense_private`, and the split of the Gaussian budget (sum of 1 / sigma^2) among them.
 
-    Each pass releases class sums and fits images to them. Each later pass starts from the images of the previous pass
-    and uses their mean embedding as the center of its unit vectors. The passes after the first share the rest of the
-    budget equally.
+    Each pass releases noised class sums of embeddings and fits images to them. Before embeddings are scaled to unit
+    length, a center is subtracted. Each pass after the first starts from the images of the previous pass, and its
+    center is the mean embedding of these images. The passes after the first share the remaining budget equally.
 
     Args:
         count: number of passes, including the first; at least 2.

@@ -59,13 +59,13 @@ def condense_private(
 
     The condensation has two or more `passes`. The first pass produces a rough set with a small share of the budget; its
     center is the mean embedding of smooth noise. The second pass starts from the rough set and uses the mean embedding
-    of that set as its center. The component that all images share then no longer dominates the unit vectors, so the
-    signal is stronger at the same noise.
+    of that set as its center. Subtracting this center removes the part of the embedding that all images have in common,
+    so the class sums differ more between classes at the same noise.
 
     No code of your networks or augmentation runs on private images: every sampled network is captured as a function of
     one image (see `per_example_gradients`), unless it consists of unchanged layers of this package and of PyTorch.
 
-    Papers: distribution matching is from Zhao and Bilen (WACV 2023), Eq. 6. Adding noise to feature sums once is the
+    Papers: distribution matching is from Zhao and Bilen (WACV 2023), Eq. 6. Noise is added to the class sums by the
     Gaussian mechanism (Balle and Wang, ICML 2018). Its composition is exact even if a release depends on earlier ones
     (Dong, Roth and Su, "Gaussian differential privacy", JRSS B 2022, corollary 2). The use of several passes is new
     here. The idea of training the networks on the synthetic set is from IDM (Zhao et al., CVPR 2023).
@@ -95,9 +95,9 @@ def condense_private(
         steps: number of fitting steps in each pass after the first.
         lr, momentum: learning rate and momentum of all fits (SGD, cosine schedule); the default learning rate suits
             unit vectors.
-        ledger: ledger to charge, or an `Account`, which also sets the client, the round and the source of the noise.
-            Default: a new ledger, whose epsilon covers this call alone; give every call on the same records the same
-            ledger.
+        ledger: ledger to charge; or an `Account`, which combines a ledger with the client, the round and the source of
+            the noise. Default: a new ledger, whose epsilon covers this call alone; give every call on the same records
+            the same ledger.
         generator: generator (or its seed) of the public randomness: networks, initial images and augmentation.
         progress: whether to show progress bars on a terminal.
 
@@ -186,7 +186,7 @@ def condense_private(
     info |= {"size": None if isinstance(size, Tensor) else size, "sigma": sigma, "draws": num_networks}
     info |= {"first_share": first_share, "passes": passes.count, "trained": train is not None, "match": match}
     info |= {"ipc": ipc, "init": init_name, "steps": steps}
-    with without_warnings():  # noise may drive pixels far out of their range, and the images are right nevertheless
+    with without_warnings():  # noise may drive pixels far out of their range, which is no error here
         return LabeledImages(
             fitted,
             classes,

@@ -15,15 +15,16 @@ def private_histogram(labels: Tensor, *, num_classes: int, sigma: float, ledger:
     """Count the records of each class and add Gaussian noise, so that the counts may be published.
 
     The sensitivity is 1, because a record adds 1 to one class. Release the histogram once per run and reuse the counts.
-    It is post-processing to compute weights or denominators from the counts, or to drop small classes.
+    Computing weights or denominators from the released counts, or dropping small classes, is post-processing and costs
+    no privacy.
 
     Args:
         labels: class indices int [N]; N may be 0.
         num_classes: public number of classes K. Noise is added to the counts of empty classes too.
         sigma: noise standard deviation, in records; 0 adds no noise, and the ledger then records that no guarantee
             holds.
-        ledger: ledger that is charged before the noise is drawn, or an `Account`, which also sets the client, the round
-            and the source of the noise.
+        ledger: ledger that is charged before the noise is drawn; or an `Account`, which combines a ledger with the
+            client, the round and the source of the noise.
 
     Returns:
         The noised counts, float64 [K] on the device of `labels`, not rounded and possibly negative.

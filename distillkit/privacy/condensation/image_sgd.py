@@ -44,9 +44,9 @@ def image_gradients(
 
     `image_sgd` clips these gradients; you can also use them in your own private optimizer. The gradient g_i of example
     i, with class y, is that of l(phi(x_i), mu_y). Here mu_c = mean_j phi(s_cj) is the mean embedding of the synthetic
-    images of class c. All g_i of class c are vector-Jacobian products of the map from the synthetic images of class c
-    to mu_c. The synthetic images are therefore embedded once per class, and the real images enter only through their
-    embeddings. g_i is zero outside the class of example i.
+    images of class c. For every example of class c, g_i is a vector-Jacobian product of the map from the synthetic
+    images of class c to mu_c. The synthetic images are therefore embedded only once per class. The real images are used
+    only through their embeddings. g_i is zero outside the class of example i.
 
     Args:
         images: synthetic images s, float [K, ipc, C, H, W].
@@ -78,14 +78,21 @@ def image_gradients(
 
 
 class _Function:
-    """Stand-in for a network. Its `features` method is a given function of images."""
+    """Wrapper that lets a function of images be used as a network: the function becomes its method `features`."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         self.features = function
 
 
 def _row_gradients(loss: SeparableLoss, like: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the function that maps embeddings and means [n, F] to gradients with respect to the means, [n, F]."""
+    """Return a function that computes the gradient of each example's loss with respect to its class mean.
+
+    The function maps the embeddings [n, F] and the means [n, F] of n examples to gradients [n, F].
+
+    Args:
+        loss: the loss of each example.
+        like: tensor [n, F] with the shape of a row, the dtype and the device of the embeddings.
+    """
     if loss is squared_distance:
         return lambda embedding, means: 2 * (means - embedding)
 
@@ -126,19 +133,18 @@ def image_sgd(
 ) -> LabeledImages:
     """Condense a private set into a set that may be published, by DP-SGD on the synthetic images.
 
-    Prefer `condense_private` unless you study FedDM, because `condense_private` is cheaper and was more accurate at the
-    same epsilon. Every step draws records by Poisson sampling over the *whole* set. It clips each record's gradient
-    with respect to the images of all classes. It sums the clipped gradients and adds noise to every pixel of every
-    class, also of classes without records.
+    Prefer the cheaper `condense_private` unless you study FedDM. Every step draws records by Poisson sampling over the
+    *whole* set. It clips each record's gradient with respect to the images of all classes. It sums the clipped
+    gradients and adds noise to every pixel of every class, also of classes without records.
 
-    Paper: Xiong et al., "FedDM" (CVPR 2023), section 3.3, Eq. 8 and Eq. 16. We deviate from the paper where the
-    guarantee needs it. The paper samples 256 records *per class*, at a rate (one half or more for 500 records per
-    class) that is ten times the accounted rate. It also divides by the number of records drawn, and sends only the
-    classes that have records. Its noise scale (Theorem 3.2) is sound only for a sample rate q < 1 / (16 sigma) and
-    covers only one round; we compute epsilon with an accountant.
+    Paper: Xiong et al., "FedDM" (CVPR 2023), section 3.3, Eq. 8 and Eq. 16. Deviations, which the guarantee needs: the
+    paper draws 256 records *per class*, so a record of a class with 500 records takes part with probability one half.
+    This rate is ten times the rate for which the paper accounts. The paper also divides by the number of records drawn,
+    and sends only the classes that have records. Its noise scale (Theorem 3.2) is sound only for a sample rate q < 1 /
+    (16 sigma) and covers only one round; we compute epsilon with an accountant.
 
     Args:
-        images, labels, num_classes, ipc, init, ledger, generator, progress: arguments as in `condense_private`.
+        images, labels, num_classes, ipc, init, ledger, generator, progress: see `condense_private`.
         size: public number of records, not the private `len(images)`. It scales the mean gradient, and delta is
             compared with it.
         epsilon: target for all steps of this call, from which sigma is computed. Give either `epsilon` or `sigma`.
@@ -156,10 +162,11 @@ def image_sgd(
         callback: function that is called as `callback(step, gradient)` with every released gradient [K, ipc, C, H, W].
 
     Returns:
-        The synthetic set, with the same entries in `info` about the guarantee as for `condense_private`.
+        The synthetic set. As for `condense_private`, its `info` contains the guarantee.
 
     Raises:
-        PrivacyError: see `condense_private`; also NotSeparable if the loss is not a sum over examples.
+        PrivacyError: the guarantee cannot be given; see `condense_private`. The error is `NotSeparable` if the loss is
+            not a sum over examples.
         TypeError, ValueError: the images, the labels or an option are invalid.
     """
     loss = require_separable(loss)
@@ -213,7 +220,7 @@ def image_sgd(
     info |= {"sigma": sigma, "clip": clip, "rate": rate, "steps": steps, "match": match, "ipc": ipc, "init": init_name}
     classes = torch.arange(real.num_classes, device=real.labels.device).repeat_interleave(ipc)
     learned = synthetic.detach().flatten(0, 1)
-    with without_warnings():  # noise may drive pixels far out of their range, and the images are right nevertheless
+    with without_warnings():  # noise may drive pixels far out of their range, which is no error here
         return LabeledImages(
             learned,
             classes,

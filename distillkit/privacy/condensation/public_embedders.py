@@ -42,8 +42,8 @@ class PublicEmbedder:
         center: public center a, float [F]; None for no center.
         clip: largest length C of a vector; None scales every vector to unit length.
         match: network output used as phi: `"embedding"`, or `"embedding+logits"` (both, concatenated).
-        augment, state: augmentation whose random parameters are drawn once for all images, and the seed and index from
-            which they are drawn.
+        augment: augmentation, applied to all images with the same random parameters; None for no augmentation.
+        state: seed and index from which the random parameters of the augmentation are drawn.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class PublicEmbedder:
 
     @property
     def sensitivity(self) -> float:
-        """Largest l2 norm that one record adds to a sum of v: 1, or the clip."""
+        """Largest l2 norm that one record adds to a sum of vectors v(x): 1, or the clip."""
         return 1.0 if self.clip is None else self.clip
 
     def embedding(self, images: Tensor) -> Tensor:
         """Compute phi(x), before centering and clipping. Every call applies the same augmentation parameters.
 
         Args:
-            images: images in the space of the release, float [N, C, H, W].
+            images: images in the set's normalized space, float [N, C, H, W].
 
         Returns:
             Embeddings, float [N, F].
@@ -90,7 +90,7 @@ class PublicEmbedder:
         """Compute phi(x) without the augmentation.
 
         Args:
-            images: images in the space of the release, float [N, C, H, W].
+            images: images in the set's normalized space, float [N, C, H, W].
 
         Returns:
             Embeddings, float [N, F].
@@ -105,7 +105,7 @@ class PublicEmbedder:
         """Compute phi(x) of private images without running user code on them.
 
         Args:
-            images: images in the space of the release, float [N, C, H, W].
+            images: images in the set's normalized space, float [N, C, H, W].
 
         Returns:
             Embeddings, float [N, F]; zeros for an image on which an operator fails.
@@ -145,15 +145,15 @@ class PublicEmbedder:
         return self._captured[key]
 
     def pull_back(self, images: Tensor, *, batched: bool) -> Callable[[Tensor], Tensor]:
-        """Return a function that maps n private gradients in the mean embedding to gradients in the images.
+        """Return the vector-Jacobian product of the map from synthetic images to their mean embedding.
+
+        The returned function maps n gradients with respect to the mean embedding, float [n, F], to gradients with
+        respect to the images, float [n, ipc, C, H, W]. The gradients may be private.
+
 
         Args:
             images: synthetic images, float [ipc, C, H, W].
-            batched: whether to compute the vector-Jacobian products together; ignored if the network or augmentation is
-                captured.
-
-        Returns:
-            Function of cotangents [n, F] that returns [n, ipc, C, H, W].
+            batched: whether to compute the n products together; ignored if the network or augmentation is captured.
         """
         leaf = images.detach().requires_grad_()
         outer = leaf

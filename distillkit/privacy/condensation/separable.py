@@ -72,7 +72,8 @@ def require_separable(loss: object) -> SeparableLoss:
 
     Raises:
         NotSeparable: the loss is not declared separable, or its rows depended on each other in a test with up to 64
-            rows of random numbers. If a loss that is not declared has an attribute `why`, the message quotes it.
+            rows of random numbers. The message quotes the attribute `why` of an undeclared loss, if the loss has this
+            attribute.
     """
     if not callable(loss) or getattr(loss, "separable", None) is not True:
         name = getattr(loss, "__name__", type(loss).__name__)

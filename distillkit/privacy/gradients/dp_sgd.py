@@ -34,9 +34,9 @@ RowLoss = Callable[[Tensor, Tensor], Tensor]
 def without_batch_norm(network: nn.Module) -> nn.Module:
     """Return a copy of `network` without layers that keep or use statistics of a batch.
 
-    Use the copy when `train_private` raises `BatchStatistics` for a network. Layers are replaced as by Opacus'
-    validator: batch norm becomes group norm (up to 32 groups), and instance norm loses its running statistics. The copy
-    has newly initialized norm layers, so train the copy from scratch or fine-tune it.
+    Use the copy when `train_private` raises `BatchStatistics` for a network. As in Opacus' `ModuleValidator.fix`, batch
+    norm becomes group norm (up to 32 groups), and instance norm loses its running statistics. The copy has newly
+    initialized norm layers, so train the copy from scratch or fine-tune it.
 
     Args:
         network: network to copy; it is not changed.
@@ -81,8 +81,9 @@ def train_private(
     call the function again, for instance once per round, with the same network and ledger: the steps of all calls
     compose.
 
-    Paper: Abadi et al., "Deep learning with differential privacy" (CCS 2016), algorithm 1. The account's `Secret` is
-    the source of batches, noise, dropout and all other random draws.
+    Paper: Abadi et al., "Deep learning with differential privacy" (CCS 2016), algorithm 1. Batches, noise, dropout and
+    all other random draws come from the operating system's entropy, or from the `Secret` of the account that you pass
+    as `ledger`.
 
     Before anything is charged, the gradient of one record's loss is captured as a fixed graph of tensor operators (see
     `per_example_gradients`). A network or loss that is not a fixed function of one record is refused. The code of the
@@ -108,8 +109,8 @@ def train_private(
         optimizer: function that takes the parameters and returns a `torch.optim` optimizer, which replaces plain SGD.
         loss: function of (logits [n, K], labels) that returns n losses, each of which depends on its own row alone.
             Training evaluates it on one row. Default: cross-entropy.
-        ledger: ledger to charge, or an `Account`, which also sets the client, the round and the source of batches and
-            noise. Default: a new ledger in memory.
+        ledger: ledger to charge; or an `Account`, which combines a ledger with the client, the round and the source of
+            batches and noise. Default: a new ledger in memory.
         chunk: maximum number of examples whose gradients are in memory at once; the default depends on device, network
             and rate * size.
         progress: whether to show a progress bar on a terminal.
@@ -118,11 +119,11 @@ def train_private(
         The ledger; `.guarantee(client)` returns the guarantee that now holds for the records.
 
     Raises:
-        BudgetExhausted: the budget does not allow all steps, and no step was taken. `.remaining` is the number of steps
-            that are still allowed.
-        PrivacyError: one of its subclasses, with a remedy in the message: BatchStatistics, NotCapturable,
-            NotSeparable, PrivateStatistics, NotAccountable.
-        TypeError, ValueError: invalid images, labels or options.
+        BudgetExhausted: the ledger's budget does not allow all steps. No step was taken. `.remaining` is the number of
+            steps that are still allowed.
+        PrivacyError: the guarantee cannot be given. The error is one of the subclasses BatchStatistics, NotCapturable,
+            NotSeparable, PrivateStatistics and NotAccountable; its message gives the remedy.
+        TypeError, ValueError: the images, the labels or an option are invalid.
     """
     real = as_set(images, labels)
     check.positive_int(size, "size")

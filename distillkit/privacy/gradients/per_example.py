@@ -26,8 +26,8 @@ _MEMORY_CPU, _MEMORY_ACCELERATOR, _CACHE = 1 << 28, 1 << 31, 1 << 21
 def require_per_example(network: nn.Module) -> None:
     """Refuse a network whose layers mix the examples of a batch, or that has no trainable parameters.
 
-    This is a quick check of the layer types before private training. The network's computation is captured when it is
-    trained; see `per_example_gradients`.
+    This is a quick check of the layer types before private training. A full check follows when `per_example_gradients`
+    captures the network.
 
     Args:
         network: the network to train.
@@ -71,7 +71,8 @@ class ExampleGradients:
 
     Attributes:
         trained: trained parameters by name, in the order of the returned tensors.
-        captured: captured function, which may be bound to another network of the same architecture.
+        captured: captured function of (parameters and buffers, examples) that computes the gradients. You can also call
+            it with the parameters and buffers of another network of the same architecture.
     """
 
     def __init__(self, network: nn.Module, trained: Mapping[str, nn.Parameter], captured: CapturedFunction) -> None:
@@ -88,7 +89,7 @@ class ExampleGradients:
         return self.captured(self._state, *examples, generator=generator)
 
     def chunk_size(self, expected: float, chunk: int | None = None) -> int:
-        """Return the number of examples to pass at once, from public numbers alone.
+        """Return the number of examples to pass per call, so that memory suffices. It depends on public numbers only.
 
         Args:
             expected: expected number of records in a step, rate * size.

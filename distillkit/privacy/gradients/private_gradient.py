@@ -29,9 +29,10 @@ class PrivateGradient:
     memory together. If you do not call `add` in a step, because the batch is empty, the result is pure noise. `take`
     ends the step. Charge a ledger before the first `take`.
 
-    Norms, clipping and sums are in float64, whatever the type of the parameters. A float32 sum rounds its terms, and a
-    record that shifts the rounding can change the sum by several clips. In float64, the error of a sum over n records
-    is at most n^2 2^-53 clips (1e-6 for 100,000 records in a step), and no clipped norm exceeds the clip.
+    Norms, clipping and sums are in float64, whatever the type of the parameters. In float32, one more record can change
+    the rounding of all terms, and so change the sum by several times the clip. In float64, the rounding error of a sum
+    over n records is at most n^2 2^-53 times the clip (1e-6 for 100,000 records in a step), and no clipped norm exceeds
+    the clip.
 
     Args:
         parameters: trained parameters: leaf tensors that require gradients, float32 or float64. An example's gradients

@@ -38,7 +38,8 @@ def as_private_set(
 ) -> LabeledImages:
     """Return the input of a private call as a set, after checking that its metadata reveals no private statistics.
 
-    The decision depends on public facts and on the origin of the set's metadata, never on the records.
+    Whether the call is refused depends on the options and on how the set's metadata were made, but never on the
+    records.
 
     Args:
         images, labels: a set and None; or images, float [N, C, H, W], and class indices, int [N].
@@ -93,7 +94,8 @@ def refuse_measured_normalization(normalization: Normalization, who: str = "a pr
         who: name of the component in the error message.
 
     Raises:
-        PrivateStatistics: the normalization was measured or fitted, and is not the identity.
+        PrivateStatistics: the mean and standard deviation were measured, or a whitening was fitted, on images that were
+            not declared public.
     """
     if normalization.measured and normalization != IDENTITY:
         what = "mean and std were measured" if normalization.zca is None else "whitening was fitted"
@@ -134,9 +136,8 @@ def initial_images(
     Args:
         init: `"noise"`, which draws each value from N(0, 1); or a *public* set with the same image shape and
             normalization and with `ipc` images per class.
-        real: private set, with which `init` is compared; it is never copied. No other check reads private
-            images; this one does, because a private image in the release would be worse. Epsilon does not cover the
-            error message, so do not publish the message.
+        real: private set. Its images are compared with those of `init`, and are never copied. This is the only check
+            that reads private images. Epsilon does not cover its error message, so do not publish the message.
         ipc: number of images per class.
         generator: generator of the noise.
 
@@ -186,7 +187,7 @@ def refuse_half_precision(values: Tensor, what: str) -> None:
 
 
 def refuse_large_delta(size: float, delta: float) -> None:
-    """Refuse a delta so large that even publishing a random record would count as private.
+    """Refuse a delta so large that even publishing one randomly chosen record would satisfy the definition of privacy.
 
     Args:
         size: *public* number of records; 0 skips the check.

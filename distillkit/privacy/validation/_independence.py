@@ -24,7 +24,8 @@ def refuse_batch_norm(network: object) -> None:
         network: network to check; batch norm in eval mode uses stored statistics and is accepted.
 
     Raises:
-        BatchStatistics: one record would change the embeddings of all records.
+        BatchStatistics: a batch-norm layer uses the statistics of the batch, so one record would change the embeddings
+            of all records.
     """
     if uses_batch_statistics(network):
         raise BatchStatistics(
