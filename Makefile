@@ -47,6 +47,7 @@ test-flower-faults: $(FLOWER)/.made
 # Run the smoke presets of the federated examples, then kill each with SIGKILL and resume it. Takes minutes.
 killed: $(STAMP)
 	$(BIN)/python -m tests.kill_examples --kills 1
+	$(BIN)/python -m tests.kill_examples --kills 3 --seconds 5 --out runs/killed-in-pieces
 
 # Plant the mistakes of tests/mutants.toml one by one in a copy, and report those that no test notices. Takes an hour on two
 # cores; `python -m tests.mutants --log FILE` continues an interrupted run.

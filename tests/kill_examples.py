@@ -1,11 +1,13 @@
 """Kill examples at random moments with SIGKILL (the parent alone), restart them at once, and compare the results.
 
     python -m tests.kill_examples --kills 10 [--examples quickstart feddm] [--preset smoke] [--out runs/killed]
+    python -m tests.kill_examples --kills 3 --seconds 5     # one run in pieces of five seconds, killed three times
 
 Each kill comes at most a second after a random number of rounds of all runs together. Histories and models must equal
 those of an uninterrupted run, which must leave a summary, a table and two figures. Each kill prints a line with the
 time that workers outlived their parent (a worker that is importing torch ends afterwards). The script exits with 1 if
-any result differs. During the first run, a second process on its folder must be refused by name.
+any result differs. During the first run, a second process on its folder must be refused by name. With `--seconds`, one
+run is killed several times, and is continued in pieces until it is finished.
 """
 
 from __future__ import annotations
@@ -25,14 +27,22 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 FEDERATED = ("quickstart", "feddm", "fedlgd", "vhl", "fedcog", "single_image")
 EXAMPLES = [name for name in FEDERATED if (ROOT / "examples" / f"{name}.py").exists()]
+LIMIT = 900
+"""Seconds after which a process is killed."""
+
+UNFINISHED = 3
+"""Exit status of an example that `--seconds` stopped."""
+
 TIMES = ("seconds", "client_seconds", "server_seconds")
 
 
 def start(
-    out: Path, *more: str, example: str = "quickstart", preset: str = "smoke", workers: int = 2
-) -> subprocess.Popen[str]:
+    out: Path, *more: str, example: str = "quickstart", preset: str = "smoke", workers: int = 2,
+    seconds: int | None = None,
+) -> subprocess.Popen[str]:  # fmt: skip
     """Start an example on a folder with captured output."""
     command = [sys.executable, str(ROOT / "examples" / f"{example}.py"), "--preset", preset, "--workers", str(workers)]
+    command += [] if seconds is None else ["--seconds", str(seconds)]
     return subprocess.Popen(
         [*command, "--out", str(out), *more],
         stdout=subprocess.PIPE,
@@ -42,14 +52,18 @@ def start(
     )
 
 
-def finish(process: subprocess.Popen[str]) -> str:
+def finish(process: subprocess.Popen[str], statuses: tuple[int, ...] = (0,)) -> str:
     """Wait for a process and return its output.
 
     Raises:
-        AssertionError: it failed.
+        AssertionError: it failed: its exit status is not one of `statuses`.
+        subprocess.TimeoutExpired: it took more than `LIMIT` seconds, and was killed.
     """
-    said = process.communicate()[0]
-    assert process.returncode == 0, said
+    try:
+        said = process.communicate(timeout=LIMIT)[0]
+    finally:
+        process.kill()
+    assert process.returncode in statuses, said
     return said
 
 
@@ -99,6 +113,38 @@ def killed_and_resumed(out: Path, ready: Callable[[], bool], **how: Any) -> tupl
     return done, lived
 
 
+def killed_in_pieces(out: Path, moments: random.Random, whole: Path, kills: int, **how: Any) -> tuple[list[int], int]:
+    """Run an example in pieces, some of which are killed (the parent alone), and continue until it is finished.
+
+    Args:
+        out: folder of the run.
+        moments: generator of the moments, each at most half a second after a random round before the last quarter.
+        whole: folder of an uninterrupted run, for the total number of rounds.
+        kills: number of kills.
+        how: options of `start`, with `seconds`.
+
+    Returns:
+        The number of completed rounds at each kill, and the number of pieces.
+    """
+    targets = sorted(moments.sample(range(max(kills, 3 * rounds_of(whole) // 4)), kills))
+    done, pieces = list[int](), 0
+    while True:
+        process, pieces = start(out, **how), pieces + 1
+        if targets:
+            while rounds_of(out) < targets[0] and process.poll() is None:
+                time.sleep(0.01)
+            time.sleep(moments.random() / 2)
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+                targets.pop(0)
+                done.append(rounds_of(out))
+                continue
+        finish(process, (0, UNFINISHED))
+        if process.returncode == 0:
+            return done, pieces
+
+
 def refused(out: Path, **how: Any) -> str:
     """Return the output of the refused process of two on one folder: the second, or the first at a later study."""
     both = [start(out, **how)]
@@ -113,7 +159,9 @@ def refused(out: Path, **how: Any) -> str:
     return heard.strip().splitlines()[-1]
 
 
-def count_failures(example: str, kills: int, preset: str, out: Path, moments: random.Random) -> int:
+def count_failures(
+    example: str, kills: int, preset: str, out: Path, moments: random.Random, seconds: int | None = None
+) -> int:
     """Run an example whole, and then killed the given number of times; return the number of different results."""
     began = time.perf_counter()
     print(f"{example}: {refused(out / 'whole', example=example, preset=preset)}", flush=True)
@@ -122,6 +170,12 @@ def count_failures(example: str, kills: int, preset: str, out: Path, moments: ra
         assert found >= least, f"{example} left {found} of {pattern}"
     print(f"{example}: whole in {time.perf_counter() - began:.0f} s", flush=True)
     whole, failures = record(out / "whole"), 0
+    if seconds is not None:
+        how: dict[str, Any] = {"example": example, "preset": preset, "seconds": seconds}
+        killed, pieces = killed_in_pieces(out / "pieces", moments, out / "whole", kills, **how)
+        same = record(out / "pieces") == whole
+        print(f"{example}: killed after {killed} rounds, finished in {pieces} pieces; the same: {same}", flush=True)
+        return int(not same or len(killed) < kills)
     for i in range(kills):
         place, later = out / str(i), moments.random()
         rounds = moments.randrange(rounds_of(out / "whole"))
@@ -145,9 +199,11 @@ def main() -> int:
     parser.add_argument("--preset", default="smoke")
     parser.add_argument("--out", type=Path, default=Path("runs/killed"))
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--seconds", type=int, default=None, help="kill one run --kills times, in pieces of this time")
     o = parser.parse_args()
     moments = random.Random(o.seed)
-    return int(sum(count_failures(name, o.kills, o.preset, o.out / name, moments) for name in o.examples) > 0)
+    failed = [count_failures(name, o.kills, o.preset, o.out / name, moments, o.seconds) for name in o.examples]
+    return int(sum(failed) > 0)
 
 
 if __name__ == "__main__":

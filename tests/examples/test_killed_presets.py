@@ -1,0 +1,20 @@
+"""Smoke presets in pieces of five seconds, killed and continued three times."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.kill_examples import FEDERATED, finish, killed_in_pieces, record, start
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", FEDERATED)
+def test_smoke_preset_killed_three_times_equals_an_uninterrupted_run(tmp_path: Path, example: str) -> None:
+    whole, pieces = tmp_path / "whole", tmp_path / "pieces"
+    finish(start(whole, example=example))
+    killed, _ = killed_in_pieces(pieces, random.Random(example), whole, 3, example=example, seconds=5)
+    assert len(killed) == 3
+    assert record(whole) == record(pieces)
