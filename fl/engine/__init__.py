@@ -1,4 +1,6 @@
-"""The engine: rounds, exchanges with clients, evaluation and records. It does not depend on any particular method."""
+"""Engine that runs a federated method: rounds, messages to and from clients, evaluation, and the run's files.
+
+The engine works for every `fl.method.Method`, and contains no code for a particular one."""
 
 from fl.engine._clients import ClientData
 from fl.engine._config import RunFolder

@@ -1,4 +1,4 @@
-"""Backend interface, the default backend (threads of this process), and the server's thread."""
+"""Backends, which decide where clients run, the default backend (threads of this process), and the server's thread."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RunContext:
-    """Facts about a run that a backend needs to open its transport, set after the run's options have been checked.
+    """Validated options of a run that a backend gets when it opens the connection to the clients.
 
     Attributes:
-        task: meaning of the labels.
+        task: label task of the run, such as `Classification`.
         device: device on which clients compute.
-        memories: folder for the clients' memories if clients run on this machine; None if the run writes no files.
+        memories: folder for the data that clients keep between rounds, if clients run on this machine; None if the run
+            writes no files.
         stop: event that is set when the run is being stopped.
-        ledger: ledger of a private run; None if the run is not private.
+        ledger: privacy ledger of a run with a differentially private method; None for other methods.
     """
 
     task: LabelTask
@@ -48,18 +49,24 @@ class RunContext:
 
 @runtime_checkable
 class Backend(Protocol):
-    """Base class of backends, which run the clients. Pass a backend as the option `backend` of `simulate`."""
+    """Interface of backends. A backend runs the clients of `simulate`, for example in threads or in processes.
+
+    Pass a backend as `simulate(..., backend=...)`.
+    """
 
     @property
     def faults(self) -> str | None:
-        """Description of the faults that the backend injects, for the run's record; None if it injects none."""
+        """Description of the faults (such as lost messages) that the backend injects on purpose, for `config.json`.
+
+        None if the backend injects no faults.
+        """
 
     def open(self, method: Method, clients: ClientRegistry, workers: int, context: RunContext) -> Transport:
-        """Open the transport of one run.
+        """Return a transport, which connects the server of one run to its clients.
 
         Args:
-            method: the run's method.
-            clients: registry of the clients' data.
+            method: the federated method to run.
+            clients: data of all clients.
             workers: number of clients that run in parallel.
             context: the run's task, device, memory folder, stop event and ledger.
 
@@ -75,14 +82,17 @@ class Threads:
     faults: None = None
 
     def open(self, method: Method, clients: ClientRegistry, workers: int, context: RunContext) -> Transport:
-        """Open the transport of one run; see `Backend.open`."""
+        """Return a transport to clients that run as threads of this process; see `Backend.open` for the arguments."""
         memories = MemoryStore(context.memories)
         runtime = ClientRuntime(method, context.task, clients, memories, context.device, context.stop, context.ledger)
         return ThreadTransport(runtime, workers)
 
 
 def backend_of(backend: object) -> Backend:
-    """Return the backend for the value of the option `backend` of `simulate`.
+    """Convert the option `backend` of `simulate` to a `Backend` object.
+
+    Args:
+        backend: "threads" or a `Backend` object.
 
     Raises:
         TypeError: `backend` is neither a string nor a `Backend` object.
@@ -99,12 +109,12 @@ def backend_of(backend: object) -> Backend:
 
 
 class ThreadTransport:
-    """Transport to clients in persistent threads, each with one intra-op thread; see `Transport`.
+    """Transport that runs clients in a pool of threads of this process, each with one intra-op thread.
 
-    The clients share the server's method and ledger.
+    The clients use the server's own method object and privacy ledger.
 
     Args:
-        runtime: objects that the clients share.
+        runtime: method, data and other objects that all clients use.
         workers: number of threads.
     """
 
@@ -113,9 +123,9 @@ class ThreadTransport:
         self._pool = create_thread_pool(workers, "client")
 
     def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
-        """Send the requests of `exchange`; see `Transport.exchange`. The `bundled` exchange runs first.
+        """Run the clients of `exchange`, and yield their results in order; see `Transport.exchange`.
 
-        At most two clients per worker are queued or running at a time.
+        The `bundled` exchange runs before `exchange`. At most two clients per worker are queued or running at a time.
         """
         if bundled is not None:
             bundled.run_alone(self)
@@ -134,11 +144,11 @@ class ThreadTransport:
             yield result
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """Keep only these memory `versions` of the clients; see `Transport.commit`."""
+        """Keep the memory version of each client in `versions`, and delete older ones; see `Transport.commit`."""
         self.runtime.memories.commit(versions)
 
     def rollback(self) -> None:
-        """Delete the memories of the failed round; see `Transport.rollback`."""
+        """Delete the memories that clients wrote in the failed round."""
         self.runtime.memories.rollback()
 
     def metadata(self) -> dict[str, str]:
@@ -146,7 +156,7 @@ class ThreadTransport:
         return {}
 
     def restore(self, metadata: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """Delete all memories except these `versions`, and ignore `metadata`; see `Transport.restore`."""
+        """Delete all memories of clients except `versions` (one version per client). `metadata` is not used."""
         self.runtime.memories.restore(versions)
 
     def __enter__(self) -> Self:
@@ -159,9 +169,9 @@ class ThreadTransport:
 
 
 class ServerThread:
-    """The only thread that runs the server's side of the method, so that the method needs no lock.
+    """Thread that runs all of the method's server functions, so that they need no locks.
 
-    Use this class as a context manager: the thread ends when the block does.
+    Use this class as a context manager. The thread ends when the `with` block ends.
 
     Args:
         threads: number of intra-op threads for the thread's tensor operations.
@@ -171,7 +181,7 @@ class ServerThread:
         self._pool = create_thread_pool(1, "server", threads)
 
     def run(self, work: Callable[[], T]) -> T:
-        """Run `work` on the thread, and return its result."""
+        """Run `work` on the server's thread, wait for it, and return its result."""
         return self._pool.submit(work).result()
 
     def __enter__(self) -> ServerThread:

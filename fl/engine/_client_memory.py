@@ -1,4 +1,7 @@
-"""Storage of the clients' memories between rounds, in RAM or in one file for each client and version."""
+"""Storage of the clients' memories, in RAM or in files.
+
+A client's memory holds the values that a method keeps on this client between rounds (`Client.memory`).
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,12 @@ __all__ = ["MemoryStore"]
 
 
 class MemoryStore:
-    """Store of the clients' memories. Each memory has versions; a new version is pending until the server commits it.
+    """Store of the clients' memories: the values that a method keeps on each client between rounds.
 
-    Only the server decides which version is valid, and it names this version in every request. Losing a `commit`
-    therefore does no harm, and memories of a failed or killed round are never read. In a folder, the version before the
-    valid one is kept too, because a server whose last checkpoint is damaged continues from the checkpoint before it.
+    A client that finishes a round stores a new version of its memory. This version is pending until the server commits
+    the round. Every request of the server states which version is valid. Therefore losing a call of `commit` does no
+    harm, and a memory from a failed or killed round is never read. If memories are files, the version before the valid
+    one is kept, too, for a server that must return to its previous checkpoint because its last one is damaged.
 
     The name of a version starts with the number of its round, such as "7-3f-1".
 
@@ -55,7 +59,10 @@ class MemoryStore:
             self._file(client, version).unlink(missing_ok=True)
 
     def _keep(self, client: int, version: str) -> None:
-        """Delete all versions of a client's memory except `version`; files of the last earlier round are kept, too."""
+        """Delete all versions of a client's memory except `version`.
+
+        If memories are files, the latest version from a round before that of `version` is kept, too.
+        """
         versions = self._versions(client)
         earlier = [v for v in versions if version and _round_of(v) < _round_of(version)]
         before = max(earlier, key=_round_of) if earlier and self._folder is not None else version
@@ -68,10 +75,9 @@ class MemoryStore:
 
         Args:
             client: index of the client.
-            version: version to load, as named in the server's request; "" if the client has no memory yet.
-            tidy: whether to delete the versions of failed rounds. Use False for an exchange that only reads the memory.
-                In such an exchange, `version` may still be pending, and the committed version is needed if the round
-                fails.
+            version: name of the version to load, from the server's request; "" if the client has no memory yet.
+            tidy: whether to delete the versions of failed rounds. Use False for requests that only read the memory. In
+                such a request, `version` may still be pending, and the committed version is needed if the round fails.
 
         Raises:
             CheckpointError: the memory is lost or damaged.
@@ -87,12 +93,12 @@ class MemoryStore:
         return _map_tensors(self._ram[client][version], Tensor.clone)
 
     def stage(self, client: int, version: str, memory: Message) -> None:
-        """Store a new version of a client's memory as pending, and keep the version that was loaded.
+        """Store a new, pending version of a client's memory. The version that was loaded is kept.
 
         Args:
             client: index of the client.
-            version: name of the new version; later requests and `commit` use it.
-            memory: contents of the memory; the values are stored without autograd graphs.
+            version: name of the new version, for later calls of `load` and `commit`.
+            memory: contents of the memory; the tensors are stored without autograd graphs.
         """
         self._pending.append((client, version))
         if self._folder is None:
@@ -101,7 +107,13 @@ class MemoryStore:
             write_atomically(self._file(client, version), encode(memory, {"client": str(client)}))
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """Keep the named version of each client in `versions`. Clients that are not listed are not changed."""
+        """Commit a version of each client's memory, and delete the client's other versions.
+
+        If memories are files, the latest version from an earlier round is kept, too.
+
+        Args:
+            versions: name of the committed version by client index. The memories of other clients do not change.
+        """
         for client, version in versions.items():
             self._keep(client, version)
         self._pending = [(client, version) for client, version in self._pending if client not in versions]
@@ -113,7 +125,12 @@ class MemoryStore:
         self._pending.clear()
 
     def restore(self, versions: Mapping[int, str]) -> None:
-        """Delete the memories of an interrupted round, and keep only the version of each client in `versions`."""
+        """Delete the memories of an interrupted round when a run is resumed.
+
+        Args:
+            versions: name of the committed version by client index. A client that is not in the mapping has no
+                memory, and all its versions are deleted.
+        """
         for client in self._clients():
             self._keep(client, versions.get(client, ""))
 
@@ -123,7 +140,7 @@ def _round_of(version: str) -> int:
 
 
 def _map_tensors(message: Message, change: Callable[[Tensor], Tensor]) -> Message:
-    """Return a message with every tensor replaced by `change(tensor)`."""
+    """Return a copy of a message in which every tensor is replaced by `change(tensor)`."""
 
     def changed(value: Value) -> Value:
         if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""The client's side of an exchange, which passes a request and the client's data to the method."""
+"""The client's side of a request: pass the request and the client's data to the method, and return the result."""
 
 from __future__ import annotations
 
@@ -30,22 +30,23 @@ from fl.task import LabelTask
 __all__ = ["FAILED_PRIVATELY", "ClientRuntime", "respond"]
 
 FAILED_PRIVATELY = "failed; the reason is in its own log, because it may depend on private records"
-"""Text that the server gets if a private client fails, whatever the reason."""
+"""Text that the server gets if a client of a private method fails, for any reason."""
 
 
 @dataclass(frozen=True)
 class ClientRuntime:
-    """Objects that the clients of one process share.
+    """Objects that all clients in one process use: the method, the clients' data and memories, and the device.
 
     Attributes:
-        method: the server's own method object if clients are threads of its process; otherwise a copy built from the
-            method's config.
-        task: meaning of the labels.
+        method: the server's own method object if clients are threads of the server's process; otherwise a copy built
+            from the method's config.
+        task: label task of the run, such as `Classification`.
         client_data: each client's data, by client index.
-        memories: the clients' memories.
+        memories: store of the values that clients keep between rounds.
         device: device on which the clients compute.
         stop: event that is set when the run is being stopped.
-        ledger: ledger to which the clients of a private method charge their releases; None for other methods.
+        ledger: privacy ledger to which the clients of a private method charge what they release; None for other
+            methods.
     """
 
     method: Method
@@ -60,18 +61,18 @@ class ClientRuntime:
 def respond(
     runtime: ClientRuntime, header: RequestHeader, number: int, build_request: Callable[[], ClientRequest]
 ) -> ClientResult:
-    """Run one client, and return its result. If the client fails, the result holds the error.
+    """Run one client's part of an exchange, and return its result. If the client fails, the result holds the error.
 
     Args:
-        runtime: objects that the clients share.
+        runtime: method, data and other objects that all clients use.
         header: part of the request that is the same for all clients.
         number: index of the client.
-        build_request: function that returns the client's part of the request. It is called on this thread, and not
-            called if the client has no images for the request.
+        build_request: function that returns the client's part of the request. It is called on this thread, but only if
+            the client has images for the request.
 
     Raises:
-        BudgetExhausted: the client's release would exceed the ledger's budget.
-        LedgerWriteError: the ledger cannot be written, which is not a failure of the client.
+        BudgetExhausted: the values that the client would release exceed the privacy ledger's budget.
+        LedgerWriteError: the ledger cannot be written. This error ends the run, because it concerns all clients.
         Interrupted: the run is being stopped.
     """
     started = time.thread_time()
@@ -104,9 +105,10 @@ def respond(
 
 
 def _shown_reason(method: Method, error: Exception) -> str:
-    """Return the reason of a failure for the run's record.
+    """Return the text that tells the server why a client failed.
 
-    For a private method, the recorded reason is a constant sentence; the actual reason is only logged on this machine.
+    For a private method, this text is always the same sentence, and the actual reason is only logged on this machine.
+    An error of the server while it built the request is always described.
     """
     if not method.private or isinstance(error, RequestError):
         return reason_of(error)
@@ -115,9 +117,10 @@ def _shown_reason(method: Method, error: Exception) -> str:
 
 
 def _absent(method: Method, header: RequestHeader, data: ClientData) -> bool:
-    """Return whether the client has no images for the request.
+    """Return whether the client takes no part in an exchange because it has no images.
 
-    Clients of a private method train even without images, so that a missing reply does not reveal an empty dataset.
+    An evaluation needs test images; all other requests need training images. Clients of a private method train even
+    without images, so that a missing reply does not reveal an empty dataset.
     """
     if header.verb == "evaluate":
         return data.test is None

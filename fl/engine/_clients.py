@@ -1,4 +1,4 @@
-"""Functions that read the clients' data, and check that all sets are compatible with the first client's set."""
+"""The clients' data: read the image sets, and check that all of them are compatible with the first client's set."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class ClientData:
     """Data of one client, for `simulate(method, [ClientData(train, test), ...])`.
 
     Attributes:
-        train: training images. A `StoredImages` is read each time the client gets a request, and its images are freed
-            afterwards.
-        test: the client's own test images, if any.
+        train: training images. A `StoredImages` (a set in a file) is read each time the client gets a request, and its
+            images are freed afterwards.
+        test: the client's own test images; None if it has none.
     """
 
     train: LabeledImages | StoredImages
@@ -35,7 +35,7 @@ class ClientData:
 
     @property
     def stored(self) -> bool:
-        """Whether any of the images are stored in a file."""
+        """Whether the training or the test set is a `StoredImages`, which stays in a file until it is needed."""
         return isinstance(self.train, StoredImages) or isinstance(self.test, StoredImages)
 
     def read(self) -> tuple[LabeledImages, LabeledImages | None]:
@@ -48,15 +48,15 @@ def _in_memory(data: LabeledImages | StoredImages) -> LabeledImages:
 
 
 def read_set(given: Any, name: str, progress: bool) -> LabeledImages:
-    """Convert a user's argument to a set. A dataset, loader, or pair of images and labels is read into memory.
+    """Convert an argument that a user passed to a `LabeledImages`, whose images are in memory.
 
     Args:
-        given: argument as the user passed it.
-        name: name of the argument, for messages.
+        given: the argument: a `LabeledImages`, a dataset, a loader, or a pair of images and labels.
+        name: name of the argument, for error messages.
         progress: whether to show a progress bar while large data is read.
 
     Raises:
-        TypeError: the argument cannot be converted, or is a `StoredImages`.
+        TypeError: the argument has another type, or is a `StoredImages`.
         ValueError: the images or labels of the argument are not valid.
     """
     if isinstance(given, LabeledImages):
@@ -71,12 +71,13 @@ def read_set(given: Any, name: str, progress: bool) -> LabeledImages:
 
 
 def extend_classes(data: Either, classes: int, given: bool) -> Either:
-    """Return a set, extended to `classes` classes if its own number of classes was inferred from its labels.
+    """Return a set whose number of classes is raised to `classes`, if that number was only inferred from its labels.
 
     Args:
-        data: the set; returned unchanged if the user gave its number of classes, or if this number is large enough.
-        classes: number of classes.
-        given: whether `classes` was given by the user rather than inferred.
+        data: the set. It is returned unchanged if the user gave its number of classes, or if it already has at least
+            `classes` classes.
+        classes: number of classes of the returned set.
+        given: whether the user gave the number `classes`, so that the returned set's number counts as given, too.
     """
     if data.classes_given or data.num_classes >= classes:
         return data
@@ -88,12 +89,13 @@ def require_like(first: LabeledImages, other: LabeledImages | StoredImages, name
 
     Args:
         first: the first client's set.
-        other: set to check. The images of a stored set are not read, because bytes are always finite.
-        name: name of the argument, for messages.
+        other: set to check. The images of a stored set are not read, because their pixels are bytes, which cannot be
+            NaN or infinite.
+        name: name of the argument that holds `other`, for error messages.
         classes: whether the number of classes and the kind of labels must agree, too.
 
     Raises:
-        ValueError: the sets differ, or `other` has NaN or infinite pixels. The message says what to do.
+        ValueError: the sets differ, or `other` has NaN or infinite pixels.
     """
     other = other.read([]) if isinstance(other, StoredImages) else other
     no_labels = torch.empty(0, dtype=torch.int64)
@@ -116,14 +118,14 @@ def require_like(first: LabeledImages, other: LabeledImages | StoredImages, name
 
 
 def fitting_set(data: Either, name: str, first: LabeledImages, *, classes: bool = True) -> Either:
-    """Return the server's set `data` after checking that it has images and is compatible with the first client's.
+    """Check that a set of the server has images and is compatible with the first client's set, and return it.
 
     Args:
-        data: the set.
-        name: name of the argument, for messages.
+        data: set of the server, such as the global test set.
+        name: name of the argument that holds `data`, for error messages.
         first: the first client's set.
-        classes: whether the number of classes and the kind of labels must agree, too. If so, a set whose smaller
-            number of classes was inferred is extended.
+        classes: whether the number of classes and the kind of labels must agree, too. In this case, the number of
+            classes of `data` is raised to the clients' number if it was only inferred from the labels of `data`.
 
     Raises:
         ValueError: the set is empty, or differs from the first client's; see `require_like`.
@@ -136,39 +138,43 @@ def fitting_set(data: Either, name: str, first: LabeledImages, *, classes: bool 
 
 
 def read_or_stored(given: Any, name: str, progress: bool) -> LabeledImages | StoredImages:
-    """Convert a user's argument as `read_set` does, but return a `StoredImages` without reading it.
+    """Convert an argument that a user passed to a `LabeledImages`; a `StoredImages` is returned unchanged.
 
     Args:
-        given, name, progress: see `read_set`.
+        given: the argument: a set of either class, a dataset, a loader, or a pair of images and labels.
+        name: name of the argument, for error messages.
+        progress: whether to show a progress bar while large data is read.
 
     Raises:
-        TypeError, ValueError: see `read_set`.
+        TypeError: the argument has another type.
+        ValueError: the images or labels of the argument are not valid.
     """
     return given if isinstance(given, StoredImages) else read_set(given, name, progress)
 
 
 class ClientRegistry:
-    """Data of all clients of a run. Every client's sets are checked against the first client's.
+    """Sequence with the `ClientData` of every client of a run, checked for compatibility with the first client's set.
 
-    Datasets, loaders, and pairs of images and labels are read into memory; a stored set stays in its file. A set whose
-    number of classes was inferred gets `classes`. If `classes` is None, it gets the number that the user gave for
-    another client, or else the largest inferred number.
+    Datasets, loaders, and pairs of images and labels are read into memory; a `StoredImages` stays in its file.
+
+    All sets get the same number of classes: `classes` if it is given, otherwise a number that the user gave for one of
+    the sets, otherwise the largest number inferred from a client's labels.
 
     Args:
-        clients: list or tuple, whose clients are all read and checked here; or another sequence, which may be long and
-            create its clients on demand. In such a sequence, only the first client is read here, and the others are
-            checked when they are drawn.
+        clients: the clients' sets. All clients of a list or tuple are read and checked here. Another sequence may be
+            long and create its clients on demand: only its first client is read here, and every other client is
+            read and checked when it is drawn.
         classes: number of classes of the task; None if the user gave no task.
-        progress: whether to show a bar while large data is read.
+        progress: whether to show a progress bar while large data is read.
 
     Attributes:
-        whole: whether all clients were read.
+        whole: whether all clients were read at the start, that is, `clients` is a list or tuple.
         first: the first client's set without its images.
 
     Raises:
         TypeError: `clients` is not a sequence of sets.
-        ValueError: there are no clients, or a set is not compatible with the first client's. In a sequence that is read
-            on demand, a client with such a set fails when it is drawn.
+        ValueError: there are no clients, or a set is not compatible with the first client's set. If clients are read
+            on demand, the incompatible client fails when it is drawn, and no error is raised here.
     """
 
     def __init__(
@@ -220,5 +226,5 @@ class ClientRegistry:
 
 
 def _without_images(data: LabeledImages | StoredImages) -> LabeledImages:
-    """Return the set without its images, so that their memory can be freed."""
+    """Return an empty copy of the set, with its shape, classes and normalization, so that the images can be freed."""
     return data.read([]) if isinstance(data, StoredImages) else data[torch.empty(0, dtype=torch.int64)]

@@ -1,4 +1,4 @@
-"""Check, before a round is committed, that clients can work with the new server state."""
+"""Check of the server's new state before a round is committed: clients must be able to train with it."""
 
 from __future__ import annotations
 
@@ -18,22 +18,26 @@ from fl.schema import BadReply, check_reply, value_parts
 __all__ = ["check_state", "largest_value"]
 
 _JUMP = 3.0
-"""Growth of an entry's largest value in one round above which a client's work is tried on noise."""
+"""Growth factor of a tensor's largest value in one round above which a client's training is tried on noise images."""
 _EXPLOSION = 10.0
-"""Growth of the largest value of weights in one round above which the weights have exploded."""
+"""Growth factor of a weight tensor's largest value in one round above which the weights count as exploded."""
 
 
 def check_state(method: Method, server: Server, before: Message) -> tuple[str | None, list[str]]:
-    """Return the reason why a round's new state must not be committed, or None; and the entries that have exploded.
+    """Check the server's state after a round, before it is committed.
 
-    Weights have exploded if their largest value grew more than tenfold in the round, to more than 10. Only tensors with
-    the name of a parameter of a global model are compared: images, sums, running statistics of batch norm, and step
-    counts of optimizers may grow as their method intends.
+    Weights count as exploded if their largest absolute value grew more than tenfold in the round, to more than 10. Only
+    tensors with the name of a parameter of a global model are compared. Other tensors, such as images, sums, running
+    statistics of batch norm, and step counts of optimizers, may grow that much in normal operation.
 
     Args:
-        method: method whose state is tested.
+        method: the run's method.
         server: server with the new state; it is not changed.
         before: state before the round.
+
+    Returns:
+        A pair: the reason why the new state must not be committed, or None if it is usable; and the names of the
+        weight tensors that have exploded.
     """
     peaks, old = _peaks(server.state), _peaks(before)
     grown = {name: peak / max(1.0, old.get(name, 0.0)) for name, peak in peaks.items()}
@@ -52,20 +56,20 @@ def _unusable(
     peaks: Mapping[str, float],
     growth: float,
 ) -> str | None:
-    """Return the reason why a round's new state must not be committed, or None.
+    """Return the reason why a round's new state must not be committed, or None if it is usable.
 
-    A state is unusable if it holds NaN or Inf, or if a global model's outputs on noise are not finite. If a value has
-    more than tripled in the round, a client's training is also tried on noise images, with the new state and with the
-    state before the round. The new state is unusable if the server would refuse the reply under the new state, but
-    accept the reply under the earlier state. Private methods skip this trial, because training charges a ledger.
+    A state is unusable if it holds NaN or Inf, or if a global model's outputs on noise images are not finite. If
+    `growth` is above 3, one client's training is also tried on noise images, once with the new state and once with the
+    state before the round. The new state is unusable if only the reply that was trained with the new state fails the
+    server's checks. Private methods skip this training, because it would charge the privacy ledger.
 
     Args:
-        method: method whose state is tested.
+        method: the run's method.
         server: server with the new state; it is not changed.
         before: state before the round.
-        models: global models with the new state.
-        peaks: largest absolute value of each float tensor of the new state.
-        growth: largest growth of these values in the round.
+        models: global models with the new state, by name.
+        peaks: largest absolute value of each float tensor of the new state, by the tensor's name.
+        growth: largest factor by which one of these peaks grew in the round, where earlier peaks below 1 count as 1.
     """
     for name, peak in peaks.items():
         if not peak < float("inf"):
@@ -90,7 +94,10 @@ def largest_value(message: Message) -> float:
 
 
 def _peaks(state: Message) -> dict[str, float]:
-    """Return the largest absolute value of each float tensor of a state by name; NaN counts as infinity."""
+    """Return the largest absolute value of each float tensor of a state, by the tensor's name.
+
+    The value of a tensor that contains NaN is infinity.
+    """
     found = {}
     for key, value in state.items():
         for name, part in value_parts(value):
@@ -101,7 +108,11 @@ def _peaks(state: Message) -> dict[str, float]:
 
 
 def _trial(method: Method, server: Server) -> str | None:
-    """Return the reason why the server would refuse the reply of a client with noise images, or None."""
+    """Train one client on noise images with the server's state, and check its reply as in a round.
+
+    Returns:
+        The reason why the reply fails the check; None if it passes, or if the training raises another error.
+    """
     method, number = method.inner, (server.drawn or [0])[0]
     data = noise_set(server.task, empty_set(server), server.generator("commit guard trial"))
     client = Client(number, data, None, server.task, server.round, server.seed, device=server.device)

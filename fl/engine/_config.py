@@ -31,14 +31,14 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Folder of a run's records. Pass it as `out=` to set more than the path.
+    """Folder for a run's files, with options. Pass it as `out=` if the folder's path alone is not enough.
 
     Args:
         path: folder for config.json, history.jsonl and checkpoint/.
         transcript: whether to save every message that the server sends and accepts in the rounds, under transcript/.
             Replies to the query before round 1 and evaluation results are not saved.
-        notes: JSON values for `notes` in config.json, such as the source of the data. A resumed run may have other
-            notes.
+        notes: JSON values that are written to config.json under "notes", such as the source of the data. You may
+            change them when you resume a run.
     """
 
     path: str | Path
@@ -55,38 +55,41 @@ class RunFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Options of a run that do not depend on where its clients are.
+    """Options that every run has, whether its clients run on this machine or on other machines.
 
-    `fl.simulate` and `fl.deploy.flower.serve` take these options as keywords, and config.json records them.
+    Pass these options as keywords to `fl.simulate` or `fl.deploy.flower.serve`. They are recorded in config.json.
 
     Args:
-        rounds: number of rounds; a resumed run may have more rounds than before.
-        test: global test set, evaluated after every round; a `StoredImages` is read in parts.
-        task: meaning of the labels; default: `Classification` with the first client's number of classes.
+        rounds: number of rounds. When you resume a run, you may give more rounds than before.
+        test: global test set, on which the global models are evaluated after every round; a `StoredImages` is read in
+            parts.
+        task: label task. Default: `Classification` with the first client's number of classes.
         server_data: sets that only the server has, by name.
         participation: how many clients are drawn in each round, without replacement. A float is the share of all
             clients, in (0, 1]; an int is the number of clients. Do not set `participation` or `min_replies` for a
-            method that draws its clients itself, in secret.
+            method that draws its clients itself and in secret (such as `ClientDP`).
         min_replies: minimum number of usable replies in a round. If there are fewer, the run ends with
             `NoUsableReply`, and the last completed round is kept.
-        exploding: what happens if a value of the server's state grows more than tenfold in a round, to more than 10:
-            "warn" issues a warning that names the entries and the clients with by far the largest values, and the run
-            goes on; "stop" ends the run with `NoUsableReply`, and the state before the round is kept.
-        evaluate: clients evaluated on their own test images after a round: "drawn", "all", "none", or a list of client
-            indices. Default: "none" for private methods and secure sums, because evaluation results are exact numbers;
-            "drawn" for all other methods. If you set this option for a private method, the ledger and every row of the
-            history say that epsilon does not cover these results.
+        exploding: what to do if a global model's weights grow more than tenfold in a round, to more than 10. With
+            "warn", a warning lists the tensors, and the clients whose values are by far the largest, and the run goes
+            on. With "stop", the run ends with `NoUsableReply`, and the state before the round is kept.
+        evaluate: clients that are evaluated on their own test images after each round: "drawn" (the clients drawn in
+            that round), "all", "none", or a list of client indices. Default: "none" for private methods and secure
+            sums, because evaluation results contain no noise; "drawn" for all other methods. If you set this option
+            for a private method, the ledger and every row of the history state that epsilon does not cover these
+            results.
         seed: seed of all randomness except the noise of a private method.
-        ledger: ledger of a private method, with its delta and budget. Default: a ledger in `out`/ledger.jsonl (in
-            memory without `out`) with delta 1e-5 and no budget. A ledger is never rolled back: a repeated round is
+        ledger: privacy ledger of a private method, with its delta and budget. Default: a ledger in `out`/ledger.jsonl
+            (in memory without `out`) with delta 1e-5 and no budget. A ledger is never rolled back: a repeated round is
             charged again.
-        secret: seed for the noise of a private method, to repeat a run. The record then states that there is no
-            privacy guarantee.
+        secret: seed for the noise of a private method, if you want to repeat a run exactly. Such a run has no privacy
+            guarantee, and its files say so. None draws the noise from the operating system.
         server_threads: number of intra-op threads of the server. This number affects rounding, so it is recorded.
         device: device on which clients and server compute.
         out: folder for config.json, history.jsonl and checkpoint/, or a `RunFolder`. If None, no files are written.
-        resume: whether to continue after the last completed round in `out`. A finished run is returned without changes.
-        on_round: function that is called with each new row of the history, as soon as the row is complete.
+        resume: whether to continue the run in `out` after its last completed round. If the run is already finished, it
+            is returned without changes.
+        on_round: function that is called after each round with the round's row of the history.
     """
 
     rounds: int
@@ -108,7 +111,7 @@ class RunConfig:
 
     @property
     def folder(self) -> RunFolder | None:
-        """The folder of the run's records; None if the run writes no files."""
+        """The option `out` as a `RunFolder`; None if the run writes no files."""
         return self.out if isinstance(self.out, RunFolder | None) else RunFolder(self.out)
 
 
@@ -118,8 +121,8 @@ class SimulationConfig(RunConfig):
 
     Args:
         backend: "threads" to run clients as threads of this process, or `fl.Loopback()` to run them in processes that
-            exchange only bytes with the server, for debugging a method of your own. Faults that a `Loopback` injects
-            affect the result.
+            exchange only bytes with the server, which helps to debug a method of your own. If the `Loopback` injects
+            faults, they affect the result.
         workers: number of clients that run in parallel, each with one intra-op thread.
         progress: whether to show a progress bar of the rounds, on a terminal or in a notebook.
     """
@@ -130,13 +133,13 @@ class SimulationConfig(RunConfig):
 
 
 class options(Generic[P, C]):
-    """Decorator for a function whose last argument is a config; callers pass the config's fields as keywords.
+    """Decorator that lets callers pass the fields of a config object as keywords, instead of the object itself.
 
-    The signature of the decorated function lists the fields. In its docstring, the descriptions of the fields replace
-    the line of the last argument.
+    The config must be the last argument of the decorated function. In the function's signature and in the `Args`
+    section of its docstring, the config's fields replace this argument.
 
     Args:
-        config: dataclass of keyword-only fields, from which the last argument is built.
+        config: class of the config: a dataclass with keyword-only fields.
     """
 
     def __init__(self, config: Callable[P, C]) -> None:
@@ -149,7 +152,7 @@ class options(Generic[P, C]):
     @overload
     def __call__(self, function: Callable[[A, C], R]) -> Callable[Concatenate[A, P], R]: ...
     def __call__(self, function: Callable[..., R]) -> Callable[..., R]:
-        """Return `function` with the config's fields as keywords in place of its last argument."""
+        """Return a wrapper of `function` that takes the config's fields as keywords instead of the last argument."""
         config, name = self.config, getattr(function, "__name__", "")
         *first, last = inspect.signature(function).parameters.values()
         fields = inspect.signature(config).parameters
@@ -173,7 +176,7 @@ class options(Generic[P, C]):
 
 
 def _descriptions(config: Any) -> str:
-    """Return the `Args` sections of a dataclass and its bases, in the order of the fields."""
+    """Return the text of the `Args` sections of a dataclass and of its base classes, base classes first."""
     bases = [base for base in reversed(config.__mro__) if "__dataclass_fields__" in vars(base)]
     found = [re.search(r"    Args:\n(.*?)\n *(?:\n|$)", base.__doc__ or "", re.S) for base in bases]
     return "\n".join(match[1] for match in found if match)

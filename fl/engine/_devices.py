@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 
 def placed(value: T, device: torch.device) -> T:
-    """Return a message, set, tensor, or dictionary of tensors on a device.
+    """Move a message, set, tensor, or dictionary of tensors to a device, and return it.
 
-    A value that is on the device already is returned itself, not as a copy, because methods may compare by identity.
-    A value of any other type is returned unchanged; a later check refuses it.
+    A value that is on the device already is returned itself and not copied, because methods may compare values by
+    identity. A value of any other type is returned unchanged, and is refused by a later check.
     """
     if isinstance(value, Message):
         moved = {key: placed(item, device) for key, item in value.items()}

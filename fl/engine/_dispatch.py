@@ -1,4 +1,8 @@
-"""The server's side of every exchange: build requests, send them, and record the cached entries of each client."""
+"""Sending of the server's requests, and the record of the values that each client has in its cache or memory.
+
+An exchange is one request of the server to each of several clients, and their replies. A message consists of entries;
+an entry that the method declares as cached is sent to a client only if its value differs from the last one.
+"""
 
 from __future__ import annotations
 
@@ -32,22 +36,23 @@ _DIGEST_BYTES = 16
 
 
 class Dispatcher:
-    """Sender of the server's requests, which also counts their bytes. Each run has one dispatcher.
+    """Sender of all requests of a run to its clients.
 
-    A round may consist of several exchanges in a row, such as training and then evaluation.
+    A round consists of one or more exchanges, such as training and then evaluation. In an exchange, the server sends
+    one request to each of several clients and gets their results.
 
     Args:
         method: method that builds the messages (`send`).
-        server: the server's side of the run.
+        server: the run's server, with its state.
         transport: connection to the clients.
-        thread: thread that runs the server's side of the method.
-        secret: the run's seed for private noise; None for noise from the operating system.
+        thread: thread on which the method's server functions run.
+        secret: the run's seed for the noise of a private method; None for noise from the operating system.
 
     Attributes:
         method, server, transport, thread: arguments of the constructor.
-        entries: the entries that the method declares, by key.
-        cache_index: index of each client's cached entries and memory version.
-        resent: bytes of cached entries that were sent again in this round.
+        entries: declarations of the message entries that the method may send, by key.
+        cache_index: record of the values that each client has in its cache, and of the version of its memory.
+        resent: bytes of cached values that were sent again in this round, because a client had lost them.
     """
 
     def __init__(
@@ -60,7 +65,7 @@ class Dispatcher:
         self._digests: dict[str, tuple[Any, str]] = {}
 
     def secret(self) -> Secret:
-        """Return the source of the server's private noise for this round."""
+        """Return the random source from which the server draws a private method's noise in this round."""
         return noise_of(self._secret, self.server.round, "server")
 
     def exchange(
@@ -72,15 +77,16 @@ class Dispatcher:
             verb: name of the method's function that the clients call: "answer", "local", "evaluate", or an additional
                 exchange of the method.
             clients: indices of the clients.
-            keeps: whether memories that clients write in this exchange are kept.
-            bundled: exchange that is sent together with this one, if any.
+            keeps: whether changes that clients make to their memories in this exchange are stored.
+            bundled: other exchange that is sent together with this one; None if this one is sent alone.
 
         Yields:
-            A triple for each client: the result; the request, or None if no request was built; and the version of the
-            memory that the client wrote, or "" if it wrote none.
+            A triple for each client: the result; the request, or None if no request was built because the client has
+            no images; and the version name of the memory that the client stored, or "" if it stored none.
 
         Raises:
-            BudgetExhausted, Interrupted: see `Transport.exchange`.
+            BudgetExhausted: the values that a client would release exceed the privacy ledger's budget.
+            Interrupted: the run is being stopped.
         """
         header, build_request, sent = self._prepare(self.server, verb, keeps)
         for result in self.transport.exchange(Exchange(header, clients, build_request), bundled):
@@ -90,12 +96,15 @@ class Dispatcher:
     def evaluation(
         self, server: Server, clients: Sequence[int], on_result: Callable[[ClientResult, ClientRequest | None], None]
     ) -> Exchange:
-        """Return an exchange with evaluation requests, which can be sent with another exchange or alone.
+        """Return an exchange that asks clients to evaluate models on their own test images.
+
+        The caller sends the returned exchange, either alone or bundled with another one.
 
         Args:
-            server: state of the server after the round that is evaluated.
+            server: the server with its state after the round that is evaluated.
             clients: indices of the clients.
-            on_result: function that is called with every result and its request (None if no request was built).
+            on_result: function that is called with each client's result and request. The request is None if none was
+                built, because the client has no test images.
         """
         header, build_request, sent = self._prepare(server, "evaluate", False)
         return Exchange(header, clients, build_request, lambda r: on_result(r, sent.pop(r.client, None)))
@@ -103,7 +112,12 @@ class Dispatcher:
     def _prepare(
         self, server: Server, verb: str, keeps: bool
     ) -> tuple[RequestHeader, RequestBuilder, dict[int, ClientRequest]]:
-        """Return the header of an exchange, the builder of its requests, and the requests built so far by client."""
+        """Prepare the requests of an exchange. A request itself is only built when its client starts.
+
+        Returns:
+            The header, which all requests share; the function that builds the request to a client; and a dictionary of
+            requests by client index, which is empty at first and filled by that function.
+        """
         attempt = f"{self._session}-{next(self._exchanges)}"
         header = RequestHeader(verb, server.round, attempt, server.seed, self._secret, keeps)
         sent: dict[int, ClientRequest] = {}
@@ -140,7 +154,14 @@ class Dispatcher:
         return last[1]
 
     def request_sizes(self, request: ClientRequest | None, client: int) -> dict[str, int]:
-        """Return the bytes of a `request` to a client by entry key. A cached entry counts only as its digest."""
+        """Return the bytes that a request to a client costs, by entry key.
+
+        An entry whose value the client has in its cache costs only the bytes of its digest.
+
+        Args:
+            request: the request; None if no request was built, which costs nothing.
+            client: index of the client.
+        """
         if request is None:
             return {}
         cost, cached = payload_bytes(request.message), self.cache_index.of(client).payloads
@@ -151,19 +172,19 @@ class Dispatcher:
         return cost
 
     def commit(self) -> None:
-        """Commit this round's memories and cached entries, after the round itself is committed."""
+        """Commit the memories and cached values of this round's clients, after the round's checkpoint is written."""
         self.transport.commit(self.cache_index.commit())
 
     def rollback(self) -> None:
-        """Discard this round's memories and cached entries after a failed round."""
+        """Discard the memories and cached values that clients got in a round that failed."""
         self.cache_index.rollback()
         self.transport.rollback()
 
     def restore(self, found: Restored | None) -> None:
-        """Restore the clients' records when a run is resumed.
+        """Restore the record of each client's memory version and cached values when a run is resumed.
 
         Args:
-            found: the checkpoint; None if no round was completed, so the run starts again.
+            found: contents of the checkpoint; None if no round was completed, so that the run starts again.
         """
         for changes in found.changes if found is not None else ():
             self.cache_index.restore(changes)
@@ -172,11 +193,11 @@ class Dispatcher:
 
 @dataclass(frozen=True)
 class ClientRecord:
-    """The server's record of one client's state.
+    """The server's record of the values that one client keeps between requests.
 
     Attributes:
-        memory: version of the client's committed memory; "" if the client has no memory.
-        payloads: digests of the client's cached entries, by key.
+        memory: version name of the client's memory; "" if the client has no memory.
+        payloads: digest of each message entry that the client has in its cache, by the entry's key.
     """
 
     memory: str = ""
@@ -184,9 +205,10 @@ class ClientRecord:
 
 
 class ClientCacheIndex:
-    """Index of each client's memory version and cached entries. A round's changes are committed or discarded together.
+    """The server's `ClientRecord` of each client: its memory version and its cached values.
 
-    The index has a record of every client that has ever been drawn. A checkpoint stores only the changes of one round.
+    The changes of a round are pending until `commit` or `rollback`. The index keeps a record of every client that has
+    ever been drawn, but a checkpoint stores only the records that changed in its round.
     """
 
     def __init__(self) -> None:
@@ -194,16 +216,16 @@ class ClientCacheIndex:
         self._pending: dict[int, ClientRecord] = {}
 
     def of(self, client: int) -> ClientRecord:
-        """Return the record of a `client`, including the changes of this round."""
+        """Return the record of the client with index `client`, including pending changes of this round."""
         return self._pending.get(client) or self._committed.get(client, ClientRecord())
 
     def update(self, client: int, request: ClientRequest | None, memory: str = "") -> None:
-        """Record that a client received a request and that its reply was valid.
+        """Update a client's record after a valid reply: the client now has the request's values in its cache.
 
         Args:
             client: index of the client.
-            request: the request; None if no request was built.
-            memory: version of the memory that the client wrote; "" if it wrote none.
+            request: the request; None if no request was built, which leaves the cached values unchanged.
+            memory: version name of the memory that the client stored; "" if it stored none.
         """
         before, digests = self.of(client), request.digests if request is not None else {}
         after = ClientRecord(memory or before.memory, {**before.payloads, **digests})
@@ -211,25 +233,29 @@ class ClientCacheIndex:
             self._pending[client] = after
 
     def changes(self) -> dict[str, Any]:
-        """Return this round's changed records by client, for the checkpoint."""
+        """Return the records that changed in this round as JSON values by client index, for the checkpoint."""
         return {str(client): {"memory": r.memory, "bodies": dict(r.payloads)} for client, r in self._pending.items()}
 
     def commit(self) -> dict[int, str]:
-        """Commit the changes, and return the memory versions that were written in this round, by client."""
+        """Commit this round's changes.
+
+        Returns:
+            The memory version of each client whose record changed, by client index.
+        """
         self._committed |= self._pending
         versions = {client: record.memory for client, record in self._pending.items() if record.memory}
         self._pending.clear()
         return versions
 
     def rollback(self) -> None:
-        """Discard this round's changes after a failed round."""
+        """Discard the pending changes after a failed round."""
         self._pending.clear()
 
     def restore(self, changes: Mapping[str, Any]) -> None:
-        """Apply one round's `changes` from a checkpoint."""
+        """Apply the changed records of one round, as `changes` returned them, when a run is resumed."""
         for client, record in changes.items():
             self._committed[int(client)] = ClientRecord(record["memory"], record.get("bodies", {}))
 
     def versions(self) -> dict[int, str]:
-        """Return the committed memory versions, by client."""
+        """Return the version name of each client's committed memory, by client index."""
         return {client: record.memory for client, record in self._committed.items() if record.memory}

@@ -24,11 +24,12 @@ __all__ = ["ClientEvaluation", "evaluate_global"]
 
 
 def evaluate_global(dispatcher: Dispatcher, test: LabeledImages | StoredImages | None) -> dict[str, Any]:
-    """Return the metrics of the global models on the global test set, for the round's row of the history.
+    """Evaluate the global models on the global test set, and return the metrics as columns of the history.
 
     Args:
-        dispatcher: dispatcher of the run, for its method, server and server thread.
-        test: the test set; a stored set is read in parts. If None, `accuracy` and `loss` are None, too.
+        dispatcher: dispatcher of the run, which gives access to the method, the server and the server's thread.
+        test: the test set; a `StoredImages` is read in parts. If it is None, the returned `accuracy` and `loss` are
+            None, too.
     """
     method, server = dispatcher.method, dispatcher.server
 
@@ -43,9 +44,10 @@ def evaluate_global(dispatcher: Dispatcher, test: LabeledImages | StoredImages |
 
 
 def _parts(test: LabeledImages | StoredImages, server: Server) -> Iterator[LabeledImages]:
-    """Yield the parts of a set to evaluate: a set in memory as a whole, a stored set in parts of one forward pass each.
+    """Yield a test set in parts that fit into memory.
 
-    The metrics are bit-identical in both cases.
+    A set in memory is yielded as a whole. A set in a file is read and yielded in parts of the size of one evaluation
+    batch. The metrics are bit-identical in both cases.
     """
     if isinstance(test, StoredImages):
         count = evaluation_batch_size(test.shape, server.device)
@@ -58,18 +60,19 @@ def _parts(test: LabeledImages | StoredImages, server: Server) -> Iterator[Label
 class ClientEvaluation:
     """Evaluation of clients on their own test images after one round.
 
-    The evaluation requests are sent at the end of the round, or together with the next round's first requests.
+    The evaluation requests are sent either at the end of the round, or together with the next round's first requests.
+    In the second case, the round's row of the history stays open, that is, it lacks the evaluation results until then.
 
     Args:
         dispatcher: sender of the requests.
-        server: state of the server after the round.
-        evaluate: clients to evaluate: "drawn", "all", "none" or client indices.
-        row: the round's row of the history if it is still open, that is, without evaluation results.
+        server: the server with its state after the round.
+        evaluate: clients to evaluate: "drawn" (those drawn in the round), "all", "none" or client indices.
+        row: the round's row of the history if it is open; None if the requests are sent at the end of the round.
 
     Attributes:
         server: the argument `server`.
         clients: indices of the clients to evaluate.
-        resent: bytes of cached entries that were sent again.
+        resent: bytes of cached message entries that were sent again, because clients had lost them.
         over: whether the evaluation is complete.
     """
 
@@ -89,20 +92,31 @@ class ClientEvaluation:
 
     @classmethod
     def of_row(cls, dispatcher: Dispatcher, row: Mapping[str, Any], evaluate: str | Sequence[int]) -> ClientEvaluation:
-        """Return the evaluation whose results an open `row` of the history lacks; see the class for `evaluate`."""
+        """Return the evaluation that an open row of the history still needs.
+
+        Args:
+            dispatcher: sender of the requests.
+            row: row of the last completed round, without evaluation results.
+            evaluate: clients to evaluate, as in the class.
+        """
         return cls(dispatcher, replace(dispatcher.server, round=row["round"], drawn=row["drawn"]), evaluate, row)
 
     def exchange(self) -> Exchange:
-        """Return an exchange with the evaluation requests, which can be sent with another exchange or alone."""
+        """Return an exchange with the evaluation requests. The caller sends it, alone or bundled with another one."""
         return self._dispatcher.evaluation(self.server, self.clients, self._accumulate)
 
     def run(self) -> None:
-        """Send the evaluation requests now, as an exchange of their own."""
+        """Send the evaluation requests now, and collect all results."""
         if self.clients:
             self.exchange().run_alone(self._dispatcher.transport)
 
     def _accumulate(self, result: ClientResult, request: ClientRequest | None) -> None:
-        """Validate one client's `result` for a `request`, and add it to the totals."""
+        """Validate one client's evaluation result, and store its accuracies, its bytes, or the reason of its failure.
+
+        Args:
+            result: the client's result.
+            request: the request to the client; None if no request was built.
+        """
         self.resent += result.resent
         if result.absent:
             return
@@ -127,11 +141,12 @@ class ClientEvaluation:
         return history.with_tests(self._row, self.results()) | ({"bytes_resent": resent} if resent else {})
 
     def results(self) -> dict[str, Any]:
-        """Return the results, for the round's row of the history.
+        """Return the evaluation results as columns of the round's row of the history.
 
         Returns:
-            Mean, standard deviation and worst tenth of the clients' accuracies (`accuracy_clients`,
-            `accuracy_personal`), the bytes of the exchange, and the reasons why clients failed.
+            Statistics of the clients' accuracies, under `accuracy_clients` for the global model and
+            `accuracy_personal` for personal models; the bytes of the evaluation requests and replies; and the reason
+            of each client that failed. Columns without values are left out.
         """
         accuracies: dict[str, list[float]] = {}
         for client in self.clients:

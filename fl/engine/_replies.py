@@ -1,7 +1,7 @@
-"""Collection of replies, which are requested from each client, validated and accumulated.
+"""Collection of the clients' replies: request a reply from each client, validate it, and add it to the aggregate.
 
-`ReplyCollector.collect` performs these three steps for one exchange of a round. `validate` makes all checks that a
-reply must pass, in training exchanges and in evaluations.
+`ReplyCollector.collect` performs these three steps for one exchange, in which each client gets one request. `validate`
+makes all checks that a reply must pass.
 """
 
 from __future__ import annotations
@@ -29,14 +29,17 @@ __all__ = ["ReplyCollector", "RoundStats", "validate"]
 
 
 class ReplyCollector:
-    """Collector of the clients' replies, used for all exchanges of a run.
+    """Object that requests, validates and aggregates the clients' replies in a run.
 
     Args:
-        dispatcher: sender of the requests; it also holds the method and the server.
-        transcript: store for every message that the server sees; None to store no messages.
+        dispatcher: sender of the requests, with the method and the server as attributes.
+        transcript: run folder into which every message is written that the server sends or accepts; None to save no
+            messages.
 
     Attributes:
-        report: function that is called with a short progress text; not called if clients are drawn in secret.
+        dispatcher, transcript: arguments of the constructor.
+        method, server: attributes of the dispatcher.
+        report: function that is called with a short progress text for each client, unless clients are drawn in secret.
     """
 
     def __init__(self, dispatcher: Dispatcher, transcript: Store | None = None) -> None:
@@ -56,14 +59,15 @@ class ReplyCollector:
         """Request replies from clients, validate each one, and accumulate the valid ones in the order of `clients`.
 
         Args:
-            verb: name of the exchange: "answer" before round 1, "local", or an additional exchange of the method.
+            verb: name of the exchange: "answer" for the query before round 1, "local" for training, or the name of an
+                additional exchange of the method.
             clients: indices of the clients.
-            stats: counts to which bytes, seconds and failures are added.
-            bundled: exchange that is sent together with this one, if any.
+            stats: counts of the round, to which this method adds bytes, seconds and failures.
+            bundled: other exchange that is sent together with this one; None if this one is sent alone.
             late: whether the exchange comes after the round's "local" exchange.
 
         Returns:
-            The accumulated replies.
+            The aggregator, to which all valid replies were added.
         """
         dispatcher, reducer = self.dispatcher, Aggregator(self.dispatcher.entries)
         exchange = dispatcher.exchange(verb, clients, keeps=verb == "local", bundled=bundled)
@@ -90,7 +94,15 @@ class ReplyCollector:
     def _record(
         self, verb: str, result: ClientResult, request: ClientRequest | None, stats: RoundStats, *, valid: bool
     ) -> None:
-        """Count the bytes of a request and of a valid reply, and write both messages to the transcript, if any."""
+        """Count the bytes of a client's request and reply, and save both messages if the run keeps a transcript.
+
+        Args:
+            verb: name of the exchange.
+            result: the client's result, with its reply.
+            request: the request; None if no request was built.
+            stats: counts of the round, to which the bytes are added.
+            valid: whether the reply is valid. An invalid reply is neither counted nor saved.
+        """
         client, reply = result.client, result.reply if valid else None
         sent = payload_bytes(reply) if reply is not None else {}
         stats.count(client, sent, self.dispatcher.request_sizes(request, client))
@@ -104,18 +116,19 @@ class ReplyCollector:
 def validate(
     dispatcher: Dispatcher, server: Server, verb: str, result: ClientResult, aggregator: Aggregator | None = None
 ) -> tuple[str | None, Message]:
-    """Check a client's reply, and accumulate it if it is valid. Call this function in the server's thread.
+    """Check a client's reply, and add it to the aggregate if it is valid. Call this function in the server's thread.
 
     Args:
-        dispatcher: dispatcher of the run, for its method and entries.
+        dispatcher: dispatcher of the run, which gives access to the method and its declared entries.
         server: the server that receives the reply.
-        verb: name of the exchange, or "evaluate".
+        verb: name of the function that the client called, such as "local" or "evaluate".
         result: result that the client sent.
-        aggregator: aggregator to which a valid reply is added; None if the caller aggregates the replies.
+        aggregator: aggregator to which a valid reply is added; None if the caller uses the reply itself.
 
     Returns:
-        A pair: the reason why the reply is invalid, or None if it is valid; and the reply with the entries that the
-        server derives from it (an empty message if the reply is invalid).
+        A pair: the reason why the reply is invalid, or None if it is valid; and the reply, with additional entries that
+        the method computes from it on the server (`Method.read_reply`). The second item is an empty message if the
+        reply is invalid.
     """
     method, client = dispatcher.method, result.client
     known = {"answer": method.expect_answer, "local": method.expect, "evaluate": method.expect_evaluation}
@@ -136,13 +149,20 @@ def validate(
 
 
 def _checked_reply(dispatcher: Dispatcher, server: Server, verb: str, result: ClientResult, schema: Schema) -> Message:
-    """Check a reply, and return it with the entries that the server derives from it.
+    """Check a client's reply against its schema, and return it with the entries that `Method.read_reply` computes.
 
     A reply to an evaluation request may be empty.
 
+    Args:
+        dispatcher: dispatcher of the run, which gives access to the method and its declared entries.
+        server: the server that receives the reply.
+        verb: name of the function that the client called, such as "local" or "evaluate".
+        result: result that the client sent.
+        schema: specification of each entry that the reply must have.
+
     Raises:
         BadReply: an entry is missing or undeclared, or has a wrong type, shape or range (see `fl.schema.check_reply`);
-            or a note of the client is not a finite number.
+            or one of the client's `notes` is not a finite number.
     """
     entries, reply = dispatcher.entries, result.reply
     if verb == "evaluate" and (reply is None or (isinstance(reply, Message) and not len(reply))):
@@ -170,23 +190,23 @@ def _check_sums(reply: Message, task: LabelTask) -> None:
 
 @dataclass
 class RoundStats:
-    """Counts of one round, summed over all its exchanges.
+    """Bytes, times and failures of one round, summed over all its exchanges.
 
     Attributes:
         up: bytes of the valid replies, by entry key.
         down: bytes of the requests, by entry key.
-        by_client: total bytes of each client, as [up, down].
-        failed: reasons why clients failed in the "local" exchange or an earlier one, by client. Their replies are not
-            used.
-        failed_after: reasons why clients failed in an exchange after "local", by verb and client. Their "local" replies
-            are used.
-        noted: sums of the clients' notes, by name.
+        by_client: pair [bytes of the replies, bytes of the requests] by client index.
+        failed: reason of each client that failed in the "local" exchange or an earlier one, by client index. Their
+            replies are not used.
+        failed_after: reason of each client that failed in an exchange after "local", by the exchange's name and the
+            client index. Their "local" replies are used.
+        noted: numbers that clients report in `Client.notes`, summed over the clients, by name.
         largest: largest absolute value in each client's "local" reply; empty for private methods and secure sums.
         empty: indices of the clients without images.
-        same: pool of the integers in `by_client`. To save memory, equal integers share one object, because all rows
-            stay in memory.
+        same: pool of the integers in `by_client`. Equal integers share one object to save memory, because the rows of
+            all rounds stay in memory.
         seconds: CPU seconds of all clients.
-        server_seconds: CPU seconds of the server for processing the replies of each exchange.
+        server_seconds: CPU seconds that the server took to process the replies.
     """
 
     up: dict[str, int] = field(default_factory=dict)
@@ -218,12 +238,12 @@ class RoundStats:
         self.by_client[name] = [self.same.setdefault(up, up), self.same.setdefault(down, down)]
 
     def fail(self, verb: str, client: int, reason: str, *, late: bool) -> None:
-        """Record the reason why a client failed and is left out of the rest of the round.
+        """Record that a client failed. Such a client is left out of the rest of the round.
 
         Args:
             verb: name of the exchange in which the client failed.
             client: index of the client.
-            reason: text for the history.
+            reason: reason of the failure, as text for the history.
             late: whether the exchange comes after the round's "local" exchange.
         """
         if late:
@@ -232,17 +252,20 @@ class RoundStats:
             self.failed[str(client)] = reason if verb in ("answer", "local") else f"{verb}: {reason}"
 
     def note(self, counts: Mapping[str, Any]) -> None:
-        """Add one client's notes (`counts`, by name) to the sums."""
+        """Add the numbers of one client's `Client.notes` (`counts`, by name) to the sums over all clients."""
         for key, count in counts.items():
             self.noted[key] = self.noted.get(key, 0) + count
 
     def outliers(self) -> list[int]:
-        """Return the clients whose largest value is more than ten times the median of all clients."""
+        """Return the indices of clients whose replies have far larger values than those of most clients.
+
+        A client is returned if the largest value in its reply is more than ten times the median over all clients.
+        """
         usual = statistics.median(self.largest.values()) if self.largest else 0.0
         return [client for client, value in self.largest.items() if value > 10 * usual]
 
     def reasons(self) -> str:
-        """Return up to five reasons why clients failed, in one line, each with the number of its clients."""
+        """Return one line of text with up to five different reasons, and the number of clients that failed for each."""
         found = [*self.failed.items(), *(pair for failed in self.failed_after.values() for pair in failed.items())]
         by_reason: dict[str, list[str]] = {}
         for client, reason in found:
@@ -254,7 +277,11 @@ class RoundStats:
         return "; ".join(texts[:5] + [f"and {len(texts) - 5} more"] * (len(texts) > 5))
 
     def row(self, drawn: list[int]) -> dict[str, Any]:
-        """Return these counts as columns of the round's row; `drawn` holds the indices of the drawn clients."""
+        """Return the counts as columns of the round's row of the history.
+
+        Args:
+            drawn: indices of the clients that were drawn in the round.
+        """
         return {
             "bytes_up": sum(self.up.values()),
             "bytes_down": sum(self.down.values()),

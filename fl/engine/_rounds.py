@@ -1,4 +1,4 @@
-"""The rounds of a run: draw clients, collect their replies, aggregate, evaluate, commit."""
+"""Execution of one round after another: draw clients, collect their replies, aggregate, evaluate, and save."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ class _Model:
 
 
 class RoundRunner:
-    """Runner of rounds between one server and its clients. The runner reaches the clients only through a dispatcher.
+    """Runner of a run's rounds. It sends all requests to clients through its dispatcher.
 
     Args:
-        dispatcher: sender of the requests; it also holds the method and the server.
-        store: the run's folder, if it has one.
-        test: the global test set, if any.
-        run_id: the run's fingerprint, which is stored in its checkpoints.
-        transcript: whether to save every message that the server sees in the run's folder.
+        dispatcher: sender of the requests, with the method and the server as attributes.
+        store: folder of the run; None if the run writes no files.
+        test: the global test set; None if there is none.
+        run_id: fingerprint of the run's options, which is stored in its checkpoints.
+        transcript: whether to save every message that the server sends or accepts in the run's folder.
 
     Attributes:
         committed: index of the last completed round.
-        collector: object that requests, validates and accumulates replies.
-        on_row: function that is called with every row of the history, once the row is complete and its round committed.
-        open_row: row of the last completed round if its evaluation results are still missing; otherwise None.
+        collector: object that requests, validates and aggregates the clients' replies.
+        on_row: function that is called with each row of the history, once the row is complete and its round committed.
+        open_row: row of the last completed round if the clients' evaluation results are still missing; otherwise None.
     """
 
     def __init__(
@@ -76,7 +76,9 @@ class RoundRunner:
         self._update_state(lambda: self.method.start(self.server))
 
     def run_setup(self, clients: Sequence[int], min_replies: int) -> None:
-        """Send the method's query, if it has one, to every client that has images. Call this before round 1.
+        """Send the method's query (`Method.answer`) to every client that has images. Call this before round 1.
+
+        Does nothing if the method has no query.
 
         Args:
             clients: indices of all clients.
@@ -98,21 +100,24 @@ class RoundRunner:
         self, number: int, participation: int, min_replies: int, evaluate: Any, *, exploding: str = "warn",
         defer: bool = False,
     ) -> None:  # fmt: skip
-        """Run one round, commit it, and report its row of the history. A failed round does not change the state.
+        """Run one round, commit it, and pass its row of the history to `on_row`.
 
-        If the previous round's row is open, the missing evaluation requests are sent with this round's first requests.
+        A failed round does not change the server's state. If the previous round's row still lacks its evaluation
+        results (`open_row`), its evaluation requests are sent together with this round's first requests.
 
         Args:
             number: index of the round, from 1.
             participation: number of clients to draw.
             min_replies: minimum number of usable replies.
             evaluate: clients to evaluate on their own test images: "drawn", "all", "none", or client indices.
-            exploding: "warn", or "stop" to end the run if the server's values explode.
-            defer: whether to leave this round's row open, so that clients are evaluated with the next round's requests.
+            exploding: "warn", or "stop" to end the run if a model's weights grow more than tenfold (`check_state`).
+            defer: whether to leave this round's row open, and to evaluate clients together with the next round's
+                requests.
 
         Raises:
-            NoUsableReply: there are fewer usable replies than `min_replies`, or values have exploded.
-            BudgetExhausted: the round's releases would exceed the ledger's budget.
+            NoUsableReply: there are fewer usable replies than `min_replies`; or weights have exploded, and `exploding`
+                is "stop".
+            BudgetExhausted: the values that would be released in this round exceed the privacy ledger's budget.
         """
         started, server, self.committed = time.perf_counter(), self.server, number - 1
         server.round, server.notes = number, server.notes if number == 1 else {}
@@ -168,7 +173,12 @@ class RoundRunner:
     def _run_exchanges(
         self, min_replies: int, outstanding: ClientEvaluation | None
     ) -> tuple[AggregatedReplies, RoundStats]:
-        """Run the round's exchanges with the drawn clients.
+        """Run all exchanges of the round (requests and replies) with the drawn clients.
+
+        Args:
+            min_replies: minimum number of usable replies in the "local" exchange.
+            outstanding: evaluation of the previous round, if its requests are to be sent with this round's first
+                requests; otherwise None.
 
         Returns:
             The aggregated replies of the "local" exchange, and the counts of all exchanges.
@@ -192,19 +202,20 @@ class RoundRunner:
         return replies, stats
 
     def _check_state(self, before: Message, outliers: list[int], *, stop: bool) -> dict[str, Any]:
-        """Discard the round's new state if it is unusable, and report a state whose values have exploded.
+        """Discard the round's new state if clients cannot train with it, and report weights that have exploded.
 
         Args:
             before: state before the round.
-            outliers: clients whose replies have much larger values than the others.
-            stop: whether to end the run if values have exploded.
+            outliers: indices of clients whose replies have far larger values than those of most clients.
+            stop: whether to end the run if weights have exploded; otherwise, the user is warned.
 
         Returns:
-            Columns of the round's row: `discarded`, the reason for discarding the state; and `exploded`, the entries
-            that have exploded and the outliers. Empty for a usual round.
+            Columns for the round's row of the history, or an empty dictionary if the new state is usable and no weights
+            have exploded. `discarded` is the reason why the state was discarded. `exploded` holds the names of the
+            exploded tensors, and the outliers.
 
         Raises:
-            NoUsableReply: values have exploded, and `stop` is true.
+            NoUsableReply: weights have exploded, and `stop` is true.
         """
         number, server = self.server.round, self.server
         why, exploded = self.dispatcher.thread.run(lambda: check_state(self.method, server, before))
@@ -224,7 +235,19 @@ class RoundRunner:
         return {"exploded": {"entries": exploded, "clients": outliers}}
 
     def _receive_in(self, verb: str, reduced: AggregatedReplies, stats: RoundStats, *, late: bool) -> None:
-        """Pass the replies of one exchange to the method, and drop clients that it rejects from the round."""
+        """Pass the aggregated replies of one exchange to the method (`Method.receive_exchange`).
+
+        Clients that the method rejects are counted as failed, and get no more requests in this round.
+
+        Args:
+            verb: name of the exchange.
+            reduced: the aggregated replies.
+            stats: counts of the round, to which the rejected clients are added.
+            late: whether the exchange is the round's "local" exchange or comes after it.
+
+        Raises:
+            NoUsableReply: the method cannot continue the round with these replies.
+        """
         rejected: dict[int, str] = {}
         try:
             work = partial(self.method.receive_exchange, self.server, verb, reduced)
@@ -247,10 +270,13 @@ class RoundRunner:
         )
 
     def _update_state(self, work: Callable[[], None]) -> float:
-        """Call `work`, which changes the server's state, and move the new state to the server's device.
+        """Call `work` on the server's thread, and move the state that it has changed to the server's device.
+
+        Args:
+            work: function that changes the server's state.
 
         Returns:
-            CPU seconds of the work.
+            CPU seconds that the call took.
         """
 
         def update() -> float:
@@ -262,14 +288,24 @@ class RoundRunner:
         return self.dispatcher.thread.run(update)
 
     def _privacy_columns(self) -> dict[str, Any]:
-        """Return the ledger's guarantee so far: the largest epsilon of any client, and the guarantee's conditions."""
+        """Return the privacy guarantee so far, as columns of the round's row of the history.
+
+        `epsilon` is the epsilon that the ledger states, or None in a run without a ledger. `privacy` describes the
+        guarantee, with delta and its conditions.
+        """
         if self.server.ledger is None:
             return {"epsilon": None}
         guarantee = self.server.ledger.guarantee()
         return {"epsilon": guarantee.epsilon, "privacy": guarantee.info()}
 
     def _commit(self, number: int, rows: list[dict[str, Any]], open_row: dict[str, Any] | None) -> None:
-        """Write the round's checkpoint and rows, which completes the round."""
+        """Complete a round: write its checkpoint and the complete rows of the history, and commit the clients' changes.
+
+        Args:
+            number: index of the round.
+            rows: rows that are now complete, of this round or the previous one.
+            open_row: this round's row if the clients' evaluation results are still missing; otherwise None.
+        """
         if self.store is not None:
             models = self.global_models()
             for row in rows:
@@ -282,7 +318,7 @@ class RoundRunner:
         self.committed, self.open_row = number, open_row
 
     def global_models(self) -> dict[str, Message]:
-        """Return the weights of the global models, by name, for storage in files."""
+        """Return the state dict of each global model as a message, by the model's name, to be written to files."""
         models = self.dispatcher.thread.run(lambda: self.method.predictors(self.server))
         return {n: Message({_Model.state: dict(p.network.state_dict())}) for n, p in models.items()}
 
@@ -294,10 +330,10 @@ class RoundRunner:
         return ClientEvaluation.of_row(self.dispatcher, self.open_row, evaluate)
 
     def close(self, evaluate: Any) -> None:
-        """Evaluate the clients of the open row, if there is one, and complete the row.
+        """Run the evaluation of the last round if it was deferred, and complete the round's row of the history.
 
         Args:
-            evaluate: clients to evaluate, as in `run_round`.
+            evaluate: clients to evaluate on their own test images: "drawn", "all", "none", or client indices.
         """
         outstanding = self._outstanding(evaluate)
         if outstanding is not None:

@@ -1,4 +1,4 @@
-"""Contents of a run's config.json, and checks before a run is resumed."""
+"""Contents of a run's `config.json`, and checks that a resumed run has the same options, data and ledger."""
 
 from __future__ import annotations
 
@@ -31,11 +31,13 @@ __all__ = [
 ]  # fmt: skip
 
 FREE = ("rounds", "versions", "notes", "transcript")
-"""Keys of config.json that a resumed run may change."""
+"""Keys of config.json whose values may differ when a run is resumed."""
 
 
 def warn_if_not_resumable(config: dict[str, Any], out: Path) -> None:
-    """Warn if the method's record contains a memory address, because such a run cannot be resumed.
+    """Warn if the method's description in `config.json` contains a memory address.
+
+    Such a run cannot be resumed, because the address is different in each process.
 
     Args:
         config: contents of the run's config.json.
@@ -50,11 +52,13 @@ def warn_if_not_resumable(config: dict[str, Any], out: Path) -> None:
 
 
 def data_fingerprint(clients: ClientRegistry, key: bytes = b"") -> str:
-    """Return the fingerprint of all clients' images, or of the first client's images if the others are not read yet.
+    """Return a fingerprint of the clients' training and test images.
+
+    If clients are read on demand, the fingerprint covers the first client only.
 
     Args:
         clients: the clients' data.
-        key: key of the fingerprint; see `distillkit.fingerprint.tensor_fingerprint`.
+        key: secret key without which the fingerprint reveals nothing about the images; empty for a plain hash.
     """
     client_data = list(clients) if clients.whole else [clients[0]]
     return tensor_fingerprint([json.dumps([[_facts(h.train, key), _facts(h.test, key)] for h in client_data])], key=key)
@@ -65,9 +69,9 @@ def _facts(data: LabeledImages | StoredImages | None, key: bytes) -> list[Any] |
 
 
 def read_config(out: Path) -> dict[str, Any]:
-    """Read a run's `config.json`, in the current format or in the first one.
+    """Read a run's `config.json`, in the current format or in the older format "distillkit.run/1".
 
-    A run in the first format can be resumed, but not repeated.
+    A run in the older format can be resumed, but `fl.study.load` cannot build its method again.
 
     Args:
         out: folder of the run.
@@ -90,15 +94,15 @@ def read_config(out: Path) -> dict[str, Any]:
 
 
 def require_same(out: Path, record: Mapping[str, Any]) -> None:
-    """Refuse to continue a run that was started with different options. Only options in `FREE` may differ.
+    """Refuse to resume a run that was started with different options. Only options listed in `FREE` may differ.
 
     Args:
         out: folder of the run.
         record: contents that `config.json` would have with the current options.
 
     Raises:
-        OtherSettings: some options differ; the message names them.
-        CheckpointError: see `read_config`.
+        OtherSettings: some options differ; the message lists them.
+        CheckpointError: `config.json` cannot be read (see `read_config`).
     """
     saved, wanted = read_config(out), json.loads(json.dumps(record))
     differs = [k for k in wanted if k not in FREE and saved.get(k) != wanted[k]]
@@ -110,7 +114,10 @@ def require_same(out: Path, record: Mapping[str, Any]) -> None:
 
 
 def _differences(was: Any, now: Any) -> list[str]:
-    """Return two different values as text. Long texts are cut to the part that differs, with a little context."""
+    """Return the representations of two different values for an error message.
+
+    If a representation has 100 characters or more, both are cut to the part that differs, with a little context.
+    """
     texts = [repr(was), repr(now)]
     if max(map(len, texts)) < 100:
         return texts
@@ -122,7 +129,7 @@ def _differences(was: Any, now: Any) -> list[str]:
 
 
 def repetition(method: Method, server: Server, out: Path) -> dict[str, Any]:
-    """Return the part of `config.json` from which `fl.study.load` builds the method again.
+    """Return the part of `config.json` from which `fl.study.load` builds the method again to repeat the run.
 
     Tensors among the method's arguments are written to `out`/arguments.
 
@@ -132,10 +139,14 @@ def repetition(method: Method, server: Server, out: Path) -> dict[str, Any]:
         out: folder of the run.
 
     Returns:
-        A mapping with these keys: `format`; `recipe`, the config of the method (see `distillkit.serialization`);
-        `labels`, the config of the task; `images`, the shape, dtype and normalization of the images; and for a private
-        run `budget`. The value of `recipe` or `labels` is None if the object cannot be rebuilt from a config, and
-        `recipe_missing` then gives the reason for the method.
+        A dictionary with these keys:
+
+        - `format`: version of the file format.
+        - `recipe`: config of the method (see `distillkit.serialization`); None if the method cannot be rebuilt from a
+          config. In this case, `recipe_missing` holds the reason.
+        - `labels`: config of the task; None if the task cannot be rebuilt from a config.
+        - `images`: shape, dtype and normalization of the images.
+        - `budget`: budget of the privacy ledger, for a private method only.
     """
     store = out / "arguments"
     config, missing = _rebuildable_config(method, "method", store)
@@ -168,12 +179,12 @@ def _without_address(value: Any) -> str:
 
 
 def require_whole_ledger(ledger: Ledger | None, row: dict[str, Any], metadata: Mapping[str, str]) -> None:
-    """Refuse to resume a run with a ledger that lacks charges of the run, or whose lines were changed.
+    """Refuse to resume a private run if its privacy ledger lacks charges of the run, or if its lines were changed.
 
     Args:
-        ledger: ledger of the resumed run, if any.
-        row: row of the last completed round.
-        metadata: metadata of the run's checkpoint, with the ledger's head.
+        ledger: privacy ledger of the resumed run; None if the method is not private, which passes the check.
+        row: row of the last completed round in the history.
+        metadata: metadata of the run's checkpoint. Its value "ledger" identifies the ledger's last line at that time.
 
     Raises:
         CheckpointError: the ledger records less epsilon than the run has spent, or lines that the checkpoint refers to
@@ -200,15 +211,17 @@ def require_whole_ledger(ledger: Ledger | None, row: dict[str, Any], metadata: M
 def config_of(
     method: Method, config: RunConfig, server: Server, data: str, faults: str | None, key: bytes
 ) -> dict[str, Any]:
-    """Return the contents of `config.json`: all data on which the result depends, and the software versions.
+    """Return the contents of `config.json`: all options and data fingerprints on which the result depends.
+
+    The software versions are recorded, too.
 
     Args:
         method: the run's method.
-        config: the run's checked options.
+        config: the run's options after validation.
         server: the run's server.
         data: fingerprint of the clients' images.
-        faults: description of the faults that the backend injects, if any.
-        key: key of the data fingerprints. If empty, the fingerprints have no key.
+        faults: description of the faults that the backend injects; None if it injects none.
+        key: secret key of the fingerprints of the server's sets; empty for fingerprints without a key.
     """
     architectures = method.inner.architectures(server.task.num_classes)
     record: dict[str, Any] = {

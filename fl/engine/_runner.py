@@ -1,4 +1,4 @@
-"""Execution of a run: check the options, run or resume the rounds, and return the result."""
+"""Execution of a whole run: check the options, run or resume the rounds, and return the result."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ __all__ = ["Deployment", "execute"]
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """Description of a run's clients, on this machine or on others.
+    """Information about a run's clients, and functions to reach them, on this machine or on other machines.
 
     Attributes:
-        first: the first client's set without its images, for the shape, dtype and normalization of the images.
+        first: the first client's set without its images, which has the shape, dtype and normalization of the images.
         clients: number of clients.
-        fingerprint: function of a key that returns the fingerprint of all clients' images; called only if the run has
-            a folder.
-        open: function that opens the transport to the clients.
-        open_ledger: function that adds remarks to a private run's ledger before round 1. Its arguments are the ledger,
-            a flag that tells whether the ledger is new, and the clients to evaluate.
-        faults: description of the faults that the backend injects; None if it injects none.
+        fingerprint: function that takes a secret key (or b"") and returns a fingerprint of the clients' images. It is
+            called only if the run writes files.
+        open: function that opens and returns the transport to the clients.
+        open_ledger: function that adds remarks to the privacy ledger of a private method before round 1. Its arguments
+            are the ledger, whether the ledger was created for this run, and the clients to evaluate.
+        faults: description of the faults that the backend injects on purpose; None if it injects none.
     """
 
     first: LabeledImages
@@ -59,12 +59,13 @@ def execute(
     """Check all options, then run all rounds, or the remaining rounds of a resumed run.
 
     Args:
-        method: method to run, see `fl.method.require_method`.
+        method: method to run.
         config: the run's options.
-        deployment: description of the clients.
+        deployment: information about the clients, and functions to reach them.
         progress: whether to show a progress bar of the rounds.
-        defer_tests: whether to send evaluation requests together with the next round's first requests, if the method
-            allows it. A round's row is then reported, and written to the history, when the next round is committed.
+        defer_tests: whether to send evaluation requests together with the next round's first requests. In this case, a
+            round's row is written to the history when the next round is committed. The option has no effect for
+            private methods and for methods that draw their clients themselves.
 
     Raises:
         All errors that `simulate` raises.
@@ -137,11 +138,19 @@ def _server(config: RunConfig, deployment: Deployment) -> Server:
 
 
 def _resume(config: RunConfig, runner: RoundRunner, record: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """Restore the run in the folder, and return its rows, or None if no round was completed.
+    """Restore the server and the clients' records from a run's folder.
+
+    Args:
+        config: the options of the resumed run.
+        runner: runner of the rounds, with the folder and the server; its server and `open_row` are changed.
+        record: contents that `config.json` would have with the current options.
+
+    Returns:
+        The rows of the history, or None if no round was completed.
 
     Raises:
-        ValueError: the folder holds a run, but `resume` is False.
-        CheckpointError: the folder is damaged or holds another run.
+        ValueError: the option `resume` is False, although the folder holds a run.
+        CheckpointError: the folder is damaged, or holds another run.
     """
     store, server = runner.store, runner.server
     assert store is not None

@@ -1,4 +1,4 @@
-"""The transport interface, which sends requests to clients and returns their results."""
+"""Interface of transports, which send requests to clients and return their results, and the types of both."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = [
 
 
 def noise_of(secret: int | None, round_number: int, owner: int | str) -> Secret:
-    """Return the source of the private noise of one client, or of the server, in a round.
+    """Return the random source from which a private method draws the noise of one client or the server in a round.
 
     Args:
-        secret: the run's seed for private noise; None for the operating system's entropy.
+        secret: the run's seed for the noise; None for noise from the operating system.
         round_number: index of the round.
-        owner: index of the client, or "server".
+        owner: index of the client that draws the noise, or "server".
     """
     if secret is None:
         return Secret()
@@ -39,15 +39,17 @@ def noise_of(secret: int | None, round_number: int, owner: int | str) -> Secret:
 class RequestHeader:
     """The part of a request that is the same for all clients of an exchange.
 
+    In an exchange, the server sends one request to each of several clients, and gets their results.
+
     Attributes:
         verb: name of the method's function that the clients call: "answer", "local", "evaluate", or an additional
             exchange of the method.
         round: index of the round, from 1; 0 before round 1.
-        attempt: identifier of the exchange, unique even if a killed round is repeated.
+        attempt: identifier of the exchange. It is new even if a round is repeated after the process was killed.
         seed: the run's seed, from which a client derives its generators.
-        secret: the run's seed for private noise, to repeat a run; None for noise from the operating system.
-        keeps: whether a memory that a client writes is kept. It is False for queries and evaluations, which only read
-            the memory.
+        secret: the run's seed for the noise of a private method; None for noise from the operating system.
+        keeps: whether the changes that a client makes to its memory (the values that it keeps between rounds) are
+            stored. False for the query before round 1 and for evaluations.
     """
 
     verb: str
@@ -59,21 +61,24 @@ class RequestHeader:
 
     @property
     def version(self) -> str:
-        """Version name of a memory that a client writes in this exchange. It also identifies the exchange's results."""
+        """Name under which a client stores its memory in this exchange, from the round and the attempt.
+
+        The same name identifies the results of the exchange.
+        """
         return f"{self.round}-{self.attempt}"
 
 
 @dataclass(frozen=True)
 class ClientRequest:
-    """The part of a request that concerns one client.
+    """The part of a request that is different for each client.
 
     Attributes:
-        message: the whole message, including entries that the client already has.
-        memory: version of the client's memory to use: the committed version, or one that the client wrote earlier in
-            this round; "" if the client has no memory. The client deletes all other versions, which belong to failed
-            rounds.
-        digests: digest of every cacheable entry in the message, by key.
-        cached: keys of the entries that the client has in its cache, so that only their digests are sent.
+        message: the complete message of the method, including entries that the client has in its cache.
+        memory: version name of the client's memory to load; "" if the client has no memory. This is the committed
+            version, or one that the client stored earlier in this round. Other versions belong to failed rounds, and
+            the client deletes them.
+        digests: digest of each entry in the message that is declared as cached, by the entry's key.
+        cached: keys of the entries that the client has in its cache already. Only their digests are sent.
     """
 
     message: Message
@@ -91,19 +96,18 @@ It is called once for each client, when the client's turn comes, and may be call
 
 @dataclass(frozen=True)
 class ClientResult:
-    """Result of one request, with all information that the server's side receives about the client's work.
+    """Result of a request to one client: the reply or the reason of its failure, and costs.
 
     Attributes:
         client: index of the client.
-        reply: message that the client sent, if any.
+        reply: message that the client sent; None if there is none.
         error: reason why there is no usable reply, as text for the history; None if the client did not fail.
-        absent: whether the client has no images for the request, that is, for training or for evaluation.
+        absent: whether the client took no part, because it has no images to train or evaluate on.
         seconds: CPU seconds that the client took.
-        notes: the client's counts for the round's row of the history, by name.
-        remembers: whether the client wrote a memory; `RequestHeader.version` is the version of this memory.
-        resent: bytes of cached entries that were sent again because the client had lost them.
-        spared: bytes of the client's request that were not sent, because another request in the same message contained
-            them.
+        notes: numbers that the client reports for the round's row of the history (`Client.notes`), by name.
+        remembers: whether the client stored a memory, under the name `RequestHeader.version`.
+        resent: bytes of cached entries that were sent again, because the client had lost them.
+        spared: bytes that were not sent, because a bundled request in the same network message already contained them.
     """
 
     client: int
@@ -119,14 +123,17 @@ class ClientResult:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Requests of one kind to several clients.
+    """Requests of the same kind to several clients, for example to train or to evaluate.
+
+    Two exchanges may be sent together. The results of the main exchange are then yielded to the caller, and the results
+    of the bundled exchange are passed to its function `on_result`.
 
     Attributes:
         header: part of the request that is the same for all clients.
         clients: indices of the clients, in the order in which the server uses their results.
-        build_request: function that builds the request to a client; see `RequestBuilder`.
-        on_result: function that receives the results of a bundled exchange, in any order. It receives a client's result
-            before the main exchange yields its own result of that client. For a main exchange, it is None.
+        build_request: function that takes a client's index and builds the request to this client.
+        on_result: function that is called with each result of a bundled exchange, in any order of clients, but before
+            the main exchange yields the same client's result. None for a main exchange.
     """
 
     header: RequestHeader
@@ -135,7 +142,7 @@ class Exchange:
     on_result: Callable[[ClientResult], None] | None = None
 
     def run_alone(self, transport: Transport) -> None:
-        """Run a bundled exchange by itself over the `transport`, and pass each result to `on_result`."""
+        """Send this exchange over a `transport`, without a main exchange, and pass each result to `on_result`."""
         assert self.on_result is not None
         for result in transport.exchange(replace(self, on_result=None)):
             self.on_result(result)
@@ -144,9 +151,9 @@ class Exchange:
 class Transport(Protocol):
     """Connection of a run to its clients: in threads of this process, in other processes, or on other machines.
 
-    The engine reaches the clients only through this interface. If one client fails, its result holds the error; an
-    exception from the iterator of `exchange` ends the whole exchange. Use a transport as a context manager: leaving
-    the context stops running clients.
+    If one client fails, its `ClientResult` contains the error. If the iterator of `exchange` raises an exception, the
+    exchange has failed for all clients. Use a transport as a context manager: at the end of the `with` block, running
+    clients are stopped.
     """
 
     def __enter__(self) -> Self:
@@ -158,33 +165,44 @@ class Transport(Protocol):
     def exchange(self, exchange: Exchange, bundled: Exchange | None = None) -> Iterator[ClientResult]:
         """Send a request to each client of `exchange`, and yield the results in the order of its clients.
 
-        Only a few clients are started before the caller consumes earlier results. A client's privacy charges are in the
-        run's ledger before its result is yielded.
+        Only a few clients are started ahead of the result that the caller consumes. A client's charges are written to
+        the privacy ledger before its result is yielded.
 
         Args:
-            exchange: the main exchange; its results are yielded.
-            bundled: second exchange, sent together with the main exchange if this saves messages. Its results are
-                passed to its `on_result`, and are complete when the iterator ends.
+            exchange: the main exchange, whose results are yielded.
+            bundled: second exchange, which is sent together with the main exchange if this saves messages. Its results
+                are passed to its `on_result`, and are complete when the iterator ends.
 
         Raises:
-            BudgetExhausted: a client's release would exceed the ledger's budget.
+            BudgetExhausted: the values that a client would release exceed the privacy ledger's budget.
             Interrupted: the run is being stopped.
         """
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """Announce the committed `versions` of the clients' memories after a round; older versions may be deleted.
+        """Commit the memories that clients stored in a round, so that older versions can be deleted.
 
-        Losing this announcement does no harm, because the next request names the version, too.
+        If this call is lost on the way to a client, no harm is done, because each request states the valid version.
+
+        Args:
+            versions: version name of each changed memory, by client index.
         """
 
     def rollback(self) -> None:
-        """Discard the memories of a failed round."""
+        """Discard the memories that clients stored in a failed round."""
 
     def metadata(self) -> dict[str, str]:
-        """Return the values that a checkpoint stores for `restore`, such as the assignment of machines to clients."""
+        """Return values that are stored in the checkpoint and passed to `restore` when the run is resumed.
+
+        An example is the assignment of machines to clients.
+        """
 
     def restore(self, metadata: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """Continue a run from a checkpoint's `metadata`, and keep only these memory `versions` (one per client)."""
+        """Prepare the transport for a resumed run.
+
+        Args:
+            metadata: values from the checkpoint, as the method `metadata` returned them.
+            versions: version name of each client's committed memory, by client index; all other versions are deleted.
+        """
 
 
 # Errors of a request.
@@ -195,14 +213,14 @@ _LIBRARIES = (_ENGINE.parent, Path(distillkit.__file__).parent, *_MODULES)
 
 
 class RequestError(RuntimeError):
-    """Error: the method failed to build a client's request. `__cause__` is the method's error."""
+    """Error: the method failed on the server while it built a client's request. `__cause__` is the method's error."""
 
 
 def reason_of(error: Exception) -> str:
-    """Return the reason why a client has no usable reply: the error, and the line of code that raised it.
+    """Return the text for the history that explains why a client failed: the error and the code line that raised it.
 
     Args:
-        error: error raised while the client's request was built, or while the client worked.
+        error: error raised while the client's request was built, or by the client.
     """
     if isinstance(error, RequestError) and isinstance(error.__cause__, Exception):
         return f"got no request, because the server's send {reason_of(error.__cause__)}"
@@ -210,7 +228,10 @@ def reason_of(error: Exception) -> str:
 
 
 def _location(error: Exception) -> str:
-    """Return the position of the last traceback entry in the user's code or, if there is none, outside the engine."""
+    """Return the file and line in which an error was raised, for a message.
+
+    This is the innermost traceback entry in the user's code or, if there is none, the innermost one outside the engine.
+    """
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not Path(f.filename).is_relative_to(_ENGINE)]
     own = [f for f in frames if not any(Path(f.filename).is_relative_to(place) for place in _LIBRARIES)]
     shown = own or frames

@@ -43,14 +43,14 @@ def validate(
         method: method to run.
         first: the first client's set.
         clients: number of clients.
-        progress: whether to show a bar while large data is read.
+        progress: whether to show a progress bar while large data is read.
 
     Returns:
-        A pair: the options with the task, sets, device, evaluated clients and ledger filled in; and the number of
-        clients that are drawn in a round.
+        A pair: the options, with the task, sets, device, evaluated clients and ledger in their final form; and the
+        number of clients that are drawn in a round.
 
     Raises:
-        TypeError, ValueError, PrivacyError: an option is not valid; the message names it.
+        TypeError, ValueError, PrivacyError: an option is not valid. The message names the option.
     """
     rounds, server_threads = (check.positive_int(getattr(config, name), name) for name in ("rounds", "server_threads"))
     seed = check.positive_int(config.seed, "seed", least=0)
@@ -92,7 +92,7 @@ def resolve_task(task: LabelTask | None, first: LabeledImages) -> LabelTask:
 
     Raises:
         TypeError: `task` is not a task.
-        ValueError: the clients' kind of labels or number of classes does not match the task.
+        ValueError: the form of the clients' labels (indices or rows) or their number of classes does not fit the task.
     """
     rows = first.labels.ndim == 2
     if task is None:
@@ -117,12 +117,13 @@ def resolve_task(task: LabelTask | None, first: LabeledImages) -> LabelTask:
 
 
 def _test_set(test: object, first: LabeledImages, progress: bool) -> LabeledImages | StoredImages | None:
-    """Return the global test set, after checking that it is compatible with the clients' sets.
+    """Convert the option `test` to a set, and check that it is compatible with the clients' sets.
 
     Args:
-        test: option `test` of `simulate`. A dataset, loader or pair is read into memory, but a stored set is not.
+        test: option `test` of `simulate`: None, a set, a dataset, a loader, or a pair of images and labels. All but
+            None and a `StoredImages` are read into memory.
         first: the first client's set.
-        progress: whether to show a bar while large data is read.
+        progress: whether to show a progress bar while large data is read.
 
     Raises:
         TypeError: `test` cannot be converted to a set.
@@ -134,14 +135,14 @@ def _test_set(test: object, first: LabeledImages, progress: bool) -> LabeledImag
 
 
 def _server_sets(given: Mapping[str, Images] | None, first: LabeledImages, progress: bool) -> dict[str, LabeledImages]:
-    """Return the server's sets by name, after checking that they are compatible with the clients' sets.
+    """Convert the option `server_data` to sets by name, and check that they are compatible with the clients' sets.
 
-    The classes may differ from the clients' classes, except in the set named "validation".
+    The set named "validation" must have the clients' classes; other sets may have other classes.
 
     Args:
         given: option `server_data` of `simulate`.
         first: the first client's set.
-        progress: whether to show a bar while large data is read.
+        progress: whether to show a progress bar while large data is read.
 
     Raises:
         TypeError: `given` is not a mapping, or one of its values cannot be converted to a set.
@@ -158,18 +159,18 @@ def _server_sets(given: Mapping[str, Images] | None, first: LabeledImages, progr
 
 
 def _drawn_count(participation: float | int, clients: int, min_replies: int, *, drawn_by_method: bool) -> int:
-    """Return the number of clients that are drawn in a round.
+    """Check the options `participation` and `min_replies`, and return the number of clients drawn in a round.
 
     Args:
         participation: option `participation` of `simulate`: a share of the clients in (0, 1], or a number of clients.
-        clients: number of clients.
-        min_replies: number of usable replies that a round needs.
-        drawn_by_method: whether the method draws its clients itself.
+        clients: total number of clients.
+        min_replies: option `min_replies` of `simulate`: the number of usable replies that a round needs.
+        drawn_by_method: whether the method draws its clients itself, so that neither option may be set.
 
     Raises:
         TypeError: `participation` or `min_replies` is not a number.
         ValueError: `participation` is neither a share in (0, 1] nor a number up to the number of clients; fewer than
-            `min_replies` clients would be drawn; or an option is set although the method draws its clients.
+            `min_replies` clients would be drawn; or one of the options is set although the method draws its clients.
     """
     check.positive_int(min_replies, "min_replies")
     if drawn_by_method and (isinstance(participation, Integral) or participation != 1.0 or min_replies != 1):
@@ -196,12 +197,17 @@ def _drawn_count(participation: float | int, clients: int, min_replies: int, *, 
 
 
 def _panel(evaluate: object, clients: int, *, hidden: bool) -> Panel:
-    """Return the clients that are evaluated on their own test images: "drawn", "all", "none", or client indices.
+    """Check the option `evaluate`, and return which clients are evaluated on their own test images.
 
     Args:
-        evaluate: option `evaluate` of `simulate`. None means "none" if `hidden`, and "drawn" otherwise.
+        evaluate: option `evaluate` of `simulate`: "drawn", "all", "none", or client indices. If it is None, the result
+            is "none" if `hidden` is true, and "drawn" otherwise.
         clients: number of clients.
-        hidden: whether the method is private or sealed. Such a method sends no client's own results by default.
+        hidden: whether the method is private or reveals only sums over clients, so that the server should not get
+            evaluation results of single clients by default.
+
+    Returns:
+        "drawn", "all", "none", or a list of client indices.
 
     Raises:
         TypeError: `evaluate` is neither a string nor a list of integers.
@@ -225,16 +231,17 @@ def _panel(evaluate: object, clients: int, *, hidden: bool) -> Panel:
 
 
 def require_public(method: Method, first: LabeledImages, task: LabelTask | None) -> None:
-    """Refuse a private run if the normalization or the number of classes was computed from the clients' own data.
+    """Refuse a private method if the normalization or the number of classes was computed from the clients' own data.
+
+    Such values would reveal information about the data that the privacy guarantee does not cover.
 
     Args:
         method: method to run. A method that is not private is never refused.
         first: the first client's set.
-        task: option `task` of `simulate`, which gives the number of classes; may be None.
+        task: option `task` of `simulate`. If it is given, the number of classes comes from the task.
 
     Raises:
-        PrivacyError: the normalization or the number of classes was computed from the data. The message says what to
-            do.
+        PrivacyError: the normalization or the number of classes was computed from the data.
     """
     if method.private:
         # A method with the option `public_statistics` makes this check itself (`PrivateFedDM`).
@@ -245,13 +252,13 @@ def require_public(method: Method, first: LabeledImages, task: LabelTask | None)
 
 
 def _require_ledger(method: Method, ledger: object, secret: object, folder: RunFolder | None) -> None:
-    """Refuse a ledger or secret that the run would not use, or an in-memory ledger for a run with a folder.
+    """Check the options `ledger` and `secret` of a run.
 
     Args:
         method: method to run.
-        ledger: option `ledger` of `simulate`.
-        secret: option `secret` of `simulate`.
-        folder: folder of the run's records, if any.
+        ledger: option `ledger` of `simulate`: the privacy ledger of a private method.
+        secret: option `secret` of `simulate`: the seed of a private method's noise.
+        folder: folder of the run's files; None if the run writes no files.
 
     Raises:
         TypeError: `ledger` is not a `Ledger`, or `secret` is not an integer.
@@ -281,13 +288,15 @@ EXACT_TESTS = (
 
 
 def open_ledger(clients: ClientRegistry, ledger: Ledger, fresh: bool, panel: str | Sequence[int]) -> None:
-    """Add the remarks of `remark_on` to a ledger, and warn if two clients have the same images.
+    """Prepare the privacy ledger of a private method before round 1.
+
+    This adds the remarks of `remark_on`, and warns if two clients have the same images.
 
     Args:
         clients: the clients' data. Images are compared only if all clients were read before round 1.
-        ledger: ledger of the run.
-        fresh: whether the ledger was created for this run.
-        panel: clients that are evaluated on their own test images.
+        ledger: privacy ledger of the run.
+        fresh: whether the ledger was created for this run, because the user gave none.
+        panel: clients that are evaluated on their own test images: "drawn", "all", "none", or client indices.
 
     Warns:
         UserWarning: two clients have the same images, but the ledger assumes disjoint records.
@@ -303,10 +312,12 @@ def open_ledger(clients: ClientRegistry, ledger: Ledger, fresh: bool, panel: str
 
 
 def remark_on(ledger: Ledger, fresh: bool, panel: str | Sequence[int]) -> None:
-    """Add remarks to a ledger that say what this run's epsilon does not cover.
+    """Add remarks to a privacy ledger about releases that its epsilon does not cover.
 
     Args:
-        ledger, fresh, panel: see `open_ledger`.
+        ledger: privacy ledger of the run.
+        fresh: whether the ledger was created for this run, so that it does not know earlier releases of the data.
+        panel: clients that are evaluated on their own test images: "drawn", "all", "none", or client indices.
     """
     if fresh:
         ledger.add_remark(NEW_LEDGER_REMARK)
@@ -315,7 +326,10 @@ def remark_on(ledger: Ledger, fresh: bool, panel: str | Sequence[int]) -> None:
 
 
 def _twins(clients: ClientRegistry) -> tuple[int, int] | None:
-    """Return the indices of the first two clients with the same images, or None. Clients without images are ignored."""
+    """Return the indices of two clients with the same training images, or None if there are none.
+
+    Clients without images are ignored.
+    """
     seen: dict[str, int] = {}
     for number, data in enumerate(clients):
         train = data.train

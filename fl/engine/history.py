@@ -1,4 +1,4 @@
-"""Rows of a run's history, one for each round, and results computed from them."""
+"""The history of a run, which has one row of results for each round, and values computed from the rows."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ __all__ = [
 
 
 def global_metrics(sums: Mapping[str, Tensor], task: LabelTask) -> dict[str, Any]:
-    """Return metrics on the global test set, averaged over the models if there are several.
+    """Return the metrics of the global models on the global test set, such as `accuracy` and `loss`.
 
-    With several models, `accuracy_by` maps the models' names to their accuracies.
+    If there are several models, each metric is their mean, and `accuracy_by` maps the models' names to their
+    accuracies. If there is none, the result is empty.
 
     Args:
-        sums: sums over all test images for each model, by name; see `LabelTask.sums`.
-        task: meaning of the labels.
+        sums: test results of each model as returned by `LabelTask.sums`, summed over all test images, by model name.
+        task: label task, which computes the metrics from the sums.
     """
     by_name = {name: task.metrics(s) for name, s in sums.items()}
     if not by_name:
@@ -40,11 +41,13 @@ _BY_CLIENT = ("bytes_by_client", "failed", "failed_evaluation")
 
 
 def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return the `rows` with a single value in each column, for `pandas.DataFrame(table(rows))` or `csv.DictWriter`.
+    """Flatten the rows of a history, for `pandas.DataFrame(table(rows))` or `csv.DictWriter`.
 
-    A mapping becomes several columns ("accuracy_clients.mean", "up.FedAvg.update"). A list of clients, or a mapping
-    from clients to values such as failures, becomes the number of clients. Every row has all columns; a missing value
-    is None.
+    A mapping becomes several columns, such as "accuracy_clients.mean" or "up.FedAvg.update". A list becomes its length,
+    and so does a mapping by client index, such as `failed`. All rows get the same columns; a missing value is None.
+
+    Args:
+        rows: rows of the history, one for each round.
     """
     flat = [dict(_flat(row)) for row in rows]
     columns = dict.fromkeys(name for row in flat for name in row)
@@ -64,10 +67,13 @@ def _flat(row: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def with_tests(row: Row, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a round's `row` with the results `found`, which were measured on the clients' own test images.
+    """Add the results on the clients' own test images to a round's row of the history.
 
-    A column of `row` whose name is also in `found` gets the prefix "note_". Without a global test set, `accuracy` is
-    the mean of the clients' own accuracies.
+    If there is no global test set, `accuracy` becomes the mean accuracy of the clients.
+
+    Args:
+        row: the round's row without these results. A column whose name is also in `found` gets the prefix "note_".
+        found: the results by column name, from `ClientEvaluation.results`.
     """
     whole = {**{f"note_{k}" if k in found else k: v for k, v in row.items()}, **found}
     if whole["accuracy"] is None:
@@ -81,7 +87,10 @@ def _numbered(reasons: Mapping[str, str]) -> dict[str, str]:
 
 
 def masked(row: Row) -> dict[str, Any]:
-    """Return the `row` of a round with secretly drawn clients, without client indices but with failure reasons."""
+    """Remove all client indices from the row of a round whose clients were drawn in secret.
+
+    The reasons why clients failed are kept, under "#1", "#2" and so on.
+    """
     hidden = {**row, "drawn": None, "bytes_by_client": None, "empty": [None] * len(row["empty"])}
     for key in ("failed", "failed_evaluation"):
         if key in row:
@@ -92,11 +101,11 @@ def masked(row: Row) -> dict[str, Any]:
 
 
 def summary(rows: Sequence[Row], **names: Any) -> dict[str, Any]:
-    """Return the contents of a finished run's `summary.json`.
+    """Return the contents of a finished run's `summary.json`: its final accuracy, costs, epsilon and failures.
 
     Args:
         rows: rows of the run's history.
-        names: values that identify the run: run, method, task, split, seed.
+        names: values that identify the run, which are added to the summary: run, method, task, split, seed.
     """
     last = rows[-1] if rows else {}
     return {

@@ -23,7 +23,7 @@ class Run:
     """A finished run, as `simulate` returns it. A notebook shows its accuracy curve and its last rows.
 
     Attributes:
-        rows: rows of the history, one for each round (round, accuracy, loss, bytes_up, bytes_down, ...).
+        rows: rows of the history, one for each round, with the columns round, accuracy, loss, bytes_up and others.
         server: the server with its state after the last round.
         models: the global models by name ("" if there is only one), in eval mode.
         method: short description of the method: the class name and the names of the add-ons.
@@ -48,7 +48,7 @@ class Run:
         return history.accuracy_best(self.rows)
 
     def table(self) -> list[dict[str, Any]]:
-        """Return the history, one value per column, for `pandas.DataFrame(run.table())`. See `history.table`."""
+        """Return the history as flat dictionaries, for `pandas.DataFrame(run.table())`. See `fl.history.table`."""
         return history.table(self.rows)
 
     def __repr__(self) -> str:

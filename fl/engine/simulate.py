@@ -24,17 +24,17 @@ __all__ = ["simulate"]
 def simulate(method: Method, clients: Sequence[Images | StoredImages | ClientData], config: SimulationConfig) -> Run:
     """Run a federated method on this machine, in rounds between one server and its clients, each with its own images.
 
-    Before the first round, every argument is checked, and the networks are tried on noise images. The result does not
-    depend on `backend`, `workers` or `progress`. It is bit-identical for any number of workers, even if the run is
-    killed and resumed. Only the noise of a private method differs in each run, because it comes from the operating
-    system.
+    Before the first round, every argument is checked, and the networks are tried on noise images. The result is
+    bit-identical for any `backend` and any number of workers, and even if the run is killed and resumed. Only the noise
+    of a private method differs in each run, because it comes from the operating system.
 
     Args:
         method: the method to run, such as `FedAvg(factory=...)`.
         clients: one set (or `ClientData`) for each client. A `Dataset` or a pair of images and labels is converted to
             a set (see `distillkit.sets.as_set`). A `StoredImages` is read each time its client gets a request. If
-            `clients` is a list or tuple, all clients are checked; in another sequence, only drawn clients are checked.
-            A client without images is recorded as `empty` and gets no request.
+            `clients` is a list or tuple, all clients are checked before round 1. In another sequence, a client is
+            checked when it is drawn. A client without images gets no request, and is listed under `empty` in the
+            history.
         config: options, see `SimulationConfig`; pass its fields as keywords.
 
     Returns:
@@ -45,9 +45,10 @@ def simulate(method: Method, clients: Sequence[Images | StoredImages | ClientDat
         NoUsableReply: a round has fewer usable replies than `min_replies`; the last completed round is kept.
         fl.CheckpointError: `out` cannot be written, is damaged, or holds another run.
         distillkit.locking.InUse: another process uses `out` or the ledger; the message names the process.
-        BudgetExhausted: the next release would exceed the ledger's budget; the last completed round is kept.
-        KeyboardInterrupt: the user interrupted the run. The error is raised after the running clients have stopped;
-            `resume=True` continues after the last completed round.
+        BudgetExhausted: the next values to be released would exceed the privacy ledger's budget; the last completed
+            round is kept.
+        KeyboardInterrupt: the user interrupted the run. The error is raised after the running clients have stopped.
+            Call `simulate` again with `resume=True` to continue after the last completed round.
     """
     method = require_method(method)
     registry = ClientRegistry(clients, getattr(config.task, "num_classes", None), config.progress)

@@ -1,4 +1,4 @@
-"""Files of a run, which are written atomically. A manifest names the last completed round."""
+"""Files of a run, which are written atomically. The file `manifest.json` states which round was completed last."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PREVIOUS = "manifest.previous.json"
 
 
 class CheckpointError(RuntimeError):
-    """Error: a checkpoint cannot be written or read, or belongs to another run. The message names the file."""
+    """Error: a file of a run cannot be written or read, or belongs to another run. The message names the file."""
 
 
 class OtherSettings(CheckpointError):
@@ -50,7 +50,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def read_message(path: Path) -> tuple[Message, dict[str, str]]:
-    """Read the message in the file at `path`, and its metadata.
+    """Read a message and its metadata from the file at `path`.
 
     Raises:
         CheckpointError: the file is missing, incomplete or altered.
@@ -64,11 +64,11 @@ def read_message(path: Path) -> tuple[Message, dict[str, str]]:
 
 
 def read_history(path: Path, *, torn: bool = False) -> list[dict[str, Any]]:
-    """Read the rows of a `history.jsonl`, which must be rounds 1, 2, 3 and so on.
+    """Read the rows of a run's `history.jsonl`, one for each of the rounds 1, 2, 3 and so on.
 
     Args:
-        path: path of the file; a missing file gives an empty list.
-        torn: whether to ignore a half-written last line.
+        path: path of the file. The result is an empty list if there is no such file.
+        torn: whether to ignore a half-written last line, which a killed process may leave.
 
     Raises:
         CheckpointError: a line is damaged, or the rounds are not consecutive (for example because two processes
@@ -82,15 +82,15 @@ def read_history(path: Path, *, torn: bool = False) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Restored:
-    """Contents of a checkpoint.
+    """Contents of a checkpoint, as `Store.restore` returns them.
 
     Attributes:
-        round: the last completed round.
+        round: index of the last completed round.
         state: the server's state after that round.
-        metadata: values of the transport, see `Transport.metadata`.
-        changes: changes to the clients' records, in the order of the rounds.
-        rows: rows of the completed rounds in the history.
-        open_row: row of the last completed round if it still lacks the clients' evaluation; otherwise None.
+        metadata: values that the transport needs when the run is resumed; see `Transport.metadata`.
+        changes: changed `ClientRecord`s of each round, as JSON values by client index, in the order of the rounds.
+        rows: rows of the history for all completed rounds, except `open_row`.
+        open_row: row of the last completed round if it still lacks the clients' evaluation results; otherwise None.
     """
 
     round: int
@@ -104,16 +104,17 @@ class Restored:
 class Store:
     """Folder of one run: `config.json`, `history.jsonl`, `checkpoint/`, and `transcript/` on request.
 
-    A commit replaces the manifest last, because only the manifest says which round is the last completed one. The
-    checkpoint before the last one is kept, because `restore` returns to it if the last one is damaged.
+    The file `checkpoint/manifest.json` states which round was completed last. It is written after all other files of a
+    round, so a round that is killed halfway does not count. The previous checkpoint is kept, and `restore` returns to
+    it if the last one is damaged.
 
     Args:
-        out: the folder.
+        out: path of the folder.
 
     Attributes:
-        out: the folder.
-        folder: subfolder `checkpoint/`.
-        memories: folder of the clients' memories.
+        out: path of the folder.
+        folder: path of the subfolder `checkpoint/`.
+        memories: path of the folder for the values that clients keep between rounds.
     """
 
     def __init__(self, out: Path) -> None:
@@ -127,8 +128,8 @@ class Store:
         """Lock the run's folder against other processes, for the duration of a `with` block.
 
         Raises:
-            distillkit.locking.InUse: another process, or another call in this process, has the lock; the message names
-                its owner.
+            distillkit.locking.InUse: another process, or another call in this process, has the lock. The message names
+                the lock's owner.
             CheckpointError: the folder cannot be created or written.
         """
         with contextlib.ExitStack() as stack:
@@ -139,10 +140,10 @@ class Store:
             yield
 
     def key(self) -> bytes:
-        """Return the secret key of a private run's data fingerprints.
+        """Return the secret key for the fingerprints of the data in a private run's `config.json`.
 
-        Without the key, the fingerprints in `config.json` reveal nothing about the data. The key is drawn when the run
-        starts, and is kept in `checkpoint/`, which should not be shared.
+        Without the key, these fingerprints reveal nothing about the data. The key is drawn when the run starts, and is
+        kept in `checkpoint/`, which should not be shared.
 
         Raises:
             CheckpointError: the folder holds a run, but the file with the key cannot be read.
@@ -167,10 +168,10 @@ class Store:
         self._records.unlink(missing_ok=True)
 
     def manifest(self) -> dict[str, Any] | None:
-        """Return the last committed manifest, or None if no round was completed.
+        """Return the contents of `manifest.json`, which describes the last checkpoint; None if no round was completed.
 
         Raises:
-            CheckpointError: the manifest is damaged, or is not a manifest of this library.
+            CheckpointError: the file is damaged, or was not written by this library.
         """
         return _read_manifest(self.folder / "manifest.json")
 
@@ -184,16 +185,16 @@ class Store:
         changes: Mapping[str, Any] | None = None,
         open_row: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write the checkpoint of a round. The round is then the last completed one.
+        """Write the checkpoint of a round, which makes it the last completed round.
 
         Args:
             round_number: index of the round.
-            run: the run's fingerprint, which `restore` compares with its own.
+            run: fingerprint of the run's options, which `restore` compares with its argument.
             state: the server's state after the round.
-            models: the global models by name.
-            metadata: values of the transport, see `Transport.metadata`.
-            changes: this round's changes to the clients' records.
-            open_row: the round's row if it still lacks the clients' evaluation, and so is not in the history yet.
+            models: state dicts of the global models, by model name.
+            metadata: values that the transport needs when the run is resumed; see `Transport.metadata`.
+            changes: `ClientRecord`s that changed in this round, as JSON values by client index.
+            open_row: the round's row of the history if it still lacks the clients' evaluation results; otherwise None.
         """
         server = f"server.{round_number}.safetensors"
         write_atomically(self.folder / server, encode(state, {"run": run, "round": str(round_number)}))
@@ -210,14 +211,24 @@ class Store:
                 old.unlink(missing_ok=True)
 
     def write_models(self, models: Mapping[str, Message]) -> None:
-        """Write one file for each global model (`models`, by name), except for files whose bytes would not change."""
+        """Write one safetensors file for each global model, unless the file has the same contents already.
+
+        Args:
+            models: state dicts of the global models, by model name.
+        """
         for name, model in models.items():
             path, data = self.folder / f"model{f'-{name}' if name else ''}.safetensors", plain(model)
             if not path.exists() or path.read_bytes() != data:
                 write_atomically(path, data)
 
     def close(self, row: Mapping[str, Any]) -> None:
-        """Add the last completed round's `row`, which was open, to the history, and remove it from the manifest."""
+        """Write the last round's row to the history after its evaluation results were added.
+
+        Until then, the manifest contains the incomplete row, which is now removed.
+
+        Args:
+            row: the complete row.
+        """
         self.append(row)
         self._write_manifest({k: v for k, v in (self.manifest() or {}).items() if k != "open"})
 
@@ -228,10 +239,15 @@ class Store:
         write_atomically(self.folder / "manifest.json", (json.dumps(manifest) + "\n").encode())
 
     def restore(self, run: str) -> Restored | None:
-        """Read the checkpoint of the run with the fingerprint `run`. Return None if no round was completed.
+        """Read the last checkpoint, and delete lines of the history that were written after it.
 
-        If the last checkpoint is damaged, warn, and return to the checkpoint before it. Later or half-written lines of
-        the history and of the clients' records are deleted.
+        If the last checkpoint is damaged, a warning is issued, and the previous checkpoint is restored.
+
+        Args:
+            run: fingerprint of the run's options, which must be the checkpoint's fingerprint.
+
+        Returns:
+            The contents of the checkpoint, or None if no round was completed.
 
         Raises:
             CheckpointError: the checkpoint is damaged, incomplete, or of another run; the message names the file.
@@ -254,7 +270,7 @@ class Store:
             return found
 
     def _restore(self, manifest: dict[str, Any] | None, run: str) -> Restored | None:
-        """Read the checkpoint that the `manifest` names; see `restore`."""
+        """Read the checkpoint that `manifest` describes; see `restore` for `run`, the result and the errors."""
         if manifest is None:
             if len(read_history(self.out / "history.jsonl", torn=True)) > 1:  # a killed first round leaves one row
                 raise CheckpointError(
@@ -279,7 +295,7 @@ class Store:
         return Restored(number, state, metadata, clients, rows, manifest.get("open"))
 
     def _changes(self, upto: int) -> list[dict[str, Any]]:
-        """Read the changes to the clients' records up to round `upto`."""
+        """Read the changed `ClientRecord`s of each round up to round `upto`, in the order of the rounds."""
         path = self._records
         if not path.exists():
             self._adopt(upto)
@@ -301,9 +317,13 @@ class Store:
         return kept
 
     def _adopt(self, upto: int) -> None:
-        """Write the clients' records for a run in the first format, in which memory files are named by their round.
+        """Write the file of `ClientRecord`s for a run of an older version of distillkit, which has no such file.
 
-        Such a run does not record which cached entries the clients have, so all cached entries are sent again.
+        In such a run, the files of the clients' memories are named by their round. Which values clients have in their
+        caches is unknown, so all values are sent again.
+
+        Args:
+            upto: index of the last completed round; memories of later rounds are ignored.
         """
         found: dict[str, int] = {}
         for path in self.memories.glob("*/*.safetensors"):
@@ -313,7 +333,7 @@ class Store:
             self._append(self._records, {"round": upto, "clients": {k: {"memory": str(r)} for k, r in found.items()}})
 
     def state(self) -> Message:
-        """Return the server's state after the last completed round.
+        """Read and return the server's state after the last completed round.
 
         Raises:
             CheckpointError: no round was completed, or the file of the state cannot be read.
@@ -324,17 +344,17 @@ class Store:
         return read_message(self.folder / str(manifest["server"]))[0]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of all completed rounds. The last row may lack the clients' evaluation.
+        """Read and return the rows of all completed rounds. The last row may lack the clients' evaluation results.
 
         Raises:
-            CheckpointError: see `read_history`.
+            CheckpointError: a line of the history is damaged, or a file was changed after the run wrote it.
         """
         manifest = self.manifest() or {"round": 0}
         last = [manifest["open"]] if "open" in manifest else []
         return self._checked_rows(manifest) + last
 
     def _checked_rows(self, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the history's rows up to the `manifest`'s round, after comparing the run's files with their checksums.
+        """Compare the run's files with the checksums in `manifest`, and return the history's rows up to its round.
 
         Raises:
             CheckpointError: a line is damaged, or a file was changed after the run wrote it.
@@ -353,10 +373,11 @@ class Store:
         return rows
 
     def _complete_rows(self, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the rows up to the `manifest`'s round.
+        """Return the history's rows up to the round of `manifest`, after checking that no row is missing.
 
         Raises:
-            CheckpointError: see `_checked_rows`, or the history has fewer rows.
+            CheckpointError: the history has fewer rows, a line is damaged, or a file was changed after the run wrote
+                it.
         """
         rows, count = self._checked_rows(manifest), int(manifest["round"]) - ("open" in manifest)
         if len(rows) != count:
@@ -367,7 +388,7 @@ class Store:
         return rows
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add the `row` of a round to the history."""
+        """Append the `row` of a round to `history.jsonl`."""
         self._history_sum.update(self._append(self.out / "history.jsonl", row))
 
     def _append(self, path: Path, line: Mapping[str, Any]) -> bytes:
@@ -380,14 +401,14 @@ class Store:
             raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from error
 
     def record(self, round_number: int, client: int, direction: str, message: Message, verb: str = "local") -> None:
-        """Write a message that the server sent or received into the transcript.
+        """Save a message between the server and a client as a file of the transcript.
 
         Args:
             round_number: index of the round.
             client: index of the client.
-            direction: "down" or "up".
+            direction: "down" if the server sent the message, or "up" if the client sent it.
             message: the message.
-            verb: name of the exchange; part of the file's name unless it is "local".
+            verb: name of the exchange, such as "local" for training.
         """
         name = direction if verb == "local" else f"{verb}-{direction}"
         path = self.out / "transcript" / str(round_number) / f"{client}-{name}.safetensors"
@@ -407,7 +428,11 @@ def _read_manifest(path: Path) -> dict[str, Any] | None:
 
 
 def plain(model: Message) -> bytes:
-    """Return a `model` in the safetensors format, with the network's tensor names, for any safetensors reader."""
+    """Return the bytes of a safetensors file with a model's state dict, which any safetensors reader can read.
+
+    Args:
+        model: message with one entry, the model's state dict.
+    """
     from safetensors.torch import save
 
     [(_, group)] = model.items()
