@@ -1,6 +1,6 @@
 """Optimizers of `distillkit.training`.
 
-They are written out because the first use of torch.optim imports the compiler: a second, and 70 MB.
+They replace those of `torch.optim`, whose first use imports PyTorch's compiler and so costs time and memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["OPTIMIZERS", "SGD", "AdamW", "OptimizerOptions"]
 
 
 class OptimizerOptions(Protocol):
-    """Options of an optimizer: the part of a training protocol that this module reads."""
+    """Options of a training protocol that the optimizers read."""
 
     @property
     def momentum(self) -> float:
@@ -58,7 +58,7 @@ class SGD:
 class AdamW:
     """AdamW with betas 0.9 and 0.999, as in `torch.optim.AdamW`. Parameters with one dimension have no weight decay.
 
-    SRe2L and RDED exclude these parameters, biases and scales of normalization, from weight decay.
+    Like SRe2L and RDED, the optimizer thereby excludes biases and the scales of norm layers from weight decay.
 
     Args:
         network: the network whose trainable parameters are updated.

@@ -15,7 +15,7 @@ def check_images(images: Tensor, normalization: Normalization | None) -> None:
 
     Args:
         images: [N, C, H, W].
-        normalization: normalization that the caller stated, or None. With None, the images must be pixels in [0, 1].
+        normalization: normalization of the images as stated by the caller; None for pixels in [0, 1].
 
     Raises:
         ValueError: `normalization` is None, and the images look like [N, H, W, C] or are not pixels in [0, 1].

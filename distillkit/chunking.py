@@ -24,13 +24,13 @@ def chunk_size(images: Tensor, chunk: int | None = None, *, chunked_stem: bool =
     """Return the number of images per pass through a network: `chunk`, or a default for the device and image size.
 
     On a CPU the default is 16 images of 32x32, or as many pixels of another size. The activations of a width-128
-    network then stay in the cache, which halves the time of a forward pass. The default is four times as large for
-    networks with `chunked_stem`, because their first block has the largest maps and is computed in chunks. On an
+    network then stay in the cache, which makes forward passes faster. With `chunked_stem`, the default is four times as
+    large, because the network computes its first block, which has the largest feature maps, in smaller chunks. On an
     accelerator the default is 4096 images, which limits memory use.
 
     Args:
         images: float [N, C, H, W]. Only the shape and device matter.
-        chunk: number of images that the caller requests; None for the default, which is a power of two.
+        chunk: number of images to return; None for the default, which is a power of two.
         chunked_stem: whether the pass records no gradients and the network computes its first block in chunks
             (`networks.ConvNet`).
 

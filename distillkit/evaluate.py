@@ -28,15 +28,16 @@ __all__ = ["Evaluation", "Row", "evaluate"]
 
 @dataclass(frozen=True)
 class Row:
-    """Result of one kind of training data on one architecture.
+    """Accuracies of networks of one architecture that were trained on one kind of data.
 
     Attributes:
         data: "set" or "random real".
         architecture: name of the factory, or class name of the network.
-        accuracies: accuracy of each trained network, in [0, 1], at the last iterate.
+        accuracies: test accuracy of each network after the last training step, in [0, 1].
         seconds: wall time of training and testing all networks.
-        labels: kind of labels of the training: "hard", "one row" (a row of probabilities for each image) or "per view"
-            (a teacher's row for each augmented view). Accuracies under different kinds do not compare.
+        labels: kind of labels in training: "hard" (class indices), "one row" (one vector of probabilities per image) or
+            "per view" (a teacher's probabilities for each augmented view of an image). Do not compare accuracies with
+            different kinds of labels.
     """
 
     data: str
@@ -61,7 +62,7 @@ class Evaluation:
     """Result of `evaluate`. Print it to see a table.
 
     Attributes:
-        rows: for each architecture, the row of the set, followed by the row of random real images if there is one.
+        rows: for each architecture, the result of the set, followed by that of random real images if they were tested.
         protocol: the training protocol.
         images: number of images in the set.
     """
@@ -76,9 +77,9 @@ class Evaluation:
         return self.rows[0].mean
 
     def record(self) -> dict[str, Any]:
-        """Return the result as JSON values: rows with mean and std, the protocol, and the size of the set.
+        """Return the result as JSON values: the rows with mean and deviation, the protocol, and the size of the set.
 
-        A teacher is recorded by its class, fingerprint and path.
+        Of a teacher, the record contains the class, the fingerprint and the path.
         """
         fields = {"name": describe_protocol(self.protocol), **self.protocol.record()}
         rows = [{**dataclasses.asdict(r), "accuracy_mean": r.mean, "accuracy_std": r.std} for r in self.rows]
@@ -113,23 +114,23 @@ def evaluate(
         data: the set to evaluate: a `LabeledImages`, or anything that `sets.as_set` accepts.
         test: test images with class indices, with the same normalization, shape and classes as `data`. A `StoredImages`
             is read in chunks.
-        factory: function without arguments that returns a network, which is moved to the data's device; or a mapping
-            from names to several such functions (cross-architecture).
-        num_networks: number of networks trained for each row, each with a different initialization. The papers train 20
-            networks on each of 5 sets.
+        factory: function without arguments that returns a network, which is moved to the data's device. To test several
+            architectures, pass a mapping from their names to such functions.
+        num_networks: number of networks trained per architecture and kind of data, each with a different
+            initialization. The papers train 20 networks on each of 5 sets.
         protocol: training protocol, such as one of `distillkit.protocols.PROTOCOLS`. The published protocols have 300
             or 1,000 epochs, which take minutes per network on a CPU.
-        real: the real training images. If given, each architecture has a second row for random real images, with as
-            many images per class as the set. These images are sampled anew for each network. Initialization and order
-            of training are the same as for the set. For a `TiledImages`, they are shrunk to the same tiles. A distilled
-            set should have a higher accuracy than this row.
+        real: the real training images. If given, networks are also trained on random real images, with as many images
+            per class as in the set, for a second row per architecture. A distilled set should have a higher accuracy
+            than this row. The random images are sampled anew for each network; initial weights and order of batches are
+            the same as for the set. If the set is a `TiledImages`, the random images are shrunk to the same tiles.
         generator: an int seed, or a CPU generator from which one seed is drawn.
         chunk: see `train`.
         progress: whether to show a progress bar, which counts epochs.
 
     Raises:
         TypeError, ValueError: an argument is invalid, the sets differ in normalization, shape or classes, or the
-            protocol's teacher is not clearly better than chance on `real` (or else on `test`).
+            protocol's teacher is not clearly better than chance on `real` (on `test` if `real` is not given).
         FloatingPointError: training diverged.
 
     Deviations from the authors' protocol: the standard deviation is the sample standard deviation (n - 1), and random

@@ -41,7 +41,7 @@ def tensor_fingerprint(tensors: Sequence[Tensor | str], *, key: bytes = b"") -> 
 def set_fingerprint(data: LabeledImages | StoredImages, *, key: bytes = b"") -> str:
     """Return a fingerprint of a set, so that a resumed run can detect changed data.
 
-    The hash covers images, labels, columns, classes and normalization. For a stored set, the recorded hashes of its
+    The hash covers images, labels, columns, classes and normalization. For a `StoredImages`, the recorded hashes of its
     images are used instead of the images. The same images therefore have different fingerprints in memory and in a
     file.
 
@@ -62,8 +62,8 @@ def network_fingerprint(network: object, like: Tensor) -> dict[str, Any]:
     digits and hashed. The fingerprint depends on every weight, width and activation, but not on threads or devices.
 
     Args:
-        network: a network with or without a features/classifier split; it is not changed. For any other object, only
-            the class is returned.
+        network: a network with or without a features/classifier split; it is not changed. For an object that is not an
+            `nn.Module`, only the class is returned.
         like: images [*, C, H, W] with the shape that the noise images should have.
     """
     found: dict[str, Any] = {"class": type(network).__name__}

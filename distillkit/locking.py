@@ -25,11 +25,11 @@ class InUse(RuntimeError):
     """Error: another process, or another thread of this process, has locked the requested resource.
 
     Args:
-        message: text that names the resource and the process that has locked it.
+        message: error message, with the resource and the process that has locked it.
         pid: id of the process that has locked the resource, or None if it is unknown.
 
     Attributes:
-        pid: see the argument.
+        pid: id of the process that has locked the resource, or None if it is unknown.
     """
 
     def __init__(self, message: str, pid: int | None) -> None:
@@ -45,10 +45,10 @@ def locked(lock: Path, what: str, *, shared: bool = False, wait: float | None = 
     """Lock a resource during a `with` block. Other processes that use the same lock file cannot lock it.
 
     The operating system holds the lock and releases it when the process ends for any reason, so a killed process needs
-    no cleanup. A leftover lock file does not block anything. A `.json` file of the same name names the process that
-    holds the lock. On Linux, this process keeps the lock even if someone removes the lock file, as long as the `.json`
-    file remains. On file systems without locks, such as some network file systems, `filelock` uses a substitute or
-    raises an error.
+    no cleanup. A leftover lock file does not block anything. A `.json` file beside the lock file contains the id of the
+    process that holds the lock. On Linux, the process keeps the lock even if someone removes the lock file, as long as
+    the `.json` file remains. On file systems without locks, such as some network file systems, `filelock` uses a
+    substitute or raises an error.
 
     Args:
         lock: path of the lock file. Its folder is created if needed.
@@ -59,7 +59,7 @@ def locked(lock: Path, what: str, *, shared: bool = False, wait: float | None = 
             Default: 5.
 
     Raises:
-        InUse: another process holds the lock; the message names it.
+        InUse: another process holds the lock; the message contains its id.
         OSError: the lock file cannot be created.
     """
     from filelock import FileLock, Timeout
@@ -77,7 +77,7 @@ def locked(lock: Path, what: str, *, shared: bool = False, wait: float | None = 
                 held.acquire(timeout=patience)
             except Timeout:
                 raise _refusal(note, what) from None
-            while _has_living_owner(note):  # somebody has removed its lock file, or it is about to end
+            while _has_living_owner(note):  # the lock file was removed, or the owner is about to end
                 if time.monotonic() > end:
                     held.release()
                     raise _refusal(note, what)
@@ -91,7 +91,7 @@ def locked(lock: Path, what: str, *, shared: bool = False, wait: float | None = 
     finally:
         with _GUARD:
             ours = _OURS.get(lock)
-            if ours is not None:  # a forked child holds no lock
+            if ours is not None:  # a forked child process holds no lock
                 ours[1] -= 1
                 if not ours[1]:
                     del _OURS[lock]
@@ -106,13 +106,13 @@ def _start_time(pid: int) -> str | None:
     """
     try:
         state, *others = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        return None if state in "ZX" else others[18]  # a zombie holds nothing
+        return None if state in "ZX" else others[18]  # a zombie process holds no locks
     except (OSError, ValueError, IndexError):
         return None
 
 
 def _has_living_owner(note: Path) -> bool:
-    """Return whether the process that the `note` names is running on this machine, and is not this process."""
+    """Return whether the process recorded in the `.json` file is another one and still runs on this machine."""
     try:
         owner = json.loads(note.read_text(encoding="utf-8"))
         pid, host, started = int(owner["pid"]), owner["host"], owner["started"]

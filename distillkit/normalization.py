@@ -1,4 +1,4 @@
-"""Normalization of images, the map between pixels in [0, 1] and the space of a set's images."""
+"""Normalization of images: the map from pixels in [0, 1] to the values that a set stores, and its inverse."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = ["IDENTITY", "ZCA", "Normalization"]
 class ZCA:
     """ZCA whitening that was fitted on images. `encode` decorrelates pixel values, and `decode` reverses `encode`.
 
-    Some distillation papers whiten images after standardizing them. A set keeps its whitening so that its pixels can be
-    shown again. On flattened images, `encode` is `(x - center) @ matrix`.
+    Some distillation papers whiten images after standardizing them. A set stores its whitening, so that its images can
+    be converted back to pixels. On flattened images, `encode` is `(x - center) @ matrix`.
 
     Attributes:
         center: float [D], mean of the flattened images used for fitting; D = C * H * W.
@@ -37,15 +37,16 @@ class ZCA:
         """Fit the whitening on images, with kornia's implementation.
 
         Args:
-            images: float [N, C, H, W], at least two images. Standardize them by channel if the `Normalization` that
-                uses the whitening also standardizes.
+            images: float [N, C, H, W], at least two images. Standardize them by channel first if the `Normalization`
+                that will use the whitening also standardizes.
             eps: positive constant added to the eigenvalues of the covariance. Larger values whiten less.
 
         Source: Krizhevsky, "Learning multiple layers of features from tiny images" (2009), appendix A. The
-        trajectory-matching papers use `eps` 0.1 on CIFAR. The inverse is the inverse of the regularized map.
+        trajectory-matching papers use `eps` 0.1 on CIFAR. `decode` inverts the regularized map exactly.
 
         Raises:
-            TypeError, ValueError: see `check.batch_of_images`; also if there are fewer than two images.
+            TypeError, ValueError: `images` is not a float tensor with four dimensions, contains NaN or infinity, or
+                contains fewer than two images.
         """
         check.batch_of_images(images)
         check.real_number(eps, "eps", above=0.0)
@@ -81,7 +82,7 @@ class ZCA:
             images: float [N, C, H, W], already standardized by channel, with C * H * W = D.
 
         Raises:
-            ValueError: images of another size than the fitted ones.
+            ValueError: the images differ in size from the images used for fitting.
         """
         flat = self._flat(images)
         return ((flat - self.center.to(flat)) @ self.matrix.to(flat)).view_as(images)
@@ -93,7 +94,7 @@ class ZCA:
             images: whitened, float [N, C, H, W].
 
         Raises:
-            ValueError: images of another size than the fitted ones.
+            ValueError: the images differ in size from the images used for fitting.
         """
         flat = self._flat(images)
         return (flat @ self.inverse.to(flat) + self.center.to(flat)).view_as(images)
@@ -110,10 +111,10 @@ class Normalization:
         mean: mean of each channel, in pixel units (pixels are in [0, 1]); a single number applies to every channel.
         std: standard deviation of each channel, positive; a single number applies to every channel.
         zca: whitening applied after the standardization; or None.
-        measured: whether mean and standard deviation are statistics of images that are not known to be public. They are
-            stored with every set, so components that promise privacy refuse them. Default: True if there is a
-            whitening, because a whitening is always fitted; otherwise False. Comparisons ignore this argument, because
-            the map is the same.
+        measured: whether mean and standard deviation are statistics of images that are not known to be public. Every
+            set stores its normalization, so components that promise privacy refuse measured ones. Default: True if
+            there is a whitening, because a whitening is always fitted to images; otherwise False. The comparison of two
+            normalizations ignores this argument, because the map is the same.
 
     Raises:
         TypeError: `zca` is not a ZCA, or `measured` is neither True nor False.
@@ -140,16 +141,18 @@ class Normalization:
 
     @staticmethod
     def of(pixels: Tensor, *, public: bool = False) -> Normalization:
-        """Measure the normalization that centers and scales the given pixels, for example those of your training
-        images.
+        """Measure mean and standard deviation of pixels, and return the normalization with these values.
+
+        Use it for example on the pixels of your training images.
 
         Args:
             pixels: float [N, C, H, W] in [0, 1]. A constant channel gets std 1.
-            public: whether these images are public. Otherwise mean and standard deviation are statistics of private
-                data, and components that promise privacy refuse them; use public constants for these components.
+            public: whether these images are public. If they are not, components that promise privacy refuse the
+                normalization, because it reveals statistics of private data. Use public constants for these components.
 
         Raises:
-            TypeError, ValueError: see `check.batch_of_images`.
+            TypeError, ValueError: `pixels` is not a float tensor with four dimensions, is empty, or contains NaN or
+                infinity.
         """
         check.batch_of_images(pixels, "pixels")
         check.boolean(public, "public")
@@ -191,7 +194,7 @@ class Normalization:
             pixels: float [N, C, H, W] in [0, 1].
 
         Raises:
-            TypeError, ValueError: integers, or another number of channels than means.
+            TypeError, ValueError: the values are integers, or the number of channels differs from the number of means.
         """
         mean, std = self._columns(pixels)
         images = (pixels - mean) / std
@@ -204,7 +207,7 @@ class Normalization:
             images: float [N, C, H, W] in the normalized space.
 
         Raises:
-            TypeError, ValueError: integers, or another number of channels than means.
+            TypeError, ValueError: the values are integers, or the number of channels differs from the number of means.
         """
         images = images if self.zca is None else self.zca.decode(images)
         mean, std = self._columns(images)
@@ -218,9 +221,10 @@ class Normalization:
 
 
 def _sums(pixels: Tensor, around: Tensor | None = None) -> list[float]:
-    """Return the sum of each channel's values, or of their squared distances from `around`, chunk by chunk.
+    """Return the sum of each channel's values, or of their squared distances from `around`.
 
-    The result does not depend on the number of threads: one thread computes each row sum, and `fsum` is exact.
+    The images are processed in chunks. The result does not depend on the number of threads: one thread computes each
+    row sum, and `fsum` adds the row sums exactly.
     """
     found = []
     for chunk in pixels.detach().split(256):

@@ -56,7 +56,7 @@ _MOST = 3
 
 
 def describe_protocol(protocol: Protocol) -> str:
-    """Return a protocol's name in `PROTOCOLS`, followed by the options that differ, such as "dm/dsa/mtt, epochs=50".
+    """Describe a protocol by a name in `PROTOCOLS` and the options that differ, such as "dm/dsa/mtt, epochs=50".
 
     Args:
         protocol: any protocol. A teacher does not count as a difference.

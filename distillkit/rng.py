@@ -1,4 +1,4 @@
-"""Random generators that are passed in or derived from a seed, never global."""
+"""Random generators that are passed in or derived from a seed. The global generators are never used."""
 
 from __future__ import annotations
 
@@ -26,12 +26,16 @@ _LAYOUT = np.dtype(
 
 
 def as_generator(seed: int | torch.Generator) -> torch.Generator:
-    """Return the generator that a component draws from: the given one, or a new one for an integer seed.
+    """Return the generator that a component draws from: the given generator, or a new one for an integer seed.
 
-    Every component that draws takes `generator: int | torch.Generator`. With an integer of any size, the call is a pure
-    function of its arguments. The generator is then `derive(seed)`, whose draws differ from
-    `torch.Generator().manual_seed(seed)`, which uses only 32 bits. A generator that you pass is advanced by the call.
-    Generators are on the CPU, because CUDA draws differ between devices; draws are moved to the device of the data.
+    Every random component has an argument `generator: int | torch.Generator`. If you pass an integer of any size, the
+    component uses `derive(seed)`, and its result is a pure function of its arguments. The draws differ from those of
+    `torch.Generator().manual_seed(seed)`, which uses only 32 bits of the seed. If you pass a generator, the component
+    advances it. Generators must be on the CPU, because CUDA draws differ between devices; the draws are moved to the
+    device of the data.
+
+    Args:
+        seed: integer seed, or a CPU generator.
 
     Raises:
         TypeError: `seed` is neither an integer nor a generator.
@@ -53,13 +57,13 @@ def as_generator(seed: int | torch.Generator) -> torch.Generator:
 def derive(seed: int, *keys: int | str) -> torch.Generator:
     """Derive a CPU generator for one purpose as a pure function of `(seed, *keys)`.
 
-    SHAKE-256 hashes the keys to all 19968 bits of the generator's state. Different keys or seeds, such as `derive(0, 1,
-    2)` and `derive(0, 12)`, or seeds 5 and 5 + 2**32, therefore give unrelated streams. Adding a purpose does not
-    change the draws for another purpose. (`manual_seed` keeps 32 bits: among 77,000 streams, two coincide with
-    probability 1/2.) In `fl` the keys are (round, client, purpose).
+    SHAKE-256 hashes seed and keys to all 19968 bits of the generator's state. Different keys or seeds, such as
+    `derive(0, 1, 2)` and `derive(0, 12)`, or seeds 5 and 5 + 2**32, therefore give unrelated streams of numbers. Adding
+    a purpose does not change the draws for another purpose. `manual_seed` would not suffice, because it keeps 32 bits:
+    among 77,000 streams, two coincide with probability 1/2. In `fl`, the keys are (round, client, purpose).
 
     The streams come from a Mersenne Twister. They are statistically sound, but anyone who sees 624 outputs can predict
-    the rest. For noise that a privacy claim rests on, use `distillkit.privacy.Secret`.
+    all later ones. For noise on which a privacy guarantee relies, use `distillkit.privacy.Secret`.
 
     Raises:
         TypeError: `seed` is not an integer, or a key is neither an integer nor a string.
@@ -70,10 +74,10 @@ def derive(seed: int, *keys: int | str) -> torch.Generator:
 
 
 def generator_from_bytes(entropy: bytes) -> torch.Generator:
-    """Return a CPU generator whose state is given as the bytes of a secret or a hash.
+    """Return a CPU generator whose state consists of the given random bytes.
 
-    The same bytes give the same draws on every machine. As in the reference `init_by_array`, the top bit of the first
-    word is set, because an all-zero state would only produce zeros.
+    The same bytes give the same draws on every machine. The top bit of the first word is set, because an all-zero state
+    would only produce zeros. The reference implementation of the Mersenne Twister (`init_by_array`) does the same.
 
     Args:
         entropy: `STATE_BYTES` (2496) bytes, which are uniformly random or a hash.
@@ -101,7 +105,13 @@ def _with_state(seed: int, words: Sequence[int] | np.ndarray) -> torch.Generator
 
 @functools.cache
 def _require_layout() -> None:
-    """Compare a state seeded by torch with the same state built here (Matsumoto and Nishimura's `init_genrand`)."""
+    """Check that torch stores generator states in the layout that this module writes.
+
+    A state seeded by torch is compared with the same state built here by Matsumoto and Nishimura's `init_genrand`.
+
+    Raises:
+        RuntimeError: the states differ.
+    """
     words = [5489]
     for i in range(1, _WORDS):
         words.append((1812433253 * (words[-1] ^ words[-1] >> 30) + i) & 0xFFFFFFFF)

@@ -1,4 +1,7 @@
-"""Scores of a small set that separate its images from its labels and augmentation (DD-Ranking)."""
+"""Scores of a small set that separate the contribution of its images from that of soft labels and augmentation.
+
+The scores are those of DD-Ranking (Li et al., 2025).
+"""
 
 from __future__ import annotations
 
@@ -26,21 +29,22 @@ def label_robust_score(
 ) -> float:
     """Return the label-robust score (LRS) of a set, in [0, 1].
 
-    A high score means that the images themselves are informative, not only their labels. With the hard-label recovery
-    HLR = real_hard - data_hard, the improvement over random IOR = data_own - random_own, and
-    alpha = weight * IOR - (1 - weight) * HLR, the score is (e^alpha - 1/e) / (e - 1/e).
+    A high score means that the images themselves are informative, not only their labels. The score is (e^alpha - 1/e) /
+    (e - 1/e), with alpha = weight * IOR - (1 - weight) * HLR. HLR = real_hard - data_hard is the hard-label recovery,
+    and IOR = data_own - random_own is the improvement over random images.
 
     Args:
-        real_hard, data_hard: accuracies of training on the whole real set and on the small set with hard labels.
-        data_own, random_own: accuracies of training on the small set and on as many random real images, with the
-            small set's own protocol.
+        real_hard: test accuracy of networks trained on the whole real set with hard labels (class indices).
+        data_hard: test accuracy of networks trained on the small set with hard labels.
+        data_own: test accuracy of networks trained on the small set with the set's own protocol.
+        random_own: test accuracy of networks trained on as many random real images with the same protocol.
         weight: weight of IOR, in [0, 1].
 
     Raises:
         ValueError: a value is outside [0, 1]. Accuracies are fractions, not per cent.
 
-    Source: DD-Ranking (Li et al., 2025), with accuracies as fractions. Its release inserts per cent, for which the
-    result does not lie in [0, 1].
+    Source: DD-Ranking (Li et al., 2025). Deviation: accuracies are fractions. The authors' code inserts accuracies in
+    per cent, for which the score does not lie in [0, 1].
     """
     given = {"real_hard": real_hard, "data_hard": data_hard, "data_own": data_own, "random_own": random_own}
     real_hard, data_hard, data_own, random_own = (_fraction(value, name) for name, value in given.items())
@@ -58,14 +62,14 @@ def augmentation_robust_score(
 ) -> float:
     """Return the augmentation-robust score (ARS) of a set, in [0, 1].
 
-    With beta = weight * (data_augmented - random_augmented) + (1 - weight) * (data_plain - random_plain), the score is
-    (e^beta - 1/e) / (e - 1/e).
+    A high score means that the set beats random real images with and without augmentation. The score is (e^beta - 1/e)
+    / (e - 1/e), with beta = weight * (data_augmented - random_augmented) + (1 - weight) * (data_plain - random_plain).
 
     Args:
-        data_augmented, random_augmented: accuracies of training with augmentation on the small set and on as many
-            random real images.
-        data_plain, random_plain: the same without augmentation.
-        weight: weight of the trainings with augmentation, in [0, 1].
+        data_augmented, random_augmented: test accuracies of networks trained with augmentation on the small set, and on
+            as many random real images.
+        data_plain, random_plain: test accuracies of networks trained without augmentation on the same two sets.
+        weight: weight of the difference with augmentation, in [0, 1].
 
     Raises:
         ValueError: a value is outside [0, 1]. Accuracies are fractions, not per cent.
@@ -80,7 +84,11 @@ def augmentation_robust_score(
 
 
 def _fraction(value: float, name: str) -> float:
-    """Check that a number lies in [0, 1]; a hint explains that accuracies are fractions."""
+    """Return a number after checking that it lies in [0, 1].
+
+    Raises:
+        ValueError: the number is outside [0, 1]. The message explains that accuracies are fractions, not per cent.
+    """
     value = check.real_number(value, name)
     if not 0 <= value <= 1:
         raise ValueError(f"{name} must be a fraction in [0, 1], got {value}; divide per cent by 100")
@@ -94,14 +102,15 @@ def _normalized(x: float) -> float:
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of a set together with the accuracies from which they are computed. Print it to see both.
+    """Scores of a set and the accuracies from which they are computed. Print the object to see both.
 
     Attributes:
-        rows: result of each training by name: "real, hard" (the whole real set), "set, hard", "set" and "random" (with
-            the set's own protocol), "set, no augmentation" and "random, no augmentation".
-        settings: chosen settings of each training, see `search`.
+        rows: results by name of the training: "real, hard" and "set, hard" (whole real set and small set with hard
+            labels), "set" and "random" (small set and random real images with the set's own protocol), "set, no
+            augmentation" and "random, no augmentation".
+        settings: settings that the argument `search` of `scores` selected for each training, by the same names.
         weight: weight of IOR in LRS.
-        augmented_weight: weight of the trainings with augmentation in ARS.
+        augmented_weight: weight of the difference with augmentation in ARS.
     """
 
     rows: Mapping[str, Row]
@@ -111,12 +120,15 @@ class Scores:
 
     @property
     def hlr(self) -> float:
-        """Hard-label recovery: accuracy lost against the whole real set, both with hard labels. Lower is better."""
+        """Hard-label recovery: accuracy on the whole real set minus accuracy on the small set, both with hard labels.
+
+        Lower is better.
+        """
         return self.rows["real, hard"].mean - self.rows["set, hard"].mean
 
     @property
     def ior(self) -> float:
-        """Improvement over random: accuracy gained over as many random real images with the same protocol."""
+        """Improvement over random: accuracy on the set minus accuracy on as many random real images, same protocol."""
         return self.rows["set"].mean - self.rows["random"].mean
 
     @property
@@ -177,8 +189,8 @@ def scores(
     """Score a set by training networks on it, on random real images and on the whole real set.
 
     Use this function to compare sets whose protocols differ: the scores separate the contribution of the images from
-    that of soft labels and augmentation. Six kinds of training are compared; `Scores.rows` lists them. Seven points of
-    accuracy move LRS by only about 0.03, so read the components, too.
+    that of soft labels and augmentation. Six kinds of training are compared; `Scores.rows` lists them. A difference of
+    seven points of accuracy changes LRS by only about 0.03, so also compare HLR and IOR.
 
     Args:
         data: the set to score, a `LabeledImages` or anything that `sets.as_set` accepts.
@@ -186,15 +198,16 @@ def scores(
         factory: function without arguments that returns a network.
         real: the real training images, with class indices.
         protocol: the set's own training protocol. It must have an augmentation, because ARS compares training with and
-            without it. Trainings with hard labels use the same protocol without its teacher.
+            without augmentation. Trainings with hard labels use the same protocol without its teacher.
         whole: protocol of the training on the whole real set. Default: `protocol` with hard labels, which takes long
             if it has many epochs.
-        search: settings of the protocol to try, such as `[{"lr": 0.01}, {"lr": 0.05}]`. Every kind of training tries
-            all of them with one network, and chooses by accuracy on held-out real images.
-        validation: share of each class of `real` that is held out during the search, in (0, 1). The final trainings
-            use all real images. The set itself may have been made from the held-out images.
+        search: settings of the protocol to compare, such as `[{"lr": 0.01}, {"lr": 0.05}]`. For every kind of training,
+            one network is trained with each of them, and the settings with the best accuracy on held-out real images
+            are used.
+        validation: share of each class of `real` that is held out during the search, in (0, 1). The final trainings use
+            all real images. Note that the set may have been made from the held-out images.
         weight, augmented_weight: weights of IOR in LRS, and of augmentation in ARS, in [0, 1].
-        num_networks: number of networks of each kind of training, at the last iterate.
+        num_networks: number of networks per kind of training in the final trainings.
         generator: an int seed, or a CPU generator from which one seed is drawn.
         chunk: see `train`.
         progress: whether to show progress bars.
@@ -202,8 +215,8 @@ def scores(
     Raises:
         TypeError, ValueError: an argument is invalid; see `evaluate`.
 
-    Source: DD-Ranking (Li et al., 2025). Deviations: accuracies are fractions of the last iterate. The release takes
-    the best of many tests in per cent, and searches the learning rate on the test set.
+    Source: DD-Ranking (Li et al., 2025). Deviations: accuracies are fractions, and are measured after the last training
+    step. The authors' code uses the best of many tests, in per cent, and searches the learning rate on the test set.
     """
     data, test, real = (as_set(s, name=n) for s, n in ((data, "data"), (test, "test"), (real, "real")))
     require_protocol(protocol)
@@ -222,9 +235,13 @@ def scores(
     settings: dict[str, Mapping[str, Any]] = {}
 
     def measure(used: Protocol, own: LabeledImages | None, *names: str) -> None:
-        """Train on a set (None: all real images), and if two names are given on random images; note the rows by name.
+        """Train networks, and store the results in `rows` and the settings in `settings`.
 
-        Each row has the settings that were best for it on the held-out images.
+        Args:
+            used: training protocol.
+            own: set to train on; None for all real images.
+            names: name of the result; a second name requests a training on random real images. For each of them, the
+                settings are chosen that were best on the held-out images.
         """
 
         @functools.cache

@@ -1,6 +1,7 @@
-"""Conversion of objects to JSON configs and back, so that a run's record is enough to repeat the run.
+"""Conversion of objects to JSON configs and back, so that a run can be repeated from its record alone.
 
-A config names functions and classes by "module:name". `from_config` never imports or calls arbitrary code.
+A config is a JSON value that describes an object. It refers to functions and classes by "module:name". `from_config`
+never imports or calls arbitrary code.
 """
 
 from __future__ import annotations
@@ -66,17 +67,17 @@ _RENAMED = {
 
 
 class SerializationError(TypeError):
-    """Error: a value has no JSON form. The message names the place in the value and what to write instead."""
+    """Error for a value that has no JSON form. The message says which part of the value, and what to use instead."""
 
 
 class ConfigError(ValueError):
-    """Error: a config cannot be rebuilt. The message names the place in the config and what to do."""
+    """Error for a config that cannot be rebuilt. The message says which part of the config, and what to do."""
 
 
 def to_config(
     value: Any, *, store: str | Path | None = None, shared: str | Path | None = None, name: str = "value"
 ) -> Any:
-    """Convert a value to JSON. Numbers and strings stay; objects become their class and constructor arguments.
+    """Convert a value to JSON. Objects are described by their class and constructor arguments.
 
     `from_config` rebuilds the value. Supported are None, numbers, strings, lists, tuples, dictionaries, ranges, paths;
     PyTorch's dtypes, devices and sizes; functions and classes at the top level of a module, and `functools.partial` of
@@ -91,8 +92,8 @@ def to_config(
         name: name of the value, used in error messages.
 
     Raises:
-        SerializationError: `value` contains a lambda, a nested function, an open file, a random generator or another
-            object without a JSON form. A `TypeError`.
+        SerializationError: `value` contains an object without a JSON form, such as a lambda, a nested function, an open
+            file or a random generator.
     """
     encoder = _Encoder(store is not None)
     config = encoder.encode(value, name)
@@ -106,7 +107,7 @@ def to_config(
 
 
 def referenced_objects(value: Any) -> dict[str, Any]:
-    """Return the functions and classes that the config of `value` refers to, by path.
+    """Return the functions and classes to which the config of `value` refers, by "module:name".
 
     Pass the result to `from_config(config, names=...)` to rebuild a value that uses your own functions and classes.
 
@@ -126,21 +127,21 @@ def from_config(
 ) -> Any:
     """Rebuild the value that `to_config` converted.
 
-    A config cannot make this function import or call arbitrary code. Functions and classes are looked up in `names`;
-    then in distillkit (component classes, networks, and functions that compute), `torch.nn`, `torch.nn.functional` and
-    `torchvision.models`; in the started script; and in the modules in `trust`. Only dataclasses and `Configurable`
-    classes are called.
+    A config cannot make this function import or call arbitrary code. A function or class is accepted if it is in
+    `names`, in the started script, or in a module listed in `trust`. Networks, component classes and pure functions of
+    distillkit, `torch.nn`, `torch.nn.functional` and `torchvision.models` are accepted too. Only dataclasses and
+    `Configurable` classes are called.
 
     Args:
         config: a result of `to_config`, which may have been written to JSON and read again.
         store: folder with the config's tensors and sets.
-        names: your functions and classes by the paths that the config uses: `{"models:small": small}`.
+        names: your functions and classes by "module:name", as the config refers to them: `{"models:small": small}`.
         trust: names of your modules whose functions and classes a config may use: `["models"]`. These modules are
             imported.
 
     Raises:
-        ConfigError: the config has an unknown kind, a path that is not found or not allowed, a missing or changed
-            tensor file, or arguments that the class does not accept. A `ValueError`.
+        ConfigError: the config has an unknown form, refers to a function or class that is not found or not accepted,
+            needs a tensor file that is missing or was changed, or contains arguments that the class does not accept.
 
     Warns:
         UserWarning: the source code of one of your functions or classes has changed since the config was written.
@@ -153,7 +154,9 @@ def from_config(
 
 
 class _Encoder:
-    """Encoder of one value. It also collects the files to write, and the functions and classes that the value uses."""
+    """Converter of one value to a config. It also collects the files to write, and the functions and classes that the
+    value uses.
+    """
 
     def __init__(self, has_store: bool) -> None:
         self.has_store = has_store
@@ -278,7 +281,7 @@ class _Encoder:
 
 
 class _Decoder:
-    """Decoder that converts one config back to a value."""
+    """Converter of one config back to a value."""
 
     def __init__(self, store: Path | None, names: Mapping[str, Any], trust: Collection[str]) -> None:
         self.store, self.names, self.trust = store, names, trust
@@ -416,7 +419,10 @@ _KINDS: dict[str, tuple[tuple[str, ...], _Rule]] = {
 
 
 def _linked(shared: str | Path | None, folder: Path, file: str) -> bool:
-    """Link a file of another store, and return whether it worked. Store files never change, so a link is enough."""
+    """Create a hard link in `folder` to a file in the store `shared`, and return whether it worked.
+
+    A link suffices, because the files of a store never change.
+    """
     if shared is None:
         return False
     try:
@@ -433,17 +439,20 @@ def _typed(kind: type, value: Any, at: str) -> Any:
 
 
 def _fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """Return the fingerprint of named tensors in their order."""
+    """Return the fingerprint of a mapping from names to tensors, which depends on their order."""
     return tensor_fingerprint([part for name, tensor in tensors.items() for part in (name, tensor)])
 
 
 def _is_new_default(value: Any, option: Field[Any]) -> bool:
-    """Return whether an option that older records do not have is at its default, so that records stay the same."""
+    """Return whether a dataclass field has its default value and is marked `omit_default`.
+
+    Such fields are left out of configs, because records that are older than the field do not have it.
+    """
     return bool(option.metadata.get("omit_default")) and getattr(value, option.name) == option.default
 
 
 def _is_importable(value: Any) -> bool:
-    """Return whether `value` is a function, class or message entry that can be found by its module and name."""
+    """Return whether `value` is a function, class or named constant that can be found by its module and name."""
     if isinstance(value, types.FunctionType | type) or _is_entry(value):
         module = sys.modules.get(value.__module__)
         return module is not None and _attribute(module, value.__qualname__) is value
@@ -451,13 +460,20 @@ def _is_importable(value: Any) -> bool:
 
 
 def _is_entry(value: Any) -> bool:
-    """Return whether `value`, such as an entry of a message, stores the name of the class attribute that holds it."""
+    """Return whether `value` is a named constant, an object with an attribute `__qualname__`.
+
+    The entries of a message in `fl`, for example, store the name of their class attribute.
+    """
     own = getattr(value, "__dict__", {}) if not isinstance(value, type) else {}
     return not callable(value) and isinstance(own.get("__qualname__"), str)
 
 
 def _path_of(value: Any) -> str:
-    """Return "module:name", with the shortest public module for distillkit and PyTorch, so that files may move."""
+    """Return "module:name" of a function or class.
+
+    For distillkit and PyTorch, the module is the shortest one that exports the object, so that configs remain valid if
+    the defining file moves.
+    """
     module, name = value.__module__, value.__qualname__
     if module in _SCRIPT_MODULES:
         return f"__main__:{name}"
@@ -470,7 +486,10 @@ def _path_of(value: Any) -> str:
 
 
 def _source(value: Any) -> dict[str, str]:
-    """Return {"source": hash} for a user's own function or class; {} for known packages or unavailable source."""
+    """Return {"source": hash of the source code} for a user's own function or class.
+
+    Return {} for known packages, and if the source code is unavailable.
+    """
     if value.__module__.split(".")[0] in _KNOWN_PACKAGES or _is_entry(value):
         return {}
     try:
@@ -490,7 +509,15 @@ def _is_constructible(kind: Any) -> bool:
 
 
 def _find(path: str, trust: Collection[str]) -> Any:
-    """Return the function, class or entry at `path`, or raise a LookupError with the reason for refusing it."""
+    """Return the function, class or named constant with the given "module:name".
+
+    Args:
+        path: "module:name".
+        trust: names of the user's modules from which objects are accepted.
+
+    Raises:
+        LookupError: the object is not found, or is not accepted; the message completes "module:name ...".
+    """
     module, colon, name = path.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
         raise LookupError("does not have the form module:name")

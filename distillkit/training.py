@@ -38,27 +38,31 @@ _NEW = {"omit_default": True}
 
 @dataclass(frozen=True)
 class Protocol:
-    """Protocol to train networks from scratch on a small set. The defaults are those of DC, DSA and DM.
+    """Protocol to train networks from scratch on a small set.
 
-    `distillkit.protocols.PROTOCOLS` has the protocols of the papers. The default is that of Zhao et al. (2021 to 2023):
-    SGD with momentum and weight decay on the mean cross-entropy of shuffled batches; the last batch may be smaller. The
-    last iterate is tested, without selection.
+    The defaults are those of DC, DSA and DM (Zhao et al., 2021 to 2023): SGD with momentum and weight decay on the mean
+    cross-entropy of shuffled batches, of which the last one may be smaller. The network after the last step is tested.
+    `distillkit.protocols.PROTOCOLS` contains the protocols of other papers.
 
     Attributes:
-        epochs: number of epochs, E: 1000 with augmentation; DC uses 300 without augmentation.
-        lr, weight_decay, batch: options of the optimizer.
+        epochs: number E of epochs. The papers use 1000 with augmentation; DC uses 300 without augmentation.
+        lr, weight_decay: initial learning rate and weight decay of the optimizer.
+        batch: number of images per batch.
         momentum: momentum of SGD. AdamW uses betas 0.9 and 0.999 instead.
-        lr_drop: factor by which the schedules "drop" and "steps" multiply the learning rate.
+        lr_drop: factor by which the learning rate is multiplied at each drop of the schedules "drop" and "steps".
         augment: augmentation of every batch, drawn separately for each image (not Siamese). DSA and DM evaluate with
             `DSA()`, and with `DSA(DIGITS)` on digits; DC evaluates without augmentation.
-        optimizer: "sgd", or "adamw", whose weight decay excludes parameters with one dimension, as in SRe2L and RDED.
-        schedule: learning rate in epoch e, counted from 0. "drop": `lr`, times `lr_drop` after epoch `E // 2 + 1`,
-            where the momentum is reset; as in the code of DC, DSA and DM, E + 1 epochs are run. "steps": times
-            `lr_drop` at 2/3 and again at 5/6 of the epochs (IDC). "cosine": `lr * (1 + cos(pi e / E)) / 2`.
-            "half-cosine": `lr * (1 + cos(pi e / 2E)) / 2`, which ends at half of `lr` (RDED). "constant": `lr`.
-        mix: `CutMix` or `Mixup` of every batch with the labels of the set; rows are averaged by the mixed areas.
-        relabel: a teacher's labels of every view, `Relabel` or `StoredLabels`, in place of the set's. The mixing is
-            then an option of `Relabel`.
+        optimizer: "sgd"; or "adamw", with no weight decay for parameters of one dimension (biases, norm layers), as in
+            SRe2L and RDED.
+        schedule: learning rate in epoch e, counted from 0. "drop": `lr`, which is multiplied once by `lr_drop` after
+            epoch `E // 2 + 1`, where the momentum is also reset; E + 1 epochs are run, as in the code of DC, DSA and
+            DM. "steps": `lr`, which is multiplied by `lr_drop` at 2/3 and again at 5/6 of the epochs (IDC). "cosine":
+            `lr * (1 + cos(pi e / E)) / 2`. "half-cosine": `lr * (1 + cos(pi e / 2E)) / 2`, which ends at half of `lr`
+            (RDED). "constant": `lr`.
+        mix: `CutMix` or `Mixup`, applied to every batch; the labels of mixed images are averaged with the weights of
+            the mix. None for no mixing.
+        relabel: `Relabel` or `StoredLabels`, to train with a teacher's labels of every augmented view in place of the
+            set's labels. Mixing is then an option of `Relabel`.
     """
 
     epochs: PositiveInt = 1000
@@ -90,12 +94,12 @@ class Protocol:
 
     @property
     def labels(self) -> str | None:
-        """Kind of labels that the protocol gives: "per view" with a teacher, otherwise None, for those of the set."""
+        """Kind of labels: "per view" if a teacher labels every view; None if the labels of the set are used."""
         return None if self.relabel is None else "per view"
 
     @property
     def view_options(self) -> ViewOptions:
-        """Options that determine the views of the images."""
+        """Options that determine the augmented views of the images: batch size, augmentation and mixing."""
         return ViewOptions(self.batch, self.augment, self.mix if self.relabel is None else self.relabel.mix)
 
     def with_teacher(self, teacher: nn.Module, *, path: str | None = None) -> Protocol:
@@ -103,7 +107,7 @@ class Protocol:
 
         Args:
             teacher: trained network in the data's classes and normalization.
-            path: file of the teacher, which is only written to records.
+            path: path of the teacher's file. It is written to records and has no other use.
 
         Raises:
             ValueError: the protocol does not relabel.
@@ -129,7 +133,7 @@ class Protocol:
         return self.lr * 0.5 * (1 + math.cos(math.pi * epoch / period))
 
     def record(self) -> dict[str, Any]:
-        """Return all options as JSON values; a teacher by its class, fingerprint and path."""
+        """Return all options as JSON values. A teacher is described by its class, fingerprint and path."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         shown = {name: None if values[name] is None else repr(values[name]) for name in ("augment", "mix")}
         return values | shown | {"relabel": None if self.relabel is None else self.relabel.record()}
@@ -169,12 +173,12 @@ def train(
 
     Args:
         network: network that maps images to logits [N, K], with the same device and dtype as the images.
-        data: a set, or anything that `sets.as_set` accepts. Labels are class indices, or rows of probabilities (a
-            teacher's soft labels), for which cross-entropy is the distillation loss at temperature 1 up to a constant.
-            Rows whose sums differ from 1 by less than 0.01, as after storage in half precision, are renormalized.
+        data: a set, or anything that `sets.as_set` accepts. Labels are class indices, or rows of probabilities (soft
+            labels). For soft labels, the cross-entropy equals the distillation loss at temperature 1 up to a constant.
+            Rows whose sums differ from 1 by at most 0.01, as after storage in half precision, are renormalized.
         protocol: see `Protocol`.
-        generator: seed or random generator for the order of the images, the augmentation, and dropout in `nn.Dropout`
-            layers. Other random layers (stochastic depth) use the global random state, with a warning.
+        generator: seed or random generator for the order of the images, the augmentation, and `nn.Dropout` layers. All
+            other random layers, such as stochastic depth, use the global random state; a warning is then given.
         chunk: number of images per forward and backward pass; default: `chunking.chunk_size`. Gradients of a batch are
             summed over its chunks, which is exact. With batch norm, batches are not divided into chunks.
         callback: function that is called after each epoch with the number of finished epochs.
@@ -236,7 +240,11 @@ def train(
 
 
 def _probabilities(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return rows of probabilities in the dtype of the images, renormalized if they were rounded."""
+    """Return rows of probabilities in the given dtype, divided by their sums if the sums differ slightly from 1.
+
+    Raises:
+        ValueError: a probability is negative, or a sum is not close to 1.
+    """
     rows = rows.to(dtype)
     sums = rows.sum(1, keepdim=True)
     if not ((rows >= 0).all() and (sums - 1).abs().max() <= _ROUNDING):
@@ -249,7 +257,7 @@ def _probabilities(rows: Tensor, dtype: torch.dtype) -> Tensor:
 def _batches(
     protocol: Protocol, images: Tensor, labels: Tensor, classes: int, generator: torch.Generator
 ) -> Callable[[int], Iterator[tuple[Tensor, Tensor]]]:
-    """Return a function that yields the views of an epoch with their labels."""
+    """Return a function of the epoch's number that yields the batches of the epoch, each with its labels."""
     options, relabel = protocol.view_options, protocol.relabel
     if relabel is None and protocol.mix is None:
         return lambda epoch: _plain_batches(images, labels, options, generator)
@@ -281,7 +289,7 @@ def accuracy(network: nn.Module, data: Images | StoredImages, *, chunk: int | No
         chunk: number of images per forward pass; the default depends on device and image size.
 
     Raises:
-        ValueError: the set is empty, or its labels are rows.
+        ValueError: the set is empty, or its labels are not class indices.
     """
     if not isinstance(data, StoredImages):
         data = as_set(data, name="data")

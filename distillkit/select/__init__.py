@@ -1,9 +1,9 @@
 """Selection of a small, balanced and informative part of a large image pool by a model's embeddings and predictions.
 
-K-means balancing (Eq. 1-3, Algorithm 2) and confidence pruning (Eq. 4, Algorithm 3) of "Federated Learning with a
-Single Shared Image" (Soni, Saeed, Asano, 2024). Defaults for clusters, order, balancing and strategy are those of the
-paper's section 4.1. For the share that each step removes, see `kmeans_share` of `select`. Every selector returns
-indices into the pool: int64, ascending, without duplicates.
+The package contains the k-means balancing (Eq. 1-3, Algorithm 2) and the confidence pruning (Eq. 4, Algorithm 3) of
+"Federated Learning with a Single Shared Image" (Soni, Saeed, Asano, 2024). The defaults of `clusters`, `order`,
+`balancing` and `strategy` are those of the paper's section 4.1. `kmeans_share` of `select` determines the share that
+each step removes. Every selector returns indices into the pool: int64, ascending, without duplicates.
 """
 
 from distillkit.select.balance import centroid_distances, kmeans_balance

@@ -27,11 +27,11 @@ def kmeans_balance(
 ) -> Tensor:
     """Select `keep` images balanced over predicted classes, ranked by distance to their k-means centroid.
 
-    From each of the P classes in `predicted`, the `int(balancing * keep / P)` best images are selected first (all
-    images, if the class has fewer). The best of the other images then fill up the selection to `keep`.
+    First, the `int(balancing * keep / P)` highest-ranked images of each of the P predicted classes are selected, or all
+    images of a smaller class. The highest-ranked remaining images then complete the selection to `keep` images.
 
     Args:
-        embeddings: float [N, d].
+        embeddings: embeddings of the images, float [N, d].
         predicted: class that the model predicts for each image, int [N].
         keep: number of images to select, in [1, N].
         clusters: number of centroids; at most N are used.
@@ -43,13 +43,14 @@ def kmeans_balance(
         generator: seed or generator for k-means.
 
     Returns:
-        int64 [keep] indices, ascending, on the device of `embeddings` (k-means itself runs on the CPU).
+        Indices of the selected images, int64 [keep], ascending, on the device of `embeddings`. K-means itself runs on
+        the CPU.
 
     Raises:
-        TypeError, ValueError: an invalid argument, which is named.
+        TypeError, ValueError: an argument has the wrong type or is out of range; the message contains its name.
 
-    Deviation: in the authors' code, "easy" takes half of the images from the far end. In small classes the two
-    halves overlap, so the class gets fewer images than the guaranteed number.
+    Deviation: in the authors' code, "easy" selects half of the images among those farthest from their centroid. In
+    small classes, the near and the far half overlap, so the class gets fewer images than the guaranteed number.
     """
     check.one_of(order, "order", _ORDERS)
     balancing = check.real_number(balancing, "balancing", least=0.0, most=1.0)
@@ -73,15 +74,16 @@ def kmeans_balance(
 def centroid_distances(
     embeddings: Tensor, *, clusters: int = 1000, batch_size: int | None = None, generator: int | torch.Generator = 0
 ) -> Tensor:
-    """Compute the Euclidean distance of each embedding to its k-means centroid, float64 [N]; small for typical images.
+    """Compute the Euclidean distance of each embedding to its k-means centroid, float64 [N].
 
-    The sums use one thread, so the result does not depend on the number of cores.
+    Typical images have a small distance. K-means runs on one thread, so the result does not depend on the number of
+    cores.
 
     Args:
-        embeddings, clusters, batch_size, generator: as in `kmeans_balance`.
+        embeddings, clusters, batch_size, generator: arguments of `kmeans_balance`.
 
     Raises:
-        TypeError, ValueError: an invalid argument, which is named.
+        TypeError, ValueError: an argument has the wrong type or is out of range; the message contains its name.
     """
     from sklearn.cluster import KMeans, MiniBatchKMeans
     from threadpoolctl import threadpool_limits

@@ -28,31 +28,34 @@ def select(
     batch_size: int | None = None,
     generator: int | torch.Generator = 0,
 ) -> Tensor:
-    """Select `keep` of N images as in the single-image method: balance by k-means clusters, then prune by confidence.
+    """Select `keep` of N images: balance them with k-means, then prune them by confidence.
+
+    Paper: Soni, Saeed and Asano, "Federated Learning with a Single Shared Image" (2024).
 
     Args:
         embeddings: embeddings of the pool, float [N, d], from the model that also computed the logits.
-        logits: logits of the pool, float [N, K], K >= 2. The classes are the model's predictions; no label is used.
+        logits: logits of the pool, float [N, K], K >= 2. The predicted class of an image is that of its largest logit;
+            no labels are used.
         keep: number of images to select, in [1, N].
-        kmeans_share: share of the reduction done by k-means, in [0, 1]: k-means keeps `M = N^(1 - share) * keep^share`
-            images, and pruning reduces M to `keep`. At 0.5 both steps keep the same fraction: 50,000 -> 15,811 ->
-            5,000. 0 means pruning only, 1 means k-means only. The paper removes 90 % by pruning and keeps 5,000 of
-            50,000, which corresponds to 0.
-        released_threshold: threshold of the authors' rule, which replaces `kmeans_share`: k-means keeps `int(keep / (1
-            - threshold))` images, or all if there are fewer, then every predicted class of n images loses
-            `int(threshold * n)`. With the authors' 50,000 images, keep 5,000 and threshold 0.9, k-means keeps
-            everything, so the paper's rows "KMeans + Entropy" use pruning only. The number of selected images is only
-            approximately `keep`.
-        clusters, order, balancing, batch_size: as in `kmeans_balance`.
-        strategy, measure: as in `prune_by_confidence`.
-        generator: seed or generator for k-means, then for the random strategy.
+        kmeans_share: share s of the reduction that k-means does, in [0, 1]: k-means keeps M = N^(1 - s) * keep^s
+            images, and pruning reduces M to `keep`. At 0.5, both steps keep the same fraction: 50,000 -> 15,811 ->
+            5,000. At 0, there is only pruning; at 1, there is only k-means. The paper keeps 5,000 of 50,000 images and
+            removes 90 % by pruning, which corresponds to 0.
+        released_threshold: threshold t of the rule in the authors' code, which replaces `kmeans_share`. K-means keeps
+            `int(keep / (1 - t))` images, or all if there are fewer. Pruning then removes `int(t * n)` images of every
+            predicted class of n images, so the number of selected images is only approximately `keep`. For the authors'
+            50,000 images, `keep` 5,000 and t = 0.9, k-means keeps all images, so the paper's rows "KMeans + Entropy"
+            use pruning only.
+        clusters, order, balancing, batch_size: arguments of `kmeans_balance`.
+        strategy, measure: arguments of `prune_by_confidence`.
+        generator: seed or generator for k-means, and for `strategy="random"`.
 
     Returns:
-        int64 [keep] indices, ascending, on the device of `embeddings`. With `released_threshold` their number may
-        differ.
+        Indices of the selected images, int64 [keep], ascending, on the device of `embeddings`. With
+        `released_threshold`, their number may differ from `keep`.
 
     Raises:
-        TypeError, ValueError: an invalid argument, which is named.
+        TypeError, ValueError: an argument has the wrong type or is out of range; the message contains its name.
     """
     generator = as_generator(generator)
     logits = checked_logits(logits)

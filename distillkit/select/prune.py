@@ -24,15 +24,16 @@ def prune_by_confidence(
     measure: str = "max_softmax",
     generator: int | torch.Generator = 0,
 ) -> Tensor:
-    """Drop the most confident images of every predicted class and return the indices of the others.
+    """Drop the images of every predicted class that are predicted most confidently, and return the indices of the rest.
 
     The argument `strategy` can instead drop the least confident images, or random images, for comparison.
 
     Args:
-        logits: float [N, K], K >= 2. If you have probabilities `p`, pass `p.log()`, clamped to stay finite.
-        keep: exact number of images to keep, in [1, N]. A class of n images loses `int(n * (N - keep) / N)`. If too
-            many remain, images are removed one by one from the largest remaining class. A class can therefore disappear
-            only if `keep` is less than the number of classes.
+        logits: logits of the images, float [N, K], K >= 2. If you have probabilities `p`, pass `p.log()`, clamped to
+            stay finite.
+        keep: exact number of images to keep, in [1, N]. A class of n images loses `int(n * (N - keep) / N)`. If more
+            than `keep` images remain, they are removed one by one from the class that then has the most images. A class
+            can therefore disappear only if `keep` is less than the number of classes.
         threshold: share to drop, in [0, 1), as an alternative to `keep`: a class of n images keeps `n - int(threshold *
             n)`.
         strategy: the images to drop: "top" for the most confident (the paper's choice, which keeps uncertain images),
@@ -40,16 +41,16 @@ def prune_by_confidence(
         per_class: whether to prune each predicted class separately. If False, all images are pruned together.
         measure: measure of confidence. "max_softmax" is the largest probability, which the authors' code calls entropy;
             "entropy" is minus the Shannon entropy of the softmax; "max_logit" is the paper's Eq. 4.
-        generator: seed or generator for the random strategy.
+        generator: seed or generator for `strategy="random"`.
 
     Returns:
-        int64 indices, ascending, on the device of `logits`. Among equally confident images, those that come first in
-        the pool are dropped first.
+        Indices of the kept images, int64, ascending, on the device of `logits`. Of equally confident images, those with
+        the smallest indices are dropped first.
 
     Raises:
-        TypeError, ValueError: an invalid argument, which is named.
+        TypeError, ValueError: an argument has the wrong type or is out of range; the message contains its name.
 
-    Deviation from the authors' code: the authors' random strategy draws with replacement, so it drops only 59 % for a
+    Deviation: the random strategy in the authors' code draws with replacement, so it drops only 59 % of the images at a
     threshold of 90 %.
     """
     check.one_of(strategy, "strategy", _STRATEGIES)
@@ -98,7 +99,7 @@ def checked_logits(logits: Tensor) -> Tensor:
     """Check that `logits` are finite, [N, K] with K at least 2, and return them detached.
 
     Raises:
-        TypeError, ValueError: invalid logits.
+        TypeError, ValueError: the logits have another shape or type, or are not finite.
     """
     if check.matrix(logits, "logits").shape[1] < 2:
         raise ValueError("logits must have at least 2 columns, got 1; for one logit z of two classes pass [0, z]")

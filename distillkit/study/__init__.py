@@ -1,4 +1,7 @@
-"""Studies, which run tasks x candidates x seeds in one folder, with tables and figures made from its records."""
+"""Studies: comparisons of candidates on several tasks and seeds, with all records in one folder.
+
+A candidate is a method with its settings. Tables and figures are made from the records in the folder.
+"""
 
 from distillkit._utils.processes import worker_pool
 from distillkit._utils.provenance import git_commit

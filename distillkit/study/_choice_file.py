@@ -1,4 +1,4 @@
-"""The file `choice.json`, with the scores of all configurations and the chosen ones."""
+"""Contents of the file `choice.json`: the scores of all tested configurations, and the chosen ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def score_searches(
     out: Path, design: StudyDesign, runs: Mapping[tuple[str, str], Sequence[Sequence[RunSpec]]], rule: str,
     late_rounds: int | None,
 ) -> dict[tuple[str, str], list[dict[str, Any]]]:  # fmt: skip
-    """Return the results of `score_configuration` for each configuration, by task and candidate.
+    """Apply `score_configuration` to each configuration, and return the results by task and candidate.
 
     Args:
         out: the study's folder, with all tuning runs.

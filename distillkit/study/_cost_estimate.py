@@ -1,4 +1,4 @@
-"""Estimated cost of a study, from a short trial of each candidate."""
+"""Estimate of a study's cost, from a short trial run of each candidate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from distillkit.study.candidate import Candidate, Cost
 __all__ = ["MAX_TRIAL_SHARE", "Estimate", "EstimateRow", "estimate_rows"]
 
 MAX_TRIAL_SHARE = 0.05
-"""Largest share of a control's total time that its own trial may take. Above it, the trial of its `like` is used."""
+"""Largest share of a candidate's total time that its trial run may take, if the candidate has a `like`.
+
+Above this share, the cost is taken from the trial of the candidate named in `like`.
+"""
 
 
 @dataclass(frozen=True)
@@ -24,11 +27,11 @@ class EstimateRow:
 
     Attributes:
         task, method: names of the task and the candidate.
-        runs: number of missing runs, including tuning runs.
+        runs: number of runs that are not finished yet, including tuning runs.
         cost: cost of one run.
-        memory: peak memory of the process in the trial, in bytes; None if unknown.
-        like: name of another candidate whose trial was used, because the row's own trial would take more than
-            `MAX_TRIAL_SHARE` of the total time.
+        memory: peak memory of the process during the trial run, in bytes; None if unknown.
+        like: name of the candidate from whose trial run the cost was taken, because a separate trial run would take
+            more than `MAX_TRIAL_SHARE` of the candidate's total time. None if the candidate had its own trial run.
     """
 
     task: str
@@ -41,11 +44,11 @@ class EstimateRow:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimated cost of the missing runs of a study. `print` shows it as a table.
+    """Estimated cost of the unfinished runs of a study. Print it to see a table.
 
     The estimate extrapolates from two rounds, or some steps, of each candidate's first configuration. It is inaccurate
-    for a candidate whose later rounds or other configurations differ in cost. The table marks a control whose cost was
-    taken from the candidate named in `like`.
+    for a candidate whose later rounds or other configurations differ in cost. If a candidate had no trial run of its
+    own, the table shows the candidate from which the cost was taken.
 
     Attributes:
         rows: one row per task and candidate.
@@ -85,7 +88,7 @@ class Estimate:
 def estimate_rows(
     design: StudyDesign, out: Path, trial: Callable[[RunSpec], tuple[Cost, int | None]]
 ) -> tuple[EstimateRow, ...]:
-    """Estimate the cost of the missing runs by task and candidate.
+    """Estimate the cost of the unfinished runs, with one row per task and candidate.
 
     Args:
         design: the study's design.
@@ -115,7 +118,7 @@ def estimate_rows(
 
 
 def _same_program(one: Candidate, other: Candidate) -> bool:
-    """Return whether two candidates are built and run in the same way, and differ only in the settings of `make`."""
+    """Return whether two candidates differ at most in the settings that they pass to `make`."""
     outside = [name for each in (one, other) for name in each.settings if not each.passes_to_make(name)]
     return one.make is other.make and one.for_record() == other.for_record() and not outside
 

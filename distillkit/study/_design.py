@@ -35,7 +35,7 @@ class StudyDesign:
 
     @property
     def num_configurations(self) -> int:
-        """Number of configurations of each candidate; 1 if nothing is tuned."""
+        """Number of configurations that are compared for each candidate; 1 if nothing is tuned."""
         return max(len(candidate.search) for candidate in self.candidates.values())
 
     @property
@@ -54,7 +54,10 @@ class StudyDesign:
 
     @property
     def parts(self) -> dict[str, dict[str, Any]]:
-        """The `tasks` and `seeds` of each restricted candidate, by candidate name; None means all of them."""
+        """The tasks and seeds of the candidates that do not run on all tasks or with all seeds.
+
+        The dictionary maps a candidate's name to its `tasks` and `seeds`; None stands for all tasks or all seeds.
+        """
         given = {name: {"tasks": c.tasks, "seeds": c.seeds} for name, c in self.candidates.items()}
         return {
             name: {key: None if part is None else list(part) for key, part in parts.items()}
@@ -65,7 +68,9 @@ class StudyDesign:
     def tuning_runs(
         self, extra: Mapping[tuple[str, str], Sequence[dict[str, Any]]] = MappingProxyType({})
     ) -> dict[tuple[str, str], list[list[RunSpec]]]:
-        """Return the runs of each configuration, by task and candidate. Candidates with `like` are left out.
+        """Return the tuning runs of each configuration, by task and candidate.
+
+        Candidates with `like` are left out, because they use the settings of another candidate.
 
         Args:
             extra: additional configurations of extended searches, by task and candidate.
@@ -91,7 +96,7 @@ class StudyDesign:
         """Return the final runs, ordered by seed.
 
         Args:
-            chosen: chosen settings, by task and candidate; default: those of the first configuration.
+            chosen: chosen settings, by task and candidate. Candidates without an entry use their first configuration.
         """
         specs = []
         for seed in self.seeds:
@@ -179,9 +184,13 @@ def _candidates(given: Mapping[str, Candidate]) -> dict[str, Candidate]:
 
 
 def _check_parts(design: StudyDesign) -> None:
-    """Check that each candidate's tasks and seeds belong to the study, and that `like` names a suitable candidate.
+    """Check the `tasks`, `seeds` and `like` of each candidate.
 
-    The candidate named by `like` must be tuned on all tasks of the candidate that uses its settings.
+    The tasks and seeds must belong to the study. The candidate named in `like` must be tuned on all tasks of the
+    candidate that uses its settings.
+
+    Raises:
+        ValueError: one of these conditions is violated.
     """
     for name, candidate in design.candidates.items():
         for part, have in (("tasks", tuple(design.tasks)), ("seeds", design.seeds)):

@@ -71,8 +71,8 @@ class PreparedRun:
 
         Args:
             out: the study's folder.
-            options: mapping with `device`, `workers`, `progress`, `keep`, `partition_seed` and `deadline` of the `Job`.
-                Other keys are `commit`, the commit of the code, and `shared`, a folder that may already hold the task's
+            options: `device`, `workers`, `progress`, `keep`, `partition_seed` and `deadline` of the `Job`. Two further
+                options are `commit`, the commit of the code, and `shared`, a folder that may already contain the task's
                 files.
 
         Raises:
@@ -109,10 +109,10 @@ class PreparedRun:
         return summary
 
     def trial(self, **options: Any) -> tuple[Cost, int | None]:
-        """Execute a short part of the run.
+        """Execute a short part of the run in a temporary folder, to estimate its cost.
 
         Args:
-            options: mapping with `device` and `workers` of the `Job`.
+            options: `device` and `workers` of the `Job`.
 
         Returns:
             The estimated cost of the whole run, and the peak memory of this process during the trial, in bytes.
@@ -130,7 +130,8 @@ class PreparedRun:
             out: the study's folder.
 
         Raises:
-            distillkit.serialization.SerializationError: a part has no JSON form.
+            distillkit.serialization.SerializationError: the task, the candidate, the built object or a setting has no
+                JSON form.
         """
         spec, candidate = self.spec, self.candidate.for_record()
         where = f"candidates[{spec.method!r}]"
@@ -158,9 +159,10 @@ class SerializedRun:
 
     Attributes:
         out: the study's folder.
-        task, candidate, built: configs of the task, the candidate, and the object that the candidate built.
-        spec: fields of the specification, with the settings as configs.
-        names: functions and classes that the configs refer to, by name.
+        task, candidate, built: the task, the candidate, and the object that the candidate built, each converted to JSON
+            by `distillkit.serialization.to_config`.
+        spec: fields of the `RunSpec`, with the settings converted in the same way.
+        names: functions and classes to which the JSON values refer, by name.
     """
 
     out: Path
@@ -179,7 +181,7 @@ class SerializedRun:
         return self._prepare().trial(**options)
 
     def _prepare(self) -> PreparedRun:
-        torch.set_num_threads(1)  # the worker's share of the cores; no result depends on it
+        torch.set_num_threads(1)  # several workers share the cores; results do not depend on this number
 
         def build(config: Any) -> Any:
             return from_config(config, store=self.out / "arguments", names=self.names)
@@ -222,8 +224,8 @@ def privacy_columns(ledger: Ledger | None) -> dict[str, Any]:
     Returns:
         The column `epsilon`, which is None if there is no guarantee. With a ledger, there are also the columns `delta`,
         `relation` (the neighboring relation of data sets) and `noise`. `noise` is "operating system", or "seeded" if
-        the noise was seeded and no guarantee holds. `epsilon_reason` says why there is no guarantee, and
-        `epsilon_remarks` lists remarks; these two columns occur only where needed.
+        the noise was seeded and no guarantee holds. If there is no guarantee, `epsilon_reason` gives the reason. If the
+        guarantee has remarks, `epsilon_remarks` lists them.
     """
     if ledger is None:
         return {"epsilon": None}
@@ -241,7 +243,7 @@ def _settings_config(spec: RunSpec, store: Path) -> dict[str, Any]:
 
 
 def _reset_peak_memory() -> None:
-    """Reset the kernel's peak memory count of this process, where supported."""
+    """Reset the peak memory that the kernel records for this process. Systems without this feature skip the call."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
 

@@ -1,4 +1,7 @@
-"""Extension of searches whose best value lies at the edge, by equally many configurations for all candidates."""
+"""Extension of a search whose best value is the smallest or largest searched value.
+
+All candidates get the same number of additional configurations.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ Search = Mapping[tuple[str, str], Sequence[Any]]
 
 
 def check_extend(extend: Mapping[str, int], candidates: Mapping[str, Candidate]) -> dict[str, int]:
-    """Check that every candidate searches the settings to extend.
+    """Check that every candidate searches at least two values of each setting whose search may be extended.
 
     Args:
-        extend: largest number of extensions, by name of the setting.
+        extend: maximum number of extensions, by name of the setting.
         candidates: candidates by name.
 
     Raises:
@@ -41,20 +44,23 @@ def check_extend(extend: Mapping[str, int], candidates: Mapping[str, Candidate])
 def extend_searches(
     extend: Mapping[str, int], runs: Search, scores: Search, step: int
 ) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Return additional configurations for each task on which a candidate's best value lies at the edge.
+    """Return the configurations to add to the searches on each task.
 
-    For each such setting and edge, every candidate gets one configuration: its best configuration so far, with the next
-    value beyond the edge of its own search. The ratio of the next value to the outermost value is that of the two
-    outermost values, and the result is rounded to three digits. Candidates with equal values thus keep equal values.
+    A search is extended if some candidate's best configuration has the smallest or largest searched value of a setting.
+    Every candidate then gets one more configuration: its best configuration so far, with a new value of this setting
+    beyond its smallest or largest value. Searched values continue as a geometric sequence: after 0.01, 0.03, 0.1, the
+    new value is 0.333. New values are rounded to three digits. Candidates with the same searched values therefore get
+    the same new value.
 
     Args:
-        extend: largest number of extensions, by name of the setting.
+        extend: maximum number of extensions, by name of the setting.
         runs: tuning runs of each configuration, by task and candidate.
         scores: results of `score_configuration` for each configuration, by task and candidate.
-        step: number of earlier extensions.
+        step: number of extensions that were already made.
 
     Returns:
-        Configurations by task and candidate, equally many for all candidates; empty if no search is to be extended.
+        The new configurations, by task and candidate, with the same number for all candidates of a task. Empty if no
+        search is extended.
     """
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for task in dict.fromkeys(task for task, _ in runs):
@@ -75,7 +81,10 @@ def _best(key: tuple[str, str], scores: Search) -> int:
 
 
 def _beyond(outer: float, inner: float) -> float:
-    """Return the next value after `outer` in the same ratio, rounded to three digits if this keeps the order."""
+    """Return the next value of the geometric sequence `inner`, `outer`.
+
+    The value is rounded to three digits, unless rounding would return it to `outer` or further inside.
+    """
     exact = outer * (outer / inner)
     rounded = float(f"{exact:.3g}")
     return rounded if (rounded - outer) * (outer - inner) > 0 else exact

@@ -29,10 +29,11 @@ MIN_SEEDS = 3
 
 
 def mean_std(values: Sequence[float], scale: float = 1.0, digits: int = 1) -> str:
-    """Return mean and standard deviation (n - 1) as text: "91.2 ± 0.4". A single value has no deviation.
+    """Return mean and sample standard deviation (n - 1) as text: "91.2 ± 0.4". For a single value, only the value is
+    shown.
 
     Args:
-        values: values, one per seed.
+        values: numbers, one per seed.
         scale: factor by which the values are multiplied, for example 100 to print fractions in per cent.
         digits: number of decimals.
 
@@ -123,9 +124,9 @@ class Table:
         return replace(self, header=(*self.header, name), cells=cells)
 
     def without(self, *names: str) -> Table:
-        """Return the table without some printed columns. `rows` still holds them.
+        """Return the table without some printed columns. `rows` still contains their values.
 
-        The note on "*" is removed with the last column that contains a "*".
+        The note that explains the sign "*" is removed together with the last column that contains a "*".
 
         Args:
             names: printed names of the columns to remove.

@@ -1,4 +1,4 @@
-"""Records grouped by task and candidate, as tables need them."""
+"""Records of a study, grouped by task and candidate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Group:
         task: name of the task.
         method: name of the candidate.
         records: records of the candidate's finished runs, by seed; may be empty.
-        wanted: seeds of all finished and missing runs on this task, of this and of all other candidates.
+        wanted: seeds of all planned runs of any candidate on this task.
     """
 
     task: str
@@ -36,7 +36,7 @@ class Group:
         return str(have) if have == want else f"{have} of {want}"
 
     def values(self, column: str) -> list[Any]:
-        """Return the value of a `column` for each run, see `Record.last`."""
+        """Return the value of a `column` for each run, as `Record.last` returns it."""
         return [r.last(column) for r in self.records]
 
 
@@ -75,7 +75,7 @@ def sole_task(task: str | None, tasks: Sequence[str]) -> str:
 
 
 def differences_by_seed(group: Group, base: Group, column: str) -> dict[int, float]:
-    """Return the difference candidate - base for every seed for which both have a number.
+    """Return the difference between candidate and baseline for every seed for which both have a number.
 
     Args:
         group, base: runs of the candidate and of the baseline.
@@ -86,7 +86,7 @@ def differences_by_seed(group: Group, base: Group, column: str) -> dict[int, flo
 
 
 def values_by_seed(group: Group | None, column: str) -> dict[int, float]:
-    """Return the number in a column, by seed, for each run with a number in this column.
+    """Return the number that each run has in a column, by seed. Runs without a number in this column are left out.
 
     Args:
         group: runs of a candidate; None for no runs.

@@ -15,13 +15,15 @@ __all__ = ["ledgers_of", "total_guarantee"]
 
 
 def ledgers_of(out: Path, data: Any) -> tuple[list[Ledger], int]:
-    """Return the ledgers of all runs in a study's folder that read the same images, and the number of other such runs.
+    """Return the ledgers of all runs in a study's folder that read the given images.
+
+    The second result is the number of runs that read these images and have no ledger.
 
     Unfinished and failed runs are included, because they may have released results.
 
     Args:
         out: the study's folder.
-        data: config of the images, as in the runs' `config.json`.
+        data: JSON value that describes the images in the `config.json` of each run.
     """
     ledgers, without = [], 0
     for path in sorted(out.rglob("config.json")):
@@ -38,8 +40,9 @@ def ledgers_of(out: Path, data: Any) -> tuple[list[Ledger], int]:
 def total_guarantee(ledgers: Sequence[Ledger], without: int = 0) -> Guarantee:
     """Return the guarantee for one record over all `ledgers`. The record may belong to any client in each run.
 
-    For each kind of release, a run counts with the largest number of releases of any client, because a record may
-    belong to different clients in different runs. Delta is the largest of the ledgers' deltas.
+    Because the client may differ between runs, each run is charged with the maximum over its clients: for each
+    combination of sigma and sample rate, the largest number of releases of one client. Delta is the largest of the
+    ledgers' deltas.
 
     Args:
         ledgers: ledgers of the runs; at least one.

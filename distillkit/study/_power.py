@@ -23,11 +23,12 @@ _MOST_SEEDS = 10**6
 
 @dataclass(frozen=True)
 class PowerAnalysis:
-    """Number of seeds with which a paired t-test finds a stated effect, from the differences of pilot runs.
+    """Number of seeds that a paired t-test needs to find an effect of a given size, computed from pilot runs.
 
-    The standard deviation of a few pilot pairs is uncertain. The number of seeds is therefore computed for its upper
-    80 % confidence limit, std * sqrt((n - 1) / q) with the 20 % quantile q of the chi-square distribution with n - 1
-    degrees of freedom (Browne, Statistics in Medicine 1995). Differences are assumed to be normally distributed.
+    The standard deviation of a few pilot pairs is uncertain. The number of seeds is therefore computed from the upper
+    80 % confidence limit of the standard deviation (Browne, Statistics in Medicine 1995). For n pilot pairs, the limit
+    is std * sqrt((n - 1) / q), where q is the 20 % quantile of the chi-square distribution with n - 1 degrees of
+    freedom. Differences are assumed to be normally distributed.
 
     Args:
         differences: difference of each pilot pair (candidate - baseline), by seed; at least five.
@@ -38,8 +39,8 @@ class PowerAnalysis:
         column: name of the compared column of the records, used to print units.
 
     Raises:
-        ValueError, TypeError: there are fewer than five pilot pairs, all differences are equal, or another argument is
-            out of range.
+        ValueError, TypeError: there are fewer than five pilot pairs, all differences are equal, or another argument has
+            the wrong type or is out of range.
     """
 
     differences: Mapping[int, float]

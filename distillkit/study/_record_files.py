@@ -54,8 +54,8 @@ def read_records(folder: str | os.PathLike[str]) -> Records:
         folder: the study's folder, or a file written by `write_records`. Each subfolder with a `summary.json` is a run.
 
     Returns:
-        The records, with the study's missing runs and its choice of configurations. They are in the order of the study
-        (`study.json`: tasks, candidates, seeds), or sorted by the runs' names if there is no `study.json`.
+        The records, with the study's unfinished runs and its chosen configurations. They are ordered by task, candidate
+        and seed as in `study.json`, or by the runs' names if there is no `study.json`.
 
     Raises:
         FileNotFoundError: there is no such folder, or it contains no finished run.
@@ -109,7 +109,7 @@ def write_records(records: RecordsLike, path: str | os.PathLike[str]) -> Path:
     """Write the records of a study to one file, which `read_records` reads.
 
     The file holds the data for tables and curves: summaries, accuracies and costs of rounds, missing runs, and the
-    choice of configurations. It holds no images, no weights, and no values of single clients.
+    choice of configurations. It contains no images, no weights, and no values of single clients.
 
     Args:
         records: records, or a study's folder; for several studies `read_records(a) + read_records(b)`.
@@ -135,7 +135,7 @@ def write_records(records: RecordsLike, path: str | os.PathLike[str]) -> Path:
 
 
 def read_rows(path: Path, *, torn: bool = False) -> list[dict[str, Any]]:
-    """Read the rows of a `history.jsonl`, which has rounds 1, 2, 3 and so on.
+    """Read the rows of a run's `history.jsonl`, one row per round. The rounds must be 1, 2, 3 and so on.
 
     Args:
         path: path of the file. A file that does not exist has no rows.

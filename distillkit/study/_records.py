@@ -76,7 +76,8 @@ class Record:
         return self.line.get("error") is not None
 
     def last(self, column: str) -> Any:
-        """Return a value from the summary, or from the last round if the summary does not have it; otherwise None.
+        """Return a value from the summary, or from the last round if the summary lacks it. If both lack it, return
+        None.
 
         Args:
             column: name of the value. A dot selects an entry of a mapping ("accuracy_clients.worst10", "settings.lr").
@@ -95,10 +96,11 @@ class Record:
 
 
 class Records(list[Record]):
-    """List of the finished runs of a study, with its missing runs and its choice of configurations.
+    """List of the finished runs of a study, with the study's unfinished runs and its chosen configurations.
 
-    A filtered list has no information on missing runs: tables then compare each candidate's seeds with the seeds of the
-    other candidates. The sum of two lists holds the records of both studies.
+    Filtering with a list comprehension returns a plain list, without the unfinished runs. In tables, a seed then counts
+    as missing for a candidate if another candidate has a run with this seed. The sum of two lists contains the records
+    of both studies.
 
     Args:
         records: the finished runs.
@@ -126,12 +128,13 @@ class Records(list[Record]):
         """Return the records with a column `accuracy_late`, the mean accuracy of the last rounds.
 
         The accuracy of a single round is noisy, and the best round is chosen on the test set. A mean over a number of
-        rounds that was fixed before the run avoids both problems. A study with `late_rounds` has this column already.
+        rounds that was fixed before the run avoids both problems. The records of a study with `late_rounds` already
+        have this column.
 
         Args:
-            rounds: number of last rounds to average over; default: the second half of the rounds. Untested rounds
-                among them are skipped. The value is None for a failed run, and for a run in which none of these rounds
-                was tested.
+            rounds: number of last rounds to average over; default: the second half of the rounds. Rounds without a test
+                are skipped. The value is None for a failed run, and for a run in which none of the last rounds was
+                tested.
 
         Raises:
             ValueError, TypeError: `rounds` is not a positive integer.

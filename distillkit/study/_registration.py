@@ -1,4 +1,4 @@
-"""Designs that are registered before the first run of a study, and the verdicts on their claims."""
+"""Study designs that are registered before the first run, and verdicts on the claims that the designs test."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class ClaimResult:
 
     Attributes:
         design: the design.
-        verdict: "shown", "refuted" or "not shown" by the rule of the design; "unfinished" while a seed lacks a value.
+        verdict: "shown" if the whole confidence interval is above 0. Otherwise "refuted" if the whole interval is below
+            the effect that the design states, and "not shown" if it is not. "unfinished" while a seed lacks a value.
         differences: difference of each seed (candidate - baseline), by seed.
         low, high: ends of the confidence interval of the mean difference; None for an unfinished design.
     """
@@ -76,8 +77,8 @@ class RegisteredDesign:
     Args:
         claim: the claim as a sentence.
         method, base: names of the candidate and the baseline.
-        power: the power computation from pilot runs. Its column, effect and level define the test.
-        used_seeds: seeds of earlier runs.
+        power: result of `power_analysis` for the pilot runs. Its column, effect and level define the test.
+        used_seeds: seeds of earlier runs, which the study must not use again.
         study: task, candidates with their searches, seeds and rule of the study, as a JSON value.
         path: path of the design's file.
 
@@ -128,14 +129,14 @@ class RegisteredDesign:
         return hashlib.sha256(json.dumps(self._content(), sort_keys=True).encode()).hexdigest()[:16]
 
     def evaluate(self, records: RecordsLike) -> ClaimResult:
-        """Apply the rule of the design to the records of its study.
+        """Return the verdict on the claim, from the records of the study.
 
         Args:
             records: records, or the study's folder.
 
         Returns:
-            The verdict. Until both candidates have a value for every seed, it is "unfinished" and has no interval, so
-            that nobody can stop at a favorable seed.
+            The verdict, with the confidence interval. Until both candidates have a value for every seed, the verdict is
+            "unfinished" and there is no interval, so that nobody can stop at a favorable seed.
         """
         groups = {(g.task, g.method): g for g in group_records(records)}
         group, base = (groups.get((self.task, name)) for name in (self.method, self.base))
@@ -246,7 +247,7 @@ def used_seeds(earlier: Sequence[RecordsLike]) -> tuple[int, ...]:
 
 
 def _search(config: Mapping[str, Any]) -> str:
-    """Describe the configurations of a candidate."""
+    """Describe the configurations of a candidate in one phrase."""
     if config["like"] is not None:
         return f"none, as {config['like']}"
     fixed, tries = decode_settings(config["settings"]), decode_settings(config["tries"])

@@ -1,4 +1,4 @@
-"""The file `study.json`, which describes a study and is checked when the study is continued."""
+"""Contents of the file `study.json`, which describes a study and is checked when the study is continued."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write_study(out: Path, design: StudyDesign, facts: Mapping[str, Any]) -> Non
     Args:
         out: the study's folder.
         design: tasks, candidates and seeds.
-        facts: other arguments of the study, by name, which must not change.
+        facts: other arguments of the study that must not change, by name.
 
     Raises:
         ValueError: the folder contains another study.
@@ -41,7 +41,7 @@ def write_study(out: Path, design: StudyDesign, facts: Mapping[str, Any]) -> Non
     }
     before = read_json(path, FORMATS["study"]) if path.exists() else content
     for key in fixed:
-        if before.get(key) != content[key]:  # older studies lack some facts, which are None today
+        if before.get(key) != content[key]:  # files of older studies lack some keys, for which None is compared
             raise ValueError(f"{path} has {key}={before.get(key)}, got {content[key]}; use another folder")
     for key, what in (("tasks", "tasks"), ("ways", "candidates")):
         both = [name for name in content[key] if name in before[key]]
@@ -58,7 +58,7 @@ def write_study(out: Path, design: StudyDesign, facts: Mapping[str, Any]) -> Non
 def design_config(
     out: Path, design: StudyDesign, facts: Mapping[str, Any], task: str, methods: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the part of a study that determines the runs of some candidates on one task, as a JSON value.
+    """Describe the task, candidates, seeds and rule that determine the runs of some candidates, as a JSON value.
 
     Args:
         out, design, facts: arguments of `write_study`.
@@ -66,7 +66,7 @@ def design_config(
         methods: names of the candidates. Candidates that they name in `like` are included.
 
     Raises:
-        ValueError: there is no such task or candidate, or a candidate does not run on the task.
+        ValueError: the study has no such task or candidate, or one of the candidates does not run on the task.
     """
     check.one_of(task, "task", tuple(design.tasks))
     candidates = {check.one_of(name, "a candidate", tuple(design.candidates)): None for name in methods}
@@ -100,6 +100,6 @@ def _candidate_config(out: Path, name: str, candidate: Candidate) -> dict[str, A
     }
     store, where = out / "arguments", f"candidates[{name!r}]"
     config = {key: to_config(part, store=store, name=f"{where}.{key}") for key, part in parts.items()}
-    options = config["way"]["with"]  # under the first records' names, so that older studies can be continued
+    options = config["way"]["with"]  # use the old names of renamed options, so that older studies can be continued
     config["way"]["with"] = {candidate.old_options.get(key, key): value for key, value in options.items()}
     return {**config, "like": candidate.like, "rule": candidate.rule}

@@ -31,8 +31,8 @@ def summary_table(records: RecordsLike, *, columns: Sequence[str] = ()) -> Table
         A table with one row per task and candidate. The first columns are the number of seeds ("2 of 3" if one is not
         finished), the accuracy after the last round, and the best accuracy of each run. Both accuracies are mean ±
         standard deviation (n - 1) over seeds; "–" means that there is no test accuracy. The next column is the maximum
-        over rounds of the mean over seeds. The columns on best rounds are left out if no candidate has rounds. If a
-        candidate has an epsilon, the largest epsilon over seeds is shown.
+        over rounds of the mean over seeds. The columns on best rounds are left out if no candidate has rounds. If any
+        candidate has an epsilon, a column shows the largest epsilon over seeds.
 
     Raises:
         ValueError: there are no records, or no run has one of the `columns`.
@@ -69,7 +69,8 @@ def summary_table(records: RecordsLike, *, columns: Sequence[str] = ()) -> Table
 
 
 def numbers_of(column: str, values: Sequence[Any]) -> tuple[dict[str, Any], str]:
-    """Return the mean and standard deviation of one column over seeds, by name, and the text of the printed cell.
+    """Summarize one column over seeds: return the mean and standard deviation by name, and the text of the printed
+    cell.
 
     Args:
         column: name of the column in the records.
@@ -91,7 +92,7 @@ def numbers_of(column: str, values: Sequence[Any]) -> tuple[dict[str, Any], str]
 
 
 def _best_mean(group: Group) -> tuple[dict[str, Any], str]:
-    """Return the maximum over tested rounds of the mean over seeds, by name, and the text of the printed cell."""
+    """Return the highest mean accuracy over seeds of any tested round, by name, and the text of the printed cell."""
     tested = [[row for row in r.rows if row.get("accuracy") is not None] for r in group.records if not r.failed]
     nothing = {"accuracy_best_mean": None, "accuracy_best_mean_round": None}
     if not tested or not all(tested):
@@ -109,7 +110,7 @@ def require_columns(found: Sequence[Group], columns: Sequence[str]) -> None:
     """Check that each column occurs in at least one run.
 
     Args:
-        found: the groups of runs.
+        found: the runs, grouped by task and candidate.
         columns: names of the columns, see `Record.last`.
 
     Raises:
@@ -157,7 +158,7 @@ def _cautions(group: Group, epsilons: Sequence[Any]) -> list[str]:
 
 
 def _privacy_notes(found: Sequence[Group]) -> list[str]:
-    """Return a note on the delta and neighbor relation of the epsilons."""
+    """Return a note with the delta and the neighboring relation to which the epsilons refer."""
     runs = [r for g in found for r in g.records if r.last("epsilon") is not None]
     kinds = {(r.last("delta"), r.last("relation")) for r in runs}
     facts = [

@@ -1,4 +1,4 @@
-"""Search for the best configuration of each candidate, and the record of the search, `choice.json`."""
+"""Choice of the best configuration of each candidate, and tables of the search, read from `choice.json`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 RULES = {"last": "accuracy_last", "late": "accuracy_late", "own": "accuracy_own"}
-"""Validation accuracy that each rule uses to choose the best configuration."""
+"""Column of the summaries from which each rule chooses the best configuration, measured on validation data."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,14 @@ class TuningResult:
     Attributes:
         task: name of the task of the tuning runs.
         method: name of the candidate.
-        configurations: one mapping per configuration, with its `settings`, its `score` (the mean over the tuning
-            seeds; None if a run failed) and the `scores` by seed. Empty for a candidate with one configuration or with
-            `like`.
+        configurations: one mapping per configuration, with its `settings`, its `scores` (one per tuning seed) and its
+            `score` (their mean; None if a run failed). Empty for a candidate with one configuration or with `like`.
         chosen: index of the chosen configuration; None for a candidate with `like`.
-        like: name of the candidate whose settings are used.
+        like: name of the candidate whose chosen settings are used instead of a search; None for a candidate with its
+            own search.
         rule: rule by which the configuration was chosen; None if nothing was chosen.
-        extended: number of configurations at the end of the list that were added because a best value lay at the edge.
+        extended: number of configurations, at the end of the list, by which the search was extended (`extend` of
+            `Study`).
     """
 
     task: str
@@ -54,9 +55,9 @@ class TuningResult:
 
 
 def score_configuration(lines: Sequence[Mapping[str, Any]], rule: str) -> dict[str, Any]:
-    """Return the settings of one configuration, its score, and its score for each seed.
+    """Return the settings of one configuration, its score for each seed, and the mean of these scores.
 
-    If a run failed, both its score and the score of the configuration are None.
+    If a run failed, its score and the mean are None. The score is the validation accuracy that the rule uses.
 
     Args:
         lines: summaries of the configuration's runs, one per seed.
@@ -72,7 +73,7 @@ def score_configuration(lines: Sequence[Mapping[str, Any]], rule: str) -> dict[s
 
 
 def best_configuration(tries: Sequence[Mapping[str, Any]], where: str) -> int:
-    """Return the index of the configuration with the highest score. In a tie, the first one is chosen.
+    """Return the index of the configuration with the highest score. In a tie, the first configuration is chosen.
 
     Args:
         tries: results of `score_configuration`, one per configuration.
@@ -95,8 +96,8 @@ def read_choice(folder: str | os.PathLike[str]) -> tuple[list[TuningResult], Map
         folder: the study's folder, its `choice.json`, or a file written by `write_records`.
 
     Returns:
-        The results by task and candidate, in the order of the file; and a mapping with the `rule` and `seeds` of the
-        search. The mapping also has `late_rounds` if the study has a number of late rounds.
+        One result per task and candidate, in the order of the file; and a mapping with the `rule` and the `seeds` of
+        the search. The mapping also has `late_rounds` if the study sets it.
 
     Raises:
         FileNotFoundError: the folder has no `choice.json`.
@@ -132,10 +133,10 @@ def read_choice(folder: str | os.PathLike[str]) -> tuple[list[TuningResult], Map
 
 
 def equal_search_sizes(folder: str | os.PathLike[str]) -> dict[str, int]:
-    """Return the number of configurations by task, after checking that all candidates have equally many.
+    """Return the number of configurations by task, after checking that it is the same for all candidates.
 
-    A comparison is fair only if all candidates had equally many configurations. A candidate without a search counts as
-    1. A candidate with `like` is left out.
+    A comparison is fair only if all candidates had the same number of configurations. A candidate without a search has
+    one configuration. Candidates with `like` are left out.
 
     Args:
         folder: the study's folder, its `choice.json`, or a file written by `write_records`.
@@ -167,9 +168,9 @@ def tuning_table(folder: str | os.PathLike[str], *, task: str | None = None) -> 
 
     Returns:
         A table with one row per task and candidate. Its columns are the number of configurations, the chosen values of
-        the settings that differ between configurations, the score of the chosen configuration on the validation part,
-        and the worst configuration's score. The last column names the settings whose chosen value is the smallest or
-        largest of at least three values. For these settings, a value outside the searched range may be better.
+        the settings that differ between configurations, the score of the chosen configuration on the validation data,
+        and the score of the worst configuration. The last column lists the settings whose chosen value is the smallest
+        or largest of at least three values. For these settings, a value outside the searched range may be better.
 
     Raises:
         FileNotFoundError, RecordError: see `read_choice`.
@@ -210,7 +211,7 @@ def tuning_table(folder: str | os.PathLike[str], *, task: str | None = None) -> 
 
 
 def _choices(path: Path) -> list[Any]:
-    """Read the choices in a `choice.json` or a file of records. A file of records may hold several choices or none."""
+    """Return the contents of a `choice.json`, or of all `choice.json` files that a file of records contains."""
     try:
         head = json.loads(path.read_bytes().split(b"\n", 1)[0])
     except ValueError:  # a `choice.json` has several lines
@@ -221,13 +222,15 @@ def _choices(path: Path) -> list[Any]:
 
 
 def _varied(tries: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the chosen settings that differ between configurations; all chosen settings if none differ."""
+    """Return those chosen settings that differ between configurations. If no setting differs, return all of them."""
     varied = {k: v for k, v in chosen.items() if any(one["settings"].get(k) != v for one in tries)}
     return varied or chosen
 
 
 def _edges(tries: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> list[str]:
-    """Return the names of settings whose chosen value is the smallest or largest of at least three numbers."""
+    """Return the names of the settings whose chosen value is the smallest or largest of at least three searched
+    numbers.
+    """
     found = []
     for name, value in chosen.items():
         values = {t["settings"].get(name) for t in tries if _is_number(t["settings"].get(name))}

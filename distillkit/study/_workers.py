@@ -25,7 +25,7 @@ def run_all(
     specs: Sequence[RunSpec], prepare: Callable[[RunSpec], PreparedRun], out: Path, processes: int,
     options: Mapping[str, Any],
 ) -> Iterator[tuple[RunSpec, dict[str, Any]]]:  # fmt: skip
-    """Execute runs, and yield each with its summary when it ends.
+    """Execute runs, and yield the specification and the summary of each run when it ends.
 
     Args:
         specs: specifications of the runs.
@@ -36,8 +36,8 @@ def run_all(
 
     Raises:
         WorkerKilled: the process of a run was killed; all other runs are finished.
-        OutOfTime: the deadline in `options` has passed, and runs are not finished. At least one round, or one step of
-            condensing, was executed.
+        OutOfTime: the deadline in `options` has passed before all runs were finished. At least one round, or one
+            condensation step, was executed.
     """
     if processes == 1:
         for index, spec in enumerate(specs):
@@ -54,13 +54,13 @@ def run_all(
                 del waiting[futures[future].folder]
                 yield futures[future], summary
         except OutOfTime:
-            pool.shutdown(wait=True, cancel_futures=True)  # the other runs save their states
+            pool.shutdown(wait=True, cancel_futures=True)  # wait until the other runs have saved their states
             raise
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     killed = []
-    for spec, run in waiting.values():  # a worker was killed, and its pool lost; each run gets a process of its own
+    for spec, run in waiting.values():  # a killed worker breaks its pool, so the remaining runs get one process each
         try:
             with worker_pool(1) as pool:
                 summary = pool.submit(run.execute, options).result()

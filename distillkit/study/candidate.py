@@ -1,4 +1,4 @@
-"""Base class of the candidates in a study, and the job that a candidate executes."""
+"""Base class of the candidates in a study, and the description of one run for a candidate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ Self = TypeVar("Self", bound="Candidate")
 
 
 def grid(**options: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return all combinations of settings, for `search=`: `grid(lr=[0.03, 0.1], mu=[0.01, 0.1])` has four.
+    """Return all combinations of settings, for the argument `search` of a candidate.
+
+    `grid(lr=[0.03, 0.1], mu=[0.01, 0.1])` returns four configurations.
 
     Args:
         options: values of each setting. The last setting varies fastest.
@@ -40,7 +42,7 @@ def grid(**options: Sequence[Any]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a candidate.
+    """Description of one run, which `Candidate.run` executes.
 
     Attributes:
         run: name of the run and of its folder.
@@ -49,10 +51,11 @@ class Job:
         split: images of the task.
         seed: seed of all random draws.
         settings: settings of this run, in addition to the candidate's own settings.
-        validation: whether this is a tuning run, which is tested on the validation part. Nobody trains on that part.
+        validation: whether this is a tuning run. A tuning run is tested on the validation data, on which no client
+            trains.
         keep: indices of the training records to keep; None for all.
-        partition_seed: seed of the partition, if it differs from `seed` because the run repeats another run with a new
-            seed.
+        partition_seed: seed of the partition into clients; None for `seed`. It differs from `seed` if the run repeats
+            another run with a new seed but the same partition.
         notes: information in `config.json` that is needed to repeat the run.
         workers: number of threads that run clients.
         device: the device to compute on.
@@ -91,12 +94,12 @@ class Job:
 
 
 class OutOfTime(Exception):
-    """Signal that a run was stopped at its deadline and can be resumed."""
+    """Exception for a run that was stopped at its deadline. Its state is saved, so the run can be resumed."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Expected cost of one run, from a short trial.
+    """Expected cost of one run, extrapolated from a short trial run.
 
     Attributes:
         seconds: wall time in seconds.
@@ -121,16 +124,18 @@ class Candidate(ABC):
             argument `task`, it also receives the `Task`. It may be a lambda, because records hold the built object.
         search: configurations to compare, each a mapping of settings; see `grid`. All searches in a study must have
             the same size.
-        settings: settings that all configurations share.
+        settings: settings that all configurations of this candidate share.
         like: name of another candidate whose chosen settings this candidate uses instead of a search. Use it for a
-            control that must differ in only one respect.
+            control, a variant that must differ from that candidate in only one respect.
         rule: rule to choose the best configuration, "last", "late" or "own"; default: the study's rule. Use "own", the
             clients' own tests, for a personalized method and its baseline, and "last" for a candidate without rounds.
-        tasks, seeds: names of the study's tasks, and the seeds, to which the candidate is restricted; default: all.
+        tasks: names of the study's tasks on which the candidate runs; default: all tasks.
+        seeds: seeds of the study with which the candidate runs; default: all seeds.
 
     Attributes:
-        failures: exceptions that bad settings may raise. A configuration that raises one is never chosen.
-        old_options: former names of renamed options, by current name; older records use the former names.
+        failures: exceptions that unsuitable settings may raise. A configuration whose run raises one of them is never
+            chosen.
+        old_options: old names of renamed options, by current name. Records use the old names.
     """
 
     make: Callable[..., Any] | None
@@ -166,11 +171,11 @@ class Candidate(ABC):
             raise ValueError(f"like={self.like!r} uses that candidate's settings, so search must be left out")
 
     def configurations(self) -> list[dict[str, Any]]:
-        """Return the settings of each configuration, including the shared settings."""
+        """Return the settings of each configuration, combined with the shared `settings`."""
         return [{**self.settings, **settings} for settings in self.search]
 
     def build(self, task: Task, split: Split, settings: Mapping[str, Any]) -> Any:
-        """Build the object to run.
+        """Build the object to run by calling `make`.
 
         Args:
             task: the task.
@@ -196,11 +201,14 @@ class Candidate(ABC):
         return task.network(split)
 
     def passes_to_make(self, name: str) -> bool:
-        """Return whether the setting with this `name` is passed to `make`; subclasses may use some settings instead."""
+        """Return whether the setting with this `name` is passed to `make`.
+
+        A subclass returns False for the settings that it uses itself.
+        """
         return True
 
     def for_record(self: Self) -> Self:
-        """Return a copy for the records, without `make`, settings and search; it describes how runs are executed."""
+        """Return a copy for the records, without `make` and all options that only choose or build the object to run."""
         return replace(self, make=None, search=({},), settings={}, like=None, rule=None, tasks=None, seeds=None)
 
     @abstractmethod

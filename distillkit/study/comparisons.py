@@ -17,12 +17,13 @@ __all__ = ["compare_studies", "interval", "paired_differences"]
 def paired_differences(
     records: RecordsLike, base: str = "FedAvg", *, confidence: float = 0.95, column: str = "accuracy_last"
 ) -> Table:
-    """Return the mean difference between each candidate and a baseline over seeds, with a confidence interval.
+    """Return a table of the mean difference between each candidate and a baseline, with confidence intervals.
 
     Two candidates with the same seed share the data split and the initial weights, so their difference varies less than
-    either accuracy. The interval is Student's, for the mean of n differences d: mean(d) ± t(n - 1) std(d) / sqrt(n).
-    The interval assumes normally distributed differences. It covers the variation between seeds, not between test sets.
-    Intervals are not corrected for multiple comparisons.
+    either accuracy. For n differences d, one per seed, the interval is Student's: mean(d) ± t std(d) / sqrt(n), with
+    the quantile t of the t distribution with n - 1 degrees of freedom. The interval assumes normally distributed
+    differences. It covers the variation between seeds, but not between test sets. Intervals are not corrected for
+    multiple comparisons.
 
     Args:
         records: records, or a study's folder.
@@ -79,7 +80,7 @@ def paired_differences(
 
 
 def compare_studies(before: RecordsLike, after: RecordsLike, *, column: str = "accuracy_last") -> Table:
-    """Compare two executions of a study, by different versions of the code or on different machines.
+    """Compare the results of a study that was run twice, for example with different versions of the code.
 
     Args:
         before, after: records, or a study's folder.
@@ -87,9 +88,10 @@ def compare_studies(before: RecordsLike, after: RecordsLike, *, column: str = "a
 
     Returns:
         A table with one row per task and candidate in either study. Its columns are mean ± standard deviation over
-        seeds before and after, the difference of the means, and a verdict. "the same": both studies have the same
-        seeds and bit-identical values. "changed": the means differ by more than the larger standard deviation (if each
-        study has only one seed, by any amount). "only before" and "only after": one study lacks the row.
+        seeds before and after, the difference of the means, and a verdict. The verdict is "the same" if both studies
+        have the same seeds and bit-identical values. It is "changed" if the means differ by more than the larger
+        standard deviation, or by any amount if each study has only one seed. It is "only before" or "only after" if one
+        study lacks the row.
 
     Raises:
         ValueError: there are no records, or no run has the column.
@@ -118,7 +120,8 @@ def compare_studies(before: RecordsLike, after: RecordsLike, *, column: str = "a
 
 
 def interval(differences: Sequence[float], confidence: float) -> tuple[float, float] | tuple[None, None]:
-    """Return Student's confidence interval of the mean of differences; (None, None) for fewer than two differences.
+    """Return the ends of Student's confidence interval of a mean difference; (None, None) for fewer than two
+    differences.
 
     Args:
         differences: differences, one per seed.

@@ -38,7 +38,7 @@ _TRIAL_STEPS, _TRIAL_TEST_IMAGES = 3, 500
 
 
 class _EndOfTrial(Exception):
-    """Exception that ends a trial once it has executed enough steps."""
+    """Exception that ends the condensation in a trial run after enough steps."""
 
 
 _DEVICE: ContextVar[str] = ContextVar("device", default="cpu")
@@ -78,27 +78,29 @@ def run_device(device: str) -> Iterator[None]:
 class Condense(Candidate):
     """Candidate that condenses a task's training images to a small set, and tests networks trained only on this set.
 
-    `make` returns a function of the real images: `lambda factory, steps: partial(distribution_matching,
-    networks=RandomNetworks(factory), ipc=10, steps=steps)`. Here `factory` takes no argument, and its networks are on
-    the device of the run. The function is called with the real images, and with `generator`, `ledger` and `progress` if
-    it accepts them. It returns a `LabeledImages`. If it accepts `resume` and `callback`, an interrupted run is resumed.
+    `make` returns a condenser: `lambda factory, steps: partial(distribution_matching, networks=RandomNetworks(factory),
+    ipc=10, steps=steps)`. Here `factory` is called without arguments, and returns networks on the device of the run.
+    The condenser is a function that is called with the real images, and with `generator`, `ledger` and `progress` if it
+    accepts these options. It returns a `LabeledImages`. If the condenser accepts `resume` and `callback`, an
+    interrupted condensation is resumed.
 
     The summary contains `accuracy_last` (the mean over the networks), `accuracies` (of each network), `images` (their
-    number), wall times (`seconds_condense`, `seconds_test`) and CPU times (`cpu_seconds_condense`,
-    `cpu_seconds_test`). The condensation times of an interrupted run are None. With a ledger there are also privacy
-    columns: `epsilon`, `delta`, `relation`, `noise`, and `epsilon_reason` and `epsilon_remarks` where needed. A set
-    that consists of all real images is not saved again.
+    number), wall times (`seconds_condense`, `seconds_test`) and CPU times (`cpu_seconds_condense`, `cpu_seconds_test`).
+    The condensation times of an interrupted run are None. If the condenser charges a ledger, the summary also contains
+    `epsilon`, `delta`, `relation` and `noise`. If there is no guarantee, `epsilon_reason` gives the reason. If the
+    guarantee has remarks, `epsilon_remarks` lists them. A set that consists of all real images is not saved again.
 
     Args:
         make, search, settings, like: arguments of `Candidate`.
         num_networks: number of networks trained on each set.
         protocol: training protocol of these networks.
-        tested: factory of these networks, called with the number of outputs; default: the task's network factory. Use
-            this option to test whether a set also works for networks other than those used in condensation.
-        delta: delta of the ledger that a private condenser charges (`ledger.jsonl` in the run's folder).
-        threads: number of intra-op threads on the CPU. They affect rounding, so the results depend on them.
-        measure: function that measures each set further, called with the set and the `Job`. It returns further columns
-            of the summary, as JSON values. Tuning runs do not call it, and `trial` does not include its cost.
+        tested: function that returns a network for a number of outputs, to train and test on each set; default: the
+            task's network factory. Use this option to test whether a set also works for other networks than those used
+            in the condensation.
+        delta: delta of the ledger, `ledger.jsonl` in the run's folder, that a private condenser charges.
+        threads: number of intra-op threads on the CPU. It affects rounding, so the results depend on it.
+        measure: function of a set and the `Job` that computes additional columns of the summary, and returns them as a
+            dictionary of JSON values. Tuning runs do not call it, and `trial` does not include its cost.
     """
 
     num_networks: int = 3
@@ -136,7 +138,7 @@ class Condense(Candidate):
         return partial(self.tested or job.task.network(job.split), job.split.train.num_classes)
 
     def run(self, built: Any, job: Job) -> dict[str, Any]:
-        """Make and save the set, unless the set exists already. Then train and test networks."""
+        """Condense the images and save the set, unless the set exists already. Then train and test networks on it."""
         with intra_op_threads(self.threads), run_device(job.device):
             return self._run(built, job)
 
@@ -170,7 +172,7 @@ class Condense(Candidate):
         }  # fmt: skip
 
     def trial(self, built: Any, job: Job) -> Cost:
-        """Execute some steps of the condensation and one short training, and extrapolate their cost."""
+        """Estimate the cost of a run from some steps of the condensation and one short training."""
         with intra_op_threads(self.threads), run_device(job.device):
             return self._trial(built, job)
 
@@ -198,7 +200,9 @@ class Condense(Candidate):
         return Cost(seconds + self.num_networks * (self.protocol.num_epochs * epoch + tested))
 
     def _measure(self, sample: LabeledImages, test: LabeledImages, job: Job) -> tuple[float, float]:
-        """Return the duration of a training epoch on a set, and of a test, in seconds."""
+        """Return the duration of one training epoch on the set `sample`, and of one test on the whole test set, in
+        seconds.
+        """
         network, some = build(self._tested_factory(job), 0).to(job.device), test[:_TRIAL_TEST_IMAGES]
         protocol, began = replace(self.protocol, epochs=1), time.perf_counter()
         train(network, sample, protocol, progress=False)
@@ -236,7 +240,9 @@ class Condense(Candidate):
 
 def _call(condenser: Any, real: LabeledImages, callback: Any, resume: Path | None, options: Any) -> LabeledImages:
     """Call a condenser with the `options` that it accepts, and with `callback` and `resume` if it accepts both."""
-    checkpoint = _supported(condenser, callback=callback, resume=resume)  # a callback alone may be of another kind
+    checkpoint = _supported(
+        condenser, callback=callback, resume=resume
+    )  # a callback without `resume` may have another signature
     found = condenser(real, **_supported(condenser, **options), **(checkpoint if len(checkpoint) == 2 else {}))
     if not isinstance(found, LabeledImages):
         raise TypeError(f"the condenser that make returned must return a LabeledImages, got {type(found).__name__}")

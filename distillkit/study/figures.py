@@ -1,4 +1,4 @@
-"""Figures of a study: learning curves, and the condensed sets."""
+"""Figures of a study: learning curves, and images of the condensed sets."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def curves(records: RecordsLike, *, by: str = "round", task: str | None = None, 
 
 
 def pictures(records: RecordsLike, *, task: str | None = None, per_class: int = 3, classes: int = 10) -> Figure:
-    """Draw the condensed sets, one row per class. The set of the first finished seed is drawn for each candidate.
+    """Draw the images of the condensed sets, one row per class.
+
+    For each candidate, the set of the first finished seed is drawn.
 
     Args:
         records: records read from a study's folder, or the folder. The sets are in the runs' folders
@@ -101,7 +103,11 @@ def _label(group: Group) -> str:
 
 
 def _values(group: Group, column: str) -> list[Any]:
-    """Return each run's rows with a value in the column, or the last accuracies for a candidate without rounds."""
+    """Return the values to draw for a candidate.
+
+    For a candidate with rounds, these are the rows of each run whose history has the column. For a candidate without
+    rounds, they are the final values, one per run.
+    """
     rows = [[*r.rows] for r in group.records if not r.failed and any(row.get(column) is not None for row in r.rows)]
     if rows or any(r.rows for r in group.records):
         return rows

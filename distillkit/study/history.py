@@ -42,7 +42,7 @@ def accuracy_late(rows: Sequence[Row], rounds: int | None = None) -> float | Non
             odd.
 
     Returns:
-        The mean over the tested rounds among these; None if none of them was tested.
+        The mean over those of the last rounds that were tested; None if none of them was tested.
 
     Raises:
         ValueError, TypeError: `rounds` is not a positive integer.
@@ -55,7 +55,7 @@ def accuracy_late(rows: Sequence[Row], rounds: int | None = None) -> float | Non
 def accuracy_best(rows: Sequence[Row]) -> float | None:
     """Return the best accuracy in the `rows` of a history, as a fraction; None if no round was tested.
 
-    The best round is chosen on the test set, so report the accuracy as the best over rounds.
+    The best round is chosen on the test set, so report the value as the best accuracy over rounds.
     """
     known = [row["accuracy"] for row in rows if row["accuracy"] is not None]
     return max(known, default=None)
@@ -64,9 +64,9 @@ def accuracy_best(rows: Sequence[Row]) -> float | None:
 def rounds_to(rows: Sequence[Row], target: float) -> int | None:
     """Return the first round whose accuracy is at least a target, or None if no round reaches the target.
 
-    This is "ROUND" in VHL's Tables 1, 2, 4 and 5 (Tang et al., ICML 2022), where the target is the best accuracy of
-    FedAvg, and "Nan" means never. The speedup in these tables is the number of rounds of FedAvg divided by that of the
-    method.
+    This is the column "ROUND" in Tables 1, 2, 4 and 5 of VHL (Tang et al., ICML 2022), where the target is the best
+    accuracy of FedAvg, and "Nan" means that the target is never reached. The speedup in these tables is FedAvg's number
+    of rounds divided by the method's number of rounds.
 
     Args:
         rows: rows of one history. A round without an accuracy is skipped.
@@ -85,8 +85,8 @@ class SeedMean:
     """Best round of the mean accuracy over seeds.
 
     Attributes:
-        accuracy: mean accuracy in the best round, a fraction. The round is chosen on the test set, so report the
-            accuracy as such.
+        accuracy: mean accuracy in the best round, a fraction. The round is chosen on the test set, so report the value
+            as the best over rounds.
         round: index of the best round; the first such round in a tie.
         deviation: largest difference between `accuracy` and the best accuracy of a single seed; not a standard
             deviation.
@@ -98,10 +98,11 @@ class SeedMean:
 
 
 def best_seed_mean(runs: Sequence[Sequence[Row]]) -> SeedMean:
-    """Return the maximum over rounds of the mean over seeds, as in the accuracy tables of the single-image paper.
+    """Return the best round of the mean accuracy over seeds.
 
-    The ± of those tables (Soni, Saeed and Asano, 2024) is `deviation`: max(mean - worst seed's best, best seed's best
-    - mean), lines 114-131 of plotting_scripts/multiseed_helper.py in the authors' code.
+    The accuracy tables of the single-image paper (Soni, Saeed and Asano, 2024) report this mean, with `deviation` after
+    the ±. For m the mean in the best round and b_s the best accuracy of seed s in any round, the deviation is
+    max(m - min_s b_s, max_s b_s - m); see lines 114-131 of plotting_scripts/multiseed_helper.py in the authors' code.
 
     Args:
         runs: histories of one method with several seeds and the same rounds.

@@ -32,15 +32,17 @@ __all__ = ["TASK_NAMES", "named_task"]
 
 @dataclass(frozen=True)
 class _TaskTemplate:
-    """Template of a named task.
+    """Data and default options from which `named_task` creates a task.
 
     Attributes:
-        read: loader of the data, with its fixed arguments. Large data sets are opened instead of loaded.
-        folder: folder below the data root, to pass as the loader's first argument; "" if the loader takes `root`.
+        read: function that reads the data, with its fixed arguments. Large data sets are opened as a `StoredSplit`.
+        folder: name of the subfolder of the data root whose path is the first argument of `read`; "" if `read` instead
+            has an argument `root`.
         size: default height and width; None keeps the images' size.
-        natural: whether the data has an owner for each image. Other data is partitioned by Dirichlet.
-        partition: partition of data with owners; None for one client per source or person.
-        options: further fields of the task.
+        natural: whether each image belongs to a source or person. All other data are partitioned by a Dirichlet
+            distribution.
+        partition: function that partitions natural data; None for one client per source or person.
+        options: other arguments of `Task`.
     """
 
     read: Callable[..., Split | StoredSplit]
@@ -86,7 +88,8 @@ def named_task(
 ) -> Task:
     """Return a common benchmark task by name: `named_task("cifar10", alpha=0.01, rounds=20)`.
 
-    Data without owners is partitioned by Dirichlet. Data from several sources or people has one client for each:
+    Data from several sources or people has one client per source or person. All other data is partitioned by a
+    Dirichlet distribution:
 
     | name | clients |
     |---|---|
@@ -96,8 +99,9 @@ def named_task(
     | retina | Drishti, Acrima, RIM and REFUGE, one each, 3x96x96 (FedLGD) |
     | femnist, celeba, leaf-celeba, flair | one per person, of whom ten take part in a round |
 
-    Tiny-ImageNet, CelebA and FLAIR are read when needed, from a cache of 1.4 GB, 4.3 GB and 5.3 GB at the default
-    sizes. The cache is written once, beside their folders or in `DISTILLKIT_CACHE` (see `data.open_folder`).
+    The images of Tiny-ImageNet, CelebA and FLAIR stay on disk, in a cache of 1.4 GB, 4.3 GB and 5.3 GB at the default
+    sizes. The cache is written once, beside the data's folder or in the folder `DISTILLKIT_CACHE` (see
+    `data.open_folder`).
 
     Args:
         name: name of the task, one of `TASK_NAMES`.

@@ -1,4 +1,4 @@
-"""Fair comparison of candidates, with equal search on validation data, several seeds and complete records."""
+"""Fair comparison of candidates: equally large searches on validation data, several seeds and complete records."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ __all__ = ["Study", "WorkerKilled"]
 class Study:
     """Comparison of candidates on tasks with several seeds, with all records in one folder.
 
-    `run` executes the missing runs, so call it again after any interruption. First, each candidate's configurations are
-    compared on the validation part of the task, with seeds that are not used in any table. All candidates have the same
-    number of configurations. The best configuration according to `rule` is recorded in `choice.json`. Each candidate
-    then runs with its best configuration, once per task and seed, and is tested on the test set. All tables are made
-    from the folder, so you can also make them later.
+    `run` executes all runs that are not finished, so call it again after any interruption. First, tuning runs compare
+    each candidate's configurations on validation data of the task, with seeds that are not used in any table. All
+    candidates have the same number of configurations. The best configuration according to `rule` is recorded in
+    `choice.json`. Each candidate then runs with its best configuration, once per task and seed, and is tested on the
+    test set. All tables are made from the folder, so you can also make them later.
 
         study = Study("runs/hospitals", task, {"FedAvg": Federated(FedAvg, search=grid(lr=[0.03, 0.1]))})
         study.run()
@@ -69,23 +69,24 @@ class Study:
         candidates: candidates by name. All searches must have the same number of configurations.
         seeds: seeds of the final runs.
         tune_seeds: seeds of the tuning runs; disjoint from `seeds`.
-        tune_on: the task on which configurations are compared for all tasks. Use it for private data, where every
-            tuning run on the data would use up privacy budget. Default: configurations are compared on each task.
+        tune_on: the only task on which configurations are compared; the choice is used for all tasks. Use this option
+            for private data, because every tuning run on private data would use up privacy budget. Default:
+            configurations are compared on each task separately.
         rule: criterion for the best configuration, averaged over `tune_seeds`: "last" for the accuracy after the last
             round, "late" for the mean accuracy over late rounds, or "own" for the accuracy on the clients' own tests.
             In a tie, the first configuration is chosen. A candidate may have its own rule. One round of one seed is
             noisy: prefer "late" with at least two `tune_seeds`.
         late_rounds: number of last rounds in the column `accuracy_late` and in the rule "late"; default: the second
             half of the rounds.
-        extend: settings whose search is extended, with the largest number of extensions: `{"lr": 2}`. If the best value
-            of any candidate is the smallest or largest searched value, every candidate gets one more configuration: its
-            best configuration, with the next value beyond the edge, in the same ratio. All candidates must search these
-            settings.
-        registered: file of a design that `register` wrote. `run` then refuses any other design.
+        extend: settings whose search may be extended, with the maximum number of extensions: `{"lr": 2}`. If the best
+            value of any candidate is the smallest or largest searched value, every candidate gets one more
+            configuration: its best configuration, with the next smaller or larger value of the setting. The ratio to
+            the previous value stays the same. All candidates must search these settings.
+        registered: path of a design that `register` wrote. `run` then refuses to run a study with another design.
 
     Attributes:
         out: path of the study's folder.
-        design: tasks, candidates and seeds, and the runs they imply.
+        design: tasks, candidates and seeds, and the list of runs that follows from them.
         rule, late_rounds, extend: arguments of the constructor.
         registered: the registered design, or None.
 
@@ -129,17 +130,17 @@ class Study:
         self, *, processes: int = 1, workers: int = 1, device: str = "cpu", trial: bool = True, progress: bool = True,
         seconds: float | None = None, on_run: Callable[[Mapping[str, Any]], object] | None = None,
     ) -> Records:  # fmt: skip
-        """Execute all missing runs, and resume interrupted ones.
+        """Execute all runs that are not finished, and resume interrupted runs.
 
         Args:
             processes: number of concurrent runs. With more than one, each runs in its own process, and a script needs
                 `if __name__ == "__main__":`. Results do not depend on this number.
             workers: number of threads per run that run clients. Results do not depend on this number.
             device: device to compute on, "cpu" or "cuda".
-            trial: whether to first estimate the total cost from a short trial of each candidate, see `estimate`.
+            trial: whether to estimate the total cost first, from a short trial run of each candidate; see `estimate`.
             progress: whether to show the estimate, and a bar with the remaining time.
-            seconds: wall time after which the call stops, as soon as the current round or step of condensing is
-                finished and saved. At least one round or step is executed. `missing` of the returned records lists the
+            seconds: wall time after which the call stops, as soon as the current round or condensation step is finished
+                and saved. At least one round or step is executed. `missing` of the returned records lists the
                 unfinished runs; the next call continues them. Default: no limit.
             on_run: function that is called with the summary of each final run when the run ends. It is not called for
                 tuning runs, nor for runs that were already finished.
@@ -148,10 +149,10 @@ class Study:
             The records of the final runs.
 
         Raises:
-            distillkit.serialization.SerializationError: a task, or with several processes a candidate, has no JSON
-                form.
-            ValueError: the folder contains another study, the study differs from its registered design, the file of
-                this design is not committed, or no configuration of a candidate has a score.
+            distillkit.serialization.SerializationError: a task has no JSON form; or a candidate has none, and
+                `processes` is above 1.
+            ValueError: the folder contains another study, the study differs from its registered design, the file of the
+                design is not committed to git, or all configurations of a candidate failed.
             distillkit.locking.InUse: another process uses the folder.
             WorkerKilled: the process of a run was killed; all other runs are finished.
         """
@@ -175,9 +176,9 @@ class Study:
         return Records([], [(spec.task, spec.method, spec.seed) for spec in self.design.final_runs({})])
 
     def estimate(self, *, processes: int = 1, workers: int = 1, device: str = "cpu") -> Estimate:
-        """Estimate the cost of all missing runs from a short trial of each candidate on each task.
+        """Estimate the cost of all unfinished runs from a short trial run of each candidate on each task.
 
-        A trial takes two rounds, or some steps, of the first configuration. Its results are discarded.
+        A trial run executes two rounds, or some steps, of the first configuration. Its results are discarded.
 
         Args:
             processes, workers, device: arguments of `run`.
@@ -229,14 +230,14 @@ class Study:
         """Write the design of this study to a file, before its first run, to test a claim.
 
         Commit the file, and pass it as `registered=` when you run the study. Afterwards, `RegisteredDesign.evaluate`
-        applies the design's rule to the records.
+        returns the verdict on the claim.
 
         Args:
             path: path of the new file, `.json`.
             claim: the claim as a sentence: "VHL is more accurate than FedAvg on clusters of two classes".
             method, base: names of the candidate and the baseline. For a column in which smaller values are better, swap
                 the two.
-            power: the power computation. Its column, effect and level define the test.
+            power: result of `power` for pilot runs. Its column, effect and level define the test.
             task: name of the task; may be omitted if there is only one.
             earlier: records, folders or files of earlier studies, whose seeds must not be used again.
 
@@ -263,7 +264,7 @@ class Study:
             task: name of the task.
 
         Raises:
-            ValueError: the study has no such task, or no run on its images charged a ledger.
+            ValueError: the study has no such task, or no run on the task's images charged a ledger.
         """
         total = self._total(check.one_of(task, "task", tuple({**self.design.tuned_tasks, **self.design.tasks})))
         if total is None:
@@ -284,7 +285,7 @@ class Study:
         return json.dumps(to_config(task.data, store=self.out / "data", name=f"tasks[{task.name!r}].data"))
 
     def curves(self, **options: Any) -> Figure:
-        """Draw accuracy over rounds, with mean and spread over seeds.
+        """Draw the accuracy over rounds: the mean over seeds, and a band of one standard deviation.
 
         Args:
             options: options of `distillkit.study.curves`, for example `by="bytes"`.
@@ -304,7 +305,7 @@ class Study:
         return design_config(self.out, self.design, self._facts(), task, (method, base))
 
     def _facts(self) -> dict[str, Any]:
-        """Return the arguments that must not change when the study is continued."""
+        """Return the arguments of the study that must not change when the study is continued, by name."""
         tuned = [name for name, candidate in self.design.candidates.items() if candidate.like is None]
         extend = {"settings": self.extend, "candidates": tuned} if self.extend else None
         return {"rule": self.rule, "late_rounds": self.late_rounds, "extend": extend}
@@ -338,7 +339,18 @@ class Study:
         seconds: Mapping[tuple[str, str], float], progress: bool,
         on_run: Callable[[Mapping[str, Any]], object] | None = None,
     ) -> None:  # fmt: skip
-        """Execute the missing runs among `specs`, with a bar that counts expected seconds if they are known."""
+        """Execute the unfinished runs among `specs`, and show a progress bar.
+
+        Args:
+            specs: specifications of the runs.
+            unit: name of the runs in the progress bar.
+            processes: number of concurrent runs.
+            options: options of `PreparedRun.execute`.
+            seconds: expected duration of a run, by task and candidate, which the progress bar counts. A run without an
+                entry counts as one second.
+            progress: whether to show the progress bar.
+            on_run: function that is called with the summary of each run.
+        """
         missing = [spec for spec in specs if not (self.out / spec.folder / "summary.json").exists()]
         weights = {spec.run: max(1, round(seconds.get((spec.task, spec.method), 1.0))) for spec in missing}
         with bar(sum(weights.values()), f"{len(missing)} {unit}", unit="s", progress=progress) as shown:
@@ -363,7 +375,10 @@ class Study:
         return PreparedRun(spec, task, split, candidate, built)
 
     def _split(self, task: Task) -> Split:
-        """Return the images of a task, and free all other images. Tasks with the same data share one read."""
+        """Return the images of a task. Only the images of the last task stay in memory.
+
+        Tasks with the same `data` share the images, which are then read only once.
+        """
         key = self._data_key(task)
         if key not in self._splits:
             self._splits = {key: task.load()}

@@ -29,9 +29,9 @@ class Allocation:
 
     Attributes:
         clients: training set of each client, which may be empty.
-        own_tests: test set of each client, or None.
+        own_tests: test set of each client; None if the clients have no own tests.
         test: test set of the run; in tuning runs, the validation set.
-        server: sets that only the server holds, by name.
+        server: sets that only the server has, by name.
         owners: for each client, the indices of its records in the task's training set, int64 [n_k].
     """
 
@@ -63,12 +63,13 @@ class Task:
             `distillkit.networks.NETWORK_NAMES`, for a network that fits the images' shape.
         factory_options: additional arguments of a named network, for example `{"width": 32}`.
         rounds: number of rounds of a federated run. A candidate may set another number.
-        participation: share in (0, 1], or number, of the clients that take part in a round; see `fl.simulate`.
-        evaluate: clients that are tested on their own test sets after a round, see `fl.simulate`.
+        participation: share in (0, 1] of the clients that take part in a round, or their number; see `fl.simulate`.
+        evaluate: clients that are tested on their own test sets after each round; see `fl.simulate`.
         own_tests: share of each class of the training images that is held out for the clients' own tests, in [0, 1).
-            The held-out images are the same for all seeds; the seed determines the client that owns each image. Tuning
-            runs do not use them.
-        server_share: share of each class of the training images that only the server holds (as `proxy`).
+            The held-out images are the same for all seeds, but the seed determines which client tests on an image.
+            Tuning runs do not use the held-out images.
+        server_share: share of each class of the training images that only the server has, as the set `proxy`, in [0,
+            1).
         validation: share of each class of the training images that is used for validation in tuning runs, in (0, 1). If
             the data set has its own validation split, that split is used instead. The test set is never used.
 
@@ -116,7 +117,7 @@ class Task:
     def load(self) -> Split:
         """Read the images: training and test set, and validation set if there is one.
 
-        The images of a `StoredSplit` stay in their file; clients and tests are then `StoredImages`.
+        The images of a `StoredSplit` stay in their file; the sets of clients and tests are then `StoredImages`.
         """
         split = self.data if isinstance(self.data, Split | StoredSplit) else self.data()
         return cast(Split, split)  # a `StoredSplit` supports all uses below
@@ -128,12 +129,13 @@ class Task:
         return partial(named_network, self.factory, split.train.shape, **self.factory_options)
 
     def assign(self, split: Split, seed: int, *, validation: bool = False, keep: Tensor | None = None) -> Allocation:
-        """Return the allocation of the images in the run with this seed.
+        """Return the allocation of the images to clients, tests and server in the run with this seed.
 
         Args:
             split: the images, from `load`.
             seed: seed of the run, from which the partition is drawn.
-            validation: whether this is a tuning run. The validation part is then the test set, and nobody trains on it.
+            validation: whether this is a tuning run. The validation data are then the test set, and no client trains on
+                them.
             keep: indices of the training records to keep, int [M]. Each kept record stays with its client. Tests and
                 the server's share do not change.
 
@@ -156,7 +158,8 @@ class Task:
     def pooled(
         self, split: Split, *, validation: bool = False, keep: Tensor | None = None
     ) -> tuple[LabeledImages, LabeledImages]:
-        """Return all clients' training images in one set, and the test set, for candidates without clients.
+        """Return the training images of all clients as one set, and the test set, for candidates that are not
+        federated.
 
         The images of the clients' own tests are left out.
 
@@ -169,7 +172,7 @@ class Task:
         return _in_memory(split.train[_kept_rows(pool, keep, len(split.train))]), _in_memory(test)
 
     def _pool(self, split: Split, validation: bool) -> tuple[Tensor, LabeledImages, dict[str, LabeledImages]]:
-        """Return the indices of the rows for clients, the test set, and the server's sets by name."""
+        """Return the indices of the images for clients, int64 [M], the test set, and the server's sets by name."""
         train, test, server = split.train, split.test, {}
         pool = torch.arange(len(train))
         if self.server_share:
@@ -247,15 +250,18 @@ def _in_memory(data: Any) -> LabeledImages:
 
 
 def _inseparable(train: LabeledImages) -> Tensor | None:
-    """Return the column by which the data was split earlier (`split_by`), or None.
+    """Return the column by whose values `split_by` separated training and test data, such as patients; or None.
 
-    No value of this column may occur on both sides of a split.
+    Further splits of the training data must not divide the images with the same value.
     """
     return train.columns.get(str(train.info.get("apart")))
 
 
 def _hold_out(train: LabeledImages, rows: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Split the `rows` of a set by `hold_out`. Labels of multi-label images are ignored."""
+    """Split the indices `rows` of images in a set into a part to keep, and a held-out `share` of each class.
+
+    Multi-label images count as one class.
+    """
     own = train.labels[rows] if train.labels.ndim == 1 else torch.zeros(len(rows), dtype=torch.int64)
     groups = _inseparable(train)
     kept, held_out = hold_out(own, share) if groups is None else hold_out_values(own, groups[rows], share)
@@ -263,7 +269,16 @@ def _hold_out(train: LabeledImages, rows: Tensor, share: float) -> tuple[Tensor,
 
 
 def _kept_rows(rows: Tensor, keep: Tensor | None, count: int) -> Tensor:
-    """Return those `rows` of a set of `count` records that are in `keep`."""
+    """Return those indices of `rows` that are also in `keep`, or all of them if `keep` is None.
+
+    Args:
+        rows: indices of records, int [n].
+        keep: indices of the records to keep, int [M].
+        count: number of records in the set.
+
+    Raises:
+        TypeError, ValueError: `keep` does not contain indices in [0, count).
+    """
     if keep is None:
         return rows
     keep = torch.as_tensor(keep)

@@ -54,7 +54,6 @@ class _Loss:
 
     `_point(r)` is the x at which this ratio is r, or minus infinity if there is no such x. `cdf(t)` is the probability
     that the loss is at most t. The two subclasses differ in the density from which x is drawn.
-
     """
 
     def __init__(self, rate: float, sigma: float) -> None:

@@ -142,7 +142,6 @@ def _grouped(spends: tuple[Spend, ...], most: int) -> tuple[Spend, ...]:
     Releases with the same sigma and rate are of one kind. All releases at rate 1 are combined into one equivalent
     release. At lower rates, sigma and rate are rounded to a fixed grid, which becomes coarser only if there are still
     too many kinds.
-
     """
     at_one = sum(count / sigma**2 for sigma, rate, count in spends if rate == 1)
     found = {(sigma, rate): count for sigma, rate, count in spends if rate < 1}

@@ -150,7 +150,6 @@ class PublicEmbedder:
         The returned function maps n gradients with respect to the mean embedding, float [n, F], to gradients with
         respect to the images, float [n, ipc, C, H, W]. The gradients may be private.
 
-
         Args:
             images: synthetic images, float [ipc, C, H, W].
             batched: whether to compute the n products together; ignored if the network or augmentation is captured.
