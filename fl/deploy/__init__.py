@@ -1,4 +1,4 @@
-"""Run clients outside of the server process: in loopback processes or on Flower."""
+"""Runs whose clients are outside the server's process: in other processes of this machine, or on Flower's nodes."""
 
 __all__: list[str] = []
 __dir__ = __all__.copy

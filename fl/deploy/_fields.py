@@ -1,6 +1,6 @@
-"""Table of all fields in messages between machines, with type, range and length.
+"""Table of all fields in messages between processes or machines, with the type and range of each field.
 
-Messages are untrusted. `read_fields` checks a part of a message before anything is written, charged or counted.
+Received messages are untrusted. `read_fields` checks their fields before the values are used in any way.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Field:
-    """Specification of one field.
+    """Specification of one field in a message: the type and range of its value.
 
     Attributes:
-        kind: kind of value, a key of `_TYPES`.
-        least, most: range of a number, or of the length of a string, list or mapping.
-        pattern: regular expression that a string must match as a whole; "" allows any string.
+        kind: name of the value's type, a key of `_TYPES`, such as "a string".
+        least, most: smallest and largest number, or length of a string, list or mapping.
+        pattern: regular expression that the whole string must match; "" allows any string.
         optional: whether the value may be None.
-        item: specification of each item of a list or value of a mapping. Names in a mapping have at most 1,000
-            characters.
+        item: specification of each item of a list, or of each value of a mapping. The keys of a mapping may always have
+            up to 1,000 characters.
     """
 
     kind: str
@@ -121,11 +121,11 @@ FIELDS: dict[str, dict[str, Field]] = {
 
 
 def read_fields(part: str, value: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a part of a message, after checking all of them.
+    """Parse one part of a received message, and return its fields after checking all of them.
 
     Args:
-        part: name of the part, a key of `FIELDS`.
-        value: the part, as JSON text or as a parsed mapping.
+        part: kind of part, a key of `FIELDS`, such as "job".
+        value: contents of the part, as JSON text or as a parsed mapping.
 
     Raises:
         ValueError: the text is not JSON, a field is missing or unknown, or a value is out of its range.

@@ -1,4 +1,8 @@
-"""Encoding of jobs and results as bytes, for clients in other processes or on other machines."""
+"""Encoding of requests (jobs) and results as messages or bytes, for clients in other processes or on other machines.
+
+The value of a cached entry in a message is called a payload. A client that has the payload already gets its digest
+instead.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,10 @@ _MAX_ERROR = 500
 
 
 class PayloadMissing(LookupError):
-    """A payload that was sent only as its digest is missing on the client; the job must be sent again in full."""
+    """Error: a client lacks the value of a cached entry, of which only the digest was sent.
+
+    The server must send the job again with all values.
+    """
 
     def __init__(self, client: int) -> None:
         super().__init__(f"client {client} lacks the payload of a cached entry")
@@ -34,14 +41,14 @@ class PayloadMissing(LookupError):
 
 @dataclass(frozen=True)
 class Job:
-    """One request to one client.
+    """Complete request to one client in another process or on another machine.
 
     Attributes:
         header: part of the request that is the same for all clients.
         client: index of the client.
-        request: part of the request that concerns this client.
-        ledger: state of the run's privacy ledger that the client needs (see `child_state`); None if the run is not
-            private.
+        request: part of the request that is different for each client.
+        ledger: extract of the run's privacy ledger that the client needs to charge its releases; None if the method is
+            not private.
     """
 
     header: RequestHeader
@@ -51,22 +58,36 @@ class Job:
 
 
 class PayloadStore(Protocol):
-    """Store of received payloads (values of cached entries), in a process or on a machine that runs clients."""
+    """Interface of a store for payloads, on the side of the clients.
+
+    A payload is the value of a cached entry in the server's messages. The server sends it once, and then only its
+    digest.
+    """
 
     def keep(self, client: int, key: str, digest: str, value: Value) -> Value:
-        """Store a `client`'s payload `value` of the entry `key` under its `digest`, and return an equal payload."""
+        """Store a payload that a client received, and return the payload or an equal one.
+
+        Args:
+            client: index of the client.
+            key: key of the message entry.
+            digest: digest of the payload.
+            value: the payload.
+        """
 
     def of(self, client: int, key: str, digest: str) -> Value:
-        """Return a `client`'s payload of the entry `key`, by its `digest`.
+        """Return the stored payload of the entry `key` that the client with index `client` received.
 
         Raises:
-            PayloadMissing: the payload is not stored for this client.
+            PayloadMissing: there is no such payload for this client, or it has another digest.
         """
 
 
 @dataclass
 class PayloadCache:
-    """In-memory store of the latest payload of each entry, for each client. Equal payloads are stored only once."""
+    """Store in RAM for the latest payload (value of a cached entry) of each client and entry.
+
+    Equal payloads of several clients are stored once.
+    """
 
     _held: dict[tuple[int, str], str] = field(default_factory=dict)
     _values: dict[str, Value] = field(default_factory=dict)
@@ -76,8 +97,8 @@ class PayloadCache:
 
         Args:
             client: index of the client.
-            key: key of the entry.
-            digest: fingerprint of the payload.
+            key: key of the message entry.
+            digest: digest of the payload.
             value: the payload.
         """
         self._held[client, key] = digest
@@ -86,10 +107,10 @@ class PayloadCache:
         return kept
 
     def of(self, client: int, key: str, digest: str) -> Value:
-        """Return a `client`'s payload of the entry `key`, by its `digest`.
+        """Return the stored payload of the entry `key` that the client with index `client` received.
 
         Raises:
-            PayloadMissing: the payload is not stored for this client.
+            PayloadMissing: there is no such payload for this client, or it has another digest.
         """
         if self._held.get((client, key)) != digest:
             raise PayloadMissing(client)
@@ -97,12 +118,15 @@ class PayloadCache:
 
 
 def job_parts(job: Job, facts: Mapping[str, str] | None = None, *, whole: bool = False) -> Parts:
-    """Encode a job. An entry that the client has in its cache is encoded only as its digest.
+    """Encode a job as tensors and strings. An entry that the client has in its cache is encoded as its digest.
 
     Args:
         job: the job to encode.
-        facts: strings to send with the job.
-        whole: whether to encode every payload in full, including cached ones.
+        facts: additional strings to send with the job, by name.
+        whole: whether to encode the values of all entries, including those that the client has in its cache.
+
+    Returns:
+        The parts of a message: a dictionary of tensors and a dictionary of strings, by name.
     """
     request = job.request
     cached = frozenset[str]() if whole else request.cached
@@ -121,18 +145,20 @@ def read_job(
     payloads: PayloadStore,
     accept: Callable[[RequestHeader, int], None] | None = None,
 ) -> Job:
-    """Decode a job that `job_parts` encoded, and replace digests by the stored payloads. The input is untrusted.
+    """Decode an untrusted job that `job_parts` encoded.
+
+    An entry of which only the digest was sent gets its value from `payloads`.
 
     Args:
-        message: message that `fl._codec.from_parts` returned.
-        facts: strings that `fl._codec.from_parts` returned.
-        payloads: store of this process or machine; payloads in the message are added to it.
-        accept: function of the header and the client's index, which may refuse the job by an exception. It is called
-            before any payload is stored.
+        message: the received message, as `fl._codec.from_parts` returned it.
+        facts: the strings received with the message, as `fl._codec.from_parts` returned them.
+        payloads: store of cached values on this machine. Such values in the message are added to the store.
+        accept: function that is called with the header and the client's index before any value is stored. It refuses
+            the job by raising an exception.
 
     Raises:
         ValueError: the message is not a job.
-        PayloadMissing: a payload is not stored, so the server must send the job again in full.
+        PayloadMissing: a cached value is not in the store, so the server must send the job again with all values.
     """
     fields = read_fields("job", facts.get("job", ""))
     header = RequestHeader(**read_fields("head", fields["head"]))
@@ -154,16 +180,21 @@ def read_job(
 
 
 def pack_job(job: Job, *, whole: bool = False) -> bytes:
-    """Encode a `job` as bytes; see `job_parts` for `whole`."""
+    """Encode a job as bytes.
+
+    Args:
+        job: the job to encode.
+        whole: whether to encode the values of all entries, including those that the client has in its cache.
+    """
     return as_bytes(job_parts(job, whole=whole))
 
 
 def unpack_job(data: bytes, payloads: PayloadStore) -> Job:
-    """Decode a job that `pack_job` encoded; see `read_job`.
+    """Decode the bytes of a job that `pack_job` returned; see `read_job` for the errors.
 
     Args:
         data: the encoded job.
-        payloads: store of this process or machine; payloads in the job are added to it.
+        payloads: store of cached values in this process. Such values in the job are added to the store.
     """
     return read_job(*decode(data), payloads)
 
@@ -174,15 +205,19 @@ def result_parts(
     charged: Sequence[Mapping[str, Any]] = (),
     facts: Mapping[str, str] | None = None,
 ) -> Parts:
-    """Encode a result, together with the version in its request's header and the client's privacy charges.
+    """Encode a client's result and its charges to the privacy ledger as tensors and strings.
 
-    A result that cannot be encoded, for example because a number is NaN, is replaced by a result with the error.
+    If the result cannot be encoded, for example because the reply is not a `Message`, a result with the error is
+    encoded instead.
 
     Args:
-        version: version in the request's header (`RequestHeader.version`).
+        version: identifier of the exchange that the result belongs to (`RequestHeader.version`).
         result: the result to encode.
         charged: lines that the client added to the privacy ledger.
-        facts: strings to send with the result.
+        facts: additional strings to send with the result, by name.
+
+    Returns:
+        The parts of a message: a dictionary of tensors and a dictionary of strings, by name.
     """
     fields: dict[str, Any] = {
         "version": version, "client": result.client, "error": _cut(result.error), "absent": result.absent,
@@ -205,11 +240,14 @@ def _cut(error: str | None) -> str | None:
 
 
 def read_result(reply: Message, facts: Mapping[str, str]) -> tuple[str, ClientResult, list[dict[str, Any]]]:
-    """Decode the version, the result and the charges that `result_parts` encoded. The input is untrusted.
+    """Decode an untrusted result that `result_parts` encoded.
 
     Args:
-        reply: message that `fl._codec.from_parts` returned.
-        facts: strings that `fl._codec.from_parts` returned.
+        reply: the received message, as `fl._codec.from_parts` returned it.
+        facts: the strings received with the message, as `fl._codec.from_parts` returned them.
+
+    Returns:
+        The arguments `version`, `result` and `charged` of `result_parts`.
 
     Raises:
         ValueError: the message is not a result.
@@ -226,10 +264,10 @@ def read_result(reply: Message, facts: Mapping[str, str]) -> tuple[str, ClientRe
 
 
 def pack_result(version: str, result: ClientResult, charged: Sequence[Mapping[str, Any]] = ()) -> bytes:
-    """Encode a `result` as bytes; see `result_parts` for `version` and `charged`."""
+    """Encode a client's result and its charges as bytes; see `result_parts` for the arguments."""
     return as_bytes(result_parts(version, result, charged))
 
 
 def unpack_result(data: bytes) -> tuple[str, ClientResult, list[dict[str, Any]]]:
-    """Decode the bytes `data` that `pack_result` returned; see `read_result`."""
+    """Decode the bytes that `pack_result` returned; see `read_result` for the result and the errors."""
     return read_result(*decode(data))

@@ -1,4 +1,4 @@
-"""Federated runs in studies: candidates, cost tables, and saved runs."""
+"""Federated runs in studies: candidates for a study, tables of costs, and reading and repeating saved runs."""
 
 from fl.study._outcome_hash import outcome_hash
 from fl.study.costs import at_equal, to_target, worst_clients

@@ -1,4 +1,4 @@
-"""Hash of a run's results, to compare repetitions bit for bit."""
+"""Hash of a run's results, with which repetitions of a run are compared bit for bit."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _REMARKS = "remarks"
 def outcome_hash(run: Run) -> str:
     """Return a hash of the server's last state and the whole history.
 
-    Two runs of the same method on the same task with the same seed have the same hash. The number of workers, the
-    backend (threads or loopback) and interruptions do not change the hash. The hash leaves out durations, resent bytes
-    and spared bytes. Private runs have different hashes, because their noise comes from the operating system.
+    Two runs of the same method on the same task with the same seed have the same hash, for any number of workers, for
+    threads and `Loopback`, and after interruptions. The hash does not cover durations, and bytes that were sent again
+    or saved. Two runs of a private method have different hashes, because their noise comes from the operating system.
 
     Args:
         run: the result of `simulate`.
@@ -34,7 +34,7 @@ def outcome_hash(run: Run) -> str:
 
 
 def hash_of(rows: Sequence[Mapping[str, Any]], state: Message) -> str:
-    """Return the `outcome_hash` of a saved run.
+    """Return the same hash as `outcome_hash`, for a run whose history and state were read from files.
 
     Args:
         rows: rows of the run's history.

@@ -1,4 +1,4 @@
-"""Tables of federated runs: cost to reach a target accuracy, accuracy at equal cost, and the worst clients."""
+"""Tables of federated runs: cost to reach a target accuracy, accuracy at equal cost, and accuracy of worst clients."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def spent(rows: Sequence[Row], by: str) -> list[float]:
             "client_seconds" (CPU seconds of all clients).
 
     Raises:
-        ValueError: `by` is unknown, or the rounds lack the columns for it.
+        ValueError: `by` is unknown, or the rows lack the columns from which this cost is computed.
     """
     columns = BY[check.one_of(by, "by", BY)]
     lacking = [name for name in columns if any(row.get(name) is None for row in rows)]
@@ -50,19 +50,20 @@ def spent(rows: Sequence[Row], by: str) -> list[float]:
 def to_target(records: RecordsLike, *, accuracy: float) -> Table:
     """Return the cost of each candidate until it reaches a target test accuracy: rounds, bytes and seconds.
 
-    The number of rounds is called "ROUND" in VHL's tables. The table has two measures. The first measure is the round
-    at which a run first reaches the target, as mean and standard deviation over seeds. It is given only if all runs
-    reached the target, because a mean without the slow runs would be too low. The second measure is the first round,
-    among the rounds that all seeds tested, at which the mean accuracy over seeds reaches the target.
+    The table gives two measures of the number of rounds (called "ROUND" in VHL's tables). The first measure is the
+    round in which a run first reaches the target, as mean and standard deviation over seeds. It is given only if all
+    runs reached the target, because a mean without the slow runs would be too low. The second measure is the first
+    round in which the mean accuracy over seeds reaches the target, among the rounds that were evaluated in the runs of
+    all seeds.
 
     Args:
-        records: records, or a study's folder.
+        records: records of the study's runs, or the study's folder.
         accuracy: the target, a fraction in [0, 1]; papers use the best accuracy of FedAvg.
 
     Returns:
-        A table with one row per task and candidate. Its columns are the number of runs that reached the target, and the
-        rounds, bytes (in both directions, all clients) and client seconds by both measures. "–" means that the target
-        was not reached.
+        A table with one row per task and candidate. Its columns are the number of runs that reached the target, and for
+        both measures the rounds, the bytes (in both directions, all clients) and the CPU seconds of all clients. "–"
+        means that the target was not reached.
 
     Raises:
         ValueError: `accuracy` is outside [0, 1], or there are no records.
@@ -95,15 +96,15 @@ def at_equal(records: RecordsLike, *, by: str = "rounds", budget: float | None =
     """Return the accuracy of each candidate at equal cost. Equal numbers of rounds rarely cost equal numbers of bytes.
 
     Args:
-        records: records, or a study's folder.
-        by: kind of cost, see `spent`.
-        budget: amount in rounds, bytes or seconds. Default: for each task the largest cost that every run has reached.
-            A round counts if it ends within the budget; a failed run has no rounds that count.
+        records: records of the study's runs, or the study's folder.
+        by: kind of cost: "rounds", "bytes", "bytes_up", "bytes_down" or "client_seconds"; see `spent`.
+        budget: maximum cost, in rounds, bytes or seconds. Default: for each task, the largest cost that all runs have
+            reached. Only rounds that end within the budget are used, and no rounds of failed runs.
 
     Returns:
-        A table with one row per task and candidate. Its columns are the accuracy after the last tested round within the
-        budget (mean ± standard deviation over seeds), the index of this round, and the cost up to and including this
-        round. The accuracy's cell also gives the number of runs without such a round, if any.
+        A table with one row per task and candidate. Its columns are the accuracy after the last evaluated round within
+        the budget (mean ± standard deviation over seeds), the index of this round, and the cost up to and including
+        this round. The accuracy's cell also gives the number of runs without such a round, if there are any.
 
     Raises:
         ValueError: there are no records or rounds, `by` is unknown, or `budget` is not positive.
@@ -137,10 +138,10 @@ def worst_clients(records: RecordsLike) -> Table:
     """Return the accuracy of the worst clients on their own test images after the last round.
 
     Args:
-        records: records, or a study's folder.
+        records: records of the study's runs, or the study's folder.
 
     Returns:
-        A table with one row per task and candidate. It covers the clients that were tested after the last round (all
+        A table with one row per task and candidate. It covers the clients that were evaluated after the last round (all
         clients or the drawn ones, see `evaluate` of `simulate`). Its columns are the mean accuracy on the clients' own
         test images, the standard deviation over clients, and the mean of the worst tenth (at least one client). If
         there are personal models, they have additional columns. All values are mean ± standard deviation over seeds.
@@ -169,7 +170,14 @@ def worst_clients(records: RecordsLike) -> Table:
 
 
 def _columns(values: Mapping[str, Sequence[float | None]]) -> tuple[dict[str, Any], list[str]]:
-    """Return the means and deviations of several columns by name, and the printed cells of the columns."""
+    """Compute the mean and standard deviation over seeds of several table columns.
+
+    Args:
+        values: the value of each run (None if it has none), by column name.
+
+    Returns:
+        A pair: the means and standard deviations by column name; and the text of each cell, "mean ± deviation".
+    """
     found = [numbers_of(name, column) for name, column in values.items()]
     return {name: number for numbers, _ in found for name, number in numbers.items()}, [cell for _, cell in found]
 
@@ -183,13 +191,16 @@ def _has_rounds(group: Group) -> bool:
 
 
 def _first(rows: Sequence[Row], target: float) -> int | None:
-    """Return the index of the first row that reaches the target."""
+    """Return the index in `rows` of the first round whose accuracy is at least `target`; None if there is none."""
     first = rounds_to(rows, target)
     return None if first is None else [row["round"] for row in rows].index(first)
 
 
 def _mean_first(group: Group, target: float) -> int | None:
-    """Return the first round, among those tested with all seeds, at which the mean over seeds reaches the target."""
+    """Return the first round in which the mean accuracy over the runs of a group is at least `target`.
+
+    Only rounds that were evaluated in all runs are used. The result is None if there is no such round.
+    """
     tested = [[row for row in r.rows if row["accuracy"] is not None] for r in group.records]
     curves = [{row["round"]: row["accuracy"] for row in rows} for rows in tested]
     common = sorted(set.intersection(*map(set, curves))) if curves else []
@@ -197,12 +208,18 @@ def _mean_first(group: Group, target: float) -> int | None:
 
 
 def _until(rows: Sequence[Row], by: str, number: int) -> float:
-    """Return the cumulative cost up to the end of a round."""
+    """Return the total cost of the rounds 1 to `number`; see `spent` for the kind of cost, `by`."""
     return next(cost for row, cost in zip(rows, spent(rows, by)) if row["round"] == number)
 
 
 def _within(record: Record, by: str, budget: float) -> dict[str, Any]:
-    """Return the accuracy, index and cost of the last tested round within the budget."""
+    """Return the accuracy, index and cumulative cost of a run's last evaluated round within the budget.
+
+    Args:
+        record: record of the run.
+        by: kind of cost, see `spent`.
+        budget: maximum cost.
+    """
     last: dict[str, Any] = {"accuracy": None, "round": None, by: None}
     for row, cost in zip(record.rows, () if record.failed else spent(record.rows, by)):
         if cost <= budget and row.get("accuracy") is not None:

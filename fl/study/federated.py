@@ -1,4 +1,4 @@
-"""Candidates that run a federated method."""
+"""Candidates of a study that run a federated method."""
 
 from __future__ import annotations
 
@@ -29,17 +29,19 @@ __all__ = ["Federated", "client_data"]
 class Federated(Candidate):
     """Candidate that runs a federated method: `Federated(FedAvg, search=grid(lr=[0.03, 0.1]))`.
 
-    `make` is called with `factory` and the settings, and returns the method. A setting called `rounds` replaces the
-    task's number of rounds. This setting is passed to `make` only if `make` has an argument `rounds`.
+    `make` is a class or function that is called with the network's `factory` and the settings, and returns the method.
+    A setting called `rounds` replaces the task's number of rounds. It is passed to `make` only if `make` has an
+    argument of that name.
 
-    The summary has the columns of `fl.history.summary`, and `accuracy_own`, the mean accuracy over clients on their own
-    tests (of personal models if there are any). For a private method it also has the privacy columns of `Condense`.
+    The summary of a run has the columns of `fl.history.summary`, and `accuracy_own`, the clients' mean accuracy on
+    their own test images (of the personal models if there are any). For a private method, it also has the privacy
+    columns of `Condense`.
 
     Args:
         make, search, settings, like: arguments of `Candidate`.
-        transcript: whether to keep the rounds' messages, for attacks; see `fl.simulate`.
-        delta: delta of the ledger of a private method (`ledger.jsonl` in the run's folder).
-        backend: backend that runs the clients, see `fl.simulate`.
+        transcript: whether to save the messages of all rounds, for attacks; see `fl.RunFolder`.
+        delta: delta of a private method's ledger, which is the file `ledger.jsonl` in the run's folder.
+        backend: backend that runs the clients; see `fl.simulate`.
     """
 
     transcript: bool = False
@@ -55,11 +57,19 @@ class Federated(Candidate):
             object.__setattr__(self, "backend", Loopback())
 
     def passes_to_make(self, name: str) -> bool:
-        """Return whether the setting `name` is passed to `make`; `rounds` is passed only if `make` accepts it."""
+        """Return whether the setting `name` is an argument of `make`.
+
+        This is true for every setting except `rounds`, which `make` need not accept.
+        """
         return name != "rounds" or (self.make is not None and name in inspect.signature(self.make).parameters)
 
     def run(self, built: Method, job: Job) -> dict[str, Any]:
-        """Run the method, or resume an interrupted run."""
+        """Run the method, or resume its interrupted run, and return the summary.
+
+        Args:
+            built: the method that `make` returned.
+            job: task, seed and folder of the run.
+        """
         ledger = Ledger(job.folder / "ledger.jsonl", delta=self.delta) if require_method(built).private else None
         rounds = self._rounds(job)
 
@@ -77,7 +87,14 @@ class Federated(Candidate):
         return {**history.summary(run.rows), **private, "accuracy_own": own.get("mean"), "hash": outcome_hash(run)}
 
     def trial(self, built: Method, job: Job) -> Cost:
-        """Run up to two rounds to estimate the cost: the second round predicts the cost of all later rounds."""
+        """Run at most two rounds, and estimate the cost of the whole run.
+
+        The second round's cost is the estimate for all later rounds, because the first round includes one-time costs.
+
+        Args:
+            built: the method that `make` returned.
+            job: task, seed and folder of the run.
+        """
         rounds = self._rounds(job)
         began = time.perf_counter()
         ledger = Ledger(None, delta=self.delta) if require_method(built).private else None
@@ -111,7 +128,7 @@ class Federated(Candidate):
 
 
 def client_data(allocation: Allocation) -> list[ClientData]:
-    """Return the clients for `simulate`. Stored images are read when a client needs them.
+    """Return the argument `clients` of `simulate` for a study's allocation. Stored images are read when needed.
 
     Args:
         allocation: allocation of a task's images, from `Task.assign`.

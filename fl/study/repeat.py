@@ -53,36 +53,41 @@ def repeat(
     trust: Collection[str] = (),
     progress: bool = True,
 ) -> SavedRun:
-    """Repeat a run of a study from its `config.json` alone. The result's hash does not depend on the number of workers.
+    """Repeat a saved run, using only its `config.json` and the images.
 
-    Before round 1, the images are read again and compared with the images of the run. With `keep`, every client keeps
-    only the listed records, and each record stays with its client. Shadow runs of membership attacks are such
-    repetitions.
+    Before round 1, the images are read again and compared with the images of the run. The result has the same hash for
+    any number of workers. If you pass `keep`, the clients get only the listed records, and each record stays with its
+    client. You can train shadow runs for membership attacks in this way.
 
     Args:
         folder: folder of the run.
-        out: folder of the repetition; an interrupted repetition is resumed. Default: a temporary folder.
-        keep: indices of the records to keep in the task's training set, int [M].
+        out: folder of the repetition. If it contains an interrupted repetition, this repetition is resumed. Default: a
+            temporary folder.
+        keep: indices of the records to keep in the task's training set, int [M]; None keeps all records.
         seed: seed of initial weights, batches and drawn clients; the partition does not change. Default: the run's
             seed. For shadow runs, use a different seed, because an attacker does not know the run's seed.
-        data: the images, or a function that reads them, if they have moved: `partial(load_folder, "new/place",
-            size=32)`. Pass loaded images (`load(folder).task.load()`) to avoid reading them for every repetition.
-        method: argument of `load`.
-        clients, test, server_data: images of a run that was made by `simulate` outside a study. Such a run does not
+        data: the images, or a function that reads them. You need this argument if the files have moved, for example
+            `partial(load_folder, "new/place", size=32)`. Pass loaded images (`load(folder).task.load()`) to avoid
+            reading them for every repetition.
+        method: the method, if `config.json` cannot describe it; see `load`.
+        clients, test, server_data: the images of a run that was made by `simulate` outside a study. Such a run does not
             record the source of its images.
-        backend, workers: arguments of `simulate`; default: the values of the run.
-        device: device of clients and server; default: the device of the run. On another device, rounding and hash may
-            differ.
+        backend: backend that runs the clients; see `simulate`. Default: the backend of the study's candidate, or
+            threads for a run outside a study.
+        workers: number of clients that run in parallel.
+        device: device of clients and server; default: the device of the run. On another device, rounding and the hash
+            may differ.
         names, trust: your functions and classes that the run uses; see `distillkit.serialization.from_config`.
         progress: whether to show a progress bar.
 
     Returns:
-        The repetition, as from `load`: `again.hash == load(folder).hash`.
+        The repetition, as `load` returns it. Its `hash` is equal to that of the repeated run if all records are kept
+        and the seed is the same.
 
     Raises:
-        NotRepeatable: the folder does not record its method, task or images, or the images differ from those of the
+        NotRepeatable: the folder does not record its method, task or images; or the images differ from those of the
             run. The message names the difference.
-        fl.CheckpointError: see `load`.
+        fl.CheckpointError: there is no run in the folder, or a file is damaged or from a later version.
 
     Warns:
         UserWarning: the hash of a complete repetition differs from the hash of the finished run. The warning lists the
@@ -142,7 +147,16 @@ def _of_task(
     backend: Backend | Literal["threads"] | None,
     options: dict[str, Any],
 ) -> bool:
-    """Repeat the run of a study, and return whether the repetition uses all records of the run."""
+    """Repeat a run of a study, whose images are read by its task.
+
+    Args:
+        known: the saved run.
+        out, keep, seed, data, backend: arguments of `repeat`.
+        options: other arguments of `simulate`.
+
+    Returns:
+        Whether the repetition uses all records of the run.
+    """
     task, candidate, notes = known.task, known.candidate, known.config["notes"]
     if data is not None and not isinstance(data, Split):
         task = replace(task, data=data)
@@ -169,7 +183,16 @@ def _of_images(
     known: SavedRun, out: Path, seed: int, clients: Any, test: Any, server_data: Any,
     backend: Backend | Literal["threads"] | None, options: dict[str, Any],
 ) -> bool:  # fmt: skip
-    """Repeat a run of `simulate` on the given images."""
+    """Repeat a run that was made by `simulate` outside a study, on images that the caller passes.
+
+    Args:
+        known: the saved run.
+        out, seed, clients, test, server_data, backend: arguments of `repeat`.
+        options: other arguments of `simulate`.
+
+    Returns:
+        Whether the repetition uses all records of the run, which is always true here.
+    """
     config, ledger = known.config, None
     privacy = config.get("privacy")
     if not (out / "config.json").exists():
@@ -189,7 +212,14 @@ def _of_images(
 
 
 def _begin(known: SavedRun, out: Path, seed: int, device: str) -> None:
-    """Copy the run's settings to the folder of its repetition. The repetition must match them, like a resumed run."""
+    """Write the saved run's options to the folder of its repetition, where `simulate` compares them with its own.
+
+    Args:
+        known: the saved run.
+        out: folder of the repetition.
+        seed: seed of the repetition.
+        device: device of the repetition.
+    """
     out.mkdir(parents=True, exist_ok=True)
     if "clients" not in known.config:
         return
@@ -202,7 +232,11 @@ def _begin(known: SavedRun, out: Path, seed: int, device: str) -> None:
 
 
 def _require_same_images(known: SavedRun, task: Task, split: Split) -> None:
-    """Check that the task's images are the same as the images of the run."""
+    """Check that the images that the task has now are the images of the saved run.
+
+    Raises:
+        NotRepeatable: the images differ.
+    """
     validation = bool(known.config["notes"]["validation"])
     allocation = task.assign(split, known.partition_seed, validation=validation, keep=known.kept)
     key = Store(known.folder).key() if "privacy" in known.config else b""

@@ -1,4 +1,4 @@
-"""Saved run, with the history, models and sets in its folder, and the method and task that produced them."""
+"""Reading of a saved run: its history, models and sets, and the method and task that produced them."""
 
 from __future__ import annotations
 
@@ -32,23 +32,26 @@ __all__ = ["NotRepeatable", "SavedRun", "load"]
 
 
 class NotRepeatable(ValueError):
-    """Error: a run's folder lacks information. The message names the missing part and the argument to pass instead."""
+    """Error: a run's folder lacks information that is needed to load or repeat the run.
+
+    The message names the missing part, and the argument to pass instead.
+    """
 
 
 @dataclass(frozen=True, repr=False)
 class SavedRun:
-    """A run read by `load`. `fl.study.repeat` runs it again.
+    """A run that `load` has read from its folder. `fl.study.repeat` runs it again.
 
     Attributes:
         folder: folder of the run.
-        config: content of the run's `config.json`.
+        config: contents of the run's `config.json`.
         rows: rows of the run's history, one per completed round.
-        line: content of the run's `summary.json`; None for an unfinished run or a run outside a study.
-        method: the rebuilt method; None if only a `factory` was given.
-        state: the server's state after the last round, by entry key.
+        line: contents of the run's `summary.json`; None for an unfinished run or a run outside a study.
+        method: the method, rebuilt from the config; None if `load` was called with a `factory`.
+        state: the server's state after the last round: its values by key.
         models: global models after the last round by name ("" for a single one), in eval mode.
-        sets: the sets in the server's state by entry key, such as FedDM's synthetic images or FedLGD's anchors. The key
-            is "set" for a candidate that makes a set.
+        sets: the sets of images in the server's state, by key, such as FedDM's synthetic images or FedLGD's anchors.
+            For a run of a candidate that makes a set without federated rounds, the only key is "set".
     """
 
     folder: Path
@@ -82,7 +85,10 @@ class SavedRun:
 
     @property
     def hash(self) -> str | None:
-        """Hash of the results, see `outcome_hash`; for a candidate that makes a set, the hash in its summary."""
+        """Hash of the run's results, with which repetitions are compared; see `outcome_hash`.
+
+        For a run of a candidate that makes a set without federated rounds, this is the hash in its summary.
+        """
         return hash_of(self.rows, self.state) if self.rows else (self.line or {}).get("hash")
 
     @cached_property
@@ -96,33 +102,33 @@ class SavedRun:
 
     @cached_property
     def candidate(self) -> Candidate:
-        """The candidate that produced the run, without `make`, settings and search.
+        """The study's candidate that produced the run, without `make`, settings and search.
 
         Raises:
-            NotRepeatable: see `task`.
+            NotRepeatable: the run was not part of a study.
         """
         return cast(Candidate, self._noted("way"))
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
-        """Settings from which the method was built.
+        """Settings of the candidate from which the method was built, by name.
 
         Raises:
-            NotRepeatable: see `task`.
+            NotRepeatable: the run was not part of a study.
         """
         return dict(self._noted("settings"))
 
     @cached_property
     def kept(self) -> torch.Tensor | None:
-        """Indices of the training records that were kept; None for all."""
+        """Indices of the training records that a repetition of a run used (`repeat(keep=...)`); None for all."""
         return cast(torch.Tensor, self._noted("keep")) if "keep" in (self.config.get("notes") or {}) else None
 
     def assign(self, split: Split | None = None, keep: torch.Tensor | None = None) -> Allocation:
-        """Return the allocation of the images in this run.
+        """Return the allocation of the task's images to the clients, as it was in this run.
 
         Args:
-            split: the task's images, if already loaded; default `task.load()`.
-            keep: indices of the training records to keep; default: those of this run.
+            split: the task's images, if you have loaded them already; default: `task.load()`.
+            keep: indices of the training records to use; default: the records that this run used.
         """
         return self.task.assign(
             self.task.load() if split is None else split,
@@ -158,20 +164,20 @@ def load(
     names: Mapping[str, Any] | None = None,
     trust: Collection[str] = (),
 ) -> SavedRun:
-    """Read a saved run: history, models with weights, sets, and the method.
+    """Read a saved run from its folder: its history, models, sets, and the method.
 
-    This function does not train, read a dataset, or change the folder.
+    This function does not train, does not read a dataset, and does not change the folder.
 
     Args:
         folder: folder of the run, written by `simulate(..., out=folder)` or a study.
         method: the method, if `config.json` cannot describe it (for example with a lambda as network). The method is
             checked against the record.
-        factory: network factory, for a folder that does not record its method (from earlier versions). History and
-            models are read, and `method` is None.
+        factory: network factory, for a folder from an earlier version, which does not record its method. The history
+            and the models are read, and the attribute `method` is None.
         names, trust: your functions and classes that the run uses; see `distillkit.serialization.from_config`.
 
     Raises:
-        fl.CheckpointError: there is no run, or a file is damaged or from a later version.
+        fl.CheckpointError: there is no run in the folder, or a file is damaged or from a later version.
         NotRepeatable: the method is neither recorded nor passed, or the passed method differs from the recorded one.
     """
     folder = Path(folder)

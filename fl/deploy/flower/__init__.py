@@ -1,25 +1,25 @@
-"""Federated methods on Flower: the same method objects, checks, records and results as with `fl.simulate`.
+"""Federated methods on Flower, with the same method objects, checks, files and results as `fl.simulate`.
 
 `server_app(method, rounds=...)` and `client_app(method, load_client, folder=...)` return the two apps of a Flower
 project. `serve` and `reply_to` do the same inside apps that you write yourself (`_apps`). This package can be imported
 without Flower; the apps then raise `MissingFlower`.
 
-The steps of one message:
+A message passes through these modules:
 
-1. `_transport` (server): `GridTransport.exchange` builds a client's request. `_requests` packs one request, or two
-   bundled requests, into one message with the position in the node's ledger.
-2. `_messages`: the message becomes Flower's records, and travels over Flower's grid to the node of the client.
-3. `_node`: `Node.handle_job` loads the client's data (`_client_loading`) and reads the request, with cached payloads
+1. `_transport` (server): `GridTransport.exchange` builds a client's request. `_requests` packs one or two requests to
+   the client into one message. The message states how many lines of the node's privacy ledger the server has seen.
+2. `_messages`: the message is converted to Flower's records, and Flower's grid sends it to the node of the client.
+3. `_node`: `Node.handle_job` loads the client's data (`_client_loading`) and reads the request, with cached values
    from the node's folder (`_node_folder`).
 4. `_release_guard`: `ReleaseGuard.require_request` checks the owner's policy (`_policy`) before anything is computed.
 5. The engine runs the client. Each private release is checked against the policy and the node's budget, and is written
    to the node's ledger (`NodeLedger` in `_node_ledger`), before its noise is drawn.
 6. `_release_guard`: `ReleaseGuard.reply_parts` adds the new ledger lines, and withholds results that were not charged.
-7. `_transport` (server): the reply is read as untrusted data. New ledger lines are mirrored in the run's ledger
+7. `_transport` (server): the reply is read as untrusted data. The new ledger lines are copied to the run's ledger
    (`mirror_report` in `_node_ledger`) before the engine gets the result.
 
-Before the first round every node describes itself (`_handshake`), and the server checks that all nodes fit together
-(`_node_registry`).
+Before the first round, every node sends a description of itself (`_handshake`), and the server checks that all nodes
+are compatible (`_node_registry`).
 """
 
 from fl.deploy.flower._apps import FlowerConfig, client_app, reply_to, serve, server_app

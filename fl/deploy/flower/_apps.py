@@ -1,4 +1,4 @@
-"""The apps that Flower runs: one on the server, and one on every node."""
+"""The two apps that Flower runs: the server app, and the client app on every node."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class FlowerConfig(RunConfig):
     """Options of `serve` and `server_app`: the options of any run, and options for the connection to the nodes.
 
     Args:
-        clients: number of partitions, each of which is a client. None: the number that the nodes state
+        clients: number of clients, which is Flower's number of partitions. None: the number in the nodes' configs
             (`num-partitions`).
         connection: timeouts and limits of the connection to the nodes.
         defer_evaluation: whether evaluation requests (`evaluate`) are sent with the next round's messages, which saves
-            one message per client and round. A round's history row is then complete when the next round is committed,
-            and the last row at the end of the run. Private methods, and methods that draw their clients themselves,
-            are always evaluated in the same round.
+            one message per client and round. In this case, a round's row of the history is complete when the next round
+            is committed, and the last row at the end of the run. The option has no effect for private methods and for
+            methods that draw their clients themselves.
     """
 
     clients: int | None = None
@@ -43,14 +43,15 @@ class FlowerConfig(RunConfig):
 def client_app(method: Method, load_client: LoadClient, config: NodeOptions) -> Any:
     """Create the Flower app of a node, which runs the requests of a `server_app` on the data of its partition.
 
-    Name this app in your project's pyproject.toml (`clientapp = "package.client_app:app"`). The values `partition-id`
-    and `num-partitions` in the node config say which client the node is. In a simulation, Flower sets both values.
+    Enter this app in your project's pyproject.toml (`clientapp = "package.client_app:app"`). The value `partition-id`
+    in the node config is the index of the node's client, and `num-partitions` is the number of clients. In a
+    simulation, Flower sets both values.
 
     Args:
-        method: the method of the server app; a node with a different method is refused in the handshake.
-        load_client: function of the partition index that returns the client's data. It may return anything that
-            `fl.simulate` takes as one client (such as a `LabeledImages`, a `ClientData` or a `Dataset`), the path of a
-            folder of images, a `Split`, an allocation of a study task, or a table of flwr-datasets. docs/flower.md
+        method: the same method as in the server app. A node with a different method is refused before round 1.
+        load_client: function that takes the partition index and returns the client's data. It may return anything that
+            `fl.simulate` accepts as one client (such as a `LabeledImages`, a `ClientData` or a `Dataset`), the path of
+            a folder of images, a `Split`, an allocation of a study task, or a table of flwr-datasets. docs/flower.md
             lists all forms. The function is called for every message, because in a deployment every message starts a
             new process.
         config: options of the node (`NodeOptions`); callers pass its fields as keywords.
@@ -78,7 +79,9 @@ def client_app(method: Method, load_client: LoadClient, config: NodeOptions) -> 
 
 @options(NodeOptions)
 def reply_to(message: Any, context: Any, method: Method, load_client: LoadClient, config: NodeOptions) -> Any:
-    """Reply to one message of the server, in a client app that you write yourself; `client_app` is a ready-made app.
+    """Return the reply to one message of the server, for use in a client app that you write yourself.
+
+    The ready-made alternative is `client_app`.
 
     Use this function if the method or the location of the data comes from Flower's `context.run_config` and
     `context.node_config`. Register the function that calls `reply_to` for the message types "query.hello", "query.job"
@@ -96,13 +99,13 @@ def reply_to(message: Any, context: Any, method: Method, load_client: LoadClient
 
     Raises:
         MissingFlower: Flower is not installed.
-        TypeError, ValueError: bad arguments, or an unusable policy.
+        TypeError, ValueError: an argument is not valid, or the policy file cannot be used.
     """
     return _reply(Node(method, load_client, config), message, context)
 
 
 def _refuse_other_server(message: Any, context: Any) -> Any:
-    """Refuse a message of a server app that was not made with this library. Flower sends the error to this server."""
+    """Raise an error for a message from a server app of another library. Flower sends the error back to that server."""
     raise RuntimeError(
         f"this client app was made with distillkit, and got a {message.metadata.message_type!r} message of another "
         "server app: make the server app with server_app or serve of fl.deploy.flower"
@@ -120,11 +123,12 @@ def _reply(node: Node, message: Any, context: Any) -> Any:
 
 @options(FlowerConfig)
 def serve(grid: Any, method: Method, config: FlowerConfig) -> Run:
-    """Run a federated method over Flower's grid, in a server app that you write; `server_app` is a ready-made app.
+    """Run a federated method on Flower's nodes, from a server app that you write yourself.
 
-    The function waits until the nodes of all partitions have connected, and then runs the same rounds as `fl.simulate`,
-    with the same history and files. On equal machines, the results are bitwise equal to those of `fl.simulate`, for any
-    order of the replies. Pass `resume=True` to continue a run in `out`, also from another run of Flower.
+    The ready-made alternative is `server_app`. The function waits until the nodes of all clients have connected, and
+    then runs the same rounds as `fl.simulate`, with the same history and files. On equal machines, the results are
+    bitwise equal to those of `fl.simulate`, for any order of the replies. Pass `resume=True` to continue the run in
+    `out`, even if it was started in another run of Flower.
 
     Args:
         grid: Flower's grid, an argument of the server app's main function.
@@ -135,8 +139,8 @@ def serve(grid: Any, method: Method, config: FlowerConfig) -> Run:
         IncompatibleNode: a node does not match the server; the message names the node and the difference.
         NoUsableReply: nodes did not connect in time, or a round has fewer usable replies than `min_replies`.
         MissingFlower: Flower is not installed.
-        TypeError, ValueError: bad arguments.
-        Exception: any error that `fl.simulate` raises.
+        TypeError, ValueError: an argument is not valid.
+        Exception: any other error that `fl.simulate` raises.
     """
     return _serve(grid, method, config)
 
@@ -167,9 +171,9 @@ def _serve(grid: Any, method: Method, config: FlowerConfig) -> Run:
 def server_app(method: Method, config: FlowerConfig) -> Any:
     """Create the Flower app of the server, which runs a method on the nodes of a `client_app`.
 
-    Name this app in your project's pyproject.toml (`serverapp = "package.server_app:app"`). The results are written to
-    `out`. If the app fails, `flwr list --format json` shows Flower's run as failed, but the exit status of `flwr run`
-    does not report the failure.
+    Enter this app in your project's pyproject.toml (`serverapp = "package.server_app:app"`). The results are written to
+    the folder `out`, one of the options. If the app fails, `flwr list --format json` shows Flower's run as failed, but
+    the exit status of `flwr run` does not report the failure.
 
     Args:
         method: the method to run.

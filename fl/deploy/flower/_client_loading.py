@@ -1,4 +1,4 @@
-"""Conversion of a result of `load_client`, in any supported form, to the data of one client."""
+"""Conversion of the data that a user's function `load_client` returns to the data of one client."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ _IMAGE_NAMES, _LABEL_NAMES = ("image", "img"), ("label", "labels")
 
 
 def to_client_data(given: Any, partition: int) -> tuple[Any, tuple[str, ...]]:
-    """Return a client's data in a form that `fl.simulate` takes, and the class names (empty if unknown).
+    """Return a client's data in a form that `fl.simulate` accepts, and the class names (empty if unknown).
 
     Args:
-        given: result of `load_client`. A value in none of these forms is returned unchanged.
+        given: return value of the user's function `load_client`, in one of these forms. Any other value is returned
+            unchanged.
 
             - The path of a folder of images, read by `distillkit.data.load_folder` with pixels in [0, 1]. Its test
               images become the client's own test set.
             - A `Split` or `StoredSplit`, such as `load_folder(path, size=32)` returns.
-            - An allocation of a study task, `task.assign(task.load(), seed)`; only this partition's client is used.
+            - An allocation of a study task, `task.assign(task.load(), seed)`; only the client with the index
+              `partition` is used.
             - A table of Hugging Face's `datasets`, such as `FederatedDataset.load_partition` of flwr-datasets returns,
               with one image column (an `Image` feature, or named image or img) and one label column (a `ClassLabel`, or
               named label or labels).
-            - A mapping with the key "train" and optionally "test", whose values have one of these forms. For example,
-              `train_test_split` returns one.
-        partition: index of the node's partition.
+            - A mapping with the key "train" and optionally "test", whose values have one of these forms. The method
+              `train_test_split` of such a table, for example, returns a mapping of two tables.
+        partition: index of the node's client.
 
     Raises:
         TypeError, ValueError: `given` has one of these forms, but cannot be converted. For example, a table has no
@@ -65,7 +67,7 @@ def _from_mapping(given: Mapping[str, Any], partition: int) -> tuple[ClientData,
 
 
 class _TableDataset(Dataset[Any]):
-    """Dataset of (image, label) pairs from a table of `datasets`."""
+    """Dataset of (image, label) pairs from a table of Hugging Face's `datasets`."""
 
     def __init__(self, table: Any) -> None:
         kind = (getattr(table, "format", None) or {}).get("type")  # a custom transform stays; a tensor format does not
@@ -92,7 +94,17 @@ def _class_names(table: Any, name: str) -> tuple[str, ...]:
 
 
 def _column(table: Any, what: str, usual: tuple[str, ...], typed: list[str]) -> str:
-    """Return the name of a table's image or label column, found by its feature or else by a usual name."""
+    """Return the name of a table's image or label column.
+
+    Args:
+        table: table of Hugging Face's `datasets`.
+        what: "images" or "labels".
+        usual: usual names of such a column, with which it is found if `typed` is empty.
+        typed: names of the table's columns with the feature `Image` or `ClassLabel`.
+
+    Raises:
+        ValueError: there is no such column, or more than one.
+    """
     found = typed or [name for name in table.column_names if name in usual]
     if len(found) != 1:
         raise ValueError(

@@ -1,7 +1,8 @@
-"""The handshake: each node describes itself, and the server checks that all nodes are compatible.
+"""The handshake before round 1, in which each node sends a description of itself to the server.
 
-Neither the images nor their number are sent. The fingerprint of the data is made with a key that stays on the node.
-With a plain hash, the server could test guesses about the node's data.
+The server checks with these descriptions that all nodes are compatible. They contain neither the images nor the number
+of images. They contain a fingerprint of the data, which is made with a secret key of the node. With a plain hash, the
+server could test guesses about the data.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ __all__ = ["IncompatibleNode", "NodeInfo", "describe_node", "identity_of", "read
 
 
 class IncompatibleNode(ValueError):
-    """A node that cannot take part in the run; the message names the node and the difference."""
+    """Error: a node does not match the server or the other nodes. The message names the node and the difference."""
 
 
 class _Space:
@@ -35,16 +36,17 @@ class _Space:
 
 
 def identity_of(value: Method | LabelTask | None) -> str:
-    """Return a description of a method or task that is the same in every process, without memory addresses.
+    """Return a text that describes a method or task and its options, without memory addresses.
 
-    Equal descriptions do not imply equal code. Node owners must verify the code that their nodes run.
+    Equal objects have equal descriptions in every process. Equal descriptions do not imply equal code: node owners must
+    verify the code that their nodes run.
     """
     text = "" if value is None else identity(value) if isinstance(value, Method) else repr(value)
     return re.sub(" at 0x[0-9a-f]+", "", text)
 
 
 def read_partition(config: Mapping[str, object]) -> tuple[int, int]:
-    """Return the index of a node's partition, and the number of partitions.
+    """Return the index of a node's partition (its client), and the number of partitions.
 
     Args:
         config: Flower's `context.node_config`.
@@ -65,17 +67,17 @@ def read_partition(config: Mapping[str, object]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """A node's description of itself.
+    """Description of a node, which the node sends to the server before round 1.
 
     Attributes:
-        partition: index of the node's partition, which is also the client's index.
+        partition: index of the node's partition, which is the index of its client.
         partitions: number of partitions in the node's config.
         method: description of the node's method (`identity_of`).
-        task: description of the node's task (`identity_of`).
-        fingerprint: fingerprint of the node's data, made with the node's key.
-        ledger: name of the node's ledger; "" if the method is not private.
+        task: description of the node's label task (`identity_of`).
+        fingerprint: fingerprint of the node's data, made with the node's secret key.
+        ledger: name of the node's privacy ledger; "" if the method is not private.
         classes: class names as JSON, or "" if unknown.
-        empty: whether the node has no training images; always False in a private run.
+        empty: whether the node has no training images; always False if the method is private.
         untested: whether the node has no test images.
         version: version of distillkit on the node.
         clock: time of the node's clock when it replied, in seconds since 1970.
@@ -98,20 +100,20 @@ class NodeInfo:
     node: int = 0
 
     def parts(self) -> Parts:
-        """Return the parts of the reply to the handshake; see `fl._codec.to_parts`."""
+        """Encode the description as the parts of a message (tensors and strings by name; see `fl._codec.to_parts`)."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("space", "node")}
         return to_parts(Message({_Space.images: self.space}), {"hello": json.dumps(values)})
 
     @classmethod
     def read(cls, parts: Parts, node: int) -> NodeInfo:
-        """Read an untrusted reply to the handshake.
+        """Decode the description in an untrusted reply of a node.
 
         Args:
-            parts: parts of the reply.
+            parts: parts of the reply: tensors and strings by name.
             node: Flower's id of the node that sent the reply.
 
         Raises:
-            ValueError: the reply is malformed, or the node refuses with a reason.
+            ValueError: the reply is malformed, or the node refuses to take part; the message gives the node's reason.
         """
         message, facts = from_parts(*parts)
         if "refused" in facts:
@@ -136,16 +138,16 @@ def describe_node(
     ledger: str,
     names: Sequence[str] = (),
 ) -> NodeInfo:
-    """Return a node's description of itself.
+    """Return the description of a node, which is sent to the server before round 1. Call this on the node.
 
     Args:
-        number: index of the node's partition.
+        number: index of the node's partition, which is the index of its client.
         count: number of partitions.
         method: method of the node.
-        task: task of the node.
+        task: label task of the node.
         clients: data of the node, as a registry of one client.
-        fingerprint: fingerprint of the node's data, made with the node's key.
-        ledger: name of the node's ledger; ignored if the method is not private.
+        fingerprint: fingerprint of the node's data, made with the node's secret key.
+        ledger: name of the node's privacy ledger; ignored if the method is not private.
         names: class names, if known.
 
     Raises:

@@ -1,8 +1,9 @@
-"""Flower's messages: import of Flower, conversion of messages to Flower's records, and their exchange over the grid.
+"""Conversion of messages to and from Flower's records, and sending of messages over Flower's grid.
 
-Every tensor becomes one array. Flower identifies stored arrays by the hash of their content, so a model that is sent to
-a hundred clients is stored only once. Flower's own arrays are NumPy files, which cannot hold bfloat16. The arrays of
-this module instead hold the tensor's bytes, little-endian and in C order, with PyTorch's name of the dtype.
+Every tensor becomes one array of Flower. Flower identifies arrays by the hash of their content, so a model that is sent
+to a hundred clients is stored only once. The usual arrays of Flower contain NumPy files, which do not support bfloat16.
+The arrays of this module contain the tensor's bytes instead, little-endian and in C order, with PyTorch's name of the
+dtype.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 
 class MissingFlower(ImportError):
-    """Flower is not installed; the message says how to install it."""
+    """Error: Flower is not installed. The message says how to install it."""
 
 
 def flower(module: str) -> Any:
@@ -62,7 +63,7 @@ def flower(module: str) -> Any:
 
 
 def to_records(parts: Parts) -> Any:
-    """Convert the parts of a message (`fl._codec.to_parts`) to a `flwr.app.RecordDict`.
+    """Convert the parts of a message (tensors and strings by name, see `fl._codec.to_parts`) to Flower's `RecordDict`.
 
     Raises:
         MissingFlower: Flower is not installed.
@@ -79,16 +80,16 @@ def to_records(parts: Parts) -> Any:
 
 
 def from_records(content: Any, max_bytes: int = MAX_MESSAGE_BYTES) -> Parts:
-    """Convert the untrusted content of a Flower message to the parts of a message.
+    """Convert the untrusted content of a Flower message to the parts of a message: tensors and strings by name.
 
-    This function checks the records only; `fl._codec.from_parts` checks whether the parts form a message.
+    This function only checks Flower's records. `fl._codec.from_parts` then checks the parts, and returns the message.
 
     Args:
         content: a `flwr.app.RecordDict`.
         max_bytes: limit on the total bytes of names, strings and tensors.
 
     Raises:
-        ValueError: the content is too large, or was not written by `to_records`; the message says why.
+        ValueError: the content is too large, or does not have the form that `to_records` writes.
     """
     if set(content) != {"tensors", "strings"}:
         raise ValueError(f"not a message of distillkit: its records are {sorted(content)[:5]}")
@@ -124,10 +125,10 @@ def _read_tensor(name: str, array: Any) -> torch.Tensor:
 
 
 class GridConnection:
-    """Connection to the nodes over Flower's grid. It keeps track of the messages that await a reply.
+    """Connection to the nodes over Flower's grid, which keeps track of the messages that wait for a reply.
 
     Args:
-        grid: Flower's grid.
+        grid: Flower's `Grid` object.
         poll_interval: seconds between two polls for replies.
         max_bytes: size limit of a reply, in bytes.
     """
@@ -140,11 +141,11 @@ class GridConnection:
         """Send messages, and return the recipients whose messages Flower did not accept.
 
         Args:
-            kind: Flower's message type.
-            messages: pair of node id and message parts for each recipient. A recipient is a client's index, or a
-                node id in the handshake.
+            kind: Flower's message type, such as "train.job".
+            messages: pair of Flower's node id and the message's parts, by recipient. The key of a recipient is its
+                client index, or its node id before the client index is known.
             group: Flower's group id for the messages.
-            seconds: time to wait for a reply, in seconds.
+            seconds: time in seconds after which a message without a reply counts as lost.
         """
         message = flower("app").Message
         sent = [
@@ -160,10 +161,12 @@ class GridConnection:
         return refused
 
     def collect(self) -> list[tuple[int, Any]]:
-        """Return new replies as pairs (recipient, message). The message is None if the reply did not come in time.
+        """Return the replies that have arrived since the last call, and the recipients whose time is over.
 
-        If there are no pairs to return, wait for one poll interval. Unexpected replies, such as duplicates, are
-        ignored.
+        Returns:
+            Pairs of the recipient (the key given to `send`) and Flower's reply message. The message is None if no reply
+            came in time. If there are no pairs, the method waits for one poll interval before it returns. Unexpected
+            replies, such as duplicates, are ignored.
         """
         found: list[tuple[int, Any]] = []
         for message in self.grid.pull_messages(list(self._pending)):
@@ -179,13 +182,13 @@ class GridConnection:
         return found
 
     def read(self, message: Any) -> Parts:
-        """Return the parts of a reply.
+        """Return the parts of a received reply: tensors and strings by name.
 
         Args:
-            message: a reply that is not an error.
+            message: Flower's reply message, which must not be an error message.
 
         Raises:
-            ValueError: the reply is too large or malformed, see `from_records`.
+            ValueError: the reply is too large or malformed; see `from_records`.
         """
         try:
             return from_records(message.content, self._max_bytes)
@@ -195,29 +198,33 @@ class GridConnection:
             raise ValueError(f"not a message of distillkit: {type(error).__name__}: {str(error)[:100]}") from error
 
     def awaits(self, recipient: int) -> bool:
-        """Return whether a reply of a recipient is pending."""
+        """Return whether a message was sent to the recipient that has neither a reply nor timed out yet."""
         return any(entry[0] == recipient for entry in self._pending.values())
 
     def forget(self, recipient: int) -> None:
-        """Stop waiting for replies of one recipient."""
+        """Stop waiting for the recipient's replies, which are ignored if they arrive later."""
         self._pending = {name: entry for name, entry in self._pending.items() if entry[0] != recipient}
 
     def clear(self) -> None:
-        """Stop waiting for replies."""
+        """Stop waiting for all replies, which are ignored if they arrive later."""
         self._pending.clear()
 
 
 def app_failed(message: Any) -> bool:
-    """Return whether a reply is an error because the node's app could not be loaded or raised an exception."""
+    """Return whether a reply is Flower's error that the node's app could not be loaded or raised an exception.
+
+    Args:
+        message: Flower's reply message; None if no reply came in time.
+    """
     return message is not None and message.has_error() and message.error.code in _APP_ERRORS
 
 
 def loss_reason(message: Any, seconds: float) -> str:
-    """Return the reason why a reply was lost, as text for the history.
+    """Return a text for the history that says why a client's reply is missing.
 
     Args:
         message: Flower's error message; None if no reply came in time.
-        seconds: time within which the reply should have come, in seconds.
+        seconds: time in seconds that the server waited for the reply.
     """
     if message is None:
         return f"lost: no answer in {seconds:g} seconds"

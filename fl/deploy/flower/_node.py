@@ -1,12 +1,12 @@
-"""A node: its replies to the server's messages, and the files that it keeps between messages.
+"""A node, which runs one client: its replies to the server's messages, and the files that it keeps between messages.
 
 In a deployment of Flower, every message starts a new process on the node, so all state is in the node's folder:
 
-    key                                        key of the node's fingerprints, which never leaves the node
-    <data>/<run>/memory/<client>/<version>     the client's memory, see `fl.engine._client_memory`
-    <data>/<run>/bodies/<client>/<entry>       latest payload of a cached entry
-    <data>/<run>/committed                     marker: a request has named a memory of an earlier round
-    ledgers/<name>.jsonl                       charges of private runs to a training set, see `_node_ledger`
+    key                                        secret key of the node's fingerprints, which never leaves the node
+    <data>/<run>/memory/<client>/<version>     values that the client keeps between rounds (`fl.engine._client_memory`)
+    <data>/<run>/bodies/<client>/<entry>       latest value of a cached message entry
+    <data>/<run>/committed                     marker file of a run that has completed at least one round
+    ledgers/<name>.jsonl                       charges of private runs to a training set (`_node_ledger`)
 
 <data> is a keyed fingerprint of the client's data. <run> is the run's name, which stays the same when a run is resumed.
 <name> is a keyed fingerprint of the training set.
@@ -67,14 +67,15 @@ class NodeOptions:
     """Options of a node.
 
     Args:
-        folder: path of the node's folder, which holds the node's key, the client's memory, cached payloads and the
-            ledger of the client's data. The folder must persist between messages. Of its files, only the lines of the
-            ledger are ever sent.
-        task: label task, the same as in the server app; None: one class per image.
+        folder: path of the node's folder, which contains the node's secret key, the values that the client keeps
+            between rounds, cached message entries, and the privacy ledger of the client's data. The folder must persist
+            between messages. Only lines of the ledger are ever sent to the server.
+        task: label task, which must be the server app's task; None: one class per image.
         device: device on which the client computes.
-        policy: path of the owner's policy file, see `read_policy`. The file is read for every message. None: every
-            request is allowed; private releases are still charged to the ledger.
-        code: folder of the app's code, `Path(__file__).parent`; needed if the policy pins the code's hash.
+        policy: path of the owner's policy file (see `read_policy`), which is read for every message. None: every
+            request is allowed, but private releases are still charged to the ledger.
+        code: folder of the app's code, `Path(__file__).parent`. You need this option only if the policy contains the
+            hash of the code.
         max_message_bytes: size limit of a received message in bytes; larger messages are refused and not read.
     """
 
@@ -87,15 +88,15 @@ class NodeOptions:
 
 
 class Node:
-    """The node's side of a run, which replies to the server's messages.
+    """Handler of the server's messages on a node.
 
     Args:
         method: the method to run.
-        load_client: function of the partition index that returns the client's data.
+        load_client: function that takes the partition index and returns the client's data.
         options: folder, device, policy and limits of the node.
 
     Raises:
-        TypeError, ValueError: bad arguments, or an unusable policy.
+        TypeError, ValueError: an argument is not valid, or the policy file cannot be used.
     """
 
     def __init__(self, method: Method, load_client: LoadClient, options: NodeOptions) -> None:
@@ -108,16 +109,16 @@ class Node:
             raise ValueError(f"the policy {self.policy} pins the app's code: pass code=Path(__file__).parent")
 
     def handle_query(self, content: Any, config: dict[str, Any]) -> Parts:
-        """Reply to the handshake, or to a query for ledger lines.
+        """Return the reply to a message of the type "query.hello": the node's description, or its new ledger lines.
 
         Args:
-            content: content of the Flower message.
+            content: content of the Flower message, which says which of both the server wants.
             config: Flower's `context.node_config`.
         """
         return self.ledger(content, config) if "ledger" in content.get("strings", ()) else self.handshake(config)
 
     def handshake(self, config: dict[str, Any]) -> Parts:
-        """Return the node's description of itself (see `fl.deploy.flower._handshake`), or a refusal.
+        """Return the message parts of the node's description (`NodeInfo`), or of a refusal if there is an error.
 
         Args:
             config: Flower's `context.node_config`.
@@ -131,7 +132,9 @@ class Node:
             return self._error_parts(error)
 
     def ledger(self, content: Any, config: dict[str, Any]) -> Parts:
-        """Return the ledger lines that the server has not seen, or a refusal.
+        """Return the message parts of a reply with the privacy ledger's lines that the server has not seen.
+
+        If there is an error, the reply is a refusal.
 
         Args:
             content: content of the Flower message.
@@ -146,7 +149,9 @@ class Node:
             return self._error_parts(error)
 
     def handle_job(self, content: Any, config: dict[str, Any], created: float) -> Parts:
-        """Run a job, or two bundled jobs in order, and return the reply. Every failure becomes a reply with an error.
+        """Run the one or two requests (jobs) in a message in order, and return the reply.
+
+        A failure does not raise an error, but becomes a reply with the reason.
 
         Args:
             content: content of the Flower message.
@@ -165,7 +170,13 @@ class Node:
         return bundle(reply, self._run_job(rest[0], config, created + elapsed))[0]
 
     def _run_job(self, parts: Parts, config: dict[str, Any], created: float) -> Parts:
-        """Check a job against the policy, run it with the node's ledger, and return the parts of the reply."""
+        """Decode a request (job), check it against the owner's policy, run the client, and return the reply's parts.
+
+        Args:
+            parts: parts of the request: tensors and strings by name.
+            config: Flower's `context.node_config`.
+            created: creation time of the message, in seconds since 1970 by the server's clock.
+        """
         try:
             message, facts = from_parts(*parts)
             context = read_fields("place", facts.get("place", ""))
@@ -202,7 +213,12 @@ class Node:
         return guard.reply_parts(job, _run_with_timeout(seconds, runtime, job), position)
 
     def _load(self, number: int, classes: int | None) -> _LoadedData:
-        """Load the data of partition `number`, with `classes` classes (None: as many as the data state or show)."""
+        """Load the client's data, and compute their fingerprints.
+
+        Args:
+            number: index of the node's partition, which is the index of its client.
+            classes: number of classes; None: the number given with the data, or inferred from the labels.
+        """
         given, names = to_client_data(self.load_client(number), number)
         clients, key = ClientRegistry([given], None, False), node_key(self.folder)
         data = clients[0]
@@ -215,14 +231,17 @@ class Node:
         )
 
     def _guard(self, number: int, data: _LoadedData) -> ReleaseGuard:
-        """Return the guard that checks a message by the current policy and, for a private method, the data's ledger."""
+        """Return the guard for one message, with the current policy and, for a private method, the data's ledger."""
         policy = None if self.policy is None else read_policy(self.policy)
         private = self.method.private
         ledger = NodeLedger(self.folder / "ledgers", number, data.ledger, policy) if private else None
         return ReleaseGuard(self.method, policy, ledger)
 
     def _error_parts(self, error: Exception) -> Parts:
-        """Return a refusal with the reason. If there is a policy, omit the error's message, which may reveal data."""
+        """Return the parts of a reply that refuses a request because of an error.
+
+        If the node has a policy, the reply contains only the type of the error, because its message may reveal data.
+        """
         if self.policy is None or isinstance(error, PrivacyError):
             return refusal_parts(reason_of(error))
         logging.getLogger(__name__).warning("%s", reason_of(error))
@@ -231,7 +250,14 @@ class Node:
 
 @dataclass(frozen=True)
 class _LoadedData:
-    """A node's data as a registry of one client, its keyed fingerprints, and its class names, if known."""
+    """Data of a node: a registry of its one client, keyed fingerprints, and the class names.
+
+    Attributes:
+        clients: registry of the client's data.
+        fingerprint: fingerprint of the training and test images.
+        ledger: fingerprint of the training images, which is the name of their privacy ledger.
+        class_names: class names; empty if unknown.
+    """
 
     clients: ClientRegistry
     fingerprint: str
@@ -243,11 +269,15 @@ T = TypeVar("T")
 
 
 class _Late(TimeoutError):
-    """A request that cannot be answered in time. The message does not depend on the node's data."""
+    """Error: a request cannot be answered in time. Its message may be sent, because it does not depend on the data."""
 
 
 def _within(seconds: float, work: Callable[[], T]) -> T:
-    """Return the result of `work`, or raise _Late after `seconds`; its thread is then abandoned."""
+    """Run `work` in another thread, and return its result.
+
+    Raises:
+        _Late: `work` is not finished after `seconds`. Its thread is not stopped, but the result is ignored.
+    """
     found: Future[T] = Future()
 
     def run() -> None:
@@ -266,7 +296,11 @@ def _within(seconds: float, work: Callable[[], T]) -> T:
 
 
 def _run_with_timeout(seconds: float, runtime: ClientRuntime, job: Job) -> ClientResult | BudgetExhausted:
-    """Run a job. If it takes longer than `seconds`, stop the client and return an error."""
+    """Run the client of a job in another thread, and return its result.
+
+    If the client is not finished after `seconds`, it is asked to stop, and a result with an error is returned.
+    `BudgetExhausted` is returned, not raised.
+    """
     late = ClientResult(job.client, error="did not answer before its deadline, and was stopped")
     found: list[ClientResult | BudgetExhausted] = []
 

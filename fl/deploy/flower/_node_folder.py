@@ -1,4 +1,4 @@
-"""A node's folder: the node's key, cached payloads, and removal of files that abandoned runs left."""
+"""Files in a node's folder: the node's secret key, cached message entries, and removal of abandoned runs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fl.message import Message, Value
 __all__ = ["PayloadFolder", "node_key", "remove_dead_runs"]
 
 _MAX_AGE = 30 * 24 * 3600.0
-"""Seconds without a request after which a run without a committed round is removed."""
+"""Time in seconds after which the folder of a run without a completed round is removed, if it gets no request."""
 
 _COMMITTED = "committed"
 
 
 def node_key(folder: Path) -> bytes:
-    """Return the secret key in a node's `folder`. If there is none, create it."""
+    """Return the secret key of a node from the file `key` in its `folder`. If there is no such file, create it."""
     path = folder / "key"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -39,10 +39,10 @@ def node_key(folder: Path) -> bytes:
 
 
 class PayloadFolder:
-    """Payloads of cached entries on disk, one file per client and entry.
+    """Store of payloads (values of cached message entries) on disk, with one file per client and entry.
 
     Args:
-        folder: folder of the run.
+        folder: the run's folder on the node.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -52,15 +52,22 @@ class PayloadFolder:
         return self._folder / str(client) / f"{hashlib.blake2b(key.encode(), digest_size=12).hexdigest()}.safetensors"
 
     def keep(self, client: int, key: str, digest: str, value: Value) -> Value:
-        """Save a payload, and return it; see `fl.deploy._wire.PayloadStore` for the arguments."""
+        """Save a payload that a client received, and return it.
+
+        Args:
+            client: index of the client.
+            key: key of the message entry.
+            digest: digest of the payload.
+            value: the payload.
+        """
         write_atomically(self._file(client, key), encode(Message.unchecked({key: value}), {"digest": digest}))
         return value
 
     def of(self, client: int, key: str, digest: str) -> Value:
-        """Return a saved payload; see `fl.deploy._wire.PayloadStore` for the arguments.
+        """Read and return the saved payload of the entry `key` that the client with index `client` received.
 
         Raises:
-            PayloadMissing: the payload is missing, or has another digest.
+            PayloadMissing: there is no such payload for this client, or it has another digest.
         """
         try:
             message, facts = read_message(self._file(client, key))
@@ -72,15 +79,17 @@ class PayloadFolder:
 
 
 def remove_dead_runs(folder: Path, version: str, round_number: int) -> None:
-    """Remove the folders of old runs that never committed a round, and record that this run is still active.
+    """Remove the folders of abandoned runs, and record that the run with the folder `folder` is active.
 
-    A folder is removed if it had no request for a month. A run that never committed a round starts from scratch when
-    it is repeated, so its memories are not needed. If a request names a memory of an earlier round, the run has
-    committed a round and can be resumed at any time, so its folder is marked and kept.
+    A run is abandoned if it had no request for a month and has never completed a round. Such a run starts from scratch
+    when it is repeated, so its files are not needed. A run that has completed a round can be resumed at any time, so
+    its folder is marked and kept. A request shows that a round was completed if it uses a client memory from an earlier
+    round.
 
     Args:
-        folder: folder of the request's run; its parent also holds the folders of other runs with the same data.
-        version: memory version that the request names; "" if it names none.
+        folder: folder of the run that the current request belongs to. Its parent folder contains one folder for each
+            run with the same data.
+        version: version name of the client memory that the request uses; "" if it uses none.
         round_number: index of the request's round.
     """
     folder.mkdir(parents=True, exist_ok=True)

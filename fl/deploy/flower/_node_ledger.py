@@ -1,7 +1,8 @@
-"""A node's privacy ledger, and the server's mirror of it.
+"""A node's privacy ledger, and the copy of its lines in the run's ledger on the server.
 
-Every request states how many ledger lines the server has seen (`ledger_position`). Every reply reports the later lines
-(`NodeLedger.report`). The server adds these lines to the run's ledger (`mirror_report`), so that it can report epsilon.
+Every request states how many lines of the node's ledger the server has seen (`ledger_position`). Every reply contains
+the lines after that (`NodeLedger.report`). The server copies them to the run's ledger (`mirror_report`), from which it
+computes epsilon.
 """
 
 from __future__ import annotations
@@ -22,21 +23,22 @@ __all__ = ["NodeLedger", "ledger_position", "mirror_report", "read_exhausted"]
 
 
 class NodeLedger:
-    """Ledger of one training set on a node, over all runs. Each training set has a file, which is never rolled back.
+    """Privacy ledger of one training set on a node, which counts the charges of all runs.
 
-    If the partition had another training set before, both sets may share records. Charges to the earlier set therefore
-    count in this ledger, too. For records that were never charged before, use another folder.
+    Each training set has its own file, which is never rolled back. If the partition had another training set before,
+    the two sets may have records in common. Therefore charges to the earlier set are copied to this ledger. If a new
+    training set has no record in common with earlier ones, use another folder to start without charges.
 
     Args:
         folder: folder of the node's ledgers.
-        partition: index of the node's partition.
-        name: keyed fingerprint of the training set.
+        partition: index of the node's partition, which is the index of its client.
+        name: keyed fingerprint of the training set, which is the name of the ledger's file.
         policy: the owner's policy; None: all charges are accepted and recorded.
 
     Attributes:
-        name: keyed fingerprint of the training set.
-        ledger: the ledger.
-        refused: reason why the policy refused the last charge, or "".
+        name: argument of the constructor.
+        ledger: the `Ledger` object.
+        refused: reason why the policy refused the last charge; "" if it did not.
         charged: whether anything was charged through this object.
     """
 
@@ -60,15 +62,21 @@ class NodeLedger:
                 mirror_lines(self.ledger, other, partition, own)
 
     def branch(self, known: Mapping[str, Any]) -> ChildLedger:
-        """Return the ledger that the client charges. Each charge is written to the node's ledger first.
+        """Return a copy of the run's ledger, which the client charges. Each charge is written to this ledger first.
 
         Args:
-            known: state of the run's ledger, as the server sent it.
+            known: extract of the run's ledger, as the server sent it.
         """
         return ChildLedger(known, self._charge)
 
     def _charge(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Check releases against the policy and the node's budget, and write them before any noise is drawn."""
+        """Check new ledger lines against the policy and its budget, and write them to this ledger.
+
+        This happens before any noise is drawn.
+
+        Raises:
+            PolicyRefusal: the policy does not allow one of the releases, or its budget is exceeded.
+        """
         events = [Event(**line["event"]) for line in lines if "event" in line]
         try:
             if self._policy is not None:
@@ -90,13 +98,13 @@ class NodeLedger:
                 self.ledger.assume(line["by"], line["assumed"])
 
     def report(self, position: Any) -> dict[str, str]:
-        """Return the lines that the server has not seen, as a string for a reply.
+        """Return the ledger lines that the server has not seen, as a JSON string by name, to be added to a reply.
 
         Args:
-            position: the server's untrusted `ledger_position`.
+            position: ledger name and number of seen lines from the server (`ledger_position`), which is untrusted.
 
         Raises:
-            ValueError: the position is malformed, or beyond the end of the ledger.
+            ValueError: `position` is malformed, or larger than the number of lines in the ledger.
         """
         if not isinstance(position, Mapping) or type(position.get("seen")) is not int:
             raise ValueError("the method is private, and the server does not say which ledger lines it has seen")
@@ -113,27 +121,27 @@ class NodeLedger:
 
 
 def ledger_position(ledger: Ledger | None, info: NodeInfo) -> dict[str, Any] | None:
-    """Return the name of a node's ledger and the number of its lines that the server has seen.
+    """Return the name of a node's privacy ledger, and the number of its lines that the server has seen.
 
     Args:
-        ledger: ledger of a private run, or None.
-        info: the node's description.
+        ledger: the run's ledger on the server; None if the method is not private, which returns None.
+        info: description of the node.
     """
     return None if ledger is None else {"name": info.ledger, "seen": mirrored_count(ledger, info.ledger)}
 
 
 def mirror_report(ledger: Ledger, info: NodeInfo, facts: Mapping[str, str]) -> None:
-    """Add the charges that a node reports to the run's ledger, each line once.
+    """Copy the ledger lines that a node reports to the run's ledger on the server, and skip lines copied before.
 
     The lines are on disk when the function returns.
 
     Args:
-        ledger: ledger of the run.
-        info: the node's description.
-        facts: strings of the node's untrusted reply.
+        ledger: the run's ledger.
+        info: description of the node.
+        facts: strings of the node's untrusted reply, with the report under "account".
 
     Raises:
-        ValueError: the report is missing or malformed, names another ledger, or lacks lines.
+        ValueError: the report is missing or malformed, is from a ledger with another name, or lacks lines.
     """
     report = read_fields("ledger report", facts.get("account", ""))
     name, since, lines = report["name"], report["since"], [(number, line) for number, line in report["lines"]]
@@ -151,10 +159,10 @@ def mirror_report(ledger: Ledger, info: NodeInfo, facts: Mapping[str, str]) -> N
 
 
 def read_exhausted(facts: Mapping[str, str]) -> BudgetExhausted:
-    """Return the error that a client reports because its release would exceed the run's budget.
+    """Decode the `BudgetExhausted` error in the reply of a client whose release would exceed the run's budget.
 
     Args:
-        facts: strings of the client's untrusted reply.
+        facts: strings of the client's untrusted reply, with the error under "exhausted".
 
     Raises:
         ValueError: the reply is malformed.

@@ -1,4 +1,4 @@
-"""The server's registry of nodes: discovery of the nodes, and checks that they match the server and each other."""
+"""The server's registry of nodes: find new nodes, and check that they match the server and each other."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _CLOCK_TOLERANCE = 5.0
 
 
 class NodeRegistry:
-    """Registry of a run's nodes, by client.
+    """Registry of the nodes in a run, each of which runs one client.
 
     Args:
-        method: the server's method.
-        task: the server's task.
+        method: the server's method, which all nodes must have.
+        task: the server's label task, which all nodes must have.
 
     Attributes:
         nodes: description of each client's node, by client index.
@@ -46,12 +46,12 @@ class NodeRegistry:
 
         Args:
             connection: connection to the nodes.
-            clients: number of clients; None: the number that the nodes state (`num-partitions`).
+            clients: number of clients; None: the number in the nodes' configs (`num-partitions`).
             seconds: time limit in seconds.
 
         Raises:
-            IncompatibleNode: a node does not match the server or the other nodes, or the nodes state another number of
-                clients.
+            IncompatibleNode: a node does not match the server or the other nodes, or the nodes' configs contain another
+                number of clients.
             NoUsableReply: nodes are still missing at the time limit.
         """
         end, pause = time.monotonic() + seconds, connection.poll_interval
@@ -75,14 +75,15 @@ class NodeRegistry:
             pause = min(2 * pause, 5.0)
 
     def discover(self, connection: GridConnection, seconds: float) -> list[IncompatibleNode]:
-        """Send the handshake to new nodes, register the nodes that match, and return the errors of the others.
-
-        A node whose app fails in the handshake does not run distillkit's client app, which always replies.
+        """Ask new nodes for their descriptions, and register the nodes that match the server and each other.
 
         Args:
             connection: connection to the nodes.
-            seconds: time to wait for replies, in seconds. A node that does not reply is contacted again in the next
-                call.
+            seconds: time to wait for replies, in seconds. A node that does not reply is asked again in the next call.
+
+        Returns:
+            An error for each node that does not match, or whose app fails. Such an app is not distillkit's client app,
+            which always replies.
         """
         new = sorted(set(connection.grid.get_node_ids()) - self._contacted)
         if not new:
@@ -128,10 +129,12 @@ class NodeRegistry:
         return errors
 
     def register(self, info: NodeInfo) -> None:
-        """Register a node. A restarted node replaces its earlier description.
+        """Add a node to the registry, after checking its description.
+
+        The description of a node that was restarted replaces its earlier description.
 
         Args:
-            info: the node's description.
+            info: description of the node.
 
         Raises:
             IncompatibleNode: the node has another method, task or version than the server; its number of partitions or
@@ -167,16 +170,20 @@ class NodeRegistry:
 
     @property
     def num_classes(self) -> int:
-        """Number of classes: a number that was given on a node, or else the largest number inferred on any node."""
+        """Number of classes of the run.
+
+        This is the number that a node's user gave. If no user gave one, it is the largest number that a node inferred
+        from its labels.
+        """
         spaces = [self.nodes[n].space for n in sorted(self.nodes)]
         stated = [space.num_classes for space in spaces if space.classes_given]
         return stated[0] if stated else max(space.num_classes for space in spaces)
 
     def common_space(self, task: LabelTask | None) -> LabeledImages:
-        """Return an empty set with the shape and normalization of client 0's images, which all nodes must match.
+        """Check that all nodes have compatible images, and return an empty set with their shape and normalization.
 
         Args:
-            task: task of the run, if given.
+            task: label task of the run; None if the user gave none.
 
         Raises:
             IncompatibleNode: another node's images differ in shape, normalization, classes, dtype or kind of labels.
@@ -193,13 +200,19 @@ class NodeRegistry:
         return first
 
     def fingerprint(self, key: bytes) -> str:
-        """Return a fingerprint of all nodes' data under a `key`."""
+        """Return a fingerprint of the data of all nodes, made with the server's secret key `key`."""
         rows = [[n, self.nodes[n].fingerprint, self.nodes[n].untested] for n in sorted(self.nodes)]
         return tensor_fingerprint([json.dumps(rows)], key=key)
 
 
 def _warn_of_clock(info: NodeInfo, sent: float, received: float) -> None:
-    """Warn if a node's clock differs from the server's, between whose times the node must have replied."""
+    """Warn if a node's clock differs from the server's clock.
+
+    Args:
+        info: description of the node, with the time of its clock when it replied.
+        sent: time at which the server sent the request, in seconds since 1970.
+        received: time at which the server received the reply, in seconds since 1970.
+    """
     ahead = max(info.clock - received, 0.0) - max(sent - info.clock, 0.0)
     if abs(ahead) > _CLOCK_TOLERANCE:
         warn(

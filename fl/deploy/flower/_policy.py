@@ -1,4 +1,4 @@
-"""Policy of a node's owner: a file on the node that limits the requests that the server's app can make.
+"""Policy of a node's owner: a file on the node that limits which requests of the server are allowed.
 
     epsilon = 8.0              # limit for all runs together, for any record; inf: no limit
     delta = 1e-5
@@ -46,22 +46,22 @@ ANY = "any"
 
 
 class PolicyRefusal(RuntimeError):
-    """A request that the node's policy does not allow; the message names the key of the policy file."""
+    """Error: the node's policy does not allow a request. The message names the key of the policy file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Policy of a node's owner. The fields are the keys of the policy file, see this module's docstring.
+    """Contents of a node owner's policy file. Each attribute is a key of the file, see this module's docstring.
 
     Attributes:
-        epsilon: limit on epsilon of any record, for all runs together; inf: no limit.
+        epsilon: maximum epsilon that all runs together may spend on a record; inf: no limit.
         delta: delta at which epsilon is computed.
-        smallest_sigma: minimum noise of a release: noise standard deviation divided by sensitivity.
+        smallest_sigma: minimum noise multiplier of a release (noise standard deviation divided by sensitivity).
         largest_rate: maximum sampling rate of a record in a release.
         largest_clip: maximum norm to which a record's gradient or vector is clipped; inf: no limit.
         methods: allowed methods with their add-ons and filters, such as `FedAvg(DPSGD)`.
-        evaluation: whether accuracies on the node's test images may be sent.
-        app: hash of the app's code, or "any".
+        evaluation: whether the exact accuracies on the node's test images may be sent.
+        app: hash of the app's code (`app_hash`); "any" if the code is not checked.
     """
 
     epsilon: float
@@ -94,15 +94,15 @@ class Policy:
 
     @property
     def budget(self) -> float | None:
-        """The limit on epsilon; None for no limit."""
+        """The attribute `epsilon` as a ledger's budget: None if it is infinite, that is, if there is no limit."""
         return None if self.epsilon == math.inf else self.epsilon
 
     def require_request(self, method: Method, verb: str, app: str | None) -> None:
-        """Refuse a request that is not allowed, before the client computes anything.
+        """Check the method, the kind of request and the app's code, before the client computes anything.
 
         Args:
             method: the node's method.
-            verb: name of the requested exchange.
+            verb: name of the method's function that the server requests, such as "local" or "evaluate".
             app: hash of the app's code; None if unknown.
 
         Raises:
@@ -128,13 +128,13 @@ class Policy:
                     )
 
     def require_events(self, events: Sequence[Event]) -> None:
-        """Refuse releases with too little noise, with seeded noise, or with too high a sampling rate.
+        """Check the noise and the sampling rate of private releases before they are charged.
 
         Args:
-            events: releases that are about to be charged.
+            events: the releases, as they would be written to the privacy ledger.
 
         Raises:
-            PolicyRefusal: the policy does not allow one of the releases; the message says why.
+            PolicyRefusal: a release has too little noise, noise from a seed, or too high a sampling rate.
         """
         for event in events:
             if event.seeded:
@@ -150,7 +150,10 @@ class Policy:
 
 
 def read_policy(path: str | os.PathLike[str]) -> Policy:
-    """Read a policy file. Use this function to check your file, because a node with an invalid file refuses everything.
+    """Read a policy file.
+
+    Use this function to check your file before you start a node, because a node with an invalid file refuses every
+    request.
 
     Args:
         path: path of the TOML file.
@@ -203,7 +206,7 @@ def app_hash(folder: str | os.PathLike[str]) -> str:
 
 
 def policy_name(method: Method) -> str:
-    """Return a method's name in a policy: its class with its add-ons, and the filters around it.
+    """Return the name with which a policy allows a method: its class with its add-ons, and the filters around it.
 
     For example `FedAvg(DPSGD)`, or `Filtered(FedAvg(DPSGD), ClientDP)`.
     """

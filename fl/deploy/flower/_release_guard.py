@@ -1,7 +1,8 @@
-"""Checks of the owner's policy and the ledger on a node, before a client computes and before its reply is sent.
+"""Checks on a node, by the owner's policy and the privacy ledger, of every request and every reply.
 
-Every request and every reply passes through a `ReleaseGuard`. Its methods are called in this order: `require_request`
-(policy), `branch` (ledger, charged before any noise is drawn) and `reply_parts` (removal of what must not be sent).
+A `ReleaseGuard` makes these checks for one message. Its methods are called in this order: `require_request` checks the
+request by the policy, `branch` returns the ledger that is charged before any noise is drawn, and `reply_parts` builds
+the reply without information that must not leave the node.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ __all__ = ["WITHHELD", "ReleaseGuard", "refusal_parts"]
 WITHHELD = "the message is in the node's log, because its owner has set a policy"
 
 _RELEASING_VERBS = ("local", "answer")
-"""Verbs in which a method computes its reply from private images; other verbs use only earlier releases."""
+"""Functions of a method that compute a reply from private images. All others only use values released before."""
 
 
 class ReleaseGuard:
@@ -44,10 +45,10 @@ class ReleaseGuard:
         self._strict = policy is not None and policy.budget is not None
 
     def require_request(self, verb: str, app: str | None) -> None:
-        """Refuse a request that the policy does not allow, before anything of it is stored or computed.
+        """Check a request by the policy, before any part of it is stored or computed.
 
         Args:
-            verb: name of the exchange.
+            verb: name of the method's function that the server requests, such as "local" or "evaluate".
             app: hash of the app's code; None if unknown.
 
         Raises:
@@ -57,9 +58,13 @@ class ReleaseGuard:
             self._policy.require_request(self._method, verb, app)
 
     def branch(self, job: Job) -> ChildLedger | None:
-        """Return the ledger that the client charges for a `job`; None if the method is not private.
+        """Return the ledger that the client charges while it runs a request; None if the method is not private.
 
-        Each charge is written to the node's ledger first, and then to the run's.
+        The returned ledger is a copy of the run's ledger in the request. Each charge is written to the node's own
+        ledger first.
+
+        Args:
+            job: the request.
 
         Raises:
             ValueError: the method is private, but the server's request has no ledger.
@@ -71,26 +76,26 @@ class ReleaseGuard:
         return self._ledger.branch(job.ledger)
 
     def ledger_report(self, position: Any) -> dict[str, str]:
-        """Return the ledger lines that the server has not seen; see `NodeLedger.report`.
+        """Return the ledger lines that the server has not seen, as a JSON string by name, to be added to a reply.
 
         Args:
-            position: the server's untrusted `ledger_position`.
+            position: ledger name and number of seen lines from the server (`ledger_position`), which is untrusted.
 
         Raises:
-            ValueError: the method is not private, the ledger has lost lines, or the position is malformed.
+            ValueError: the method is not private, the ledger has lost lines, or `position` is malformed.
         """
         if self._ledger is None:
             raise ValueError("this node runs no private method, and keeps no ledger")
         return self._ledger.report(position)
 
     def reply_parts(self, job: Job, result: ClientResult | BudgetExhausted, position: Any) -> Parts:
-        """Return the parts of the reply, without anything that must not leave the node.
+        """Return the message parts of the reply to a request, without information that must not leave the node.
 
         Args:
             job: the request.
-            result: the client's result.
-            position: the server's untrusted `ledger_position`. If it is malformed and the method is private, the reply
-                is a refusal.
+            result: the client's result, or the error that the run's privacy budget is exhausted.
+            position: ledger name and number of seen lines from the server (`ledger_position`), which is untrusted. If
+                it is malformed and the method is private, the reply is a refusal.
         """
         version, ledger = job.header.version, self._ledger
         if ledger is None:
@@ -111,7 +116,9 @@ class ReleaseGuard:
         return result_parts(version, result, facts=facts)
 
     def _without_uncharged(self, job: Job, result: ClientResult, ledger: NodeLedger) -> ClientResult:
-        """Return the result without information that the privacy guarantee does not cover.
+        """Return a copy of the result without the details of an error, the client's notes and its CPU time.
+
+        The privacy guarantee does not cover these values.
 
         Raises:
             PolicyRefusal: the result has a reply computed from private images, but nothing was charged for it.
@@ -126,10 +133,10 @@ class ReleaseGuard:
 
 
 def refusal_parts(reason: str, facts: Mapping[str, str] | None = None) -> Parts:
-    """Return the parts of a refusal.
+    """Return the message parts of a reply with which a node refuses a request.
 
     Args:
-        reason: reason for the refusal, which the server's history shows.
-        facts: further strings to send with the refusal.
+        reason: reason for the refusal, as text for the server's history.
+        facts: additional strings to send with the reply, by name.
     """
     return to_parts(Message(), {**(facts or {}), "refused": reason[:500]})

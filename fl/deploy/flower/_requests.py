@@ -1,4 +1,4 @@
-"""Packing of one or two requests to a client into one message. Tensors that both requests contain are sent once."""
+"""Packing of one or two requests to a client into one message. Tensors that are equal in both are sent once."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ ResultCallback = Callable[[ClientResult], None]
 
 _COMMON = "common"
 _PREFIXES = ("0:", "1:")
-"""Prefixes of the names in a bundle: of the first message, and of the second."""
+"""Prefixes of the names of tensors and strings in a bundle: one for the first message, and one for the second."""
 
 
 @dataclass(frozen=True)
 class PendingRequest:
-    """One request to a client.
+    """Request to a client that waits for its reply.
 
     Attributes:
         job: content of the request.
-        on_result: function that receives the result; None if the exchange yields the result.
-        resent: bytes of the payloads that the client lacked, if the request is a repeated one; None for a first
-            request.
-        shared: bytes that this request shares with the second request in the same message. Payloads of cached entries
-            do not count, because the second request refers to them by their digest.
+        on_result: function that is called with the result; None if the result is yielded by `GridTransport.exchange`.
+        resent: bytes of the cached values that are sent again, if the request is repeated; None for a first request.
+        shared: bytes that need not be sent twice, because the second request in the same message contains equal
+            tensors. Cached entries do not count, because the second request contains only their digests.
     """
 
     job: Job
@@ -42,7 +41,7 @@ class PendingRequest:
     shared: int = 0
 
     def retry(self) -> PendingRequest:
-        """Return the repeated request to a client that lacked a payload."""
+        """Return a copy of this request that is to be sent again with all cached values, and counts their bytes."""
         request = self.job.request
         missing = [size for key, size in payload_bytes(request.message).items() if key.split(":")[0] in request.cached]
         return replace(self, resent=sum(missing))
@@ -55,11 +54,11 @@ def pack_requests(
 
     Args:
         requests: one or two requests to the same client.
-        facts: strings to send with each request.
-        whole: whether to send all payloads, including cached ones.
+        facts: additional strings to send with each request, by name.
+        whole: whether to send the values of all entries, including those that the client has in its cache.
 
     Returns:
-        A pair: the requests, of which the first has `shared` set; and the parts of the message.
+        A pair: the requests, where `shared` of the first of two requests is set; and the parts of the message.
     """
     parts, *rest = [job_parts(one.job, facts, whole=whole) for one in requests]
     if not rest:
@@ -71,7 +70,9 @@ def pack_requests(
 
 
 def unpack_replies(requests: Sequence[PendingRequest], parts: Parts) -> list[Parts]:
-    """Unpack the replies to the requests. If two requests have one common reply, such as a refusal, return it twice.
+    """Return the parts of the reply to each request in a message.
+
+    If two requests have one common reply, such as a refusal, it is returned twice.
 
     Args:
         requests: one or two requests that were sent in one message.
@@ -89,14 +90,14 @@ def unpack_replies(requests: Sequence[PendingRequest], parts: Parts) -> list[Par
 
 
 def bundle(first: Parts, second: Parts) -> tuple[Parts, list[str]]:
-    """Bundle two messages into one.
+    """Join two messages into one, called a bundle, in which tensors that are equal in both are stored once.
 
     Args:
-        first: parts of the first message, see `fl._codec.to_parts`.
+        first: parts of the first message: tensors and strings by name, see `fl._codec.to_parts`.
         second: parts of the second message.
 
     Returns:
-        The parts of the bundle, and the names of the tensors that are bitwise equal in both and therefore sent once.
+        A pair: the parts of the bundle; and the names of the tensors that are bitwise equal in both messages.
     """
     common = [name for name, tensor in second[0].items() if name in first[0] and _same(tensor, first[0][name])]
     rest = {name: tensor for name, tensor in second[0].items() if name not in common}
@@ -106,7 +107,9 @@ def bundle(first: Parts, second: Parts) -> tuple[Parts, list[str]]:
 
 
 def unbundle(parts: Parts) -> list[Parts]:
-    """Return the messages in a received message: two if its parts are a `bundle`, otherwise one.
+    """Split the parts of a received message into the parts of two messages if it is a bundle (see `bundle`).
+
+    Otherwise, return its parts in a list of one item.
 
     Raises:
         ValueError: the bundle is malformed.

@@ -45,12 +45,12 @@ class ConnectionOptions:
     """Timeouts and limits of the connection to the nodes.
 
     Args:
-        connect_timeout: time in seconds within which all nodes must connect. Before a private run, nodes have the same
-            time again to report earlier charges to their data.
+        connect_timeout: time in seconds within which all nodes must connect. If the method is private, nodes then have
+            the same time again to report earlier charges to their data.
         reply_timeout: time in seconds from the creation of a message to its reply, including the time in the node's
             queue. After this time the client is stopped, and the history records an error. The clocks of server and
             node must agree.
-        max_concurrent: maximum number of clients with a pending message.
+        max_concurrent: maximum number of clients that have a message without a reply at the same time.
         poll_interval: time in seconds between two polls for replies.
         max_message_bytes: size limit of a reply in bytes; a client with a larger reply fails. The limit does not
             protect Flower itself, which has already received the reply when it is checked.
@@ -73,19 +73,20 @@ class ConnectionOptions:
 
 
 class GridTransport:
-    """Transport to Flower's nodes; see `fl.engine._transport.Transport` for the interface.
+    """Transport to clients on Flower's nodes; see `fl.engine._transport.Transport` for the interface.
 
-    Before each exchange, and while replies are pending, the server looks for new nodes. A node that was restarted is
-    recognized by its partition, and gets a pending request again, once. Requests of private runs are not repeated,
-    because each attempt spends the budget.
-    Nodes are not contacted between rounds, because every request names the version of the memory to use.
+    Before each exchange, and while it waits for replies, the server looks for new nodes. A node that was restarted is
+    recognized by its partition. It gets a request without a reply once more, unless the method is private, because
+    each attempt of a private method spends the budget. Nodes are not contacted between rounds, because every request
+    states the version of the client's memory to use.
 
     Args:
         connection: connection to the nodes.
         registry: registry of the nodes by client.
         options: timeouts and limits of the connection.
-        num_classes: number of classes.
-        ledger: ledger of the run, which mirrors the ledgers of the nodes; None if the run is not private.
+        num_classes: number of classes of the run.
+        ledger: the run's privacy ledger, to which the lines of the nodes' ledgers are copied; None if the method is not
+            private.
         out: folder in which the run's name is stored; None for a run that cannot be resumed.
     """
 
@@ -138,7 +139,10 @@ class GridTransport:
         self._unreported.clear()  # a node that is still missing reports with its next reply
 
     def _discover(self) -> None:
-        """Register new nodes. The replies of this exchange are collected by another connection."""
+        """Register new nodes, and warn about those that do not match.
+
+        The nodes' descriptions are received over a separate connection, so that pending replies are not affected.
+        """
         began = time.monotonic()
         separate = GridConnection(self._connection.grid, self._options.poll_interval, self._options.max_message_bytes)
         for error in self._registry.discover(separate, min(self._options.reply_timeout, _DELIVERY_GRACE)):
@@ -146,7 +150,7 @@ class GridTransport:
         self._next_look = (now := time.monotonic()) + _DISCOVERY_INTERVAL + 9 * (now - began)  # a tenth of the time
 
     def _repeat_after_restart(self) -> None:
-        """Send pending requests again to nodes that were restarted since."""
+        """Look for restarted nodes, and send each of them its pending requests again, at most once per exchange."""
         self._discover()
         for client in list(self._pending):
             if self._registry.nodes[client].node != self._asked_node[client] and client not in self._repeated:
@@ -213,7 +217,16 @@ class GridTransport:
             )
 
     def _read(self, pending: PendingRequest, parts: Parts) -> ClientResult | BudgetExhausted | None:
-        """Mirror the charges in an untrusted reply, and return its result; None if the node lacks a payload."""
+        """Decode an untrusted reply, after copying the ledger lines in it to the run's ledger.
+
+        Args:
+            pending: the request.
+            parts: parts of the reply: tensors and strings by name.
+
+        Returns:
+            The client's result, the error that the run's budget is exhausted, or None if the node lacks a cached value,
+            so that the request must be sent again. An invalid reply becomes a result with an error.
+        """
         job = pending.job
         try:
             reply, facts = from_parts(*parts)
@@ -241,7 +254,13 @@ class GridTransport:
     def _deliver_all(
         self, client: int, pending: Sequence[PendingRequest], results: Sequence[ClientResult | BudgetExhausted | None]
     ) -> None:
-        """Deliver a client's results; resend the requests whose payloads were missing."""
+        """Pass the results of one message on to their exchanges, and repeat requests that lacked a cached value.
+
+        Args:
+            client: index of the client.
+            pending: the one or two requests in the message.
+            results: results of these requests; None for a request that must be repeated.
+        """
         last = results[-1]
         both = len(results) > 1 and not (isinstance(last, ClientResult) and last.absent)
         for one, result in zip(pending, results, strict=True):
@@ -266,10 +285,12 @@ class GridTransport:
             self._deliver(one.on_result, client, ClientResult(client, error=why[:500]))
 
     def _read_ledgers(self, clients: Collection[int], seconds: float) -> None:
-        """Ask nodes for charges that no reply has reported: charges from before the run, and those of lost replies.
+        """Ask nodes for privacy charges that no reply has reported yet.
+
+        These are charges from before the run, and charges of lost replies.
 
         Args:
-            clients: clients whose nodes are asked.
+            clients: indices of the clients whose nodes are asked.
             seconds: time to wait for their reports, in seconds.
         """
         if self._ledger is None or not clients:
@@ -290,12 +311,12 @@ class GridTransport:
     # Between rounds, start and end.
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """Do nothing: the next requests name the `versions`. See `Transport.commit`."""
+        """Do nothing, because the next requests state the committed `versions` of the clients' memories."""
 
     def rollback(self) -> None:
-        """Stop waiting for replies of the failed round; see `Transport.rollback`.
+        """Stop waiting for replies of the failed round.
 
-        Memories of the failed round need not be deleted, because no later request names them.
+        Memories that clients stored in the failed round need not be deleted, because no later request uses them.
         """
         self._connection.clear()
         self._pending.clear()
@@ -309,11 +330,18 @@ class GridTransport:
         return {"run": self._run}
 
     def restore(self, facts: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """Take the run's name from `facts`. The `versions` are not needed, because every request names its version."""
+        """Use the name of the resumed run, under which its nodes keep their files.
+
+        Args:
+            facts: values from the checkpoint, as `metadata` returned them.
+            versions: version name of each client's memory. Not used, because every request states its version.
+        """
         self._run = facts.get("run", self._run)
 
     def __enter__(self) -> Self:
-        """In a private run, read the nodes' ledgers, because earlier charges count towards the run's epsilon.
+        """Open the transport. If the method is private, read the nodes' privacy ledgers first.
+
+        Earlier charges to the nodes' data count towards the run's epsilon.
 
         Raises:
             NoUsableReply: a node does not report its ledger.
@@ -328,12 +356,15 @@ class GridTransport:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """Stop waiting for replies."""
+        """Close the transport: stop waiting for replies."""
         self.rollback()
 
 
 def _run_name(out: Path | None) -> str:
-    """Return the name of a new run. If a run in `out` ended before its first commit, reuse the name of that run."""
+    """Return the name under which nodes keep a run's files: the name stored in `out`, or else a new random name.
+
+    A new name is stored in the folder `out`, so that the run can be resumed.
+    """
     drawn = secrets.token_hex(8)
     if out is None:
         return drawn

@@ -1,4 +1,4 @@
-"""Run clients in other processes of this machine, which exchange only bytes with the server."""
+"""Backend that runs clients in other processes of this machine, which exchange only bytes with the server."""
 
 from fl.deploy.loopback._backend import Loopback
 

@@ -1,4 +1,4 @@
-"""The loopback backend."""
+"""The loopback backend, which runs clients in other processes of this machine."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["Loopback"]
 
 @dataclass(frozen=True)
 class Loopback(Faults):
-    """Backend that runs clients in other processes and exchanges only bytes: `simulate(..., backend=Loopback())`.
+    """Backend that runs clients in other processes of this machine: `simulate(..., backend=Loopback())`.
 
-    Use it to debug your own method: as on other machines, clients share nothing with the server. You can also inject
-    faults into a share of the results. Each fault is drawn from (seed, verb, round, client), so a run can be repeated
-    exactly.
+    Use it to debug your own method: like clients on other machines, these clients share no objects with the server and
+    exchange only bytes. You can also inject faults into a share of the results. Each fault is drawn from the seed, the
+    kind of request, the round and the client, so a run can be repeated exactly.
 
     Args:
-        lose: share of results that never arrive; their clients are recorded as failed. The same share of the messages
-            that announce committed rounds is lost.
-        repeat: share of results that arrive twice; the second copy is recognized and dropped.
-        delay: share of results that arrive after the end of their exchange; their clients are recorded as failed, and
-            the late results are dropped.
+        lose: share of the clients' results that never arrive; their clients are recorded as failed. The same share of
+            the messages that tell a client that a round is complete is lost, too.
+        repeat: share of the results that arrive twice; the second copy is recognized and dropped.
+        delay: share of the results that arrive too late; their clients are recorded as failed, and the late results are
+            dropped.
         seed: seed of the faults.
 
     Raises:
@@ -37,11 +37,11 @@ class Loopback(Faults):
 
     @property
     def faults(self) -> str | None:
-        """Description of the faults that the backend injects; None if it injects none."""
+        """Description of the faults that the backend injects, for `config.json`; None if it injects none."""
         return repr(self) if self.faulty else None
 
     def open(self, method: Method, clients: ClientRegistry, workers: int, context: RunContext) -> Transport:
-        """Open the transport of one run.
+        """Start the processes of one run, and return the transport to them.
 
         Args:
             method: method of the run.

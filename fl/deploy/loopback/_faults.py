@@ -1,4 +1,4 @@
-"""Faults that the loopback backend injects between the server and its clients."""
+"""Faults, such as lost results, that the loopback backend injects between the server and its clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ __all__ = ["Faults"]
 
 @dataclass(frozen=True)
 class Faults:
-    """Shares of the clients' results that are lost, repeated or delayed; see `Loopback` for the fields."""
+    """Options of fault injection: the shares of the clients' results that are lost, repeated or delayed.
+
+    See `Loopback` for the fields.
+    """
 
     lose: float = 0.0
     repeat: float = 0.0
@@ -34,14 +37,17 @@ class Faults:
 
     @property
     def faulty(self) -> bool:
-        """Whether any share is above 0."""
+        """Whether any faults are injected, that is, one of the shares is above 0."""
         return self.lose + self.repeat + self.delay > 0
 
     def fate(self, verb: str, round_number: int, client: int) -> Literal["arrives", "lost", "twice", "late"]:
-        """Draw the fault that happens to one result, or to one announcement of a committed round.
+        """Draw the fault of one message.
+
+        The message is a client's result, or the message that tells a client that a round is complete. The drawn fault
+        depends only on the arguments and the seed.
 
         Args:
-            verb: name of the result's exchange, such as "local"; "settle" for the announcement of a committed round.
+            verb: name of the function whose result is sent, such as "local"; or "settle" for a complete round.
             round_number: index of the round.
             client: index of the client.
         """

@@ -1,4 +1,4 @@
-"""Pool of worker processes. A process is started once, reused by later runs, and ends with its parent."""
+"""Pool of worker processes that run clients. A process is reused by later runs, and ends with its parent process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STOP_TIMEOUT = 10.0
 
 
 class ProcessEnded(RuntimeError):
-    """A worker process has ended; the message says how."""
+    """Error: a worker process has ended. The message says how it ended."""
 
 
 class Process:
@@ -44,7 +44,10 @@ class Process:
         return self._process.is_alive()
 
     def send(self, *frame: Any) -> None:
-        """Send a frame: a tuple of its kind and its contents.
+        """Send a frame to the process.
+
+        Args:
+            frame: kind of the frame, such as "job", followed by its contents. They are sent as one tuple.
 
         Raises:
             ProcessEnded: the process has ended.
@@ -55,7 +58,10 @@ class Process:
             raise ProcessEnded(self.end()) from error
 
     def receive(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Receive the next frame.
+        """Wait for the next frame from the process, and return it as a tuple of its kind and its contents.
+
+        Args:
+            timeout: time limit in seconds, after which the process is killed; None for no limit.
 
         Raises:
             ProcessEnded: the process has ended, or was killed because it sent no frame for `timeout` seconds.
@@ -86,10 +92,10 @@ _LOCK = threading.Lock()
 
 
 def acquire(config: bytes) -> Process:
-    """Return an idle or new process, and start a run in it.
+    """Take an idle process from the pool, or start a new one, and start a run in it.
 
     Args:
-        config: result of `pickle_config`.
+        config: pickled configuration of the run, from `pickle_config`.
 
     Raises:
         TypeError: the process cannot build the method.
@@ -145,7 +151,10 @@ def release(process: Process) -> None:
 
 
 def _pickle(value: Any) -> bytes:
-    """Pickle a value. A lock becomes a new lock in the other process, because locks only guard caches of a process."""
+    """Pickle a value for another process.
+
+    Each lock in the value becomes a new lock there, because locks only guard caches within a process.
+    """
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer)
     pickler.dispatch_table = {**copyreg.dispatch_table, type(threading.Lock()): lambda lock: (threading.Lock, ())}
@@ -154,10 +163,11 @@ def _pickle(value: Any) -> bytes:
 
 
 def pickle_config(config: WorkerConfig) -> bytes:
-    """Pickle a run's `config`.
+    """Pickle a run's configuration for the worker processes.
 
     Raises:
-        TypeError: a part, such as a lambda, cannot be pickled. The message names the part and what to write instead.
+        TypeError: a part of the configuration, such as a lambda, cannot be pickled. The message names the part, and
+            says what to write instead.
     """
     try:
         return _pickle(config)
@@ -173,7 +183,16 @@ def pickle_config(config: WorkerConfig) -> bytes:
 
 
 def _unpicklable_part(path: str, value: Any, depth: int = 0) -> tuple[str, Any] | None:
-    """Return the innermost part of a value that cannot be pickled, with its path; None if the value can be pickled."""
+    """Find the innermost part of a value that cannot be pickled.
+
+    Args:
+        path: path of the value, as Python code, such as ".addons[0]".
+        value: the value.
+        depth: number of nested values around this one; the search ends at depth 8.
+
+    Returns:
+        The path of the part, and the part itself; None if the value can be pickled.
+    """
     try:
         _pickle(value)
         return None

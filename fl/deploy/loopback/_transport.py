@@ -1,4 +1,7 @@
-"""Transport to clients in other processes, which share nothing with the server and exchange only bytes."""
+"""Transport to clients in other processes of this machine, which exchange only bytes with the server.
+
+A message between two processes is called a frame: a tuple of its kind, such as "job", and its contents.
+"""
 
 from __future__ import annotations
 
@@ -26,24 +29,29 @@ Frame = tuple[Any, ...]
 
 @dataclass
 class WorkerSlot:
-    """A process of this run, and the clients whose data were sent to it."""
+    """A worker process of a run, and the data that it already has.
+
+    Attributes:
+        process: the process.
+        sent: indices of the clients whose data were sent to the process.
+    """
 
     process: Process
     sent: set[int]
 
 
 class ProcessTransport:
-    """Transport to worker processes. A client always runs in the same process. See `Loopback` for faults.
+    """Transport to clients in worker processes. A client always runs in the same process.
 
-    If a process dies, its clients with pending requests fail. A new process then replaces it, without the memories
-    that the old process had in RAM.
+    If a process dies, all clients that are queued or running in it fail. A new process then replaces it. Client
+    memories that the old process had in RAM are lost.
 
     Args:
         config: configuration of the processes.
         clients: data of the clients; a client's data are sent to its process before the client's first request.
         workers: number of processes.
-        ledger: ledger of the run, to which a client's charges are added before its result is yielded; None if the run
-            is not private.
+        ledger: the run's privacy ledger, to which a client's charges are added before its result is yielded; None if
+            the method is not private.
 
     Attributes:
         dropped: number of results that were dropped because they arrived twice or too late.
@@ -112,7 +120,15 @@ class ProcessTransport:
         self._send(client % self._workers, *frames)
 
     def _frames(self, slot: WorkerSlot, job: Job, whole: bool = False) -> list[Frame]:
-        """Return the frames of a job, including the client's data if they were not sent to the process before."""
+        """Return the frames that send a request (job) to a worker process.
+
+        The client's data come first if they were not sent to the process before.
+
+        Args:
+            slot: the process and the data that it already has.
+            job: the request.
+            whole: whether to send the values of all message entries, including those that the client has in its cache.
+        """
         frames: list[Frame] = []
         if job.client not in slot.sent:
             data = self._clients[job.client]
@@ -136,7 +152,12 @@ class ProcessTransport:
                 self._drop_process(index, str(error))
 
     def _drop_process(self, index: int, why: str) -> None:
-        """Remove a dead process, and record its clients with pending requests as failed."""
+        """Remove a dead process, and record all clients that are queued or running in it as failed.
+
+        Args:
+            index: index of the process.
+            why: text that says how the process ended.
+        """
         del self._slots[index]
         for client in [c for c in self._asked if c % self._workers == index]:
             del self._asked[client]
@@ -145,7 +166,12 @@ class ProcessTransport:
     # Receiving.
 
     def _read_frames(self, timeout: float | None = None) -> None:
-        """Read frames from the processes with pending requests. If no frame arrives in time, end these processes."""
+        """Wait until busy processes send frames, and read one frame from each process that sent some.
+
+        Args:
+            timeout: time in seconds after which all busy processes are killed if none has sent a frame; None to wait
+                without limit.
+        """
         busy = {self._slots[c % self._workers].process.connection: c % self._workers for c in self._asked}
         ready = wait(list(busy), timeout)
         for connection, index in busy.items():
@@ -155,7 +181,14 @@ class ProcessTransport:
                 self._read_frame(index)
 
     def _read_frame(self, index: int) -> str:
-        """Read one frame, and return its kind."""
+        """Read and process one frame from the process with this index, and return the frame's kind.
+
+        The result is "ended" if the process has ended.
+
+        Raises:
+            BudgetExhausted: a client's release would exceed the privacy ledger's budget.
+            Interrupted: the run is being stopped.
+        """
         try:
             kind, *rest = self._slots[index].process.receive()
         except ProcessEnded as error:
@@ -194,7 +227,7 @@ class ProcessTransport:
             merge_child(self._ledger, lines)
 
     def _collect_charges(self) -> None:
-        """Collect the charges of results that never arrived."""
+        """Ask all processes for the privacy charges of results that never arrived, and add them to the ledger."""
         for index in list(self._slots) if self._ledger is not None else ():
             self._send(index, ("owed",))
             while index in self._slots and self._read_frame(index) not in ("owes", "ended"):
@@ -203,12 +236,15 @@ class ProcessTransport:
     # Between the rounds, and the end.
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """Send each process the committed memory `versions` of its clients; see `Transport.commit`."""
+        """Tell each process which versions of its clients' memories are committed; see `Transport.commit`."""
         for index in list(self._slots):
             self._send(index, ("settle", {c: v for c, v in versions.items() if c % self._workers == index}))
 
     def rollback(self) -> None:
-        """Stop running clients and discard their new memories. Their charges still count. See `Transport.rollback`."""
+        """Stop running clients, and discard the memories that clients stored in the failed round.
+
+        The clients' charges to the privacy ledger still count.
+        """
         self._stop_all()
         for index in list(self._slots):
             self._send(index, ("drop",), ("go",))
@@ -218,9 +254,9 @@ class ProcessTransport:
         return {}
 
     def restore(self, metadata: Mapping[str, str], versions: Mapping[int, str]) -> None:
-        """Delete all memories except these `versions`, and ignore `metadata`; see `Transport.restore`.
+        """Delete all memories of clients except `versions` (one version per client). `metadata` is not used.
 
-        All processes share the folder of the memories, so only one process deletes the files.
+        The processes have a common folder of memories, so only one process deletes files.
         """
         self._send(0, ("restore", dict(versions)))
 

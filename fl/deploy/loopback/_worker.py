@@ -1,4 +1,7 @@
-"""Worker process of the loopback backend. It serves one run after another, and receives all its data as messages."""
+"""Worker process of the loopback backend, which runs clients for one run after another.
+
+The server sends it frames: tuples of a kind, such as "job", and contents. The process receives all its data in frames.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ class _Data:
 
 
 def pack_client_data(data: ClientData) -> bytes:
-    """Encode one client's `data` as bytes."""
+    """Encode the training and test images of one client as bytes."""
     train, test = data.read()
     sets = {_Data.train: train} | ({} if test is None else {_Data.test: test})
     return encode(Message(sets))
@@ -51,13 +54,13 @@ def pack_client_data(data: ClientData) -> bytes:
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """Configuration of a run in a worker process. A client's data are sent separately, before its first job.
+    """Configuration of a run in a worker process. A client's data are sent separately, before its first request.
 
     Attributes:
         method: method of the run.
-        task: task of the run.
+        task: label task of the run.
         device: device on which clients compute.
-        memories: folder of the clients' memories; None: they are kept in RAM.
+        memories: folder for the values that clients keep between rounds; None keeps them in RAM.
         faults: shares of results that are lost, repeated or delayed.
     """
 
@@ -69,7 +72,10 @@ class WorkerConfig:
 
 
 class _WorkerRun:
-    """State of one run in this process."""
+    """One run in this worker process: the method, the data and memories of its clients, and their cached values.
+
+    The methods `data`, `forget`, `job` and `commit` handle the frames of these kinds.
+    """
 
     def __init__(self, config: WorkerConfig, stop: threading.Event) -> None:
         self.client_data: dict[int, ClientData] = {}
@@ -86,16 +92,22 @@ class _WorkerRun:
         self.late: list[bytes] = []
 
     def data(self, client: int, data: bytes) -> None:
-        """Store a client's data."""
+        """Store the data of the client with index `client`, as encoded by `pack_client_data`."""
         message = decode(data)[0]
         self.client_data[client] = ClientData(message[_Data.train], message.get(_Data.test))
 
     def forget(self, client: int) -> None:
-        """Delete the data of a client that is created on demand."""
+        """Delete the data of a client, which the server will send again when the client is drawn next."""
         self.client_data.pop(client, None)
 
     def job(self, data: bytes) -> list[Frame]:
-        """Run a job, and return the frames to send: the result of this job, and delayed results of earlier jobs."""
+        """Run a client, and return the frames to send to the server.
+
+        These are the client's result, and delayed results of earlier requests.
+
+        Args:
+            data: the request, as encoded by `pack_job`.
+        """
         try:
             job = unpack_job(data, self.payloads)
         except PayloadMissing as error:
@@ -128,7 +140,13 @@ class _WorkerRun:
         return [("answer", data)] * (2 if fate == "twice" else 1)
 
     def commit(self, versions: Mapping[int, str]) -> None:
-        """Commit these `versions` of the memories, except those whose announcement is drawn to be lost."""
+        """Commit the clients' memories after a round.
+
+        If fault injection is on, some clients are skipped at random, as if this message to them were lost.
+
+        Args:
+            versions: version name of each changed memory, by client index.
+        """
         received = {
             client: version
             for client, version in versions.items()
@@ -138,7 +156,13 @@ class _WorkerRun:
 
 
 def _serve_frames(connection: Connection, frames: queue.SimpleQueue[Frame], stop: threading.Event) -> None:
-    """Handle frames in the order of their arrival."""
+    """Handle frames in the order of their arrival, in an endless loop.
+
+    Args:
+        connection: pipe to the server, for the frames that answer.
+        frames: queue of the received frames.
+        stop: event that is set when the run is being stopped.
+    """
     torch.set_num_threads(1)
     run: Any = None
     while True:
@@ -173,11 +197,14 @@ def _serve_frames(connection: Connection, frames: queue.SimpleQueue[Frame], stop
 
 
 def serve(connection: Connection) -> None:
-    """Serve runs until the other end of the `connection` is closed, or its process has ended.
+    """Run the main loop of a worker process, until the server closes the connection or ends.
 
-    A second thread runs the jobs while this thread reads. The pipe therefore never fills up, and a request to stop is
-    read during a job. Ctrl-C reaches the whole process group and is ignored here, because the server decides what
-    stops.
+    A second thread runs the clients while this thread reads. The pipe therefore never fills up, and a frame that stops
+    the run is read while a client runs. Ctrl-C is ignored here, because it reaches all processes, and the server
+    decides which of them stop.
+
+    Args:
+        connection: pipe to the server.
     """
     exit_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
