@@ -1,4 +1,7 @@
-"""Encoding of messages as safetensors bytes for transfer, checkpoints and client memory, and digests of values."""
+"""Encoding of messages as safetensors bytes, and digests of values.
+
+Messages are encoded for transfer, checkpoints and client memory.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,15 @@ _PARTS = ("images", "labels", "zca.center", "zca.matrix", "zca.inverse")
 
 
 def _pack(key: str, value: Value, tensors: Tensors) -> dict[str, Any]:
-    """Add a value's tensors to `tensors`, and return its form: all other data needed to rebuild the value."""
+    """Add the tensors of an entry's value to `tensors`, and return a JSON-compatible description of the value.
+
+    The description and the tensors are enough for `_unpack` to rebuild the value.
+
+    Args:
+        key: key of the entry, which becomes part of the tensors' names.
+        value: value of the entry.
+        tensors: mapping to extend.
+    """
     if isinstance(value, Tensor):
         tensors[key] = value
         return {"kind": "tensor"}
@@ -46,7 +57,16 @@ def _pack(key: str, value: Value, tensors: Tensors) -> dict[str, Any]:
 
 
 def _unpack(key: str, form: Any, tensors: Tensors) -> Value:
-    """Build a value from its form and its tensors, which are removed from `tensors`."""
+    """Rebuild an entry's value from its description and its tensors, as `_pack` stored them.
+
+    Args:
+        key: key of the entry.
+        form: description of the value, from an untrusted source.
+        tensors: tensors of the message, by name. The value's tensors are removed from the mapping.
+
+    Raises:
+        ValueError: the description is not valid, or a tensor is missing.
+    """
     kind = form.get("kind") if isinstance(form, dict) else None
     flags = set(_FLAGS) if kind == "set" else set()
     if not isinstance(kind, str) or kind not in _FORMS or set(form) - flags != _FORMS[kind]:
@@ -91,15 +111,15 @@ def _finite(key: str, value: Value) -> Value:
 
 
 def to_parts(message: Message, facts: Mapping[str, str] | None = None) -> Parts:
-    """Split a message into named tensors and strings, for a file or for records.
+    """Split a message into named tensors and named strings, from which `from_parts` rebuilds it.
 
     Args:
         message: any message; tensors may be on any device.
-        facts: strings to store with the message, name -> value.
+        facts: further strings to store with the message, by name.
 
     Returns:
-        A pair: the tensors, which are contiguous, on the CPU, and share no memory; and the strings, which include a
-        checksum of all parts.
+        A pair of mappings: the tensors by name, and the strings by name, which include the facts and a checksum. The
+        tensors are contiguous, on the CPU, and share no memory with each other.
 
     Raises:
         TypeError, ValueError: the message holds a value that `check_value` refuses, or a number that is not finite.
@@ -112,22 +132,26 @@ def to_parts(message: Message, facts: Mapping[str, str] | None = None) -> Parts:
 
 
 def entry_key(name: str) -> str:
-    """Return the key of the entry to which a tensor belongs, from the tensor's `name` in a message's parts."""
+    """Return the key of the entry to which a tensor belongs.
+
+    Args:
+        name: name of the tensor in the result of `to_parts`.
+    """
     return name.split(_SEPARATOR)[0]
 
 
 def from_parts(tensors: Mapping[str, Tensor], strings: Mapping[str, str]) -> tuple[Message, dict[str, str]]:
     """Rebuild a message and its facts from the parts that `to_parts` returned.
 
-    The parts may come from an untrusted source: the form of every value is checked, and every tensor must belong to
-    exactly one entry.
+    The parts may come from an untrusted source. The function checks the checksum and every value, and that every tensor
+    belongs to exactly one entry.
 
     Args:
         tensors: tensors by name, on the CPU.
         strings: strings by name.
 
     Raises:
-        ValueError: the parts are altered, incomplete, or not a message.
+        ValueError: the parts are incomplete, do not match the checksum, or are not the parts of a message.
     """
     left, meta = dict(tensors), dict(strings)
     if meta.get("format") != "distillkit.Message/1":
@@ -157,16 +181,16 @@ def encode(message: Message, facts: Mapping[str, str] | None = None) -> bytes:
 
     Args:
         message: any message; tensors may be on any device.
-        facts: strings to store with the message, name -> value.
+        facts: further strings to store with the message, by name.
 
     Raises:
-        TypeError, ValueError: see `to_parts`.
+        TypeError, ValueError: the message holds a value that `check_value` refuses, or a number that is not finite.
     """
     return as_bytes(to_parts(message, facts))
 
 
 def as_bytes(parts: Parts) -> bytes:
-    """Serialize the parts of a message, as `to_parts` returns them, to bytes for `decode`."""
+    """Serialize the result of `to_parts` in the safetensors format; `decode` reads the bytes."""
     from safetensors.torch import save
 
     tensors, strings = parts
@@ -184,13 +208,13 @@ def _checksum(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> str:
 
 
 def decode(data: bytes) -> tuple[Message, dict[str, str]]:
-    """Deserialize the output of `encode`. Return the message, with tensors on the CPU, and the facts.
+    """Deserialize the bytes that `encode` returned. Return the message, with tensors on the CPU, and the facts.
 
     Args:
-        data: bytes, from any source.
+        data: bytes, which may come from an untrusted source.
 
     Raises:
-        ValueError: the bytes are truncated, altered, or not a message; see `from_parts`.
+        ValueError: the bytes are truncated, do not match the checksum, or are not an encoded message.
     """
     from safetensors.torch import load
 
@@ -209,7 +233,7 @@ def digest(key: str, value: Value) -> str:
     The server sends the digest in place of a value that the client already holds (`Entry(cached=True)`).
 
     Args:
-        key: key of the entry; part of the digest.
+        key: key of the entry that holds the value. Equal values of entries with different keys have different digests.
         value: any value that a message may hold.
     """
     tensors: Tensors = {}

@@ -1,4 +1,4 @@
-"""Base classes of methods, add-ons and filters, with keys that survive renaming and a representation for records.
+"""Base classes of methods, add-ons and filters, which give each class a stable key and each object a stable text form.
 
 Users who only run methods need nothing from this module.
 """
@@ -22,15 +22,15 @@ __all__ = [
 
 
 class KeyedObject(Configurable):
-    """Base class of objects identified in a run's records by a key, which stays the same if the class is renamed.
+    """Base class of objects whose class has a key, which identifies it in a run's records even after the class is
+    renamed.
 
     Attributes:
-        key: identifier of the class in records. It is the prefix of entry keys and a part of the seed of random draws,
-            and it determines the order of components. Default: the name of the class; the key of a parent class is not
-            inherited. If you rename a class, set `key = "OldName"`; existing runs, checkpoints and transcripts then
-            stay valid.
-        old_options: former names of renamed options, because older records contain them: name -> old name, or a
-            sequence of old names, oldest first.
+        key: identifier of the class in records. Entry keys start with it, random draws depend on it, and add-ons act in
+            the order of their keys. Default: the name of the class; the key of a parent class is not inherited. If you
+            rename a class, set `key = "OldName"`; existing runs, checkpoints and transcripts then stay valid.
+        old_options: former names of renamed options, under which older records contain them: present name -> former
+            name, or a tuple of former names, oldest first.
     """
 
     key: ClassVar[str] = "Keyed"
@@ -47,7 +47,7 @@ class KeyedObject(Configurable):
         """Return the positional and the named arguments that distinguish this object from other objects of its class.
 
         `repr` shows the arguments, and the record of a run contains them, so a run can be resumed only with equal
-        arguments. A class whose own `__repr__` serves both purposes, such as a dataclass, returns None.
+        arguments. Return None if the class has a `__repr__` that shows its options, as dataclasses have.
         """
         return None
 
@@ -56,10 +56,10 @@ class KeyedObject(Configurable):
 
 
 class Component(KeyedObject):
-    """Base class of add-ons and filters, which are parts of a method and not methods themselves."""
+    """Base class of add-ons and filters, which extend a method."""
 
     def __post_init__(self) -> None:
-        """Check the options of a dataclass against their types (`distillkit._utils.options`)."""
+        """Check that each option has the type and range that its annotation states, if the component is a dataclass."""
         if is_dataclass(self):
             check_options(self)
 
@@ -70,21 +70,25 @@ class Component(KeyedObject):
 
     @classmethod
     def usage_example(cls, part: str) -> str:
-        """Return example code, for error messages, of a method with this component, such as `FedAvg(part, ...)`.
+        """Return code that builds a method with this component, such as `FedAvg(FedProx(0.1), ...)`, for error
+        messages.
 
         Args:
-            part: code of the component.
+            part: code that builds the component, such as `FedProx(0.1)`.
         """
         raise NotImplementedError
 
 
 def stable_repr(value: Any) -> str:
-    """Return `repr(value)` in a form that is equal in every process: functions appear by name, not by address."""
+    """Return a text form of a value that is equal in every process. Functions appear by name, without their address."""
     return _represent(value, pinned=False)
 
 
 def identity(value: Any) -> str:
-    """Return `stable_repr(value)` with keys and the oldest option names, so that renaming has no effect on it."""
+    """Return a text form of a value that also stays equal when classes and options are renamed.
+
+    It is `stable_repr(value)` with each class's key in place of its name, and with the oldest name of each option.
+    """
     return _represent(value, pinned=True)
 
 
@@ -113,7 +117,10 @@ def _represent(value: Any, *, pinned: bool) -> str:
 
 
 def constructor_call(part: Component) -> str:
-    """Return Python code that builds a component with its non-default options; `...` stands for tensors."""
+    """Return Python code that builds a component with those of its options that differ from the defaults.
+
+    Values other than numbers, strings and None are shown as `...`.
+    """
     if not is_dataclass(part):
         return f"{part.name}(...)"
     given = {f.name: getattr(part, f.name) for f in fields(part) if f.init and _chosen(f, getattr(part, f.name))}
@@ -127,17 +134,18 @@ def _chosen(option: Field[Any], value: Any) -> bool:
 
 
 def require_plain_options(part: KeyedObject, base: type[KeyedObject]) -> None:
-    """Refuse a component with an option that has the name of an attribute or hook of its base class.
+    """Refuse a component that has an option with the name of a method or attribute of its base class.
 
-    An annotated attribute of a dataclass is an option. So `data_access: str = "none"` would let users change a
-    declaration on which a privacy guarantee rests, and `loss: float = 0.1` would replace a hook.
+    A dataclass makes every annotated attribute an option. For example, `data_access: str = "none"` would let users
+    change a declaration on which a privacy guarantee depends, and `loss: float = 0.1` would replace the method `loss`.
 
     Args:
         part: an add-on, a filter or a method.
-        base: `AddOn`, `Filter` or `Method`, which defines the attributes and hooks.
+        base: `AddOn`, `Filter` or `Method`, whose methods and attributes must not be options.
 
     Raises:
-        TypeError: an option has such a name; the message names it and says what to write instead.
+        TypeError: an option has the name of a method or attribute of `base`. The message names the option and says what
+            to write instead.
     """
     options: list[str] = [f.name for f in fields(part)] if is_dataclass(part) else []
     for name in options:
@@ -156,10 +164,10 @@ def require_distinct(components: Sequence[Component], rule: str) -> None:
 
     Args:
         components: the add-ons or filters of a method.
-        rule: rule to state in the message.
+        rule: text of the rule that forbids the combination, for the error message.
 
     Raises:
-        ValueError: two components clash; the message names both.
+        ValueError: two components have the same class or the same key. The message names both.
     """
     for first, second in itertools.combinations(components, 2):
         if type(first) is type(second):
@@ -169,11 +177,12 @@ def require_distinct(components: Sequence[Component], rule: str) -> None:
 
 
 def require_own_entries(parts: Sequence[KeyedObject]) -> None:
-    """Refuse a method in which two components would keep or send values under the same key.
+    """Refuse a method in which two components declare entries with the same key, because they would overwrite each
+    other.
 
     Args:
-        parts: method, its add-ons and the filters around it. A second name for an entry of another class (`samples
-            = FedAvg.samples`) does not count as the component's own.
+        parts: method, its add-ons and its filters. A component may refer to an entry of another class (`samples =
+            FedAvg.samples`); this does not declare an entry.
 
     Raises:
         ValueError: two components share a key; the message names both and the key.

@@ -1,4 +1,7 @@
-"""Noise images in the space of a run's images, for trials that must not depend on any client's data."""
+"""Noise images with the shape and normalization of a run's images.
+
+Checks before round 1 use these images, because the checks must not depend on any client's data.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,16 @@ __all__ = ["empty_set", "noise_set", "pixel_limit", "two_noise_images"]
 
 
 def two_noise_images(server: Server) -> Tensor:
-    """Return two noise images with the normalization, shape and dtype of the clients' images."""
+    """Return two noise images, [2, C, H, W], with the normalization, shape and dtype of the clients' images."""
     pixels = torch.rand(2, *server.shape, generator=derive(0, "trial"), dtype=server.dtype)
     return server.normalization.encode(pixels)
 
 
 def pixel_limit(server: Server) -> float:
-    """Return the limit on absolute pixel values: 300 times the largest value in black, white and noise images."""
+    """Return the largest absolute value of a normalized pixel that the server accepts.
+
+    The limit is 300 times the largest absolute value in a black, a white and two noise images.
+    """
     shape = (1, *server.shape)
     pixels = torch.cat([torch.zeros(shape, dtype=server.dtype), torch.ones(shape, dtype=server.dtype)])
     return 300 * max(
@@ -31,17 +37,19 @@ def pixel_limit(server: Server) -> float:
 
 
 def empty_set(server: Server) -> LabeledImages:
-    """Return a set without images, with the normalization, shape and dtype of the clients' images from the `server`."""
+    """Return a set without images, on the server's device, with the normalization, shape and dtype of the clients'
+    images.
+    """
     images = torch.zeros(0, *server.shape, device=server.device, dtype=server.dtype)
     nothing = images, torch.zeros(0, device=server.device, dtype=torch.int64)
     return LabeledImages(*nothing, num_classes=server.task.num_classes, normalization=server.normalization)
 
 
 def noise_set(task: LabelTask, like: LabeledImages, generator: torch.Generator) -> LabeledImages:
-    """Return six noise images with labels for a trial; they do not depend on any client's data.
+    """Return six labelled noise images for checks before round 1. They do not depend on any client's data.
 
     Args:
-        task: meaning of the labels.
+        task: classification task, which determines the form of the labels.
         like: a set with the required normalization, shape and dtype; its images are not read.
         generator: source of the noise.
     """

@@ -1,4 +1,7 @@
-"""Aggregation of a round's replies in client order and float64, with the declared rule of each entry."""
+"""Aggregation of a round's replies with the rule that each entry declares.
+
+Replies are added in client order and float64, so the result does not depend on the order in which they arrive.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,11 @@ def _number(value: float, rule: str) -> Tensor:
 
 
 def _forms(entry: Entry[Any], value: Value) -> Iterator[tuple[str, object]]:
-    """Yield the form (dtype, shape, space) of each part of a value; the form must be equal in all replies."""
+    """Yield the name and the form of each part of a value: dtype, shape, and for image sets also normalization and
+    classes.
+
+    `Aggregator.require` refuses a reply whose forms differ from those of an earlier reply.
+    """
     first = 1 if entry.rule == "union" else 0
     if isinstance(value, Tensor):
         yield "", (value.dtype, value.shape[first:])
@@ -40,7 +47,7 @@ def _forms(entry: Entry[Any], value: Value) -> Iterator[tuple[str, object]]:
 
 
 def _weighted(value: Tensor, weight: float | Tensor) -> Tensor:
-    """Return the value times its weight as a new tensor, to which other values can be added in place."""
+    """Return the value times its weight, in float64, as a new tensor to which other values can be added in place."""
     value = value.detach()
     if isinstance(weight, Tensor) and weight.ndim:
         return value.to(torch.float64) * weight.to(torch.float64).view(-1, *[1] * (value.ndim - 1))
@@ -48,7 +55,10 @@ def _weighted(value: Tensor, weight: float | Tensor) -> Tensor:
 
 
 def _add_weighted(total: Tensor, value: Tensor, weight: float | Tensor) -> None:
-    """Add the value times its weight to a sum in place; large values are added in pieces that fit in the CPU cache."""
+    """Add `value` times `weight` to `total` in place.
+
+    Large CPU tensors are added in pieces that fit in the CPU cache.
+    """
     even = value.is_cpu and total.is_contiguous() and value.is_contiguous()
     if not even or (isinstance(weight, Tensor) and weight.ndim):
         total.add_(_weighted(value, weight))
@@ -58,13 +68,14 @@ def _add_weighted(total: Tensor, value: Tensor, weight: float | Tensor) -> None:
 
 
 def finalize(rule: str, over: float | None, total: Tensor, weight: Any, like: Any) -> Any:
-    """Return an entry's aggregate, in the clients' dtype, from the sum over clients.
+    """Return the aggregate of one entry, in the dtype of the clients' values, from the weighted sum over clients.
 
     Args:
-        rule, over: rule and public denominator of the entry.
-        total: sum of the values times their weights.
+        rule: the entry's aggregation rule, see `Entry`.
+        over: the public constant that divides a mean; None: the sum of the weights divides it.
+        total: sum of the clients' values times their weights.
         weight: sum of the weights: a number, or a vector with one weight per row.
-        like: one value as a client sent it: a tensor or a number.
+        like: one client's value, a tensor or a number, whose type and dtype the result gets.
     """
     if rule == "mean":
         if over is not None:
@@ -88,7 +99,8 @@ class AggregatedReplies(Message):
 
     Args:
         values: the aggregated values.
-        weights: divisor of each mean, by entry key (for a group, also by name).
+        weights: sum of the weights of each entry, by entry key. For a group of tensors, the value is a mapping from
+            tensor name to sum.
         sums: weighted sum of each entry before the division, in float64, by entry key.
         clients: indices of the clients whose replies are included, in ascending order.
     """
@@ -99,12 +111,12 @@ class AggregatedReplies(Message):
         self._values, self._weights, self._sums, self.clients = dict(values.items()), weights, sums, clients
 
     def weight(self, entry: Entry[Any], name: str | None = None) -> Any:
-        """Return the total weight of the clients that sent the entry, which is the divisor of a mean.
+        """Return the sum of the weights of the clients that sent the entry. A mean is divided by this sum.
 
         Args:
             entry: entry whose rule is `mean` or `sum`.
-            name: name of one tensor of a group. Each name of a group is aggregated over the replies that contain it. If
-                omitted, the largest weight in the group is returned.
+            name: for a group of tensors, the name of one of them. Each tensor of a group is aggregated over the replies
+                that contain it, so their weights can differ. Default: the largest weight in the group.
 
         Returns:
             A number, or a vector [rows] if each row has its own weight; 0 if no client sent the entry.
@@ -118,7 +130,7 @@ class AggregatedReplies(Message):
         """Return the sum of the values times their weights before any division, in float64.
 
         Args:
-            entry: entry whose rule is `mean` or `sum`; for a group the result is a mapping, name -> tensor.
+            entry: entry whose rule is `mean` or `sum`. For a group of tensors, the result is a mapping, name -> tensor.
 
         Raises:
             KeyError: no client sent the entry.
@@ -126,11 +138,11 @@ class AggregatedReplies(Message):
         return self._sums[entry.key]
 
     def replace(self, entry: Entry[Any], value: Value) -> AggregatedReplies:
-        """Return a copy of these replies with one aggregated value changed, for filters that act on the server.
+        """Return a copy of these replies in which `entry` has a new aggregated value. Filters on the server use it.
 
         Args:
             entry: entry to change.
-            value: new value; weights and sums stay as they are.
+            value: new aggregated value. `weight` and `sum` still return what they returned before.
         """
         values = self.copy()
         values[entry] = value
@@ -138,11 +150,11 @@ class AggregatedReplies(Message):
 
 
 class Aggregator:
-    """Running aggregate of a round's replies. Each reply is added when it arrives, so no reply has to be stored.
+    """Running aggregate of a round's replies. Each reply is added to running sums, so replies need not be stored.
 
-    The engine adds replies that `check_reply` has accepted, in client order, and calls `result` at the end. `require`
-    checks that a reply has the form of the earlier replies. After this check `fold` cannot fail, so no reply is ever
-    added in part.
+    The engine checks each reply with `check_reply`, adds it with `fold` in client order, and calls `result` at the end.
+    `fold` first calls `require`, which compares the reply with the earlier replies. Every error is raised before the
+    reply is added, so no reply is added in part.
 
     Args:
         entries: the entries that the method declares, by key.
@@ -161,13 +173,14 @@ class Aggregator:
         self.clients: list[int] = []
 
     def require(self, reply: Message) -> None:
-        """Refuse a reply in which an entry's form (dtype, shape, space) differs from the form in earlier replies.
+        """Refuse a reply in which a value's dtype, shape, normalization or classes differ from those in earlier
+        replies.
 
         Args:
             reply: reply that `check_reply` has accepted.
 
         Raises:
-            BadReply: the forms differ; the message names the entry and both forms.
+            BadReply: the reply differs from an earlier one. The message names the entry and shows both forms.
         """
         for key, value in reply.items():
             entry = self._entries[key]
@@ -183,10 +196,10 @@ class Aggregator:
 
         Args:
             client: index of the client. Clients must come in ascending order, because the order affects rounding.
-            reply: the client's checked reply.
+            reply: reply of this client, which `check_reply` has accepted.
 
         Raises:
-            BadReply: see `require`; no part of the reply was added.
+            BadReply: the reply differs in form from an earlier one (see `require`). No part of it was added.
         """
         self.require(reply)
         self.clients.append(client)

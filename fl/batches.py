@@ -1,4 +1,4 @@
-"""Batches, image order and phases of local training."""
+"""Batches of images, their random order, and the phases of local training."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Batch:
 
     Attributes:
         images: float [B, C, H, W].
-        labels: labels in the form of the task. An add-on's batch may have labels of its own (virtual classes count from
-            0).
+        labels: labels of the images, in the form of the task. For a batch of an add-on with classes of its own, labels
+            may be indices of these classes, from 0.
         columns: additional values of each image, by name, one row per image.
-        joint: for an add-on's batch, whether to forward it together with the real batch, so that both share batch
-            statistics. Otherwise the batch is forwarded alone.
+        joint: for an add-on's batch, whether it is concatenated with the client's batch in the forward pass, so that
+            both share batch-norm statistics. If False, it has a forward pass of its own.
     """
 
     images: Tensor
@@ -35,7 +35,11 @@ class Batch:
     joint: bool = False
 
     def select(self, index: Tensor) -> Batch:
-        """Return the images at these indices, with their labels and columns; `index` is int64 [m]."""
+        """Return the images at some indices, with their labels and columns, as a batch.
+
+        Args:
+            index: image indices, int64 [m].
+        """
         columns = {n: c.index_select(0, index) for n, c in self.columns.items()}
         return replace(
             self, images=self.images.index_select(0, index), labels=self.labels.index_select(0, index), columns=columns
@@ -51,8 +55,9 @@ class Phase:
 
     Args:
         epochs: number of passes over the data.
-        steps: exact number of steps; use it instead of `epochs`.
-        train: a pattern of parameter names (`"classifier.*"`); "!pattern" matches all names that "pattern" does not.
+        steps: exact number of optimizer steps. Set it instead of `epochs`.
+        train: pattern of the names of the trained parameters, such as "classifier.*". A leading "!" negates the
+            pattern: "!classifier.*" trains all parameters that "classifier.*" does not match.
 
     Raises:
         TypeError, ValueError: an option is out of range, or both `epochs` and `steps` are given.
@@ -75,14 +80,14 @@ class Phase:
 def shuffled_indices(
     count: int, batch: int, generator: torch.Generator, epochs: int, steps: int | None
 ) -> Iterator[Tensor]:
-    """Yield the indices of the images of each batch, in shuffled passes over a set.
+    """Yield the image indices of one batch after another, in passes over a set that are shuffled anew each time.
 
     Args:
         count: number of images.
         batch: images per step; the last batch of a pass may be smaller.
         generator: source of a new random order for each pass.
-        epochs: number of passes, if `steps` is None.
-        steps: exact number of steps, over as many passes as needed.
+        epochs: number of passes. It is used only if `steps` is None.
+        steps: exact number of batches, from as many passes as they take.
 
     Yields:
         Indices, int64 [batch or fewer].
@@ -110,11 +115,11 @@ def shuffled_indices(
 
 
 def select_rows(values: Tensor, index: Tensor) -> Tensor:
-    """Return some rows of a tensor on the tensor's device; `index` may be on another device.
+    """Return the rows of a tensor at some indices. The result is on the tensor's device.
 
     Args:
-        values: [N, ...].
-        index: row indices, integers [m].
+        values: tensor [N, ...].
+        index: row indices, integers [m], on any device.
     """
     return values.index_select(0, index.to(values.device))
 

@@ -1,4 +1,4 @@
-"""Messages between server and clients, which map declared entries to values."""
+"""Messages between server and clients. A message maps declared entries to values."""
 
 from __future__ import annotations
 
@@ -28,33 +28,37 @@ DTYPES = (
 class Entry(Generic[V]):
     """Declaration of one named value that a message, a server's state or a client's memory may hold.
 
-    Declare one in the class body for everything that your method or add-on sends or keeps, with the type of its values
-    in brackets: `model = Entry[Tensors]("first")`. Then `message[self.model]` reads and writes the value. The key is
-    `"Class.attribute"`, or `"key.attribute"` in a class that sets a `key`, as all built-in components do. The
-    declaration is the wire format and the rule by which a round's replies are aggregated:
+    In the class body of your method or add-on, declare one entry for each value that it sends or keeps, with the
+    value's type in brackets: `model = Entry[Tensors]("first")`. Then `message[self.model]` reads and writes the value.
+    The key is `"Class.attribute"`, or `"key.attribute"` in a class that sets a `key`, as all built-in components do.
+    The rule determines how the values in a round's replies are aggregated into one value:
 
-    * `mean`: sum(w v) / sum(w). `by` names another entry of the same reply that holds w: a number, or a vector with one
-      weight for each row of v. Without `by`, w = 1. With `over`, the sum is divided by that public constant.
-    * `sum` and `max`. Integers have the rules `max`, `sum` and `first` only.
+    * `mean`: sum(w v) / sum(w) over the clients' values v with weights w. `by` is another entry of the same reply,
+      which holds w: a number, or a vector with one weight for each row of v. Without `by`, w = 1. With `over`, the sum
+      is divided by this public constant instead of sum(w).
+    * `sum`, `max`: elementwise sum or maximum. For integers, use these rules or `first`, because integers have no
+      `mean`.
     * `first`: the value of the client with the lowest index.
-    * `union`: rows concatenated in client order, each with its client's index.
+    * `union`: rows of all clients, concatenated in client order. In an image set, the column "client" holds the index
+      of the client that sent each image.
 
     Args:
         rule: aggregation rule.
-        by: entry of the same reply that holds the weights (mean only).
-        over: public denominator, > 0 (mean only, not with `by`).
-        bound: largest absolute value of an element, for secure sums and clipping; checked on arrival.
+        by: entry of the same reply that holds the weights w. Permitted only with the rule `mean`.
+        over: public constant > 0 by which the sum is divided. Permitted only with the rule `mean` and without `by`.
+        bound: largest permitted absolute value of an element. The server refuses replies that exceed it; secure sums
+            derive their encoding from it.
         cached: whether to send the value only to clients that do not hold it yet, and its digest to all others. Use it
             for values that the server sends unchanged in many rounds.
 
     Attributes:
         key: the entry's name in messages, files and histories.
-        name: the entry's name in code, `Class.attribute`. If code refers to the entries through another class, the
-            declaring class gives the name of that class in `written`.
+        name: the entry's name in code, `Class.attribute`. A declaring class may set its attribute `written` to the name
+            of another class; that name then stands in place of `Class`.
         owner: the declaring class, with its module.
 
     Raises:
-        ValueError: options are out of range or cannot be combined.
+        ValueError: an option is out of range, or two options cannot be combined.
         TypeError: `cached` is neither True nor False.
     """
 
@@ -94,7 +98,7 @@ class Entry(Generic[V]):
 
 
 def declared_entries(owner: object) -> list[Entry[Any]]:
-    """Return the entries that an object's class and its bases declare, that is, everything its messages may hold.
+    """Return the entries that an object's class and its base classes declare. Its messages may hold no other entries.
 
     Args:
         owner: a method, an add-on or a filter.
@@ -119,7 +123,8 @@ class Message:
         values: initial values, entry -> value.
 
     Raises:
-        TypeError, ValueError: see `check_value`; also raised when a value is set later.
+        TypeError, ValueError: a message cannot hold a value (see `check_value`). Setting a value later raises the same
+            errors.
     """
 
     __slots__ = ("__weakref__", "_values")
@@ -133,7 +138,8 @@ class Message:
 
     @staticmethod
     def unchecked(values: Mapping[str, Value]) -> Message:
-        """Build a message from a mapping of keys to values without checks; `fl._codec` has already checked the values.
+        """Build a message from a mapping of keys to values without checks. Use it only for values that were checked
+        before.
 
         Args:
             values: mapping, entry key -> value.
@@ -181,7 +187,9 @@ class Message:
         yield from self._values.items()
 
     def copy(self) -> Message:
-        """Return a shallow copy: new entries in the copy do not affect this message, but the values are shared."""
+        """Return a shallow copy. Entries that are set in the copy do not affect this message, but both share the
+        values.
+        """
         return Message.unchecked(self._values)
 
     def __len__(self) -> int:
@@ -192,9 +200,10 @@ class Message:
 
 
 def check_value(key: str, value: Any) -> Value:
-    """Check that a message may hold `value`: the codec can write it, and the aggregation rules apply to it.
+    """Check that `value` has a type, dtype and size that a message can hold, and return it.
 
-    NaN and infinite numbers pass this check, because a state may diverge. The codec and `check_reply` refuse them.
+    NaN and infinite numbers pass this check, because the state of a diverging method may contain them. `check_reply`
+    refuses them in replies.
 
     Args:
         key: the entry's key, for the error message.
@@ -234,7 +243,12 @@ def check_value(key: str, value: Any) -> Value:
 
 
 def _tensors(key: str, value: Value) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor of a value with its name ("" for the value itself)."""
+    """Yield every tensor of a value, with its name in the group or image set. The name is "" if the value is a tensor.
+
+    Raises:
+        TypeError: `value` is an image set that lacks a part, or one of its parts is not a tensor. The message names
+            `key`.
+    """
     if isinstance(value, Tensor):
         yield "", value
     elif isinstance(value, dict):
@@ -253,9 +267,9 @@ def _tensors(key: str, value: Value) -> Iterator[tuple[str, Tensor]]:
 def payload_bytes(message: Message) -> dict[str, int]:
     """Return the payload size of each entry in bytes, by key; a run's history records these sizes.
 
-    For a set, the bytes of the pixels are under the entry's key, and the bytes of labels and columns are under
-    `key:labels` and so on. A number counts as 8 bytes, a string as its length in UTF-8. Names, shapes and framing are
-    not counted.
+    For an image set, the size of the pixels is under the entry's key, the size of the labels under "key:labels", and
+    the size of each column under "key:" and the column's name. A number counts as 8 bytes, and a string as its length
+    in UTF-8. Names, shapes and the file format's overhead are not counted.
 
     Args:
         message: message that is sent or stored.

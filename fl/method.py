@@ -2,12 +2,13 @@
 
 A run calls a method's functions in this order:
 
-1. `check_run` and `start`. 2. If the method has a query (`has_query`): `send`, `answer` at every client, and
-`receive_answers`. 3. In every round: `draw`, unless the engine draws the clients. For each drawn client, `send` and
-`local`, and `expect` and `read_reply` when the reply arrives. Once per round, `receive` and `predictors`. For each
-tested client, `send` and `evaluate`.
+1. Before round 1: `check_run`, then `start`.
+2. If `has_query` is true: `send`, then `answer` on every client that has images, then `receive_answers`.
+3. In every round: `draw`, if the method draws the clients. For each drawn client: `send` on the server, `local` on the
+   client, and for its reply `expect` and `read_reply` on the server. Then, once, `receive` and `predictors`. If clients
+   test models on their own images: `send` and `evaluate` for each of these clients.
 
-A method may exchange more than one message per round, see `exchanges`.
+A method can exchange several messages with each client in a round, see `Method.exchanges`.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ __all__ = [
 
 
 class NoUsableReply(RuntimeError):
-    """Error: a round's replies are too few, or all their weights are zero.
+    """Error: the server has too few usable replies to compute an update, or all their weights are zero.
 
-    The error ends the run with the state after the previous round. `Method.receive` may raise it, but only before it
-    changes the state.
+    The error ends the run; its result is the state after the previous round. `Method.receive` may raise the error
+    before it changes the state, but not afterwards.
     """
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """Model that can be tested and saved, as `Method.predictors` returns it.
+    """Model to test and save. `Method.predictors` returns one for each global model.
 
     Attributes:
         network: network in eval mode, with the weights to test.
-        outputs: number of leading outputs to use, for networks that have outputs for add-on classes after the outputs
-            of the task's classes. None means all outputs.
+        outputs: number of outputs to use, counted from the first one. Set it if the network has more outputs than the
+            task has classes, because an add-on uses classes of its own. None: all outputs.
     """
 
     network: nn.Module
@@ -57,12 +58,15 @@ class Predictor:
 
     @torch.no_grad()
     def sums(self, data: LabeledImages, task: LabelTask, chunk: int | None = None) -> torch.Tensor:
-        """Test the model on a set and return the task's sums over all images, float64 [3 + 3K], see `LabelTask.sums`.
+        """Test the model on a set, and return the counts and the summed loss from which metrics are computed.
 
         Args:
             data: test images, on the network's device.
-            task: meaning of the labels.
-            chunk: images per forward pass. Default: `evaluation_batch_size`.
+            task: task to which the labels belong; it has K classes.
+            chunk: images per forward pass. Default: the result of `evaluation_batch_size`.
+
+        Returns:
+            Sums over all images, float64 [3 + 3K], as `LabelTask.sums` defines them.
         """
         chunk = evaluation_batch_size(data.shape, data.images.device) if chunk is None else chunk
         total = torch.zeros(3 + 3 * task.num_classes, dtype=torch.float64)
@@ -88,10 +92,10 @@ def evaluation_batch_size(shape: Sequence[int], device: torch.device) -> int:
 
 
 def evaluation_spec(task: LabelTask, *names: str) -> EntrySpec:
-    """Return the specification of a client's test results, for the schema that `expect_evaluation` returns.
+    """Return the specification of an entry that holds a client's test results. Use it in `Method.expect_evaluation`.
 
     Args:
-        task: task with the number of classes.
+        task: task of the run; its number of classes determines the length of the results.
         names: names of the tested models: "global", "personal", or others.
     """
     sums = {name: torch.zeros(3 + 3 * task.num_classes, dtype=torch.float64) for name in names}
@@ -101,26 +105,27 @@ def evaluation_spec(task: LabelTask, *names: str) -> EntrySpec:
 class Method(KeyedObject, ABC):
     """Base class of federated methods. For an extension of weight averaging, write an `fl.AddOn` instead.
 
-    Method objects are immutable and exist on the server and on every client. Changing values are kept in `server.state`
-    and `client.memory`. A subclass declares its entries as class attributes and implements `start`, `send`, `local`,
-    `receive`, and `expect`, which describes a reply. A subclass that overrides `answer` or `evaluate` also overrides
-    `expect_answer` or `expect_evaluation`. These schemas are closed: a reply that does not match is left out, and the
-    history names its client.
+    Method objects are immutable and exist on the server and on every client. Values that change in a run are kept in
+    `server.state` and `client.memory`. A subclass declares its entries as class attributes and implements `start`,
+    `send`, `local`, `receive`, and `expect`, which returns the schema of a reply. A subclass that overrides `answer`
+    also overrides `expect_answer`; one that overrides `evaluate` also overrides `expect_evaluation`. A reply that does
+    not match its schema, or has an entry that the schema lacks, is left out, and the history reports its client.
     """
 
     networks: Networks
 
     @property
     def inner(self) -> Method:
-        """The method itself, without the filters around it."""
+        """The method without the filters that are applied to it. A method without filters returns itself."""
         return self
 
     @property
     def private(self) -> bool:
         """Whether noise is added to all releases and a ledger is charged for them.
 
-        A run of a private method has a ledger. Clients without images get requests like all others, because it is
-        private whether a client has images. By default, models are not evaluated on the clients' own test images.
+        A run of a private method has a ledger. Clients without images get requests like all other clients, because the
+        server must not learn which clients have images. By default, models are not evaluated on the clients' own test
+        images.
         """
         return False
 
@@ -139,7 +144,9 @@ class Method(KeyedObject, ABC):
         return type(self).draw is not Method.draw
 
     def draw(self, server: Server) -> list[int]:
-        """Return the clients of this round, if the method's privacy depends on the draw. Default: the engine draws.
+        """Return the clients that take part in this round. By default, the engine draws the clients.
+
+        Override this function if the method's privacy guarantee depends on the random draw.
 
         Draw from `server.secret`. The history does not record the result, which stays secret. Return client indices in
         ascending order; the list may be empty.
@@ -148,41 +155,46 @@ class Method(KeyedObject, ABC):
 
     @property
     def parts(self) -> tuple[KeyedObject, ...]:
-        """The objects that declare entries: the method itself and its components."""
+        """The objects that declare entries: the method itself, its add-ons and its filters."""
         return (self,)
 
     def entries(self) -> list[Entry[Any]]:
-        """Return every entry that may be sent or kept; the engine calls this once, before the run."""
+        """Return every entry that the method may send or keep. The engine calls this function once, before the run."""
         return [entry for part in self.parts for entry in declared_entries(part)]
 
     def architectures(self, classes: int) -> Mapping[str, nn.Module]:
-        """Return the networks for `classes` classes, by name. A resumed run compares their architectures.
+        """Return one network of each architecture for a task of `classes` classes, by name of the architecture.
 
-        The engine does not change the networks, and their weights may be arbitrary. Default: the architectures of
-        `self.networks`, if the method has this attribute.
+        The engine records their structure, and a resumed run must have the same structure. Their weights are not used.
+        Default: the architectures of `self.networks`, if the method has this attribute.
         """
         return self.networks.templates(classes) if hasattr(self, "networks") else {}
 
     def assigned(self, clients: int) -> Sequence[str]:
-        """Return each client's architecture for the run's record; a resumed run must have the same.
+        """Return the name of each client's architecture for the run's record. A resumed run must have the same names.
 
         Args:
             clients: number of clients.
 
         Returns:
-            A name for each client; empty if all have the same architecture. Default: as `self.networks` assigns them.
+            One name for each client, in client order; empty if all clients have the same architecture. By default, the
+            names come from `self.networks`, if the method has this attribute.
         """
         return self.networks.assigned(clients) if hasattr(self, "networks") else ()
 
     def check_run(self, server: Server, rounds: int) -> None:
-        """Raise ValueError if the method cannot run on the clients' data. Warn about parts unused in `rounds` rounds.
+        """Raise ValueError if the method cannot run with these clients and data. Warn about options without effect.
 
         The engine calls this function before `start` and before it resumes a run. The state of the `server` is still
-        empty. Use the function to detect errors that would otherwise appear only in a late round.
+        empty, and `rounds` is the number of rounds of the run. Use the function to detect errors that would otherwise
+        appear only in a late round.
         """
 
     def start(self, server: Server) -> None:
-        """Put the values that `send` needs, such as initial weights, into `server.state`. A resumed run skips this."""
+        """Put the values that `send` needs, such as initial weights, into `server.state`.
+
+        The engine calls this function once, before round 1. A resumed run restores the state instead.
+        """
 
     @abstractmethod
     def send(self, server: Server, client: int) -> Message:
@@ -193,9 +205,9 @@ class Method(KeyedObject, ABC):
 
     @abstractmethod
     def expect(self, server: Server, client: int) -> Schema:
-        """Return the schema of the reply to `send(server, client)`: an `EntrySpec` for each entry, by its key.
+        """Return the schema of a client's reply to `send(server, client)`: an `EntrySpec` for each entry, by entry key.
 
-        The engine refuses entries without a specification.
+        The engine refuses a reply that has an entry without a specification.
         """
 
     @property
@@ -211,7 +223,13 @@ class Method(KeyedObject, ABC):
         return Message()
 
     def expect_answer(self, server: Server, client: int) -> Schema:
-        """Return the schema of the `answer` to `send(server, client)`, as `expect` does for replies."""
+        """Return the schema of the message that a client's `answer` returns: an `EntrySpec` for each entry, by entry
+        key.
+
+        Args:
+            server: server of the run.
+            client: index of the client.
+        """
         return {}
 
     def receive_answers(self, server: Server, replies: AggregatedReplies) -> None:
@@ -219,44 +237,52 @@ class Method(KeyedObject, ABC):
 
     @abstractmethod
     def local(self, client: Client, message: Message) -> Message:
-        """Run the client's part of a round, on the client: train, and reply with the result.
+        """Train on the client in a round, and return the client's reply.
 
-        The function reads only `client` and the `message` of `send`, and returns a reply that matches `expect`. If it
-        raises an exception, the client is left out of the round and the history reports it. `BudgetExhausted` ends the
-        run.
+        The function reads only `client` and the `message` that `send` returned. Its reply must match the schema that
+        `expect` returns. If the function raises an exception, the client is left out of the round, and the history
+        reports the exception. Only `BudgetExhausted` ends the run.
         """
 
     def read_reply(self, server: Server, reply: Message) -> Message:
-        """Derive additional entries, such as FedDF's predictions, from one checked `reply` before it is aggregated.
+        """Return additional entries that the server computes from one checked `reply` before replies are aggregated.
 
-        These entries are aggregated together with the entries of the reply. The function must not change `server`; if
-        it raises, this reply is left out. Default: no additional entries.
+        FedDF, for example, computes the predictions of the client's model. The additional entries are aggregated
+        together with the entries of the reply. The function must not change `server`. If it raises an exception, this
+        reply is left out. Default: no additional entries.
         """
         return Message()
 
     @property
     def exchanges(self) -> tuple[str, ...]:
-        """Names of the exchanges with drawn clients in a round, in order. Default: `local` alone.
+        """Names of the exchanges (a request and its reply) with each drawn client in a round, in order. Default:
+        "local".
 
-        An additional exchange is a method with the signature of `local`. Clients take part in it if their replies to
-        all earlier exchanges are usable (`server.present`). Its server side is `send_exchange`, `expect_exchange` and
-        `receive_exchange`. Only `local` may change a client's memory.
+        To add an exchange, define a function of its name with the signature of `local`, which runs on the client. On
+        the server, `send_exchange`, `expect_exchange` and `receive_exchange` handle all additional exchanges. A client
+        takes part if its replies to all earlier exchanges of the round are usable (`server.present`). Only `local` may
+        change a client's memory.
         """
         return ("local",)
 
     def send_exchange(self, server: Server, verb: str, client: int) -> Message:
-        """Return the message from the `server` to a `client` in the exchange `verb`. It must be pure, as `send` is."""
+        """Return the message from the `server` to a `client` in the exchange called `verb`.
+
+        The function must be pure: the engine may call it any number of times, for any client.
+        """
         return Message()
 
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
-        """Return the schema of a `client`'s reply to the `server` in the exchange `verb`; see `expect`."""
+        """Return the schema of a `client`'s reply to the `server` in the exchange called `verb`, in the form of
+        `expect`.
+        """
         return {}
 
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
         """Update `server.state` with the replies of one exchange, before the next one begins.
 
-        If the method has several exchanges, this function is called after each of them, including `local`, whose
-        replies `receive` gets as well.
+        If the method has several exchanges, the engine calls this function after each of them, including `local`.
+        Afterwards, `receive` gets the replies of `local`.
 
         Args:
             server: server whose state to update.
@@ -264,7 +290,7 @@ class Method(KeyedObject, ABC):
             replies: replies of the exchange, aggregated by their entries' rules; there may be none.
 
         Returns:
-            A mapping from each client whose reply turns out to be unusable to the reason. These clients get no more
+            The clients whose replies cannot be used: a mapping, client index -> reason. These clients get no more
             requests in this round.
 
         Raises:
@@ -273,10 +299,15 @@ class Method(KeyedObject, ABC):
         return {}
 
     def run_on_client(self, verb: str, client: Client, message: Message) -> Message:
-        """Return the client's reply to a `message` in the exchange called `verb`, such as "local".
+        """Run this method's function called `verb` on a client, and return its reply.
+
+        Args:
+            verb: name of an exchange, such as "local", or "answer" or "evaluate".
+            client: client on which the function runs.
+            message: message from the server.
 
         Raises:
-            LookupError: the method has no such exchange.
+            LookupError: the method has no exchange of this name.
         """
         if verb not in ("answer", "evaluate", *self.exchanges):
             raise LookupError(f"{type(self).__name__} has no exchange {verb!r:.40}")
@@ -284,10 +315,10 @@ class Method(KeyedObject, ABC):
 
     @abstractmethod
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """Update `server.state` with the round's replies, aggregated by their entries' rules, once per round.
+        """Update `server.state` with the round's replies, which are aggregated by the rules of their entries.
 
-        The number of replies is at least `min_replies`, unless the method draws its clients itself; then there may be
-        none.
+        The engine calls this function once per round. There are at least as many replies as the run's option
+        `min_replies` requires. If the method draws the clients itself, there may be no reply.
 
         Raises:
             NoUsableReply: no update can be computed from the replies.
@@ -296,40 +327,49 @@ class Method(KeyedObject, ABC):
     def evaluate(self, client: Client, message: Message) -> Message:
         """Test a client's models on `client.test` after the round. The `message` holds the new global model.
 
-        The client's memory is read-only. Each result is a group that maps a model's name ("global", "personal") to
-        `LabelTask.sums`. An empty reply means that there is no model to test.
+        The client's memory is read-only. The reply has one entry, a group of tensors: the name of each model ("global",
+        "personal") -> the result of `LabelTask.sums`. An empty reply means that there is no model to test.
         """
         return Message()
 
     def expect_evaluation(self, server: Server, client: int) -> Schema:
-        """Return the schema of the results of `evaluate` after `send(server, client)`, see `evaluation_spec`."""
+        """Return the schema of the reply that `evaluate` returns on a `client`; `evaluation_spec` builds its entry.
+
+        Args:
+            server: server of the run.
+            client: index of the client.
+        """
         return {}
 
     def predictors(self, server: Server) -> Mapping[str, Predictor]:
-        """Return the global models in `server.state` for tests and saving: one (named ""), several by name, or none."""
+        """Return the global models to test and save, by name. A single model has the name "".
+
+        The models are built from `server.state`. The mapping is empty if the method has no global model.
+        """
         return {}
 
 
 def require_single_label(name: str, task: LabelTask) -> None:
-    """Refuse a multi-label `task`, for the method or add-on called `name`.
+    """Refuse a multi-label `task`. The error message names the method or add-on, `name`, that needs one class per
+    image.
 
     Raises:
         ValueError: images of the task may have several classes.
     """
     if not task.single_label:
-        raise ValueError(f"{name} needs one class an image, which {task!r} does not have: leave it out")
+        raise ValueError(f"{name} needs exactly one class per image, which {task!r} does not guarantee: leave it out")
 
 
 def require_method(method: object) -> Method:
-    """Return `method` if it is a method.
+    """Return `method` if it is a federated method.
 
     Raises:
-        TypeError: `method` is a class, an add-on, a filter or another object; the message says what to write instead.
+        TypeError: `method` is a class, an add-on, a filter or another object. The message says what to pass instead.
     """
     kind = method if isinstance(method, type) else type(method)
     if issubclass(kind, Component):
         part = constructor_call(method) if isinstance(method, Component) else f"{kind.__name__}(...)"
-        raise TypeError(f"{kind.__name__} is part of a method and none by itself: give {kind.usage_example(part)}")
+        raise TypeError(f"{kind.__name__} is a part of a method, not a method: pass {kind.usage_example(part)}")
     if isinstance(method, type):
         raise TypeError(f"method must be an object, got the class {method.__name__}: {method.__name__}(...)")
     if not isinstance(method, Method):

@@ -1,4 +1,4 @@
-"""Architectures of a method, their assignment to clients, their weights, and a check of them before a run."""
+"""Architectures of a federated method: their assignment to clients, their initial weights, and checks before a run."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ _EXAMPLE = "a function that makes a network, as `factory=lambda outputs: ConvNet
 class Networks:
     """Architectures of one method. Every method builds a `Networks` object from its options `factory` and `assign`.
 
-    A single architecture has the name "". If there are several architectures, a tensor in a group that they share is
-    named "architecture/tensor". `unprefixed` and `prefixed` convert between such a group and one architecture's
-    tensors.
+    A single architecture has the name "". With several architectures, one group holds the tensors of all of them, each
+    under the name "architecture/tensor". `prefixed` and `unprefixed` add and remove this prefix.
 
-    Each architecture is built once for each number of outputs, and copied (under a lock, because clients run in
-    threads) where a network is needed.
+    Each architecture is built once for each number of outputs. Later networks are copies of it. A lock guards the first
+    build, because clients run in threads.
 
     Args:
-        factory: function of the number of outputs that returns the network; or a mapping architecture -> such a
-            factory.
-        assign: mapping or function, client index -> architecture; needed with several architectures.
+        factory: function that takes the number of outputs and returns a network; or, for several architectures, a
+            mapping from the name of each architecture to its function.
+        assign: mapping or function from a client's index to the name of its architecture. Required if there are several
+            architectures, and refused otherwise.
         several: whether the method supports several architectures.
-        extra: number of outputs in addition to the task's classes (virtual classes, for example).
-        initial: initial weights, by name; weights that are missing here are drawn at random.
+        extra: number of outputs in addition to those of the task's classes, for additional classes of add-ons.
+        initial: initial weights, by parameter or buffer name. Weights that it lacks are drawn at random.
 
     Raises:
-        TypeError: `factory` is a network, does not take exactly one argument, or does not return a network; or `assign`
-            or `initial` has another type.
+        TypeError: `factory` is not a function of one argument (for example, it is a network) or a mapping of such
+            functions; or `assign` or `initial` has another type.
         ValueError: `factory` is an empty mapping, or a name in it is empty or contains "/"; `assign` is given although
             there is one architecture, or is missing although there are several.
     """
@@ -81,7 +81,7 @@ class Networks:
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to send to another process, which builds its own networks and lock."""
+        """Return the attributes to pickle for another process, without the built networks and the lock."""
         return {**vars(self), "_built": {}, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -103,9 +103,10 @@ class Networks:
         return check.one_of(name, f"assign({client})", self.names)
 
     def assigned(self, clients: int) -> list[str]:
-        """Return each client's architecture for the record of a run; an empty list if there is only one.
+        """Return the name of each client's architecture, for the record of a run; an empty list if there is only one
+        architecture.
 
-        If `assign` is a function, only the first thousand clients are looked up.
+        If `assign` is a function, the list covers only the first thousand clients.
 
         Args:
             clients: number of clients.
@@ -120,10 +121,10 @@ class Networks:
         return classes + self.extra
 
     def template(self, name: str, classes: int) -> nn.Module:
-        """Return a network with the right names and shapes but meaningless weights, for a task of `classes` classes.
+        """Return a network of an architecture, to read the names and shapes of its parameters and buffers.
 
-        The network is built once and shared by all threads, so do not change it. `on` and `draw` return networks that
-        you may change.
+        Do not use its weights, and do not change it: it is built once and shared by all threads. `on` and `draw` return
+        networks that you may change.
 
         Args:
             name: name of the architecture; "" if there is only one.
@@ -140,20 +141,20 @@ class Networks:
         return {name: self.template(name, classes) for name in self.names}
 
     def draw(self, name: str, classes: int, generator: torch.Generator) -> nn.Module:
-        """Return a new network on the CPU with new weights.
+        """Return a new network on the CPU with randomly drawn weights.
 
         Args:
             name: name of the architecture; "" if there is only one.
             classes: number of classes of the task.
-            generator: the only source of the weights.
+            generator: generator from which all weights are drawn.
         """
         return build(partial(self.factories[name], self.outputs(classes)), generator)
 
     def first(self, name: str, classes: int, seed: int) -> Tensors:
-        """Return w_0, an architecture's initial state, which is `initial` or is drawn from the run's seed.
+        """Return the initial weights w_0 of an architecture: those in `initial`, and all others drawn from the run's
+        seed.
 
-        The state depends only on `initial` and the seed. All methods with the same seed therefore start from the same
-        weights on every participant.
+        All methods with the same `initial` and seed therefore start from the same weights.
 
         Args:
             name: name of the architecture; "" if there is only one.
@@ -168,12 +169,18 @@ class Networks:
         return {n: given.get(n, t).detach().to("cpu", copy=True) for n, t in net.state_dict().items()}
 
     def all_first(self, server: Server) -> Tensors:
-        """Return the initial weights w_0 of all architectures as one group, for the state of the `server`."""
+        """Return the initial weights w_0 of all architectures as one group of tensors, on the server's device.
+
+        Args:
+            server: server of the run, which knows the task, the seed and the device.
+        """
         found = self.for_each(lambda name: self.first(name, server.task.num_classes, server.seed))
         return {n: t.to(server.device) for n, t in found.items()}
 
     def for_each(self, compute: Callable[[str], Tensors]) -> Tensors:
-        """Call `compute` with the name of each architecture, and return all resulting tensors as one group."""
+        """Call `compute` with the name of each architecture, and return all resulting tensors in one group, with
+        prefixed names.
+        """
         groups = ((name, compute(name)) for name in self.names)
         return {n: t for name, tensors in groups for n, t in self.prefixed(tensors, name).items()}
 
@@ -208,7 +215,9 @@ class Networks:
 
     @staticmethod
     def prefixed(tensors: Tensors, name: str) -> Tensors:
-        """Return one architecture's tensors under their names in a group of all architectures; inverse of `unprefixed`.
+        """Return one architecture's tensors under the names that they have in a group of all architectures.
+
+        This is the inverse of `unprefixed`.
 
         Args:
             tensors: tensors of the architecture, under the network's own names.
@@ -222,8 +231,9 @@ class Networks:
         Call this function in a method's own `check_run`, before round 1. It does not change the networks.
 
         Args:
-            server: source of the images' shape and dtype, and the number of clients.
-            features: whether the method always uses embeddings, so that the network's classifier must be found.
+            server: server of the run, which knows the shape and dtype of the clients' images and the number of clients.
+            features: whether the method uses embeddings. The network must then be splittable into features and
+                classifier.
 
         Raises:
             ValueError: a network fails on such images, or does not return finite logits [2, outputs]; a client has no
@@ -258,10 +268,15 @@ class Networks:
 
 
 def _blanks(network: nn.Module, weights: Tensors) -> dict[int, Any]:
-    """Return a memo for `copy.deepcopy`, which then does not copy parameters that `weights` will overwrite.
+    """Return a memo for `copy.deepcopy` that makes copying a network cheaper.
 
-    The memo also supplies new empty containers, so that `deepcopy` does not copy the empty containers of the network.
-    Every module has a dozen empty containers for hooks, and copying them is most of the cost.
+    With the memo, `deepcopy` does not copy parameters that `weights` will overwrite anyway; the copy gets uninitialized
+    ones. The memo also supplies a new container for each empty container of the network (each module has a dozen, for
+    hooks), because copying them is most of the cost.
+
+    Args:
+        network: network to copy.
+        weights: parameters and buffers that will be loaded into the copy, by name.
     """
     plain = [p for n, p in network.named_parameters() if n in weights and type(p) is nn.Parameter and not vars(p)]
     attributes = (value for module in network.modules() for value in vars(module).values())
@@ -272,12 +287,17 @@ def _blanks(network: nn.Module, weights: Tensors) -> dict[int, Any]:
 
 @torch.no_grad()
 def embedding_size(network: nn.Module, images: Tensor) -> int:
-    """Return the length of a network's embeddings. The network is in eval mode, and the images may have any values."""
+    """Return the length of a network's embeddings. The function puts the network into eval mode.
+
+    Args:
+        network: network with a feature extractor and a classifier.
+        images: [B, C, H, W], with arbitrary values.
+    """
     return split(network.eval()).features(images).shape[1]
 
 
 def copied(network: nn.Module) -> Tensors:
-    """Return a copy of the parameters and buffers of `network`, by name."""
+    """Return copies of the parameters and buffers of `network`, by name."""
     return {n: t.detach().clone() for n, t in network.state_dict().items()}
 
 

@@ -1,4 +1,4 @@
-"""The two kinds of participants in a run, server and client, as a method sees them."""
+"""The participants of a run, `Server` and `Client`, which the functions of a method get as arguments."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = ["Client", "Interrupted", "Participant", "Server"]
 
 
 class Interrupted(RuntimeError):
-    """Signal that the run is being stopped. `check_running` raises it; it is not an error."""
+    """Exception that `check_running` raises when the run is being stopped. It does not indicate an error."""
 
 
 class Participant:
-    """Base of `Server` and `Client`.
+    """Base class of `Server` and `Client`.
 
     Attributes:
         stop: event that is set when the run is being stopped.
@@ -40,26 +40,28 @@ class Participant:
 
 @dataclass
 class Server(Participant):
-    """The server of a run, as a method sees it: the argument of all functions that run on the server.
+    """The server of a run. All functions of a method that run on the server get this object as argument.
 
-    The engine makes one server for a run and passes it to every call. A method keeps values in `state`.
+    The engine makes one object for a run and passes it to every call. A method keeps its values in `state`.
 
     Attributes:
-        task: meaning of the labels.
+        task: classification task, which defines the form of the labels, the loss and the metrics.
         shape: (C, H, W) of an image.
-        normalization: normalization of the clients' images; a set with another normalization is refused.
+        normalization: normalization of the clients' images. Sets with another normalization are refused.
         clients: total number of clients, whether drawn in this round or not.
-        seed: the run's seed; draw from `generator`.
+        seed: the run's seed. Draw random values from `generator` instead of using the seed directly.
         data: sets that only the server holds, by name ("proxy", "validation", ...).
-        state: values that the method keeps between rounds; checkpointed, and restored if a round fails.
+        state: values that the method keeps between rounds. They are part of the checkpoint, and are restored if a round
+            fails.
         round: index of the round being prepared or run, from 1; 0 while the method starts.
         drawn: indices of the clients drawn in this round, in ascending order.
-        present: indices of the drawn clients whose replies to all exchanges of the round so far are usable.
-        notes: numbers and strings, by name, that a method adds to this round's row of the history.
+        present: indices of the drawn clients whose replies in this round have all been usable so far.
+        notes: numbers and strings, by name, which are written to this round's row of the history. A method may add to
+            them.
         device: device on which the server computes; the tensors of messages are already on it.
-        stop: event that is set when the run is being stopped; see `check_running`.
-        ledger: in a private run, the ledger to which releases are charged.
-        secret: in a private run, the source of the noise.
+        stop: event that is set when the run is being stopped; `check_running` tests it.
+        ledger: in a private run, the ledger that records the privacy cost of releases.
+        secret: in a private run, the source of random noise and of secret draws of clients.
         dtype: dtype of the clients' images.
     """
 
@@ -81,32 +83,36 @@ class Server(Participant):
     dtype: torch.dtype = torch.float32
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Return a generator for one random draw of the server in this round, named by `purpose`.
+        """Return a generator for random draws of the server in this round.
 
-        The draw is a pure function of (seed, round, "server", purpose), so a resumed run draws the same values again.
+        The draws depend only on the run's seed, the round and `purpose`, so a resumed run draws the same values again.
+
+        Args:
+            purpose: name of the draws. Use different names for independent draws in the same round.
         """
         return derive(self.seed, self.round, "server", purpose)
 
 
 @dataclass
 class Client(Participant):
-    """One client, as a method sees it. `local`, `answer` and `evaluate` can access only this object and the message.
+    """One client of a run. A method's functions that run on the client can access only this object and the message.
 
     Attributes:
         id: index of the client, from 0 to the number of clients - 1.
         data: training images of the client.
         test: the client's own test images, if any.
-        task: meaning of the labels.
+        task: classification task, which defines the form of the labels, the loss and the metrics.
         round: index of the round being run; 0 for the query before round 1.
-        seed: the run's seed; draw from `generator`.
-        memory: values that the client keeps between the rounds in which it is drawn. This is a pending copy: changes
-            made by `local` become the client's memory only if its reply is used; other changes are discarded.
-        stop: event that is set when the run is being stopped; see `check_running`.
+        seed: the run's seed. Draw random values from `generator` instead of using the seed directly.
+        memory: values that the client keeps between the rounds in which it is drawn. Changes by `Method.local` are kept
+            only if the client's reply is used. Changes by other functions are discarded.
+        stop: event that is set when the run is being stopped; `check_running` tests it.
         device: device on which the client computes; its data and the message are already on it.
-        notes: counts by name, not part of the reply. Their sums over the clients are the column "noted" of the round's
-            row of the history.
-        ledger: in a private run, the ledger to charge (`spend`) before anything is released.
-        secret: in a private run, the source of the noise.
+        notes: counts, by name, which are not part of the reply. Their sums over the clients are written to the column
+            "noted" of the round's row of the history.
+        ledger: in a private run, the ledger that records the privacy cost of releases. Call `spend` before each
+            release.
+        secret: in a private run, the source of random noise.
     """
 
     id: int
@@ -123,24 +129,31 @@ class Client(Participant):
     secret: Secret = field(default_factory=Secret)
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Return a generator for one random draw of this client in this round, named by `purpose`.
+        """Return a generator for random draws of this client in this round.
 
-        The draw is a pure function of (seed, round, client, purpose): neither the number of workers nor a resumption
-        changes it.
+        The draws depend only on the run's seed, the round, the client and `purpose`. They are the same with any number
+        of workers, and in a resumed run.
+
+        Args:
+            purpose: name of the draws. Use different names for independent draws in the same round.
         """
         return derive(self.seed, self.round, self.id, purpose)
 
     def without_records(self) -> Client:
-        """Return a copy of this client with an empty training set, in memory of its own, and without a test set."""
+        """Return a copy of this client without training and test images, so that code that gets the copy cannot read
+        them.
+        """
         return replace(self, data=self.data[torch.arange(0)], test=None)
 
     def spend(self, mechanism: str, sigma: float, *, rate: float = 1.0, count: int = 1) -> Ledger:
-        """Charge releases of this client's records to the ledger (see `privacy.Event`), before their noise is drawn.
+        """Charge the privacy cost of noised releases of this client's records to the ledger. Call it before noise is
+        drawn.
 
         Args:
-            mechanism: name of the release, for readers of the ledger.
-            sigma: noise standard deviation / sensitivity.
-            rate: probability with which a record takes part; below 1, the records are a Poisson sample.
+            mechanism: name of the mechanism that releases the values, for readers of the ledger.
+            sigma: noise multiplier, that is, the noise's standard deviation divided by the sensitivity.
+            rate: probability with which each record takes part in a release (Poisson sampling); 1: all records take
+                part.
             count: number of releases.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Schemas of replies, and the check of a reply against its schema."""
+"""Schemas of replies (types, shapes and ranges of their values), and the check of a reply against its schema."""
 
 from __future__ import annotations
 
@@ -25,29 +25,34 @@ MAX_MAGNITUDE = 1e9
 
 
 class BadReply(ValueError):
-    """Error: a reply cannot be aggregated. Its client is left out of the round. The message names entry and reason."""
+    """Error: a client's reply does not match its schema or cannot be aggregated.
+
+    The engine leaves the client out of the round. The message names the entry and the reason.
+    """
 
 
 @dataclass(frozen=True)
 class EntrySpec:
-    """Specification of one entry of a reply, for the schema that `Method.expect` and similar functions return.
+    """Specification of one entry of a reply. `Method.expect` returns a mapping from entry keys to specifications.
 
     Every reply is compared with its schema before it is used, so a client cannot send anything that the server does not
     expect. Values that are not finite are always refused.
 
     Attributes:
-        value: an example value. A tensor or group must have the names, shapes and dtypes of the example. A set may have
-            any number of images, but must have the space, dtypes, columns and `info` of the example (usually no columns
-            and no info).
-        max_rows: maximum number of rows of a set or tensor (the first dimension is then free).
-        same_rows_as: entry of the same reply that must have as many rows as this one.
+        value: an example value. A tensor must have the shape and dtype of the example, and a group of tensors also the
+            same names. An image set may have any number of images, but must have the normalization, classes, image
+            shape, dtypes, columns and `info` of the example (usually no columns and no info).
+        max_rows: maximum number of images of a set, or of rows of a tensor. The first dimension of a tensor may then
+            differ from the example.
+        same_rows_as: another entry of the same reply, which must have the same number of rows.
         max_per_class: maximum number of images of one class in a set.
-        minimum, maximum: range of every number (for a set: of every pixel). A weight, by which another entry is
-            averaged, is never negative, and its default `maximum` is `MAX_WEIGHT`. Other floats without a range must
-            lie within `MAX_MAGNITUDE`.
-        max_norm: maximum l2 norm of the vector of all numbers of the entry.
-        nonnegative: names of the tensors of a group whose numbers must be >= 0, such as variances.
-        optional: whether a reply may lack the entry.
+        minimum, maximum: range of every number; in an image set, of the pixels and columns. Two defaults are narrower:
+            an entry that holds the weights of a mean (`Entry.by`) must be in [0, `MAX_WEIGHT`], and other floats in
+            [-`MAX_MAGNITUDE`, `MAX_MAGNITUDE`].
+        max_norm: maximum l2 norm of the vector of all numbers of the entry. If it is given, `MAX_MAGNITUDE` does not
+            apply.
+        nonnegative: in a group of tensors, the names of those whose numbers must be >= 0, such as variances.
+        optional: whether a reply without the entry is valid.
     """
 
     value: Value
@@ -62,7 +67,11 @@ class EntrySpec:
 
     @staticmethod
     def finite(value: Value) -> EntrySpec:
-        """Return the specification of a value whose floats may have any finite magnitude."""
+        """Return a specification that accepts floats of any finite magnitude, such as the loss of a diverged model.
+
+        Args:
+            value: an example value, as in `EntrySpec`.
+        """
         return EntrySpec(value, max_norm=_LARGEST)
 
 
@@ -145,7 +154,7 @@ def _check_like(key: str, got: Value, like: EntrySpec, values: Mapping[str, Valu
 
 
 def _rows(value: object) -> int | None:
-    """Return the number of rows of a value; None for a value without rows."""
+    """Return the first dimension of a tensor, or the number of images of a set; None for any other value."""
     if isinstance(value, Tensor):
         return len(value) if value.ndim else None
     return len(value) if isinstance(value, LabeledImages) else None
@@ -185,7 +194,11 @@ def _check_set(key: str, got: LabeledImages, want: LabeledImages, like: EntrySpe
 
 
 def value_parts(value: Value) -> Iterator[tuple[str, Tensor | float]]:
-    """Yield each part of a value to which a range applies, with its name."""
+    """Yield the name and the value of each part of an entry's value to which `EntrySpec.minimum` and `maximum` apply.
+
+    For a group, these are its tensors; for an image set, its images and columns; a single tensor or number has the name
+    "". A string has no such part.
+    """
     if isinstance(value, dict):
         yield from value.items()
     elif isinstance(value, LabeledImages):
@@ -224,7 +237,9 @@ def _check_norm(key: str, value: Value, max_norm: float) -> None:
 
 
 def _check_rule(entry: Entry[Any], value: Value, values: Mapping[str, Value]) -> None:
-    """Check that the entry's aggregation rule is defined for such a value and its weight."""
+    """Raise BadReply if the entry's aggregation rule cannot be applied to its value, or its weights are missing or
+    misfit.
+    """
     key, rule = entry.key, entry.rule
     if rule == "first":
         return

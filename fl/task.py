@@ -1,4 +1,6 @@
-"""Classification tasks: loss, class counts, distillation and metrics for the labels."""
+"""Classification tasks, which define the loss, class counts, distillation loss and test metrics for their form of
+labels.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,15 @@ __all__ = ["Classification", "LabelTask", "MultiLabel", "clients_accuracy"]
 
 
 class LabelTask(Protocol):
-    """Interface between a task and federated methods, so that methods do not depend on the form of the labels.
+    """Interface of a classification task. Federated methods use only this interface, so they work with any form of
+    labels.
 
     `Classification` and `MultiLabel` implement this interface; pass them as `simulate(..., task=...)`. A task is
-    immutable, and it is the same on the server and on every client. K is the task's number of classes. A network may
-    have more outputs, K' >= K, if an add-on has additional classes.
+    immutable, and it is the same on the server and on every client. K is the task's number of classes. A network has K'
+    >= K outputs; the outputs after the first K belong to additional classes of add-ons.
 
     Attributes:
-        single_label: whether an image has exactly one class, and labels are indices.
+        single_label: whether each image has exactly one class and its label is the index of this class.
     """
 
     single_label: ClassVar[bool]
@@ -35,46 +38,63 @@ class LabelTask(Protocol):
         """The number of classes, K."""
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the training loss: the mean loss of `logits` [N, K'] of images with these `labels`."""
+        """Return the training loss, a scalar: the mean over N images with these `logits` [N, K'] and `labels`."""
 
     def counts(self, labels: Tensor) -> Tensor:
-        """Return the number of images of each class, int64 [K], for images with these `labels`."""
+        """Return the number of images of each class, int64 [K], in a set with these `labels`."""
 
     def complement(self, counts: Tensor, total: int) -> Tensor:
-        """Return labels of additional images that would balance a client's classes; FedCOG generates such images.
+        """Return labels of additional images that would balance a client's classes. FedCOG generates images with these
+        labels.
 
-        A client with `counts` images of each class (int64 [K]) gets at most `total` labels, and no labels if its
-        classes are balanced.
+        Args:
+            counts: number of the client's images of each class, int64 [K].
+            total: maximum number of labels. If the classes are balanced already, there are no labels.
         """
 
     def distill(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-        """Return the mean distillation loss between a student and a teacher on the same images, on the scale of `loss`.
+        """Return the distillation loss between a student and a teacher, averaged over the images.
+
+        Its scale is that of `loss`, so that both can be added.
 
         Args:
-            student_logits, teacher_logits: float [N, K'].
+            student_logits, teacher_logits: float [N, K'], computed from the same images.
         """
 
     def sums(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return a test's results as sums that add up over batches and clients.
+        """Return the results of a test as sums over images, so that results of batches or clients can be added.
 
         Args:
             logits: float [N, K'].
             labels: labels of these images, in the task's form.
 
         Returns:
-            float64 [3 + 3K]: the count, the number of correct predictions, the summed loss, then the true positives,
-            false positives and false negatives of each class (K values each).
+            float64 [3 + 3K]: the number of predictions, the number of correct predictions, the summed loss, then K true
+            positives, K false positives and K false negatives, one for each class.
         """
 
     def check_sums(self, sums: Tensor) -> None:
-        """Raise ValueError if no test set could give these `sums`, float64 [3 + 3K], which come from clients."""
+        """Raise ValueError if no test set could yield these `sums`, float64 [3 + 3K]. The server checks clients'
+        results with it.
+        """
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
-        """Return the test metrics computed from these `sums`, by name, including `accuracy` and `loss`."""
+        """Return the test metrics, name -> value, computed from the result of `sums`. They include `accuracy` and
+        `loss`.
+        """
 
 
 def _counts(sums: Tensor) -> tuple[float, float, float, float, float]:
-    """Return a test's count, correct predictions, and tp, fp and fn summed over classes; refuse impossible values."""
+    """Return the counts of a test: predictions, correct predictions, true positives, false positives and false
+    negatives.
+
+    Args:
+        sums: result of `LabelTask.sums`; its counts of each class are summed over the classes.
+
+    Raises:
+        ValueError: a count is negative or not a whole number, the loss is negative, or there are no predictions or
+            fewer than correct ones.
+    """
     counts = torch.cat([sums[:2], sums[3:]])
     if bool((counts < 0).any() | (counts != counts.floor()).any() | (counts > 2**53).any()) or float(sums[2]) < 0:
         raise ValueError("counts must be whole numbers of at least 0, and the loss at least 0")
@@ -87,12 +107,13 @@ def _counts(sums: Tensor) -> tuple[float, float, float, float, float]:
 
 @dataclass(frozen=True)
 class Classification:
-    """Task with one class per image: cross-entropy; accuracy is the share of images whose class has the largest logit.
+    """Task with exactly one class per image, with cross-entropy as loss.
 
-    A network may have more than K outputs (virtual classes). An image predicted as a virtual class counts as wrong.
+    `accuracy` is the share of images whose true class has the largest logit. A network may have more than K outputs, if
+    an add-on has additional (virtual) classes. A prediction of an additional class counts as wrong.
 
     Args:
-        num_classes: K; labels are indices in [0, K), int64 [N].
+        num_classes: the number of classes, K. Labels are indices in [0, K), int64 [N].
 
     Raises:
         TypeError, ValueError: `num_classes` is not a positive integer.
@@ -105,34 +126,43 @@ class Classification:
         check.positive_int(self.num_classes, "num_classes")
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross-entropy of `logits` [N, K'] at `labels`, indices [N] or probabilities [N, K']."""
+        """Return the cross-entropy of `logits` [N, K'], averaged over the images.
+
+        Args:
+            logits: float [N, K'].
+            labels: class indices [N], or class probabilities [N, K'].
+        """
         return F.cross_entropy(logits, labels)
 
     def counts(self, labels: Tensor) -> Tensor:
-        """Return the number of images of each class, int64 [K], for images with these `labels` (indices, int64 [N])."""
+        """Return the number of images of each class, int64 [K], in a set with these `labels` (indices, int64 [N])."""
         return torch.bincount(labels, minlength=self.num_classes)
 
     def complement(self, counts: Tensor, total: int) -> Tensor:
-        """Return the classes of at most `total` new images that even out `counts` (`generate.complement_targets`).
+        """Return the classes of at most `total` additional images that would balance the class counts.
 
-        The number of images of a class is proportional to the difference between its count and that of the largest
-        class.
+        A class gets images in proportion to the difference between the largest count and its own count; see
+        `distillkit.generate.complement_targets`.
         """
         return complement_targets(counts, total=total)
 
     def distill(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-        """Return KL(teacher || student) of the softmax over all outputs, averaged over the images.
+        """Return the KL divergence KL(teacher || student) of the softmax over all K' outputs, averaged over the images.
 
         Args:
-            student_logits, teacher_logits: float [N, K'].
+            student_logits, teacher_logits: float [N, K'], computed from the same images.
         """
         return knowledge_distillation(student_logits, teacher_logits)
 
     def sums(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the test sums of `logits` [N, K'] for images with these `labels` [N]: float64 [3 + 3K].
+        """Return the results of a test as sums over images, float64 [3 + 3K].
 
-        The sums are: images, correct images, summed cross-entropy, then true positives, false positives and false
-        negatives by class. The prediction of an image is the class of its largest logit.
+        The sums are the number of images, the number of correct predictions and the summed cross-entropy, then the true
+        positives, false positives and false negatives of each class. The predicted class has the largest logit.
+
+        Args:
+            logits: float [N, K'].
+            labels: class indices, int64 [N].
         """
         predicted, k = logits.argmax(1), self.num_classes
         right = predicted == labels
@@ -144,13 +174,13 @@ class Classification:
         return torch.cat([head, torch.cat([tp, fp, fn]).double().cpu()])
 
     def check_sums(self, sums: Tensor) -> None:
-        """Check that `sums` count each image as either a true positive or a false negative of its class."""
+        """Raise ValueError unless each image in `sums` is either a true positive or a false negative of its class."""
         count, correct, tp, fp, fn = _counts(sums)
         if tp != correct or fn != count - correct or fp > fn:
             raise ValueError(f"of {count:g} images {correct:g} are right, but tp, fp, fn sum to {tp:g}, {fp:g}, {fn:g}")
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
-        """Return `accuracy` (a fraction) and `loss` (mean cross-entropy) of `sums`."""
+        """Return `accuracy` (a fraction) and `loss` (the mean cross-entropy), computed from the result of `sums`."""
         return {"accuracy": float(sums[1] / sums[0]), "loss": float(sums[2] / sums[0])}
 
 
@@ -158,13 +188,12 @@ class Classification:
 class MultiLabel:
     """Task with any number of classes per image, with labels as rows of 0 and 1, and binary cross-entropy as loss.
 
-    A class is predicted if its logit is above 0.
-
-    `accuracy` is the share of correct decisions among all pairs of image and class. Precision, recall and F1 are
-    averaged over classes (`c_`) and computed overall (`o_`), as the FLAIR benchmark reports them; 0/0 counts as 0.
+    A class is predicted if its logit is above 0. `accuracy` is the share of correct predictions among all pairs of
+    image and class. Precision, recall and F1 are reported in two ways, as in the FLAIR benchmark: averaged over classes
+    (prefix `c_`), and computed from the predictions of all classes together (prefix `o_`). A ratio 0/0 counts as 0.
 
     Args:
-        num_classes: K; labels are rows [N, K].
+        num_classes: the number of classes, K. Labels are rows, [N, K].
 
     Raises:
         TypeError, ValueError: `num_classes` is not a positive integer.
@@ -177,34 +206,48 @@ class MultiLabel:
         check.positive_int(self.num_classes, "num_classes")
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the binary cross-entropy of `logits` [N, K'] at `labels` [N, K], averaged over images and classes."""
+        """Return the binary cross-entropy of the first K `logits`, averaged over images and classes.
+
+        Args:
+            logits: float [N, K'].
+            labels: rows of 0 and 1, [N, K].
+        """
         return F.binary_cross_entropy_with_logits(logits[:, : self.num_classes], labels.to(logits.dtype))
 
     def counts(self, labels: Tensor) -> Tensor:
-        """Return the number of images that have each class, int64 [K], for images with these `labels` [N, K]."""
+        """Return the number of images that have each class, int64 [K], in a set with these `labels` [N, K]."""
         return (labels > 0.5).sum(0)
 
     def complement(self, counts: Tensor, total: int) -> Tensor:
-        """Return label rows of at most `total` new images that even out `counts`. Each row has one class.
+        """Return label rows of at most `total` additional images that would balance the class counts. Each row has one
+        class.
 
-        The number of images of a class is proportional to the difference between its count and that of the most
-        frequent class.
+        A class gets images in proportion to the difference between the largest count and its own count.
         """
         return F.one_hot(complement_targets(counts, total=total), self.num_classes).float()
 
     def distill(self, student_logits: Tensor, teacher_logits: Tensor) -> Tensor:
-        """Return the binary KL divergence of `student_logits` from `teacher_logits` for each class.
+        """Return the KL divergence of the student's from the teacher's prediction of each class, averaged over images
+        and classes.
 
-        The divergence is averaged over images and classes, as `loss` is. Outputs beyond the K classes are ignored.
+        The prediction of a class is a Bernoulli distribution, the sigmoid of its logit. Outputs after the first K are
+        ignored.
+
+        Args:
+            student_logits, teacher_logits: float [N, K'], computed from the same images.
         """
         k = self.num_classes
         return binary_distillation(student_logits[:, :k], teacher_logits[:, :k]) / k
 
     def sums(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the test sums of `logits` [N, K'] for images with these `labels` [N, K]: float64 [3 + 3K].
+        """Return the results of a test as sums over images and classes, float64 [3 + 3K].
 
-        The sums are: decisions (images x classes), correct decisions, summed loss, then true positives, false positives
-        and false negatives by class.
+        The sums are the number of predictions (images x classes), the number of correct predictions and the summed
+        loss, then the true positives, false positives and false negatives of each class.
+
+        Args:
+            logits: float [N, K'].
+            labels: rows of 0 and 1, [N, K].
         """
         logits, truth = logits[:, : self.num_classes], labels > 0.5
         says = logits > 0
@@ -214,7 +257,9 @@ class MultiLabel:
         return torch.cat([head, torch.cat(cells).double().cpu()])
 
     def check_sums(self, sums: Tensor) -> None:
-        """Check that `sums` count each wrong decision as either a false positive or a false negative of its class."""
+        """Raise ValueError unless each wrong prediction in `sums` is either a false positive or a false negative of its
+        class.
+        """
         count, correct, tp, fp, fn = _counts(sums)
         if fp + fn != count - correct or tp > correct:
             raise ValueError(
@@ -222,7 +267,9 @@ class MultiLabel:
             )
 
     def metrics(self, sums: Tensor) -> dict[str, float]:
-        """Return accuracy, loss, c_precision, c_recall, c_f1, o_precision, o_recall and o_f1 of `sums`."""
+        """Return `accuracy`, `loss`, and precision, recall and F1 with the prefixes `c_` and `o_`, from the result of
+        `sums`.
+        """
         tp, fp, fn = sums[3:].view(3, -1)
 
         def ratio(a: Tensor, b: Tensor) -> Tensor:
@@ -242,14 +289,16 @@ class MultiLabel:
 
 
 def clients_accuracy(accuracies: Sequence[float]) -> dict[str, float]:
-    """Return statistics of the clients' accuracies, which show how evenly a model serves them (`accuracy_clients`).
+    """Return statistics of the clients' accuracies, which show how much the model's quality differs between clients.
+
+    They are the column `accuracy_clients` of a run's history.
 
     Args:
         accuracies: accuracy of each tested client, a fraction; at least one.
 
     Returns:
-        `mean`, `std` (population), `worst10` (the mean of the worst tenth of the clients, at least one client), and the
-        number of `clients`.
+        A mapping with four numbers: `mean`; `std`, the population standard deviation; `worst10`, the mean over the
+        worst tenth of the clients (at least one client); and `clients`, the number of clients.
     """
     values = torch.tensor(sorted(accuracies), dtype=torch.float64)
     worst = max(1, len(values) // 10)

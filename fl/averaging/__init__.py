@@ -1,4 +1,4 @@
-"""Weight averaging: `FedAvg`, the base class of its add-ons, and the objects that add-ons work with."""
+"""Weight averaging: `FedAvg`, `AddOn` (the base class of its extensions), and the objects that extensions get."""
 
 from fl.averaging._composition import require_full_models
 from fl.averaging.addon import AddOn

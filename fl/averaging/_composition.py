@@ -1,4 +1,4 @@
-"""Composition of add-ons: checks of permitted combinations, and the order in which add-ons act."""
+"""Checks of the add-ons of a method: whether they can be combined, and whether each add-on is declared correctly."""
 
 from __future__ import annotations
 
@@ -23,15 +23,18 @@ __all__ = [
 
 
 def active_addons(addons: Sequence[object]) -> tuple[AddOn, ...]:
-    """Return the active add-ons of a method, sorted by their keys, which is the order in which they act.
+    """Check the add-ons of a method, and return those that their options do not disable, sorted by key.
+
+    Add-ons act in the order of their keys.
 
     Args:
         addons: add-ons as the user passed them to `FedAvg`.
 
     Raises:
-        TypeError: an argument is not an add-on, for example a class (`FedProx` instead of `FedProx()`); or an option
-            has the name of a hook or another attribute of `AddOn`.
-        TypeError, ValueError: an attribute has a value that `AddOn` does not allow.
+        TypeError: an argument is not an add-on, for example because it is a class (`FedProx` instead of `FedProx()`);
+            or an option of an add-on has the name of a hook or another attribute of `AddOn`.
+        TypeError, ValueError: an attribute of an add-on, such as `data_access`, has a value that `AddOn` does not
+            permit.
     """
     for addon in addons:
         if isinstance(addon, type) and issubclass(addon, AddOn):
@@ -50,13 +53,13 @@ def active_addons(addons: Sequence[object]) -> tuple[AddOn, ...]:
 
 
 def require_composable(addons: Sequence[AddOn]) -> None:
-    """Refuse add-ons that cannot be combined, while a method is being built.
+    """Refuse add-ons that cannot be combined.
 
     Args:
         addons: the active add-ons, sorted by their keys.
 
     Raises:
-        ValueError: an add-on is given twice, or two add-ons fill the same slot.
+        ValueError: two add-ons have the same class or key, or two add-ons fill the same slot (see `AddOn`).
     """
     require_distinct(addons, "an add-on may stand in a method once")
     for slot in SLOTS:
@@ -66,7 +69,7 @@ def require_composable(addons: Sequence[AddOn]) -> None:
 
 
 def require_answer_schema(addons: Sequence[AddOn]) -> None:
-    """Refuse an add-on that has `answer` but no `expect_answer`, while a method is being built.
+    """Refuse an add-on that overrides `answer` but not `expect_answer`, so that its answers would have no schema.
 
     Args:
         addons: the active add-ons.
@@ -82,7 +85,7 @@ def require_answer_schema(addons: Sequence[AddOn]) -> None:
 
 
 def require_full_models(asking: AddOn, settings: Settings, addons: Sequence[AddOn]) -> None:
-    """Refuse a method whose replies do not hold whole models, for an add-on that runs clients' models on the server.
+    """Refuse a method if the server cannot rebuild the clients' whole models from their replies.
 
     Call it in the `check` of an add-on whose `read_reply` uses `server.trained(reply)`.
 
@@ -92,7 +95,8 @@ def require_full_models(asking: AddOn, settings: Settings, addons: Sequence[AddO
         addons: the active add-ons.
 
     Raises:
-        ValueError: part of a model stays with its client (`personal`, `buffers`), or an add-on rescales updates.
+        ValueError: parameters or batch statistics stay with the clients (options `personal` and `buffers`), or an
+            add-on rescales the clients' updates.
     """
     networks, some = settings.networks, 2  # classes: buffers do not depend on how many
     require_whole_models(asking, settings, "it runs the clients' models on the server")
@@ -105,12 +109,12 @@ def require_full_models(asking: AddOn, settings: Settings, addons: Sequence[AddO
 
 
 def require_whole_models(asking: AddOn, settings: Settings, reason: str) -> None:
-    """Refuse a method with personal parameters, for an add-on that needs all parameters on the server.
+    """Refuse a method with personal parameters, because an add-on needs all parameters on the server.
 
     Args:
-        asking: add-on that needs whole models.
+        asking: add-on that needs all parameters.
         settings: the method's options.
-        reason: reason for the refusal, for the message.
+        reason: reason why the add-on needs them, for the error message.
 
     Raises:
         ValueError: some parameters are personal.
@@ -123,10 +127,10 @@ def require_whole_models(asking: AddOn, settings: Settings, reason: str) -> None
 
 
 def require_unscaled(asking: AddOn, addons: Sequence[AddOn]) -> None:
-    """Refuse add-ons that rescale the clients' updates, for an add-on that reads the updates.
+    """Refuse add-ons that rescale the clients' updates, because another add-on needs the original updates.
 
     Args:
-        asking: add-on that reads the updates.
+        asking: add-on that needs the original updates.
         addons: the active add-ons.
 
     Raises:
@@ -140,12 +144,12 @@ def require_unscaled(asking: AddOn, addons: Sequence[AddOn]) -> None:
 
 
 def require_one_architecture(addon: AddOn, settings: Settings, reason: str) -> None:
-    """Refuse a method with several architectures, for an add-on that needs a single one.
+    """Refuse a method with several architectures, because an add-on needs a single one.
 
     Args:
         addon: add-on that needs a single architecture.
         settings: the method's options and its networks.
-        reason: reason for the refusal, for the message.
+        reason: reason why the add-on needs a single one, for the error message.
 
     Raises:
         ValueError: the method has several architectures.
@@ -156,17 +160,17 @@ def require_one_architecture(addon: AddOn, settings: Settings, reason: str) -> N
 
 
 def check_update(addon: AddOn, slot: str, got: object, mean: Tensors) -> Tensors:
-    """Return an add-on's update if it has the same names and shapes as the mean update; otherwise raise an error.
+    """Check that the update which an add-on returned has the names and shapes of the mean update, and return it.
 
     Args:
         addon: add-on that returned the update.
-        slot: name of the slot, for the message.
+        slot: name of the `AddOn` function that returned it, for the error message.
         got: value that the add-on returned.
-        mean: mean update that was passed to the add-on.
+        mean: mean of the clients' updates, which the add-on got as argument.
 
     Raises:
-        TypeError, ValueError: the return value is missing, its names differ from those of the mean update, or the shape
-            of a tensor differs.
+        TypeError, ValueError: `got` is not a dict, its names differ from those of the mean update, or a tensor has
+            another shape.
     """
     expectation = f"{addon.name}.{slot} must return a tensor for every name of `mean`"
     if not isinstance(got, dict):
@@ -185,7 +189,7 @@ def check_update(addon: AddOn, slot: str, got: object, mean: Tensors) -> Tensors
 
 
 def _require_attributes(addon: AddOn) -> None:
-    """Raise TypeError or ValueError if an attribute of an add-on is not valid."""
+    """Raise TypeError or ValueError if an attribute that `AddOn` declares has an invalid value in this add-on."""
     name = addon.name
     check.one_of(addon.data_access, f"{name}.data_access", ("none", "example", "batch"))
     check.positive_int(addon.extra_outputs, f"{name}.extra_outputs", least=0)
@@ -199,7 +203,11 @@ def _require_attributes(addon: AddOn) -> None:
 
 
 def _warn_of_constant_damping(addon: AddOn) -> None:
-    """Warn about `damping = alpha` in a class body, which uses the default of option alpha instead of its value."""
+    """Warn if an add-on's class body sets `damping` to the default of one of its options.
+
+    After `damping = alpha` in a class body, `damping` keeps the default of the option alpha, whatever value the user
+    gives.
+    """
     options: tuple[Field[Any], ...] = fields(addon) if is_dataclass(addon) else ()
     for option in options:
         if addon.damping and type(addon).damping is option.default:
@@ -210,7 +218,9 @@ def _warn_of_constant_damping(addon: AddOn) -> None:
 
 
 def _warn_of_misspelt_hooks(addon: AddOn) -> None:
-    """Warn about methods that are never called and whose names resemble the name of a hook."""
+    """Warn about methods of an add-on whose names resemble the name of a hook but do not match it, so they are never
+    called.
+    """
     hooks = [n for n, value in vars(AddOn).items() if callable(value) and not n.startswith("_")]
     own = {n for kind in type(addon).__mro__[: type(addon).__mro__.index(AddOn)] for n in vars(kind)}
     for name in sorted(n for n in own - set(dir(AddOn)) if not n.startswith("_")):

@@ -1,4 +1,4 @@
-"""Entries of weight averaging: the values that are sent, and the values that server and clients keep."""
+"""Entries of weight averaging: the values in its messages, in the server's state and in a client's memory."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ __all__ = ["Entries"]
 
 
 class Entries:
-    """Entries of `FedAvg`'s messages, server state and client memory. Code refers to them as `FedAvg.update` etc.
+    """Entries of `FedAvg`'s messages, server state and client memory. `FedAvg` inherits them, as in `FedAvg.update`.
 
     Attributes:
         model: parameters and buffers of the global models; sent to clients, and kept in the server's state.
-        samples: weight of a reply in the mean.
-        update: trained minus received value of every shared parameter; averaged with the weights `samples`.
-        buffers: float buffers (batch-norm statistics) with the client's values after training.
-        counters: integer buffers.
-        last: a client's memory of its last trained state, for add-ons with `needs_previous`.
-        own: a client's memory of the parameters and buffers that are never sent.
-        moments: a client's memory of its optimizer's state, with `ClientOptimizer(state="client")`.
-        tested: results of a client's test, by model; see `LabelTask.sums`.
+        samples: weight of a client's reply in the mean.
+        update: trained minus received value of every shared parameter. The mean is weighted by `samples`.
+        buffers: values of the float buffers (batch-norm statistics) after the client's training.
+        counters: values of the integer buffers after the client's training, such as the batch count of batch norm.
+        last: parameters and buffers after the client's last training, in its memory. It is kept for add-ons with
+            `needs_previous`.
+        own: parameters and buffers that are never sent, in a client's memory.
+        moments: state of the optimizer, in a client's memory, if `ClientOptimizer(state="client")` is used.
+        tested: results of a client's test, as `LabelTask.sums` defines them, by name of the model.
         key: prefix of the entries' keys.
-        written: name of the class by which code refers to the entries.
+        written: class name in the text form of an entry, such as "FedAvg.update".
     """
 
     key: ClassVar[str] = "FedAvg"

@@ -1,4 +1,7 @@
-"""Models that weight averaging tests: the global models on the server, and a client's models on its own images."""
+"""Tests of the models of weight averaging.
+
+The server tests the global models; a client tests the global model, its personal model or both on its own images.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,14 @@ __all__ = ["evaluate_models", "evaluated_models", "global_models"]
 
 
 def global_models(server: AveragingServer, addons: Sequence[AddOn]) -> Mapping[str, Predictor]:
-    """Return the global model of each architecture for tests and saving, unless a part of it stays with the clients.
+    """Return the global model of each architecture, to test or save it, by name of the architecture.
 
-    If batch-norm statistics stay with the clients, they are estimated on `server.data["calibration"]`, if the run
-    has such a set.
+    A model is left out if some of its parameters stay with the clients. If only its batch-norm statistics do, they are
+    estimated on `server.data["calibration"]`; without this set, the model is left out.
 
     Args:
         server: server with the current weights.
-        addons: active add-ons; one may supply other weights to test (slot `evaluation_model`).
+        addons: the active add-ons. One of them may supply other weights to test (`AddOn.evaluation_model`).
     """
     found: dict[str, Predictor] = {}
     slot, settings, classes = slot_owner(addons, "evaluation_model"), server.settings, server.task.num_classes
@@ -48,8 +51,10 @@ def evaluated_models(settings: Settings, addons: Sequence[AddOn]) -> list[str]:
     """Return the names of the models that a client tests on its own images: "global", "personal", or both names.
 
     Args:
-        settings: the method's options. With personal parameters or local statistics, a client has only its own model.
-        addons: active add-ons; one may add a personal model to the global one (slot `personal_model`).
+        settings: the method's options. If parameters or batch-norm statistics stay with the clients, a client tests
+            only "personal".
+        addons: the active add-ons. If one of them supplies a personal model (`AddOn.personal_model`), a client tests
+            both.
     """
     if slot_owner(addons, "personal_model"):
         return ["global", "personal"]
@@ -59,7 +64,9 @@ def evaluated_models(settings: Settings, addons: Sequence[AddOn]) -> list[str]:
 def evaluate_models(
     settings: Settings, addons: Sequence[AddOn], client: Client, message: Message, data: LabeledImages
 ) -> dict[str, Tensor]:
-    """Test a client's models on a set, and return `LabelTask.sums` over all images, by model name.
+    """Test a client's models on a set of images. Return the results of `LabelTask.sums` over all images, by model name.
+
+    The names are those that `evaluated_models` returns.
 
     Args:
         settings: the method's options and its networks.
@@ -86,9 +93,9 @@ def evaluate_models(
 
 @torch.no_grad()
 def _estimate_statistics(network: nn.Module, images: Tensor) -> None:
-    """Estimate a network's batch-norm statistics as the cumulative mean over chunks of 64 of these images.
+    """Set a network's batch-norm statistics to their cumulative mean over chunks of 64 images.
 
-    All other layers are in eval mode, as in the test that follows; dropout is off and draws no random values.
+    All other layers are in eval mode, so dropout is off and draws no random values.
     """
     network.eval()
     for norm in (m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)):

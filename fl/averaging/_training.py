@@ -1,4 +1,4 @@
-"""Local training of a client: phases, batches and optimizer steps, and the order in which add-ons act in a step."""
+"""Local training of a client: its phases, batches and optimizer steps, and the add-on hooks that each step calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def train(local: Local, addons: Sequence[AddOn], data: LabeledImages) -> None:
     Args:
         local: training for which every add-on has run `before_training`.
         addons: the active add-ons, in the order in which they act.
-        data: training set. This is `local.data`, unless a private add-on hides the training set from other add-ons.
+        data: training set. It is `local.data`, except with a private add-on: then it holds the client's images, and
+            `local.data` is empty to hide them from all other add-ons.
     """
     offered = {a.key: a.extra_batches(local) for a in addons if overrides(a, "extra_batches")}
     streams: dict[str, Iterator[Batch]] = {key: stream for key, stream in offered.items() if stream is not None}
@@ -51,7 +52,10 @@ def train(local: Local, addons: Sequence[AddOn], data: LabeledImages) -> None:
 
 
 def train_step(step: Step, addons: Sequence[AddOn], optimizer: torch.optim.Optimizer) -> None:
-    """Take one step: compute the gradient, correct it, step the optimizer, and run the add-ons' `after_step`.
+    """Take one optimizer step of local training, and call the add-ons' hooks for a step.
+
+    The gradient is computed (slot `AddOn.gradient`), changed by `AddOn.correct_gradient`, and applied by the optimizer.
+    Then `AddOn.after_step` is called.
 
     Args:
         step: batches of the step, and the parameters that it trains.

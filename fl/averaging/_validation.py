@@ -1,4 +1,4 @@
-"""Checks of the augmentation, the objective, parameter patterns and add-ons before round 1, on noise images."""
+"""Checks before round 1 of the augmentation, the objective, parameter patterns and add-ons, on noise images."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def _error_text(error: Exception) -> str:
 
 
 def try_augmentation(server: Server, augment: Callable[[Tensor, torch.Generator], Tensor] | None) -> None:
-    """Refuse an augmentation that changes the number, shape or dtype of images.
+    """Apply the augmentation to two noise images, and refuse it if it fails or changes their number, shape or dtype.
 
     Args:
-        server: source of the images' shape, dtype and normalization.
-        augment: option as the user passed it; None is skipped.
+        server: server of the run, which knows the clients' image shape, dtype and normalization.
+        augment: the option `augment` of `FedAvg`. If it is None, nothing is checked.
 
     Raises:
         ValueError: the augmentation fails on noise images, or changes their number, shape or dtype.
@@ -53,11 +53,12 @@ def try_augmentation(server: Server, augment: Callable[[Tensor, torch.Generator]
 
 
 def try_objective(server: Server, objective: Callable[[Tensor, Tensor], Tensor] | None, outputs: int) -> None:
-    """Refuse an objective that does not return a differentiable scalar for random logits and labels of the task.
+    """Call the objective with random logits and labels of the task. Refuse it unless it returns a differentiable
+    scalar.
 
     Args:
-        server: source of the task and the images' dtype.
-        objective: option as the user passed it; None is skipped.
+        server: server of the run, which knows the task and the dtype of the clients' images.
+        objective: the option `objective` of `FedAvg`. If it is None, nothing is checked.
         outputs: number of a network's outputs.
 
     Raises:
@@ -85,17 +86,20 @@ def try_objective(server: Server, objective: Callable[[Tensor, Tensor], Tensor] 
 
 
 def require_patterns(settings: Settings, templates: Mapping[str, nn.Module]) -> list[str]:
-    """Refuse patterns (`personal`, `phases`) that match no parameter, or leave no parameter to be shared or trained.
+    """Check the parameter patterns in the options `personal` and `phases`, and return all parameter names.
+
+    A pattern must match a parameter, some parameter must be shared with the server, and each phase must train some
+    parameter.
 
     Args:
         settings: the method's options.
         templates: one network of each architecture, by name.
 
     Returns:
-        The names of the parameters of all architectures.
+        The names of the parameters of all architectures, each name once.
 
     Raises:
-        ValueError: a pattern is refused; the message names the pattern and the parameters.
+        ValueError: a pattern is refused. The message shows the pattern and the option.
     """
     parameters = {name: [n for n, _ in net.named_parameters()] for name, net in templates.items()}
     known = list(dict.fromkeys(n for names in parameters.values() for n in names))
@@ -122,10 +126,10 @@ def require_matches(patterns: Sequence[str], names: Sequence[str], what: str) ->
     Args:
         patterns: patterns such as "classifier.*"; "!pattern" matches all names that "pattern" does not.
         names: names of the parameters.
-        what: name of the argument, for the message.
+        what: name of the option that holds the patterns, for the error message.
 
     Raises:
-        ValueError: a pattern matches no name; the message lists all names.
+        ValueError: a pattern matches no name. The message lists the first six names.
     """
     for pattern in patterns:
         if not fnmatch.filter(names, pattern.removeprefix("!")):
@@ -136,16 +140,16 @@ def require_matches(patterns: Sequence[str], names: Sequence[str], what: str) ->
 def trial_trainings(
     settings: Settings, addons: Sequence[AddOn], server: Server, send: Callable[[Server, int], Message]
 ) -> Iterator[Local]:
-    """Yield a `Local` object for each assigned architecture, with noise in place of a client's data, without training.
+    """Yield an untrained `Local` object for each architecture that has a client, with noise images as training set.
 
-    `AddOn.dry_run` gets these objects. If no add-on overrides that hook, the function yields nothing. For each object,
-    every add-on has run `before_training`.
+    The hook `AddOn.dry_run` gets these objects as argument. Every add-on has already run `before_training` on them. If
+    no add-on overrides `dry_run`, the function yields no object.
 
     Args:
         settings: the method's options and its networks.
         addons: the active add-ons.
         server: server with the initial weights.
-        send: function that returns the message to a client, the method's `send`.
+        send: the method's `send`, which returns the message to a client.
     """
     if not any(overrides(a, "dry_run") for a in addons):
         return

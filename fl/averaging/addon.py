@@ -1,4 +1,4 @@
-"""Base class of add-ons to weight averaging, with additive hooks, and slots that only one add-on may fill."""
+"""Base class of add-ons, which extend weight averaging."""
 
 from __future__ import annotations
 
@@ -29,31 +29,30 @@ SLOTS = (
 class AddOn(Component):
     """Base class of extensions of `FedAvg`, such as FedProx and SCAFFOLD.
 
-    Write a frozen dataclass whose fields are the paper's options, and override the hooks that the extension needs. All
-    other hooks do nothing. `FedAvg(MyIdea(0.1), factory=...)` then calls each hook at the time that the hook's
-    docstring states. An additive hook (a term of the loss, an entry of a message) runs for every add-on, in the order
-    of their keys, so the order of arguments has no effect. A slot replaces a part of the algorithm, so only one add-on
-    may fill it.
+    Write a frozen dataclass whose fields are the options of your extension, and override the hooks (methods) that it
+    needs. `FedAvg(MyIdea(0.1), factory=...)` then calls each hook at the time that the hook's docstring states. There
+    are two kinds of hooks. An additive hook adds something, such as a term of the loss or an entry of a message. It is
+    called for every add-on, in the order of their keys, so the order of arguments has no effect. A slot replaces a part
+    of the algorithm, so only one add-on of a method may override it.
 
     The server and all clients share one add-on object across threads, so the object must not store values of a run.
     Store persistent values in `server.state` or a client's `local.memory`, under entries that the class declares. Store
     values that are needed only during one client's training in the dict `local.scratch(self)`.
 
     Attributes:
-        extra_outputs: number of network outputs that the add-on gets after the outputs of the classes;
-            `local.first_output(self)` is the index of the first extra output.
-        needs_previous: whether the add-on reads `local.previous`, the weights that this client trained in the last
-            round for which it was drawn.
-        layers: names of modules of the network whose outputs, [B, m], the add-on reads as
-            `step.output(...).inner[name]`.
-        damping: mu, if the add-on adds mu (w - w_0) to the gradient, which pulls the weights w towards their values w_0
-            at the start of the round. SCAFFOLD and FedNova divide by `local.effective_lrs`, which depends on mu.
-        data_access: private data, besides trained weights, that the add-on reads for its loss terms and for the values
-            that it sends: "none"; "example", one example at a time and only in loss terms; or "batch", any data (the
-            default). `DPSGD` accepts only the first two.
-        single_label: whether the loss terms need exactly one class per image; other tasks are refused.
-        disabled_at_zero: options, such as a weight, whose value 0 disables the add-on. If several are listed, all must
-            be 0.
+        extra_outputs: number of additional network outputs for the add-on, after the outputs of the task's classes.
+            `local.first_output(self)` is the index of the first of them.
+        needs_previous: whether the add-on reads `local.previous`, the client's weights after its last training.
+        layers: names of modules of the network whose outputs the add-on reads. `step.output(...).inner[name]` holds the
+            output of a module, flattened to [B, m].
+        damping: coefficient mu, if the add-on adds mu (w - w_0) to the gradient and so pulls the weights w towards
+            their values w_0 at the start of the round. It affects `local.effective_lrs`, which SCAFFOLD and FedNova
+            use.
+        data_access: private data that the add-on reads for its loss terms and the values that it sends. "none": only
+            trained weights. "example": also one example at a time, in loss terms. "batch" (the default): any data.
+            `DPSGD` accepts "none" and "example".
+        single_label: whether the add-on needs exactly one class per image. Other tasks are then refused.
+        disabled_at_zero: names of options. The add-on is disabled if all of these options are 0.
         first_round: first round in which the add-on can change anything. A run with fewer rounds warns that the add-on
             has no effect.
     """
@@ -69,30 +68,35 @@ class AddOn(Component):
 
     @classmethod
     def usage_example(cls, part: str) -> str:
-        """Return example code, for error messages, of a method with this add-on; `part` is the add-on's code."""
+        """Return code that builds a `FedAvg` with this add-on, for error messages. `part` is code that builds the
+        add-on.
+        """
         return f"FedAvg({part}, factory=...)"
 
     @property
     def has_query(self) -> bool:
-        """Whether the server queries every client once before round 1, because the add-on overrides `answer`."""
+        """Whether the add-on queries every client that has images once before round 1, that is, whether it overrides
+        `answer`.
+        """
         return overrides(self, "answer")
 
     @property
     def disabled(self) -> bool:
-        """Whether the options disable the add-on. The method then leaves it out."""
+        """Whether the options disable the add-on (see `disabled_at_zero`). `FedAvg` leaves out a disabled add-on."""
         return bool(self.disabled_at_zero) and all(getattr(self, name) == 0 for name in self.disabled_at_zero)
 
     @property
     def private(self) -> bool:
-        """Whether the add-on adds noise to a client's releases and charges a ledger; see `Method.private`."""
+        """Whether the add-on adds noise to a client's releases and charges their privacy cost to a ledger."""
         return False
 
     # Before round 1.
 
     def check(self, settings: Settings, addons: Sequence[AddOn]) -> None:
-        """Refuse a combination that makes no sense, with a ValueError that gives the reason and the remedy.
+        """Raise ValueError if the add-on cannot work with the method's options or other add-ons.
 
-        This hook is called when the method is built, before any data are known.
+        This hook is called when the method is built, before any data are known. State the reason and the remedy in the
+        error message.
 
         Args:
             settings: the method's options and its networks.
@@ -100,7 +104,9 @@ class AddOn(Component):
         """
 
     def check_run(self, settings: Settings, names: Sequence[str]) -> None:
-        """Raise ValueError if the add-on would have no effect with these networks. Called before round 1.
+        """Raise ValueError if the add-on cannot work with the network's parameters, or would have no effect on them.
+
+        Called on the server before round 1.
 
         Args:
             settings: the method's options and its networks.
@@ -114,31 +120,35 @@ class AddOn(Component):
         """
 
     def dry_run(self, local: Local) -> None:
-        """Inspect an untrained `local` that is set up with noise images; raise ValueError if the setup cannot work.
+        """Raise ValueError if the add-on cannot work with an untrained `local`, whose training set is noise images.
 
-        Called on the server before round 1, once for each architecture; the ledger has not been charged yet. Before
-        this call, every add-on has run `start`, and `before_training` with this `local`.
+        Called on the server before round 1, once for each architecture, and before any privacy cost is charged. Every
+        add-on has already run `start`, and `before_training` on this `local`.
         """
 
     def answer(self, local: Local, reply: Message) -> None:
-        """Write this client's answer to the query before round 1 (class statistics, for example) into `reply`.
+        """Add this client's answer to the query before round 1 to `reply`. The answer may hold class statistics, for
+        example.
 
-        Called once on every client that has images. The training of `local` has not begun.
+        Called once on every client that has images. The network in `local` has the initial weights.
         """
 
     def expect_answer(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """Add the entries of the add-on's answer to the schema. Called on the server.
 
-        Entries without a specification are refused.
+        A client's answer is refused if it has an entry without a specification.
 
         Args:
-            server: server as an add-on sees it.
+            server: server of the run.
             client: index of the client that answers.
             schema: schema to extend with an `EntrySpec` for each entry, under its `key`.
         """
 
     def receive_answers(self, server: AveragingServer, replies: AggregatedReplies) -> None:
-        """Store values from the aggregated answers, `replies`, in `server.state`. Called on the server."""
+        """Store values that later rounds need from the aggregated answers, `replies`, in `server.state`.
+
+        Called once on the server, before round 1.
+        """
 
     # A round, in this order: the server sends,
 
@@ -152,10 +162,10 @@ class AddOn(Component):
     def expect(self, server: AveragingServer, client: int, schema: Schema) -> None:
         """Add the entries of the add-on's reply to the schema. Called on the server.
 
-        Entries without a specification are refused.
+        A client's reply is refused if it has an entry without a specification.
 
         Args:
-            server: server as an add-on sees it.
+            server: server of the run.
             client: index of the client that replies.
             schema: schema to extend with an `EntrySpec` for each entry that `after_training` adds to the reply, under
                 its `key`.
@@ -170,93 +180,102 @@ class AddOn(Component):
         """
 
     def extra_records(self, local: Local) -> LabeledImages | None:
-        """Return images to add to the training set, or None. Called on the client, once, when `local.data` is set.
+        """Return images to add to the client's training set, or None.
+
+        Called once on the client before training. `local.data` already holds the training set.
 
         The client trains on these images together with its own, but they do not count in the reply's weight.
         """
         return None
 
     def extra_batches(self, local: Local) -> Iterator[Batch] | None:
-        """Return an endless stream of the add-on's own batches (one per step), or None if it has no batches.
+        """Return an endless iterator over the add-on's own batches, one per step, or None if it has no batches.
 
-        Called once on the client. `local.stream(self, images)` makes such a stream from a set. In a step,
-        `step.batch_of(self)` is the batch, and `step.output(self)` the network's outputs for it.
+        Called once on the client, before the first step. `local.stream(self, images)` returns such an iterator over a
+        set. In a step, `step.batch_of(self)` returns the batch, and `step.output(self)` the network's outputs for it.
         """
         return None
 
     def loss(self, step: Step) -> Tensor | None:
         """Return a scalar tensor to add to the loss of this `step`, or None to add nothing.
 
-        Called on the client in each step, after the forward pass. If the gradient is computed again, so is this term.
+        Called on the client in each step, after the forward pass. If an add-on such as SAM computes the gradient twice
+        in a step, this hook is called twice.
         """
         return None
 
     def correct_gradient(self, step: Step, grads: Tensors) -> None:
         """Change the gradients `grads`, by parameter name, in place. Called on the client in each step.
 
-        The hook runs after the gradient is computed (by the losses and the slot `gradient`), and before the optimizer's
-        step.
+        The hook is called after the gradient of the whole loss has been computed, and before the optimizer applies it.
         """
 
     def after_step(self, step: Step) -> None:
-        """Change the parameters, `step.trained`, after the optimizer's step. Called on the client in each step."""
+        """Change the values of the parameters in `step.trained` after the optimizer's step. Called on the client in
+        each step.
+        """
 
     def after_training(self, local: Local, update: Tensors, reply: Message) -> None:
         """Add entries to the reply, and store values in `local.memory`. Called on the client after training.
 
         Args:
-            local: the client's training; `local.delta` is the change of the weights before `scale_update`.
-            update: update to send, by parameter name, after the slot `scale_update`.
+            local: the client's training. `local.delta` is the change of the shared parameters in this training.
+            update: the update that the client sends, by parameter name. It is `local.delta` after `scale_update`.
             reply: reply to extend with the entries that `expect` describes.
         """
 
     # and the server receives the replies.
 
     def read_reply(self, server: AveragingServer, reply: Message, out: Message) -> None:
-        """Derive additional entries from one `reply` before it is aggregated, and write them to `out`.
+        """Compute additional entries from one client's `reply` before it is aggregated, and add them to `out`.
 
         Called on the server for each reply. FedDF, for example, computes the predictions of each client's model. The
-        derived entries are aggregated over the clients by their rules. The hook must be pure. If it raises an
-        exception, the reply is left out and its client is reported.
+        additional entries are aggregated over the clients by their rules. The hook must not change any state. If it
+        raises an exception, the reply is left out, and the history reports its client.
         """
 
     def receive(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> None:
         """Update the add-on's values in `server.state` with the replies. Called on the server after each round.
 
         Args:
-            server: server whose state holds the new model.
+            server: server of the run. Its state already holds the new model.
             replies: the clients' replies, aggregated by their entries' rules.
-            old: weights of all architectures before this round, in one group.
+            old: parameters and buffers of all architectures before this round, in one group.
         """
 
     # Slots: at most one add-on fills each.
 
     def dataset(self, local: Local) -> LabeledImages:
-        """Return the training set to use in place of `local.client.data`. Called on the client after `before_training`.
+        """Return the training set to use in place of the client's own images, `local.client.data`.
 
-        The size of this set is the reply's weight if clients are weighted by samples.
+        Called on the client after `before_training`.
+
+        With `FedAvg(weights="samples")`, the size of this set is the weight of the client's reply.
         """
         return local.client.data
 
     def batches(self, local: Local, data: LabeledImages, phase: Phase) -> Iterator[Batch]:
-        """Yield the batches of a phase. The default is shuffled passes. Called on the client, once for each phase.
+        """Yield the batches of one phase of training. Called on the client, once for each phase.
+
+        Without this hook, the batches come from shuffled passes over the training set.
 
         Args:
-            local: the training.
-            data: set to draw from.
-            phase: phase, with its number of epochs or steps.
+            local: the client's training.
+            data: training set from which to take the batches.
+            phase: phase of the training, which states the number of epochs or steps.
         """
         return iter(())
 
     def gradient(self, step: Step, compute: Callable[[], Tensors]) -> Tensors:
-        """Return the gradient of a step. The default is the gradient of the loss at the current weights.
+        """Return the gradient of a step, by parameter name. Called on the client in each step.
 
-        Called on the client in each step. SAM, for example, moves the weights, computes the gradient there, and moves
-        the weights back.
+        Without this hook, it is the gradient of the loss at the current weights. SAM, for example, moves the weights,
+        computes the gradient there, and moves the weights back.
 
         Args:
             step: step with its batches and trained parameters.
-            compute: function that returns the gradient of the whole loss at the network's current weights.
+            compute: function that returns the gradient of the whole loss at the network's current weights. It may be
+                called several times.
 
         Returns:
             A gradient for every parameter in `step.trained`, by its name.
@@ -264,42 +283,47 @@ class AddOn(Component):
         return compute()
 
     def scale_update(self, local: Local, update: Tensors) -> Tensors:
-        """Return the rescaled update, which the client sends. Called on the client after training.
+        """Return a rescaled update for the client to send. Called on the client after training.
 
         Args:
-            local: the training.
+            local: the client's training.
             update: trained minus received values, by parameter name.
         """
         return update
 
     def aggregate(self, server: AveragingServer, replies: AggregatedReplies, mean: Tensors) -> Tensors:
-        """Return the aggregated update. The default is the weighted mean. Called on the server, once a round.
+        """Return the aggregate of the clients' updates to use in place of their weighted mean.
+
+        Called on the server once per round, if a reply holds an update.
 
         Args:
-            server: server whose state holds the previous model.
+            server: server of the run. Its state still holds the model before this round.
             replies: the clients' replies, aggregated by their entries' rules.
             mean: weighted mean of the clients' updates, for all architectures in one group.
         """
         return mean
 
     def server_step(self, server: AveragingServer, mean: Tensors) -> Tensors:
-        """Return the server's step, which is added to the model. Called on the server, once a round.
+        """Return the change to add to the global model, computed from the mean update. FedOpt, for example, applies
+        Adam here.
+
+        Called on the server once per round, if a reply holds an update.
 
         Args:
-            server: server whose state holds the previous model.
-            mean: mean update after `aggregate`, for all architectures in one group.
+            server: server of the run. Its state still holds the model before this round.
+            mean: mean of the clients' updates, or the result of `aggregate`, for all architectures in one group.
         """
         return mean
 
     def refine(self, server: AveragingServer, replies: AggregatedReplies, old: Tensors) -> Tensors:
-        """Return the new model after additional training of the averaged model, such as distillation.
+        """Train the averaged model further on the server, for example by distillation, and return the result.
 
-        Called on the server once a round, even if no reply holds an update.
+        Called on the server once per round, even if no reply holds an update.
 
         Args:
-            server: server whose state holds the averaged model.
+            server: server of the run. Its state already holds the averaged model.
             replies: the clients' replies, aggregated by their entries' rules.
-            old: weights of all architectures before this round, in one group.
+            old: parameters and buffers of all architectures before this round, in one group.
 
         Returns:
             The whole new model, parameters and buffers of all architectures.
@@ -307,30 +331,32 @@ class AddOn(Component):
         raise LookupError(f"{self.name} does not fill the slot 'refine'")
 
     def evaluation_model(self, server: AveragingServer) -> Tensors:
-        """Return weights to test and save in place of the current ones, such as a running mean. Called on the server.
+        """Return the weights to test and save in place of the current global weights, such as their mean over rounds.
+
+        Called on the server.
 
         Returns:
-            Parameters and buffers of all architectures, as `server.state` holds the model.
+            Parameters and buffers of all architectures in one group, like `server.state[FedAvg.model]`.
         """
         raise LookupError(f"{self.name} does not fill the slot 'tested_model'")
 
     def personal_model(self, local: Local) -> Tensors:
-        """Return the client's personal model, which is tested in addition to the global one.
+        """Return the client's personal model. It is tested in addition to the global model.
 
-        Called on the client in each test. The hook must be pure. The training of `local` has not begun, so use only its
-        received weights, the client's memory, and `local.fit`.
+        Called on the client in each test. The hook must not change the client's memory. No training has run on `local`,
+        so use only its received weights, the memory and `local.fit`.
 
         Returns:
-            Parameters and buffers of the personal model, by name; missing names keep the received values.
+            Parameters and buffers of the personal model, by name. Those that are missing have the received values.
         """
         raise LookupError(f"{self.name} does not fill the slot 'personal_model'")
 
 
 def overrides(addon: AddOn, hook: str) -> bool:
-    """Return whether `addon` overrides `hook`, the name of a hook or slot."""
+    """Return whether the class of `addon` overrides the hook of `AddOn` that is called `hook`."""
     return getattr(type(addon), hook) is not getattr(AddOn, hook)
 
 
 def slot_owner(addons: Sequence[AddOn], slot: str) -> AddOn | None:
-    """Return the add-on among `addons` that fills a `slot` (see `SLOTS`), or None."""
+    """Return the one add-on among `addons` that overrides the hook called `slot`, or None if no add-on does."""
     return next((a for a in addons if overrides(a, slot)), None)

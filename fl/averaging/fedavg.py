@@ -44,20 +44,20 @@ class FedAvg(Entries, Method):
     """Federated averaging (McMahan et al., AISTATS 2017, Algorithm 1), the base of all add-ons.
 
     In each round every drawn client starts from the server's weights w, trains on its own data to w_k, and sends its
-    change w_k - w. The server adds the mean change, weighted by the clients' sample counts. Sending the change instead
-    of the weights gives the same average; server steps, clipping and secure sums need the change. Run the method with
+    change w_k - w. The server adds the mean change, weighted by the clients' sample counts. The average is the same as
+    if clients sent weights, but server optimizers, clipping and secure sums need changes. Run the method with
     `fl.simulate`.
 
     `FedAvg(FedProx(0.01), SCAFFOLD(), factory=..., lr=...)` adds other papers' extensions; see `fl.addons`.
 
     Args:
-        addons: extensions from `fl.addons`, or your own (`fl.AddOn`), in any order. Add-ons that their own options
-            disable are left out.
-        factory: function of the number of outputs that returns the network; or a mapping architecture -> such a
-            factory.
-        assign: mapping or function, client index -> architecture; needed with several architectures.
-        initial: initial weights (a state dict). Weights that are missing here (by default, all weights) are drawn from
-            the run's seed.
+        addons: extensions from `fl.addons`, or your own (`fl.AddOn`), in any order. An add-on with an option that
+            disables it, such as `FedProx(0)`, is left out.
+        factory: function that takes the number of outputs and returns a network; or, for several architectures, a
+            mapping from the name of each architecture to its function.
+        assign: mapping or function from a client's index to the name of its architecture. Required if there are several
+            architectures, and refused otherwise.
+        initial: initial weights (a state dict). Weights that it lacks are drawn at random from the run's seed.
         lr: eta, the clients' learning rate in round 1. Default: 0.1 for SGD, and 0.001 for Adam, as recommended by
             Adam's authors.
         momentum: momentum of the clients' SGD, in [0, 1); 0 with Adam. Algorithm 1 of McMahan et al. has no momentum.
@@ -66,7 +66,8 @@ class FedAvg(Entries, Method):
         epochs: passes over the local data in a round (default 1). More epochs cost client time, but fewer rounds are
             needed.
         steps: exact number of steps in a round; use it instead of `epochs`.
-        phases: several phases of local training, one after the other, instead of `epochs` or `steps`; FedRep has two.
+        phases: phases of local training, which run one after the other; FedRep has two. Set it instead of `epochs` or
+            `steps`.
         batch: images per step. The last batch of a pass may be smaller.
         augment: function `augment(images, generator)`, applied to every batch of the client's own data.
         objective: function `objective(logits, labels)` that returns the scalar loss of a batch. Default: the task's
@@ -77,13 +78,14 @@ class FedAvg(Entries, Method):
             largest client.
         max_update_norm: largest l2 norm of a client's change w_k - w. A reply whose change is larger is left out, and
             the history names its client. Default: 100 (1 + norm of w), which only a diverged client exceeds.
-        buffers: treatment of float buffers (batch-norm statistics): averaged ("mean"), kept by each client ("local"),
-            or left at their initial values on the server ("drop"). Integer buffers take the maximum over clients,
-            except that "drop" applies to them, too. Buffers made with `persistent=False` are never sent: each network
-            keeps those that its factory made.
-        personal: patterns of names of parameters that stay with the client and are never sent (FedRep: "classifier.*").
-        predict: outputs among which a test takes the largest as the prediction: those of the "real" classes, or "all".
-            The two differ if an add-on adds classes, as VHL does.
+        buffers: treatment of float buffers (batch-norm statistics). "mean": the server averages them. "local": each
+            client keeps its own. "drop": clients do not send them, and the server's stay at their initial values.
+            Integer buffers are replaced by their maximum over clients, except with "drop". Buffers registered with
+            `persistent=False` are never sent.
+        personal: patterns of the names of parameters that stay with the client and are never sent. FedRep uses
+            "classifier.*".
+        predict: outputs from which a test predicts: those of the task's classes ("real"), or "all". The two differ only
+            if an add-on, such as VHL, adds classes.
 
     Attributes:
         addons: the active add-ons, in the order in which they act.
@@ -145,7 +147,10 @@ class FedAvg(Entries, Method):
     # A round.
 
     def send(self, server: Server, client: int) -> Message:
-        """Send w, the model of the client's architecture without personal parameters, and the add-ons' entries."""
+        """Return the message to a client: the global weights w of its architecture, and the entries of the add-ons.
+
+        Parameters and buffers that stay with the client are left out.
+        """
         name = self.networks.architecture(client)
         kept = self.settings.kept_by_client(self.networks.template(name, server.task.num_classes))
         state = {n: t for n, t in self.networks.unprefixed(server.state[self.model], name).items() if n not in kept}
@@ -155,9 +160,11 @@ class FedAvg(Entries, Method):
         return message
 
     def local(self, client: Client, message: Message) -> Message:
-        """Run ClientUpdate: train on the client's data from the received weights, and reply with w_k - w and n_k.
+        """Train on the client's data from the received weights w to w_k. Reply with w_k - w and the sample count n_k.
 
-        `docs/user_methods.md` lists the add-ons' hooks in the order in which they are called from here.
+        This is ClientUpdate in Algorithm 1 of McMahan et al.
+
+        `docs/user_methods.md` lists the add-ons' hooks in the order in which this function calls them.
         """
         records, private = client.data, any(addon.private for addon in self.addons)
         if private:  # add-ons see an empty set, besides the one that clips and noises
@@ -190,13 +197,17 @@ class FedAvg(Entries, Method):
         return reply
 
     def receive(self, server: Server, replies: AggregatedReplies) -> None:
-        """Set w <- w + sum_k n_k (w_k - w) / sum_k n_k. Add-ons may replace the mean or this step, or refine w.
+        """Add the weighted mean of the clients' changes to the global weights: w <- w + sum_k n_k (w_k - w) / sum_k
+        n_k.
 
-        Buffers are replaced by the clients' mean (integers by their maximum). If no reply holds an update, the weights
-        do not change.
+        Client k has the weights w_k after training, and the sample count n_k. Add-ons may replace the mean
+        (`aggregate`), the step (`server_step`) or the new weights (`refine`).
+
+        Float buffers are replaced by their mean over clients, integer buffers by their maximum. If no reply holds an
+        update, the weights do not change.
 
         Raises:
-            NoUsableReply: all weights n_k are zero.
+            NoUsableReply: the sample counts n_k of all replies are zero.
         """
         view, old = self._view(server), server.state[self.model]
         if self.update in replies:
@@ -219,7 +230,9 @@ class FedAvg(Entries, Method):
             addon.receive(view, replies, old)
 
     def expect(self, server: Server, client: int) -> Schema:
-        """Return the schema of a reply: the changes of the shared parameters, buffers, n_k and the add-ons' entries."""
+        """Return the schema of a reply: the changes of the shared parameters, the buffers, the sample count, and the
+        add-ons' entries.
+        """
         name = self.networks.architecture(client)
         net = self.networks.template(name, server.task.num_classes)
         model = self.networks.unprefixed(server.state[self.model], name)
@@ -240,7 +253,7 @@ class FedAvg(Entries, Method):
         return schema
 
     def read_reply(self, server: Server, reply: Message) -> Message:
-        """Return the entries that the add-ons derive from one reply before it is aggregated."""
+        """Return the additional entries that the add-ons compute from one client's reply before it is aggregated."""
         out = Message()
         for addon in self.addons:
             addon.read_reply(self._view(server), reply, out)
@@ -249,7 +262,9 @@ class FedAvg(Entries, Method):
     # Tests.
 
     def predictors(self, server: Server) -> Mapping[str, Predictor]:
-        """Return the global model of each architecture, unless a part of it stays with the clients."""
+        """Return the global model of each architecture, by name, except for models of which a part stays with the
+        clients.
+        """
         return global_models(self._view(server), self.addons)
 
     def evaluate(self, client: Client, message: Message) -> Message:
@@ -265,11 +280,14 @@ class FedAvg(Entries, Method):
     # Before round 1.
 
     def check_run(self, server: Server, rounds: int) -> None:
-        """Try the networks, `augment` and `objective` on noise, and let every add-on check the parameters' names.
+        """Test the networks, `augment` and `objective` on noise images, and call the add-ons' `check_run`.
+
+        Warn about add-ons that have no effect because the run has too few rounds.
 
         Raises:
-            ValueError: a network or function fails, a pattern (`personal`, `phases`) matches no parameter, or `initial`
-                does not fit the networks. The message names the argument.
+            ValueError: a network, `augment` or `objective` fails; a pattern in `personal` or `phases` matches no
+                parameter; `initial` does not fit the networks; or an add-on refuses the networks. The message names the
+                argument.
         """
         self.networks.check_run(server)
         settings = self.settings
@@ -285,10 +303,12 @@ class FedAvg(Entries, Method):
             )
 
     def start(self, server: Server) -> None:
-        """Draw w_0 of every architecture (or take `initial`), then let the add-ons prepare and run their trials.
+        """Store the initial weights of every architecture in the server's state, and call the add-ons' `start` and
+        `dry_run`.
 
         Raises:
-            ValueError: an add-on needs one class per image but the task is multi-label, or an add-on's trial fails.
+            ValueError: an add-on needs one class per image but the task is multi-label, or the `dry_run` of an add-on
+                fails.
         """
         for addon in (a for a in self.addons if a.single_label):
             require_single_label(addon.name, server.task)
@@ -305,7 +325,7 @@ class FedAvg(Entries, Method):
         return any(a.has_query for a in self.addons)
 
     def answer(self, client: Client, message: Message) -> Message:
-        """Return a client's answers to all add-ons' queries before round 1."""
+        """Return a message with a client's answers to the queries of all add-ons before round 1."""
         local, reply = Local(self.settings, client, message, self.addons), Message()
         for addon in self.addons:
             if addon.has_query:
@@ -313,7 +333,7 @@ class FedAvg(Entries, Method):
         return reply
 
     def expect_answer(self, server: Server, client: int) -> Schema:
-        """Return the schema of `answer`, to which each add-on contributes its entries."""
+        """Return the schema of the message that `answer` returns, to which each add-on adds its entries."""
         schema: Schema = {}
         for addon in self.addons:
             if addon.has_query:
@@ -321,7 +341,7 @@ class FedAvg(Entries, Method):
         return schema
 
     def receive_answers(self, server: Server, replies: AggregatedReplies) -> None:
-        """Pass the clients' aggregated answers to the add-ons on the server."""
+        """Pass the clients' aggregated answers to `receive_answers` of each add-on."""
         for addon in self.addons:
             addon.receive_answers(self._view(server), replies)
 
@@ -329,7 +349,7 @@ class FedAvg(Entries, Method):
 
     @property
     def parts(self) -> tuple[KeyedObject, ...]:
-        """The method and its add-ons, whose entries may be sent or kept."""
+        """The objects that declare entries: the method and its add-ons."""
         return (self, *self.addons)
 
     @property
@@ -338,7 +358,9 @@ class FedAvg(Entries, Method):
         return any(a.private for a in self.addons)
 
     def arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Return the add-ons and options for `repr` and a run's record, with a digest in place of `initial`."""
+        """Return the add-ons and the options, for `repr` and a run's record. A digest stands for the weights in
+        `initial`.
+        """
         settings, optimizer = self.settings, self.settings.optimizer
         options = {
             "lr": settings.lr, "momentum": settings.momentum, "weight_decay": optimizer.weight_decay,
@@ -355,11 +377,11 @@ class FedAvg(Entries, Method):
 
     @classmethod
     def upgrade_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of an older record in their present form.
+        """Convert the options in an older record to the present options.
 
         Args:
-            options: options as the record holds them. `weight_decay`, `lr_decay` and `optimizer_state` were separate
-                options and are now fields of `ClientOptimizer`.
+            options: options as the record holds them, name -> value. In older records, `weight_decay`, `lr_decay` and
+                `optimizer_state` are separate options; they are now fields of `ClientOptimizer`.
         """
         options = dict(options)
         former = {"weight_decay": "weight_decay", "lr_decay": "lr_decay", "optimizer_state": "state"}

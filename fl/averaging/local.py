@@ -1,4 +1,4 @@
-"""A client's training in one round, as add-ons see it."""
+"""State of one client's training in one round, which add-ons read and change."""
 
 from __future__ import annotations
 
@@ -28,48 +28,48 @@ __all__ = ["Local", "Term", "received_state"]
 
 
 class Term(Protocol):
-    """Interface of a term of a local step's loss; every add-on implements it."""
+    """Interface of an object that adds a term to the loss of local training. Every add-on implements it."""
 
     @property
     def data_access(self) -> Literal["none", "example", "batch"]:
-        """Private data that the term reads: "none", one "example" at a time, or the "batch"; see `AddOn`."""
+        """Private data that the term reads: "none", one "example" at a time, or the whole "batch" (see `AddOn`)."""
 
     def loss(self, step: Any) -> Tensor | None:
-        """Return the scalar term for this `step`, or None for no term."""
+        """Return a scalar tensor to add to the loss of this `step`, or None to add nothing."""
 
 
 class Local:
-    """A client's training in one round: the argument `local` of every add-on hook that runs on a client.
+    """State of a client's training in one round. Every add-on hook that runs on a client gets it as `local`.
 
-    The object exists from the time the client receives the message until the reply is sent. All tensors are on the
-    client's device.
+    The object is made when the client receives the message, and discarded when the reply is sent. All tensors are on
+    the client's device.
 
     Args:
         settings: the method's options and its networks.
         client: client on which the training runs.
         message: message from the server.
-        terms: the active add-ons, which add terms to a step's loss.
+        terms: the active add-ons, whose `loss` adds terms to the loss of a step.
 
     Attributes:
-        settings, client, message, terms: the arguments; `client.data` holds the client's own images.
-        task: the meaning of the labels.
-        round: the round being run, from 1.
-        memory: values that the client keeps between rounds, by entry. Changes that `after_training` makes are kept if
-            the reply is used.
+        settings, client, message, terms: the arguments of the constructor.
+        task: the classification task.
+        round: index of the round being run, from 1.
+        memory: values that the client keeps between rounds, by entry. Changes in this training are kept only if the
+            server uses the client's reply.
         architecture: the name of the client's architecture; "" if there is only one.
-        received: the whole initial state of the training, parameters and buffers, by name.
-        start: w, a copy of the received parameters that are shared with the server, by name.
-        previous: this client's last trained state (parameters and buffers), if an add-on declares `needs_previous` and
-            such a state exists; else None.
+        received: all parameters and buffers at the start of the training, by name.
+        start: copy of the received values w of the parameters that are shared with the server, by name.
+        previous: parameters and buffers after this client's last training, by name; None in its first training, or if
+            no add-on sets `needs_previous`.
         net: the network in training.
-        network: the same network, split into features and classifier.
+        network: the same network as `net`, split into features and classifier.
         layers: inner modules of `net` that add-ons read (`AddOn.layers`), by name.
-        data: the training set: the client's own, or one that add-ons supply.
-        counts: images of each class in the client's own data, int64 [K].
-        weight: factor of the base objective, initially 1; an add-on may change it in `before_training`.
+        data: the training set. It is the client's own images, `client.data`, unless add-ons replace or extend them.
+        counts: number of images of each class in the client's own images, int64 [K].
+        weight: factor of the method's objective in the loss, initially 1. An add-on may change it in `before_training`.
         lr: this round's learning rate.
         steps: optimizer steps taken so far.
-        dropout: the generator of the dropout layers of `net`.
+        dropout: generator from which the dropout layers of `net` draw.
     """
 
     def __init__(self, settings: Settings, client: Client, message: Message, terms: Sequence[Term] = ()) -> None:
@@ -96,24 +96,29 @@ class Local:
     # Values of one add-on.
 
     def scratch(self, addon: Component) -> dict[str, Any]:
-        """Return the dict in which `addon` keeps values during this training; initially empty."""
+        """Return the dict in which `addon` keeps values during this training. It is empty at first."""
         return self._scratch.setdefault(addon.key, {})
 
     def first_output(self, addon: Component) -> int:
-        """Return the index of the first extra output of `addon` (`AddOn.extra_outputs`), its first class's label."""
+        """Return the index of the first of the additional network outputs of `addon` (see `AddOn.extra_outputs`)."""
         return self.settings.first_output(addon, self.task.num_classes)
 
     def generator(self, addon: Component, purpose: str = "") -> torch.Generator:
-        """Return a new generator for a random draw of `addon` in this round at this client, named by `purpose`.
+        """Return a new generator for random draws of `addon` in this client's training.
 
-        The draw is a pure function of (seed, round, client, the add-on's key, purpose), so it changes no other draw.
+        The draws depend only on the run's seed, the round, the client, the add-on's key and `purpose`. They change no
+        draw of another component.
+
+        Args:
+            addon: add-on that draws.
+            purpose: name of the draws. Use different names for independent draws.
         """
         return derive(self.client.seed, self.round, self.client.id, addon.key, purpose)
 
     # Weights and networks.
 
     def shared_parameters(self) -> dict[str, nn.Parameter]:
-        """Return the parameters of `net` that are shared with the server, by name; not copies."""
+        """Return the parameters of `net` that are shared with the server, by name. They are not copies."""
         return self._shared
 
     def trained_parameters(self, phase: Phase) -> dict[str, nn.Parameter]:
@@ -121,16 +126,16 @@ class Local:
         return {n: p for n, p in self._named.items() if p.requires_grad and phase.trains(n)}
 
     def new_network(self) -> nn.Module:
-        """Return a new network with the received weights, in train mode, for an add-on to change."""
+        """Return a new network with the received weights, in train mode. The caller may change it."""
         return self.settings.networks.on(self.client, self.received).train()
 
     def at(self, weights: Mapping[str, Tensor]) -> nn.Module:
-        """Return a frozen copy of the network with other weights, in eval mode. MOON uses it for the previous model.
+        """Return a frozen network with the given weights, in eval mode. MOON uses it for the client's previous model.
 
-        The copy is made once for each `weights` object, and kept until the end of the training.
+        The network is made once for each `weights` object, and kept until the end of the training.
 
         Args:
-            weights: parameters and buffers by name; missing names have the received values.
+            weights: parameters and buffers, by name. Those that are missing have the received values.
         """
         known = self._twins.get(id(weights))
         if known is None:
@@ -144,29 +149,37 @@ class Local:
 
     @cached_property
     def delta(self) -> Tensors:
-        """Change w_k - w (trained minus received) of every shared parameter, by name, for use in `after_training`.
+        """Change w_k - w (trained minus received) of every shared parameter, by name.
 
-        The result is computed once and kept.
+        It is computed at the first access and then kept, so read it only after the training.
         """
         return {n: p.detach() - self.start[n] for n, p in self._shared.items()}
 
     def optimizer(self, params: Sequence[Tensor]) -> torch.optim.Optimizer:
-        """Return a new optimizer of the tensors `params`, with the method's options and this round's learning rate."""
+        """Return a new optimizer for the tensors `params`, with the method's options and this round's learning rate."""
         return self.settings.optimizer_for(params, self.lr)
 
     def prefixed(self, tensors: Tensors) -> Tensors:
-        """Return `tensors` of this client's network under their names in a message ("architecture/name")."""
+        """Return tensors of this client's network under the names that they have in messages, "architecture/name".
+
+        Args:
+            tensors: tensors, under the network's own names.
+        """
         return self.settings.networks.prefixed(tensors, self.architecture)
 
     def unprefixed(self, group: Tensors) -> Tensors:
-        """Return the tensors of this client's architecture in a `group` of a message, under the network's own names."""
+        """Return the tensors of this client's architecture from a group in a message, under the network's own names.
+
+        Args:
+            group: tensors, under the names "architecture/name".
+        """
         return self.settings.networks.unprefixed(group, self.architecture)
 
     # Images.
 
     @property
     def planned_steps(self) -> int:
-        """Number of steps that all phases will take on `data`, unless an add-on makes the batches."""
+        """Number of optimizer steps that all phases together take on `data`, if no add-on overrides `batches`."""
         passes = -(-len(self.data) // self.settings.batch)
         return sum(p.epochs * passes if p.steps is None else p.steps for p in self.settings.phases)
 
@@ -174,9 +187,9 @@ class Local:
         """Yield shuffled and augmented batches of a set for one phase. An empty set has no batches.
 
         Args:
-            data: set to read.
+            data: set from which the batches are taken.
             phase: phase of the training, which sets the number of epochs or steps.
-            purpose: name of the random draws of order and augmentation, see `Client.generator`.
+            purpose: name of the random draws for the order and the augmentation, as in `Client.generator`.
         """
         if not len(data):
             return
@@ -194,17 +207,17 @@ class Local:
         joint: bool = False,
         augment: Augment | None = None,
     ) -> Iterator[Batch]:
-        """Yield batches of an add-on's own set without end, reshuffling the set after each pass, for `extra_batches`.
+        """Yield batches of an add-on's own set without end. The set is shuffled anew before each pass.
 
-        The last batch of each pass may be smaller.
+        Use this function in `AddOn.extra_batches`. The last batch of each pass may be smaller.
 
         Args:
-            addon: add-on that owns the set; the random draws are its own.
-            data: set to read.
+            addon: add-on to which the set belongs. Its key determines the random draws.
+            data: set from which the batches are taken.
             batch: images per batch; default: the method's batch size.
-            joint: whether the batches are forwarded together with the real batch, so that both share batch statistics.
-                Otherwise the batches are forwarded alone.
-            augment: augmentation, applied to each batch.
+            joint: whether each batch is concatenated with the client's batch in the forward pass, so that both share
+                batch-norm statistics. If False, it has a forward pass of its own.
+            augment: function `augment(images, generator)`, applied to each batch.
         """
         generator = self.generator(addon, "stream")
         while True:
@@ -215,17 +228,17 @@ class Local:
     def fit(
         self, state: Tensors, owner: Component, phase: Phase, term: Callable[[nn.Module], Tensor] | None = None
     ) -> Tensors:
-        """Train a second network of this client, such as a personal model (Ditto).
+        """Train a second network of this client, such as Ditto's personal model, and return its weights.
 
-        The network is trained on `data` with the method's objective and optimizer, without the add-ons. All random
-        draws belong to the owner, so the training of `net` stays bit-identical. Without images, the state is returned
+        The network is trained on `data` with the method's objective and optimizer, without any add-on. This does not
+        change the training of `net`, because the random draws are separate. If `data` is empty, `state` is returned
         unchanged.
 
         Args:
             state: initial parameters and buffers by name.
-            owner: add-on that calls this method.
-            phase: length of the training, and the trained parameters.
-            term: function of the network that returns a term, which is added to the loss in each step.
+            owner: add-on that calls this function. Its key determines the random draws.
+            phase: phase that states the length of the training and the trained parameters.
+            term: function that takes the network and returns a scalar tensor, which is added to the loss in each step.
 
         Returns:
             The trained parameters and buffers, by name.
@@ -255,11 +268,14 @@ class Local:
 
     @cached_property
     def effective_lrs(self) -> dict[str, float]:
-        """Distance by which a constant unit gradient would have moved each shared parameter, by name; 0 if untrained.
+        """Distance by which a constant gradient of 1 would have moved each shared parameter in this training, by name.
 
-        Read this attribute after the training. The distance depends on the optimizer, steps and damping of the
-        training, but not on weight decay. SCAFFOLD divides the change of the weights by this distance to get the mean
-        gradient. With plain SGD and no damping the distance is steps * lr; with momentum it is larger.
+        With plain SGD and no damping, the distance is steps * lr; with momentum it is larger. It is 0 for a parameter
+        that was not trained.
+
+        Read this attribute after the training. The distance depends on the optimizer, the number of steps and
+        `AddOn.damping`, but not on weight decay. SCAFFOLD divides the change of a parameter by its distance to get the
+        mean gradient.
         """
         known: dict[tuple[int, ...], float] = {}
         found: dict[str, float] = {}
@@ -272,7 +288,8 @@ class Local:
 
     @property
     def effective_lr(self) -> float:
-        """The single value in `effective_lrs`; 0 if no shared parameter was trained.
+        """The distance in `effective_lrs` that all trained parameters have in common; 0 if no shared parameter was
+        trained.
 
         Raises:
             ValueError: the distances of two trained parameters differ, because different phases trained them.
@@ -287,7 +304,9 @@ class Local:
 
 
 def received_state(settings: Settings, client: Client, message: Message) -> Tensors:
-    """Return the whole initial state of a client's model: the received values, and the values that stay on the client.
+    """Return all parameters and buffers of a client's model at the start of a round.
+
+    They are the received values, and the client's own values of those that are never sent.
 
     Args:
         settings: the method's options and its networks.

@@ -18,15 +18,15 @@ __all__ = ["ClientOptimizer", "effective_lr", "load_state", "saved_state"]
 
 @dataclass(frozen=True)
 class ClientOptimizer:
-    """The clients' optimizer with more options than a learning rate and momentum, for `FedAvg(optimizer=...)`.
+    """Options of the clients' optimizer besides the learning rate and momentum. Pass it as `FedAvg(optimizer=...)`.
 
     Args:
         name: "sgd" or "adam".
-        weight_decay: lambda, at least 0; lambda w is added to the gradient.
-        lr_decay: factor of the learning rate per round: round t has the rate lr * lr_decay ** (t - 1).
-        state: lifetime of the momentum. With "round", the momentum starts at zero in each round. With "client", each
-            client keeps it from one participation to the next, as in the VHL authors' code, which never resets a
-            client's optimizer.
+        weight_decay: coefficient lambda >= 0. The optimizer adds lambda w to the gradient of the weights w.
+        lr_decay: factor by which the learning rate changes per round. Round t has the rate lr * lr_decay ** (t - 1).
+        state: lifetime of the optimizer's state (momentum, or Adam's moments). "round": it starts at zero in each
+            round. "client": each client keeps it until the next round in which it takes part, as in the VHL authors'
+            code.
 
     Raises:
         TypeError, ValueError: an option is out of range.
@@ -42,7 +42,9 @@ class ClientOptimizer:
 
     @staticmethod
     def of(optimizer: str | ClientOptimizer) -> ClientOptimizer:
-        """Return `optimizer` if it is a `ClientOptimizer`; for a name, build one with default options."""
+        """Return the optimizer's options: `optimizer` itself, or default options if `optimizer` is a name ("sgd" or
+        "adam").
+        """
         if isinstance(optimizer, ClientOptimizer):
             return optimizer
         return ClientOptimizer(check.one_of(optimizer, "optimizer", ("sgd", "adam")))  # type: ignore[arg-type]
@@ -51,17 +53,19 @@ class ClientOptimizer:
 def effective_lr(
     optimizer: Callable[[list[Tensor]], torch.optim.Optimizer], steps: Sequence[int], damping: float
 ) -> float:
-    """Return the distance by which a constant unit gradient moves a parameter, without weight decay.
+    """Return the distance by which a constant gradient of 1 moves a parameter in a training without weight decay.
 
     SCAFFOLD and FedNova divide a change of weights by this distance. With plain SGD and no damping it is steps * lr.
 
     Args:
-        optimizer: function that makes the optimizer of some tensors; called once for each phase, as in training.
+        optimizer: function that takes a list of tensors and returns an optimizer for them. It is called once for each
+            phase, as in training.
         steps: number of steps in each phase.
-        damping: strength mu of a pull to the starting point, which adds mu * (distance so far) to the gradient.
+        damping: coefficient mu of a term mu (w - w_0) in the gradient, which pulls the parameter w towards its initial
+            value w_0.
 
     Returns:
-        The distance, >= 0, in units of the learning rate.
+        The distance, >= 0, in the units of the parameter.
     """
     moved = 0.0
     for count in steps:
@@ -83,7 +87,7 @@ def saved_state(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> Tenso
         names: names of the optimizer's parameters, in the optimizer's order.
 
     Returns:
-        "parameter/buffer" -> tensor.
+        Tensors of the state, under the names "parameter/buffer", such as "0/conv.weight/momentum_buffer".
     """
     return {
         f"{names[index]}/{key}": value.detach().clone()
@@ -94,7 +98,7 @@ def saved_state(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> Tenso
 
 
 def load_state(optimizer: torch.optim.Optimizer, names: Sequence[str], saved: Tensors) -> None:
-    """Load the state of an earlier optimizer. For a parameter without saved state, the state starts at zero.
+    """Load the saved state of an earlier optimizer into a new one. A parameter without saved state starts at zero.
 
     Args:
         optimizer: optimizer before its first step.

@@ -1,4 +1,4 @@
-"""The server in weight averaging, as an add-on sees it."""
+"""Server object for the hooks of add-ons, with the method's options and models."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ __all__ = ["AveragingServer"]
 
 @dataclass
 class AveragingServer(Server):
-    """A `Server` with the method's settings and its current models, as an add-on's hooks see it.
+    """A `Server` that also gives access to the method's options and current models. Hooks of add-ons get it as
+    `server`.
 
-    A new view is made for each call of a hook. It shares all values with the underlying server, so changes of `state`
-    and `notes` persist. It has all attributes of `Server` (`task`, `state`, `round`, ...).
+    A new object is made for each call of a hook. Its attributes are the same objects as those of the run's server, so
+    changes of `state` and `notes` persist.
 
     Attributes:
         settings: the method's options and its networks.
@@ -30,12 +31,12 @@ class AveragingServer(Server):
 
     @staticmethod
     def of(server: Server, settings: Settings) -> AveragingServer:
-        """Return a view of this `server` for the add-ons of a method with these `settings`."""
+        """Return an `AveragingServer` that shares all values with `server` and has these `settings`."""
         return AveragingServer(**{f.name: getattr(server, f.name) for f in fields(Server)}, settings=settings)
 
     @property
     def rate(self) -> float:
-        """Clients' learning rate eta in this round, lr * lr_decay ** (round - 1)."""
+        """The clients' learning rate in this round, lr * lr_decay ** (round - 1)."""
         return self.settings.rate(self.round)
 
     @property
@@ -48,7 +49,7 @@ class AveragingServer(Server):
 
         Args:
             architecture: name of the architecture; "" if there is only one.
-            of: group of all architectures' weights, such as a hook's `old`; default: the current weights.
+            of: group with the weights of all architectures from which to select. Default: the current weights.
         """
         return self.settings.networks.unprefixed(self.state[Entries.model] if of is None else of, architecture)
 
@@ -57,15 +58,16 @@ class AveragingServer(Server):
 
         Args:
             architecture: name of the architecture; "" if there is only one.
-            weights: parameters and buffers by the network's own names; default: the current ones.
+            weights: parameters and buffers, by the network's own names. Default: the current global weights.
         """
         weights = self.weights(architecture) if weights is None else weights
         return self.settings.networks.on(self, weights, architecture)
 
     def trained(self, reply: Message) -> Predictor:
-        """Return the model that a client trained, w + (w_k - w), from its `reply`. The model is in eval mode.
+        """Return the model that a client trained, in eval mode. It is rebuilt from the global weights and the client's
+        `reply`.
 
-        Use this function in `read_reply`. An add-on that does so must call `fl.require_full_models` in its `check`.
+        Use this function in `AddOn.read_reply`. Then also call `fl.require_full_models` in `AddOn.check`.
         """
         networks, state, update = self.settings.networks, self.state[Entries.model], reply[Entries.update]
         trained = {n: state[n] + d for n, d in update.items()}

@@ -1,4 +1,4 @@
-"""Checked options of a weight-averaging method, and values derived from them."""
+"""Checked options of a `FedAvg`, and values derived from them."""
 
 from __future__ import annotations
 
@@ -33,19 +33,20 @@ class Settings:
     """Checked options of a `FedAvg`. Add-ons read them as `local.settings` and `server.settings`.
 
     Attributes:
-        networks: architectures, and their assignment to clients.
-        lr, momentum, optimizer: the clients' optimizer, see `FedAvg`; `rate` and `optimizer_for` apply them.
-        phases: phases of local training; `epochs` or `steps` makes a single phase.
+        networks: the architectures, and their assignment to clients.
+        lr, momentum, optimizer: options of the clients' optimizer, see `FedAvg`.
+        phases: phases of local training. The options `epochs` and `steps` of `FedAvg` are stored as a single phase.
         batch, augment, objective: options for a step's batches and loss, see `FedAvg`.
-        weights: kind of weight that a reply has in the mean, "samples" or "uniform".
-        max_samples: largest weight that a reply may claim.
-        max_update_norm: largest norm of an update, if the user gave one; see `update_limit`.
-        buffers, personal: options that decide which values stay with a client; see `kept_by_client` and `sent_buffers`.
-        predict: outputs that a test reads: the "real" classes, or "all".
-        first_outputs: index of each add-on's first extra output, counted from the end of the task's classes, by the
-            add-on's key.
+        weights: weight of a client's reply in the mean: its number of images ("samples"), or 1 ("uniform").
+        max_samples: largest number of images that a client may claim as its weight.
+        max_update_norm: largest permitted l2 norm of a client's update. None: `update_limit` computes it from the
+            weights.
+        buffers, personal: options that determine which buffers and parameters stay with a client, see `FedAvg`.
+        predict: outputs from which a test predicts: those of the task's classes ("real"), or "all".
+        first_outputs: index of the first additional output of each add-on, by add-on key. Outputs are counted from 0
+            after the outputs of the task's classes.
         layers: names of the inner modules whose outputs add-ons read.
-        damping: total strength with which add-ons pull the weights to their values at the start of the round.
+        damping: sum of `AddOn.damping` over all add-ons.
     """
 
     networks: Networks
@@ -91,7 +92,7 @@ class Settings:
         return self.lr * self.optimizer.lr_decay ** (round_number - 1)
 
     def optimizer_for(self, params: Sequence[Tensor], rate: float) -> torch.optim.Optimizer:
-        """Return a new optimizer of the tensors `params` with learning rate `rate` and an empty state."""
+        """Return a new optimizer for the tensors `params` with learning rate `rate` and an empty state."""
         given: Any = {"params": list(params), "lr": rate, "weight_decay": self.optimizer.weight_decay, "foreach": False}
         if self.optimizer.name == "adam":
             return torch.optim.Adam(**given)
@@ -110,7 +111,9 @@ class Settings:
         return 100 * (1 + math.hypot(*(float(torch.linalg.vector_norm(w)) for w in weights.values())))
 
     def objective_of(self, task: LabelTask) -> Objective:
-        """Return the loss of a step: `objective`, or the loss of the `task`."""
+        """Return the loss function of local training: the option `objective`, or the loss of the `task` if it is
+        None.
+        """
         return self.objective or task.loss
 
     # Parameters and buffers that are shared, or stay with a client.
@@ -125,7 +128,9 @@ class Settings:
         return kept | (set(floating_buffers(network)) if self.buffers == "local" else set())
 
     def sent_buffers(self, network: nn.Module) -> list[tuple[Entry[Tensors], list[str]]]:
-        """Return the buffers of `network` that a reply holds, by entry: float buffers and integer buffers."""
+        """Return the buffers of `network` that clients send: pairs of an entry and the names of the buffers that it
+        holds.
+        """
         if self.buffers == "drop":
             return []
         floating = floating_buffers(network) if self.buffers == "mean" else []
@@ -133,16 +138,18 @@ class Settings:
         return [(e, names) for e, names in ((Entries.buffers, floating), (Entries.counters, integer)) if names]
 
     def first_output(self, addon: Component, classes: int) -> int:
-        """Return the index of the first extra output of `addon` in a network for a task of `classes` classes."""
+        """Return the index of the first additional output of `addon` in a network for a task of `classes` classes."""
         return classes + self.first_outputs[addon.key]
 
     def tested_outputs(self, classes: int) -> int | None:
-        """Return the number of outputs that a test reads: the number of `classes` of the task, or None for all."""
+        """Return the number of outputs from which a test predicts: the task's number of `classes`, or None for all
+        outputs.
+        """
         return classes if self.predict == "real" else None
 
 
 def variances(network: nn.Module) -> set[str]:
-    """Return the names of the running variances of `network`, which are never negative."""
+    """Return the names of the buffers of `network` that hold running variances, which are never negative."""
     norms = {name: m for name, m in network.named_modules() if isinstance(getattr(m, "running_var", None), Tensor)}
     return {f"{name}.running_var" if name else "running_var" for name in norms}
 
@@ -153,14 +160,16 @@ def floating_buffers(network: nn.Module) -> list[str]:
 
 
 def _state_buffers(network: nn.Module) -> Tensors:
-    """Return the buffers in the state of `network`, by name. Buffers made with `persistent=False` are not included."""
+    """Return the buffers in the state dict of `network`, by name. Buffers registered with `persistent=False` are not in
+    it.
+    """
     buffers = dict(network.named_buffers())
     stored = network.state_dict() if buffers else {}
     return {n: b for n, b in buffers.items() if n in stored}
 
 
 def learning_rate(value: float, name: str) -> float:
-    """Check that a learning rate is positive, and warn if it is far above the usual range.
+    """Check that a learning rate is positive, warn if it is far above the usual range, and return it.
 
     Args:
         value: the learning rate.
@@ -176,11 +185,13 @@ def learning_rate(value: float, name: str) -> float:
 
 
 def as_phases(epochs: int | None, steps: int | None, phases: Sequence[Phase] | None) -> tuple[Phase, ...]:
-    """Return the phases of local training given by `epochs`, `steps` or `phases`; the default is one epoch.
+    """Return the phases of local training that the options `epochs`, `steps` or `phases` of `FedAvg` describe.
+
+    If all three are None, the result is one phase of one epoch.
 
     Raises:
         TypeError: `phases` is empty or contains anything other than phases.
-        ValueError: two of `epochs`, `steps` and `phases` are given.
+        ValueError: more than one of `epochs`, `steps` and `phases` is given.
     """
     if phases is None:
         if epochs is not None and steps is not None:

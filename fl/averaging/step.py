@@ -1,4 +1,4 @@
-"""One step of local training: forward pass of its batches, loss, and gradient of the loss."""
+"""One step of local training: the forward pass of its batches, the loss, and the gradient of the loss."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ __all__ = ["Output", "Step", "outputs", "restored"]
 
 @dataclass(frozen=True)
 class Output:
-    """Outputs of the network for a batch, with gradients.
+    """Outputs of the network for a batch of B images. They are part of the autograd graph.
 
     Attributes:
-        embedding: [B, d], the input of the classifier.
-        logits: [B, K'], first for the task's classes, then for the add-ons' classes.
+        embedding: output of the feature extractor and input of the classifier, [B, d].
+        logits: output of the classifier, [B, K']: first those of the task's classes, then those of the add-ons'
+            classes.
         inner: outputs of the modules named in `AddOn.layers`, flattened: name -> [B, m].
     """
 
@@ -36,12 +37,12 @@ class Output:
 
 
 def outputs(network: Network, images: Tensor, layers: Mapping[str, nn.Module] | None = None) -> Output:
-    """Run one forward pass, in which every layer runs once, and record the outputs of the modules in `layers`.
+    """Run one forward pass of the network, and return its outputs, including those of the modules in `layers`.
 
     Args:
         network: network, split into features and classifier.
         images: float [B, C, H, W].
-        layers: modules of the network, by name; their outputs are flattened.
+        layers: modules of the network, by name, whose outputs to return. None: no modules.
 
     Raises:
         ValueError: a module in `layers` did not run exactly once, or its output does not have one row per image.
@@ -79,8 +80,8 @@ class Step:
 
     Attributes:
         local: training to which the step belongs.
-        batch: the step's images of the training set.
-        extra: the add-ons' own batches, by add-on key; `batch_of(addon)` reads them.
+        batch: batch of the training set.
+        extra: batches that add-ons supply (`AddOn.extra_batches`), by add-on key.
         trained: the parameters that this step trains, by name.
     """
 
@@ -91,15 +92,15 @@ class Step:
         self._outputs: dict[str, Output] = {}
 
     def output(self, addon: Component | None = None) -> Output:
-        """Return this step's outputs of the network for the real batch, or for the batch of `addon`."""
+        """Return the network's outputs for the batch of the training set, or for the batch that `addon` supplies."""
         return self._outputs["" if addon is None else addon.key]
 
     def has_batch(self, addon: Component) -> bool:
-        """Return whether `addon` has a batch of its own in this step (see `AddOn.extra_batches`)."""
+        """Return whether `addon` supplies a batch of its own in this step (see `AddOn.extra_batches`)."""
         return addon.key in self.extra
 
     def batch_of(self, addon: Component) -> Batch:
-        """Return the batch of `addon` in this step (see `AddOn.extra_batches`)."""
+        """Return the batch that `addon` supplies in this step (see `AddOn.extra_batches`)."""
         return self.extra[addon.key]
 
     def _forward(self) -> None:
@@ -116,7 +117,10 @@ class Step:
                 self._outputs[key] = run(batch.images)
 
     def loss(self) -> Tensor:
-        """Run a forward pass; return `local.weight` times the objective of the real batch, plus all add-ons' terms."""
+        """Run a forward pass and return the loss, a scalar tensor.
+
+        The loss is `local.weight` times the objective on the batch of the training set, plus the terms of all add-ons.
+        """
         self._forward()
         return self._sum(self._objective(), self.local.terms)
 
@@ -124,7 +128,7 @@ class Step:
     def example_loss(cls, local: Local, batch: Batch, trained: Mapping[str, nn.Parameter]) -> Tensor:
         """Run a new forward pass, and return the mean loss of the examples in a batch. `DPSGD` uses this loss.
 
-        The loss consists of the objective and the terms of the add-ons whose `data_access` is "example".
+        The loss is `local.weight` times the objective, plus the terms of the add-ons whose `data_access` is "example".
 
         Args:
             local: training to which the step belongs.
@@ -136,7 +140,11 @@ class Step:
         return step._sum(step._objective(), [a for a in local.terms if a.data_access == "example"])
 
     def public_gradient(self) -> Tensors:
-        """Return the gradient of the terms with `data_access` "none", by parameter name; empty without such terms."""
+        """Return the gradient of the loss terms that read no private data (`AddOn.data_access` is "none"), by parameter
+        name.
+
+        Parameters on which these terms do not depend are missing.
+        """
         total = self._sum(torch.zeros(()), [a for a in self.local.terms if a.data_access == "none"])
         if not total.requires_grad:
             return {}
@@ -145,7 +153,10 @@ class Step:
         return {n: g for n, g in zip(names, grads) if g is not None}
 
     def gradient(self) -> Tensors:
-        """Return the gradient of `loss` at the current weights, by parameter name. It is zero for unused parameters."""
+        """Return the gradient of the loss at the current weights, by name of the parameters in `trained`.
+
+        It is zero for a parameter on which the loss does not depend.
+        """
         names, params = list(self.trained), list(self.trained.values())
         grads = torch.autograd.grad(self.loss(), params, allow_unused=True)
         return {n: torch.zeros_like(p) if g is None else g for n, p, g in zip(names, params, grads)}
@@ -165,7 +176,7 @@ class Step:
 
 @contextmanager
 def restored(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Restore the values of tensors in place at the end of the `with` block, bit by bit.
+    """Return a context manager that restores the values of tensors at the end of its `with` block, bit by bit.
 
     Args:
         tensors: parameters or buffers that the block changes in place.

@@ -291,7 +291,7 @@ def test_addon_supports_multi_label_data_or_refuses_them(name: str) -> None:
     held = [h.train.replace(labels=labels) for h, labels in zip(federation(), one_hot)]
     how: dict[str, Any] = {"rounds": 2, "task": MultiLabel(3), "server_data": {"test": held[0]}, "progress": False}
     if addon(name).single_label:
-        with pytest.raises(ValueError, match=f"{name} needs one class an image"):
+        with pytest.raises(ValueError, match=f"{name} needs exactly one class per image"):
             simulate(plain(addon(name)), held, **how)
     else:
         run = simulate(plain(addon(name)), held, **how)

@@ -108,7 +108,7 @@ def test_real_images_train_the_same_server(weights: Any) -> None:
 @pytest.mark.parametrize("kind", [FedDM, Real])
 def test_multi_label_data_are_refused_before_any_client_trains(kind: type[FedDM]) -> None:
     held = [with_label_rows(data) for data in federation()[:2]]
-    with pytest.raises(ValueError, match=rf"{kind.__name__} needs one class an image, which MultiLabel\(num"):
+    with pytest.raises(ValueError, match=rf"{kind.__name__} needs exactly one class per image, which MultiLabel\(num"):
         simulate(kind(factory=Tiny), held, task=MultiLabel(3), rounds=1, progress=False)
 
 

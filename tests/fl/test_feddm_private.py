@@ -513,7 +513,7 @@ def test_unsupported_networks_and_data_are_refused_at_the_start() -> None:
         play(factory=lambda n: Mixing(n).double())
     with pytest.raises(ValueError, match="sizes must be 3 numbers"):
         play(sizes=[1.0, 2.0], sigma_sizes=None)
-    with pytest.raises(ValueError, match="needs one class an image"):
+    with pytest.raises(ValueError, match="needs exactly one class per image"):
         simulate(method(), [with_label_rows(c) for c in clients()], rounds=1, task=MultiLabel(3), progress=False)
 
 

@@ -348,7 +348,7 @@ def test_refusals() -> None:
     assert FedLGD(factory=Tiny, anchors_lr=30.0).addons[0] == Anchors(lr=30.0)
     assert FedLGD(factory=Tiny, regulariser="mmd").addons[0] == Anchors(regulariser="mmd")
     rows = [LabeledImages(c.images, F.one_hot(c.labels, 3).float()) for c in federation()]
-    with pytest.raises(ValueError, match="Anchors needs one class an image"):
+    with pytest.raises(ValueError, match="Anchors needs exactly one class per image"):
         simulate(FedLGD(factory=Tiny), rows, task=MultiLabel(3), rounds=1, progress=False)
 
 

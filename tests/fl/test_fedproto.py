@@ -142,7 +142,7 @@ def test_refusals() -> None:
     networks: dict[str, Any] = {"a": Tiny, "b": lambda k: nn.Sequential(nn.Flatten(), nn.Linear(16, k))}
     with pytest.raises(ValueError, match="one size to share prototypes"):
         start(FedProto(factory=networks, assign=lambda k: "a"))
-    with pytest.raises(ValueError, match="one class an image"):
+    with pytest.raises(ValueError, match="exactly one class per image"):
         start(FedProto(factory=Tiny), task=MultiLabel(3))
 
 

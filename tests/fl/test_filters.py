@@ -237,7 +237,7 @@ def test_invalid_chains_are_refused() -> None:
         Filtered(method(), SCAFFOLD())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"one or more filters, got the class Scale: Scale\(...\)"):
         Filtered(method(), Scale)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"Scale is part of a method and none by itself: give Filtered\(FedAvg"):
+    with pytest.raises(TypeError, match=r"Scale is a part of a method, not a method: pass Filtered\(FedAvg"):
         Filtered(Scale())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Scale is given twice"):
         Filtered(method(), Scale(), Shift(), Scale(3.0))

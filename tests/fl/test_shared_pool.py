@@ -122,6 +122,6 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match="both fill the slot 'refine'"):
         FedAvg(SharedPool(PICTURES, **SMALL), FedDF(), factory=Tiny)
     rows = [c.replace(labels=F.one_hot(c.labels, 3).float()) for c in federation()]
-    with pytest.raises(ValueError, match="SharedPool needs one class an image"):
+    with pytest.raises(ValueError, match="SharedPool needs exactly one class per image"):
         play(SharedPool(PICTURES, **SMALL), simulation={"task": MultiLabel(3), "clients": rows})
     assert repr(SharedPool(PICTURES, **SMALL)) != repr(SharedPool(255 - PICTURES, **SMALL))

@@ -123,19 +123,19 @@ def test_private_methods_without_noise_warn(make: Any) -> None:
         (FedAvg, r"got the class FedAvg: FedAvg\(\.\.\.\)"),
         (
             FedProx(0.1),
-            r"^FedProx is part of a method and none by itself: give FedAvg\(FedProx\(mu=0.1\), factory=\.\.\.\)$",
+            r"^FedProx is a part of a method, not a method: pass FedAvg\(FedProx\(mu=0.1\), factory=\.\.\.\)$",
         ),
-        (FedProx(), r"give FedAvg\(FedProx\(\), factory=\.\.\.\)$"),
-        (FedProx, r"^FedProx is part of a method .* give FedAvg\(FedProx\(\.\.\.\), factory=\.\.\.\)$"),
+        (FedProx(), r"pass FedAvg\(FedProx\(\), factory=\.\.\.\)$"),
+        (FedProx, r"^FedProx is a part of a method.* pass FedAvg\(FedProx\(\.\.\.\), factory=\.\.\.\)$"),
         (
             SharedImage(torch.rand(1, 9, 9), keep=2, count=3, clip=None),
-            r"give FedAvg\(SharedImage\(keep=2, clip=None, image=\.\.\., count=3\), factory=\.\.\.\)$",
+            r"pass FedAvg\(SharedImage\(keep=2, clip=None, image=\.\.\., count=3\), factory=\.\.\.\)$",
         ),
-        (AddOn(), r"give FedAvg\(AddOn\(\.\.\.\), factory=\.\.\.\)$"),
+        (AddOn(), r"pass FedAvg\(AddOn\(\.\.\.\), factory=\.\.\.\)$"),
         (
             ClientDP(1.0, 0.5, 2.0),
-            r"^ClientDP is part of a method and none by itself: "
-            r"give Filtered\(FedAvg\(factory=\.\.\.\), ClientDP\(sigma=1.0, rate=0.5, clip=2.0\)\)$",
+            r"^ClientDP is a part of a method, not a method: "
+            r"pass Filtered\(FedAvg\(factory=\.\.\.\), ClientDP\(sigma=1.0, rate=0.5, clip=2.0\)\)$",
         ),
         (Tiny, r"got the class Tiny"),
         (Tiny(3), "method must be a federated method.*got Tiny"),

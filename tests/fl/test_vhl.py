@@ -360,5 +360,5 @@ def test_refusals() -> None:
         run_method(VHL(), clients=[wide], factory=lambda k: nn.Sequential(nn.Flatten(), nn.Linear(6, k)))
     rows = [LabeledImages(c.images, F.one_hot(c.labels, 3).float()) for c in federation()]
     for addon in (VHL(), VFA(), VFTL()):
-        with pytest.raises(ValueError, match=f"{addon.name} needs one class an image"):
+        with pytest.raises(ValueError, match=f"{addon.name} needs exactly one class per image"):
             simulate(FedAvg(addon, factory=Tiny), rows, task=MultiLabel(3), rounds=1, progress=False)
