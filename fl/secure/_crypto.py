@@ -1,7 +1,8 @@
-"""Cryptographic primitives of secure sums. They use the `cryptography` library, which is imported on first use.
+"""Cryptographic primitives of secure sums: signatures, key agreement, encrypted messages ("boxes"), and random masks.
 
-Keys and seeds have 32 bytes. The input of every key derivation and every signature begins with a label that names the
-purpose, so a value made for one purpose is useless for another.
+They use the `cryptography` library, which is imported on first use. Keys and seeds have 32 bytes. The input of every
+key derivation and every signature begins with a label for its purpose, so a value made for one purpose is useless for
+another.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _WORDS = 1 << 17
 
 
 class MissingCryptography(ImportError):
-    """The `cryptography` library is not installed; the message says how to install it."""
+    """Error: the `cryptography` library is not installed. The message says how to install it."""
 
 
 class AuthenticationError(ValueError):
-    """A key, box or signature was not made by the client that is named as its sender."""
+    """Error: a public key, encrypted message or signature does not come from the client that is given as its sender."""
 
 
 def require_cryptography() -> None:
@@ -48,9 +49,13 @@ def require_cryptography() -> None:
 
 
 def digest(label: str, *parts: bytes) -> bytes:
-    """Return the SHA-256 hash of a label and parts. The length of each part is hashed, too.
+    """Return the SHA-256 hash of several byte strings, together with a label for the purpose of the hash.
 
-    Different lists of parts therefore never give the same input of the hash.
+    The length of each string is hashed, too, so different lists of strings never give the same input of the hash.
+
+    Args:
+        label: text for the purpose, such as "keys" or "sum".
+        parts: the byte strings.
     """
     from cryptography.hazmat.primitives.hashes import SHA256, Hash
 
@@ -71,14 +76,14 @@ def _derive_key(shared: bytes, label: str, *context: bytes) -> bytes:
 
 
 def new_signing_key() -> bytes:
-    """Draw a private signing key from the operating system's generator."""
+    """Draw and return a private key for signatures (Ed25519), from the operating system's random generator."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     return Ed25519PrivateKey.generate().private_bytes_raw()
 
 
 def signing_public_key(private: bytes) -> bytes:
-    """Return the public key of a `private` signing key."""
+    """Return the public key that belongs to the `private` key of a signer (Ed25519)."""
     return _load_signing_key(private).public_key().public_bytes_raw()
 
 
@@ -89,12 +94,12 @@ def _load_signing_key(private: bytes) -> Any:
 
 
 def sign(private: bytes, statement: bytes) -> bytes:
-    """Sign a `statement` with a `private` key; the signature has 64 bytes."""
+    """Return the signature (Ed25519, 64 bytes) of the bytes `statement` with the signer's `private` key."""
     return _load_signing_key(private).sign(statement)
 
 
 def verify(public: bytes, signature: bytes, statement: bytes) -> bool:
-    """Return whether a signature is valid.
+    """Return whether an Ed25519 signature of a statement is valid.
 
     Args:
         public: public key of the signer.
@@ -115,7 +120,11 @@ def verify(public: bytes, signature: bytes, statement: bytes) -> bool:
 
 
 def new_agreement_keys() -> tuple[bytes, bytes]:
-    """Draw a key for key agreement from the operating system's generator; return the private and the public key."""
+    """Draw a pair of keys for key agreement (X25519) from the operating system's random generator.
+
+    Returns:
+        The private key, and the public key.
+    """
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     key = X25519PrivateKey.generate()
@@ -123,7 +132,7 @@ def new_agreement_keys() -> tuple[bytes, bytes]:
 
 
 def agreement_public_key(private: bytes) -> bytes:
-    """Return the public key of a `private` key for key agreement."""
+    """Return the public key that belongs to a `private` key for key agreement (X25519)."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
@@ -139,12 +148,14 @@ def _agree(private: bytes, public: bytes) -> bytes:
 
 
 def derive_mask_key(private: bytes, public: bytes, transcript: bytes) -> bytes:
-    """Derive the key of the mask that two clients share; both clients derive the same key.
+    """Derive the seed of the mask that one client of a pair adds, and the other client subtracts.
+
+    Both clients derive the same seed, from their own private key and the other client's public key.
 
     Args:
-        private: private key of one client.
-        public: public key of the other client.
-        transcript: digest of the participants and their keys, see `RoundContext.transcript`.
+        private: X25519 private key of one client.
+        public: X25519 public key of the other client.
+        transcript: digest of the participants of the round and their keys, see `RoundContext.transcript`.
     """
     return _derive_key(_agree(private, public), "mask", transcript)
 
@@ -159,7 +170,7 @@ def _box_cipher(private: bytes, public: bytes, context: bytes) -> Any:
 
 
 def seal_box(private: bytes, public: bytes, content: bytes, context: bytes) -> bytes:
-    """Encrypt and authenticate a message from one client to another.
+    """Encrypt and authenticate a message from one client to another, and return it as a "box".
 
     Never encrypt two messages with the same pair of keys and the same `context`.
 
@@ -167,7 +178,8 @@ def seal_box(private: bytes, public: bytes, content: bytes, context: bytes) -> b
         private: the sender's private key.
         public: the receiver's public key.
         content: plaintext of the message.
-        context: encoding of the sender, the receiver and the round; `open_box` needs the same value.
+        context: bytes that identify the sender, the receiver and the round; see `RoundContext.box_context`. `open_box`
+            needs the same value.
     """
     return _box_cipher(private, public, context).encrypt(bytes(12), content, context)
 
@@ -179,7 +191,7 @@ def open_box(private: bytes, public: bytes, box: bytes, context: bytes) -> bytes
         private: the receiver's private key.
         public: the sender's public key.
         box: the ciphertext.
-        context: the `context` with which the box was sealed.
+        context: bytes that identify the sender, the receiver and the round; the same value as for `seal_box`.
 
     Raises:
         AuthenticationError: the box was changed, or comes from another client or round.
@@ -196,12 +208,12 @@ def open_box(private: bytes, public: bytes, box: bytes, context: bytes) -> bytes
 
 
 def add_mask(total: Tensor, seed: bytes, sign: int) -> None:
-    """Add the mask of a seed to a vector, or subtract it, in place and mod 2^64.
+    """Generate a pseudorandom mask from a seed, and add it to a vector or subtract it, in place and mod 2^64.
 
     Args:
         total: the vector, int64 [length], on the CPU.
-        seed: seed of the mask, 32 bytes. Use a seed for only one mask.
-        sign: 1 to add, -1 to subtract.
+        seed: seed of the mask, 32 bytes. Use each seed for only one mask.
+        sign: 1 to add the mask, -1 to subtract it.
     """
     from cryptography.hazmat.primitives.ciphers import Cipher
     from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20

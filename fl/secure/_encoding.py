@@ -1,9 +1,9 @@
 """Encoding of replies as integer vectors that are summed mod 2^64, and decoding of the sum into aggregated replies.
 
-The encoding is fixed-point with public units. Let B be the maximum of an entry, and W the maximum of its weight. A
-value v with weight w becomes the integer nearest to 2^bits w v / (W B). With N clients, the sum is at most N 2^bits.
-This must be below 2^63, so that the sum cannot overflow. The error of the sum is at most half a unit per client, which
-is W B / 2^(bits + 1). Integers are added without scaling.
+The encoding is fixed-point. Let B be the public maximum of an entry's absolute value, and W the public maximum of its
+weight. A value v with weight w becomes the integer nearest to 2^bits w v / (W B). The sum over N clients is at most
+N 2^bits, which must be below 2^63, so that the sum cannot overflow. Rounding changes the decoded sum by at most
+W B / 2^(bits + 1) for each client. Entries of integers are added without scaling.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _INT64_LIMIT = 2**63
 
 
 class BoundExceeded(ValueError):
-    """A client's value exceeds the public maximum of its entry, so the client sends no reply.
+    """Error: a value in a client's reply exceeds the public maximum of its entry, so the client sends no reply.
 
-    The message names the entry, but not the value.
+    The message names the entry. It does not contain the value, which is secret.
     """
 
 
 @dataclass(frozen=True)
 class EntryLayout:
-    """Encoding of one entry of a reply.
+    """Description of one entry of a reply, from which clients and server know its place in the encoded vector.
 
     Attributes:
         key: key of the entry.
-        form: "number", "tensor" or "group".
+        form: "number", "tensor", or "group" (a dictionary of tensors).
         rule: aggregation rule of the entry: "sum" or "mean".
-        by: key of the entry that holds the weights; "" if the entry has no weights.
-        over: public denominator of a mean, if any.
-        most: B, the largest absolute value allowed in the entry.
-        parts: name, shape and dtype of each tensor. The name is "" unless the form is "group", and the dtype is "" if
-            the form is "number".
+        by: key of the entry that contains the weights of the mean; "" if there are no weights.
+        over: public number by which a sum is divided to give the mean; None if there is none.
+        most: B, the largest absolute value that the entry may contain.
+        parts: name, shape and dtype of each tensor in the entry. The name is "" unless the form is "group", and the
+            dtype is "" if the form is "number".
     """
 
     key: str
@@ -60,17 +60,17 @@ class EntryLayout:
 
     @property
     def is_integer(self) -> bool:
-        """Whether the entry holds integers, which are added without scaling."""
+        """Whether the entry contains integers, which are added without scaling."""
         return all(dtype.startswith(("int", "uint")) for _, _, dtype in self.parts) and bool(self.parts)
 
 
 @dataclass(frozen=True)
 class ReplyLayout:
-    """Layout of a reply as one integer vector.
+    """Description of a reply as one integer vector, which clients use to encode and the server uses to decode.
 
     Args:
         entries: layouts of the entries, in the order of their keys.
-        bits: number of bits of the precision; see the module's docstring.
+        bits: precision: the largest allowed value of an entry is encoded as 2^bits.
         clients: N, the largest number of clients in a sum.
 
     Raises:
@@ -95,18 +95,19 @@ class ReplyLayout:
     def from_schema(
         cls, schema: Schema, entries: Mapping[str, Entry[Any]], bounds: Mapping[str, float], bits: int, clients: int
     ) -> ReplyLayout:
-        """Return the layout of the replies that a schema describes.
+        """Return the layout of replies with a given schema.
 
         Args:
-            schema: entries of a reply.
+            schema: specification of each entry in a reply, by key.
             entries: the method's declared entries, by key.
-            bounds: maxima by entry key. They override the maxima that the entries and the schema state.
-            bits: number of bits of the precision; see the module's docstring.
+            bounds: largest allowed absolute value of an entry, by key. These values replace the maxima in the
+                declarations and in the schema.
+            bits: precision: the largest allowed value of an entry is encoded as 2^bits.
             clients: N, the largest number of clients in a sum.
 
         Raises:
             PrivacyError: an entry is not aggregated by a sum or mean, or has no fixed shape.
-            ValueError: an entry has no public maximum, or `bounds` names an entry that replies do not contain.
+            ValueError: an entry has no public maximum, or `bounds` has the key of an entry that is not in the replies.
         """
         unknown = sorted(set(bounds) - set(schema))
         if unknown:
@@ -123,14 +124,14 @@ class ReplyLayout:
         return sum(math.prod(shape) for entry in self.entries for _, shape, _ in entry.parts)
 
     def to_json(self) -> str:
-        """Return the layout as JSON."""
+        """Return the layout as JSON text, which is sent to the clients."""
         return json.dumps(
             {"lines": [asdict(entry) for entry in self.entries], "bits": self.bits, "clients": self.clients}
         )
 
     @classmethod
     def from_json(cls, text: str) -> ReplyLayout:
-        """Return the layout that `to_json` encoded as `text`."""
+        """Return the layout from the JSON `text` that `to_json` returned."""
         found = json.loads(text)
         entries = [
             EntryLayout(
@@ -141,10 +142,12 @@ class ReplyLayout:
         return cls(tuple(entries), found["bits"], found["clients"])
 
     def unit(self, entry: EntryLayout) -> float:
-        """Return the value that the integer 1 represents in the encoding of an entry.
+        """Return the value that is encoded as the integer 1: W B / 2^bits, or 1 for an entry of integers.
+
+        Here B is the largest allowed value of the entry, and W the largest allowed weight (1 without weights).
 
         Args:
-            entry: an entry of this layout.
+            entry: layout of the entry, an item of `entries`.
         """
         if entry.is_integer:
             return 1.0
@@ -152,15 +155,19 @@ class ReplyLayout:
         return weight * entry.most / 2.0**self.bits
 
     def select(self, keys: Collection[str]) -> ReplyLayout:
-        """Return the layout of replies that contain only some of the entries, as in a round without weights.
+        """Return the layout of replies that contain only some of the entries.
 
         Args:
-            keys: keys of the entries.
+            keys: keys of the entries in the replies.
         """
         return replace(self, entries=tuple(entry for entry in self.entries if entry.key in keys))
 
     def matches(self, schema: Schema) -> bool:
-        """Return whether replies of this `schema` have this layout. They may lack some of the layout's entries."""
+        """Return whether this layout describes replies with a given schema. The replies may lack some of its entries.
+
+        Args:
+            schema: specification of each entry in a reply, by key.
+        """
         forms = {entry.key: (entry.form, entry.parts) for entry in self.entries}
         wanted = {key: (_form(like.value), tuple(_value_parts(like.value))) for key, like in schema.items()}
         return all(forms.get(key) == form for key, form in wanted.items())
@@ -207,12 +214,12 @@ class ReplyLayout:
     # On the server.
 
     def decode(self, total: Tensor, clients: list[int], expected: Schema) -> AggregatedReplies:
-        """Decode a sum of encoded replies as aggregated replies.
+        """Decode the sum of encoded replies, and return the sums and means of all entries.
 
         Args:
-            total: sum of the vectors, int64 [length].
+            total: sum of the vectors that `encode` returned on the clients, int64 [length].
             clients: indices of the clients in the sum.
-            expected: schema of one reply.
+            expected: schema of one client's reply.
         """
         sums: dict[str, dict[str, Tensor]] = {}
         entries, start = self.select(expected).entries, 0
@@ -254,13 +261,13 @@ def _broadcast_weight(weight: Tensor, value: Tensor) -> Tensor:
 
 
 def _entry_layout(entry: Entry[Any], like: EntrySpec, given: float | None, is_weight: bool) -> EntryLayout:
-    """Return the layout of one entry.
+    """Return the layout of one entry, after checking that it can be summed.
 
     Args:
-        entry: the method's declared entry.
-        like: the entry in the schema of a reply.
-        given: maximum that the user gave; None to use the maximum of the entry or of the schema.
-        is_weight: whether the entry holds weights of another entry.
+        entry: the method's declaration of the entry.
+        like: specification of the entry in the schema of a reply.
+        given: largest allowed absolute value from the user; None to use the maximum in the declaration or the schema.
+        is_weight: whether the entry contains the weights of another entry.
 
     Raises:
         PrivacyError: the entry is not aggregated by a sum or mean, or has no fixed shape.

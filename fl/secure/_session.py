@@ -1,7 +1,7 @@
-"""Client side of a secure sum: five steps, which a client takes in order and only once in each round.
+"""Client side of a secure sum, which consists of five steps. A client takes each step once in a round, in order.
 
-The secrets of a round survive a restart of the client. The checks protect the client against a server that deviates
-from the protocol. A client sends only the results of these steps.
+The checks in each step protect the client against a server that deviates from the protocol. A client sends only the
+results of the steps. Its secrets are kept on disk until the last step, so the client may be restarted between steps.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ __all__ = ["BOX_BYTES", "SHARE_BYTES", "ClientSession", "ProtocolError"]
 SHARE_BYTES = KEY_BYTES + 1
 """Size of a share in bytes. A share is a number of a field that is slightly larger than 256 bits."""
 BOX_BYTES = 2 * SHARE_BYTES + BOX_OVERHEAD
-"""Size in bytes of a sealed box, which holds one share of the mask key and one share of the seed."""
+"""Size in bytes of an encrypted message ("box"), which contains one share of the mask key and one of the seed."""
 
 
 class ProtocolError(ValueError):
-    """A request violates the protocol. The client does not reply, because a reply could reveal its values."""
+    """Error: a request of the server violates the protocol. The client does not reply, to protect its secret values."""
 
 
 @dataclass(frozen=True)
 class ClientSession:
-    """One client's part in one sum.
+    """The five steps of one client in one secure sum; the module `fl.secure.sums` describes the protocol.
 
     Attributes:
-        keyring: the client's secrets.
-        registry: the clients' public keys.
-        context: identity of the sum.
+        keyring: folder of the client's secrets.
+        registry: public keys of all clients.
+        context: run, round and threshold of the sum, to which all signatures are bound.
         client: index of the client.
     """
 
@@ -47,7 +47,12 @@ class ClientSession:
     client: int
 
     def announce_keys(self) -> bytes:
-        """Step 1: draw and sign this round's keys. If an earlier sum is unfinished, abandon it.
+        """Step 1: draw the keys and the mask seed for this round, and sign the public keys.
+
+        The secrets of an earlier, unfinished sum are deleted.
+
+        Returns:
+            The bytes of the client's `KeyBundle`.
 
         Raises:
             ProtocolError: the client's public key in the registry does not belong to the key in the keyring.
@@ -63,13 +68,16 @@ class ClientSession:
         return bundle.raw
 
     def share_secrets(self, bundles: Mapping[int, KeyBundle]) -> list[bytes]:
-        """Step 2: check all bundles, split this client's mask key and seed, and seal the shares for the other clients.
+        """Step 2: split this client's mask key and seed into shares, and encrypt shares of both for each other client.
+
+        Before that, the announced keys of all participants are checked.
 
         Args:
-            bundles: key bundles of all participants, by client.
+            bundles: announced keys of all participants, by client index.
 
         Returns:
-            A box for each client, in the order of the client indices. The box for this client itself is empty.
+            A box (encrypted message) for each participant, in the order of the client indices. The box for this client
+            itself is empty.
 
         Raises:
             ProtocolError: the threshold is not more than half of the participants, or exceeds their number; this
@@ -105,15 +113,20 @@ class ClientSession:
         return boxes
 
     def mask_vector(self, vector: Tensor, boxes: Mapping[int, bytes]) -> Tensor:
-        """Step 3: open the other clients' boxes, and mask the vector.
+        """Step 3: add all masks of this client to its encoded reply.
+
+        The client also decrypts and stores the shares that the other clients sent to it.
 
         Args:
             vector: the encoded reply, int64 [length], on the CPU.
-            boxes: sealed boxes by sender; a box from this client itself is ignored.
+            boxes: encrypted messages with shares, by the sender's client index; one from this client itself is ignored.
+
+        Returns:
+            The masked vector, int64 [length].
 
         Raises:
-            ProtocolError: there are fewer senders than the threshold, or a sender does not take part.
-            AuthenticationError: a box was not sealed by its alleged sender.
+            ProtocolError: there are fewer senders than the threshold, or a sender does not take part in the round.
+            AuthenticationError: a message was not encrypted by its alleged sender.
         """
         session = self._load("shares")
         bundles = {int(client): KeyBundle(bytes.fromhex(raw)) for client, raw in session["bundles"].items()}
@@ -136,10 +149,10 @@ class ClientSession:
         return total
 
     def sign_survivors(self, survivors: Sequence[int]) -> bytes:
-        """Step 4: sign the set of clients in the sum. A client signs only one set per round.
+        """Step 4: return a signature of the set of clients in the sum. A client signs only one set per round.
 
         Args:
-            survivors: clients whose masked vectors have arrived, in ascending order.
+            survivors: indices of the clients whose masked vectors the server has received, in ascending order.
 
         Raises:
             ProtocolError: there are fewer survivors than the threshold, or a survivor did not share its secrets.
@@ -150,13 +163,14 @@ class ClientSession:
         return _crypto.sign(self.keyring.signing_key(self.client), self._sum_digest(session, survivors))
 
     def disclose_shares(self, signatures: Mapping[int, bytes]) -> list[bytes]:
-        """Step 5: once enough clients have signed the same sum, delete the session and disclose the shares.
+        """Step 5: check that enough clients have signed the same sum, and disclose shares of the clients' secrets.
 
-        For each client in the sum, the disclosed share is that of the client's seed. For each client that dropped out,
-        it is the share of the client's mask key. The shares of both are never disclosed for the same client.
+        For each client in the sum, this client discloses its share of that client's mask seed. For each client that
+        dropped out, it discloses its share of that client's mask key. It never discloses both shares for the same
+        client. This client's secrets of the round are deleted before the shares are returned.
 
         Args:
-            signatures: signatures of the sum, by client.
+            signatures: signatures of the set of clients in the sum, by the signer's client index.
 
         Returns:
             A share for each client that shared its secrets, in the order of the client indices.
@@ -187,16 +201,16 @@ class ClientSession:
     def _check_clients(
         self, clients: Mapping[int, Any] | Sequence[int], allowed: Mapping[int, Any] | Sequence[int], what: str
     ) -> None:
-        """Refuse a set of clients that is smaller than the threshold, or that the server cannot honestly send.
+        """Check a set of clients that the server sent with a request.
 
         Args:
-            clients: set of clients that the server sent.
-            allowed: clients that can be in the set.
-            what: text for error messages that says what the clients in the set did.
+            clients: indices of the clients in the set (the keys, if it is a mapping).
+            allowed: indices of the clients that may be in the set.
+            what: text for error messages that says what the clients in the set did, such as "has signed".
 
         Raises:
-            ProtocolError: the set has fewer clients than the threshold, a client is not in `allowed` or is repeated, or
-                this client is missing. For signatures, this client may be missing.
+            ProtocolError: the set has fewer clients than the threshold; a client is not in `allowed`, or is repeated;
+                or this client is missing (except in a set of signatures).
         """
         strange = sorted(set(clients) - set(allowed))
         if strange or len(set(clients)) < len(clients):
@@ -214,10 +228,13 @@ class ClientSession:
         self.keyring.save_session(self.client, {**values, **state})
 
     def _load(self, step: str) -> dict[str, Any]:
-        """Return the saved secrets.
+        """Read and return the secrets that the client saved in its last step.
+
+        Args:
+            step: name of the step that must have been the client's last one, in this round.
 
         Raises:
-            ProtocolError: the client's last step was not `step` of this round.
+            ProtocolError: the client's last step was another one, or was in another round or run.
         """
         session = self.keyring.load_session(self.client)
         found = "nothing" if session is None else f"{session['step']!r} of round {session['round']}"

@@ -67,7 +67,9 @@ def recover(shares: Mapping[int, int], *, prime: int = PRIME) -> int:
 
 
 def lagrange_coefficients(points: Sequence[int], *, prime: int = PRIME) -> list[int]:
-    """Return the coefficients of the shares in the sum that gives the secret: the Lagrange polynomials' values at 0.
+    """Return one coefficient for each share, such that the sum of coefficient times share is the secret.
+
+    The coefficients are the values of the Lagrange polynomials at 0.
 
     Args:
         points: distinct points of the available shares.

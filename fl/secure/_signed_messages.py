@@ -1,4 +1,4 @@
-"""Messages that clients sign, and the bundle of public keys that each client announces."""
+"""Statements that clients sign in a secure sum, and the bundle of public keys that each client announces."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ BUNDLE_BYTES = 3 * KEY_BYTES + SIGNATURE_BYTES
 
 
 def _encode(*values: int) -> bytes:
-    """Encode integers as 8 bytes each."""
+    """Return the concatenated encodings of integers, with 8 bytes for each integer."""
     return b"".join(value.to_bytes(8, "little", signed=True) for value in values)
 
 
 @dataclass(frozen=True)
 class RoundContext:
-    """Identity of one secure sum. Every key and signature is bound to this identity, and useless in another sum.
+    """Identity of one secure sum, from which the bytes to be signed are computed.
+
+    Because these bytes depend on the run and the round, a signature from one sum is invalid in another sum.
 
     Attributes:
         seed: seed of the run.
         number: index of the round.
-        threshold: smallest number of clients in the sum.
+        threshold: smallest allowed number of clients in the sum.
     """
 
     seed: int
@@ -34,75 +36,87 @@ class RoundContext:
     threshold: int
 
     def keys_digest(self, client: int, keys: bytes) -> bytes:
-        """Return the digest that a client signs with its announced keys.
+        """Return the digest that a client signs when it announces its public keys.
 
         Args:
             client: index of the client.
-            keys: bytes of the bundle without its signature.
+            keys: bytes of the client's `KeyBundle` without the signature.
         """
         return _crypto.digest("keys", _encode(self.seed % 2**62, self.number, self.threshold, client), keys)
 
     def transcript(self, bundles: Mapping[int, KeyBundle]) -> bytes:
-        """Return the digest of the participants and their keys, to which all later boxes and signatures are bound.
+        """Return a digest of the participants of the sum and their announced keys.
+
+        The digest is part of everything that clients later encrypt or sign. Clients that received different keys from
+        the server therefore cannot read each other's messages.
 
         Args:
-            bundles: announced key bundles, by client.
+            bundles: announced keys of all participants, by client index.
         """
         entries = [_encode(client) + bundles[client].raw for client in sorted(bundles)]
         return _crypto.digest("transcript", _encode(self.seed % 2**62, self.number, self.threshold), *entries)
 
     @staticmethod
     def sum_digest(transcript: bytes, partners: Sequence[int], survivors: Sequence[int]) -> bytes:
-        """Return the digest that a client signs before the masks are removed.
+        """Return the digest with which a client signs the set of clients in the sum, before the masks are removed.
 
         Args:
-            transcript: digest of the participants and their keys.
-            partners: clients whose masks are in the vectors, in ascending order.
-            survivors: clients whose vectors are in the sum, in ascending order.
+            transcript: digest of the participants and their keys, from `transcript`.
+            partners: indices of the clients with which pairwise masks were made, in ascending order.
+            survivors: indices of the clients whose masked vectors are in the sum, in ascending order.
         """
         return _crypto.digest("sum", transcript, _encode(*partners), _encode(*survivors))
 
     @staticmethod
     def box_context(transcript: bytes, sender: int, receiver: int) -> bytes:
-        """Return the bytes that bind a box to the `transcript`, the `sender` and the `receiver`."""
+        """Return the bytes that identify an encrypted message ("box") between two clients.
+
+        Args:
+            transcript: digest of the participants and their keys, from `transcript`.
+            sender: index of the client that encrypts the message.
+            receiver: index of the client that decrypts the message.
+        """
         return transcript + _encode(sender, receiver)
 
 
 @dataclass(frozen=True)
 class KeyBundle:
-    """Announcement of one client: public keys for boxes and masks, the digest of a mask seed, and a signature.
+    """Public keys that one client announces for a round, with its signature.
+
+    The bundle contains a public key for encrypted messages, a public key for pairwise masks, the digest of the seed of
+    the client's own mask, and the signature.
 
     Attributes:
-        raw: bytes of the bundle (160 bytes).
+        raw: the bundle as 160 bytes.
     """
 
     raw: bytes
 
     @property
     def agreement(self) -> bytes:
-        """Public key with which boxes for this client are sealed."""
+        """Public key with which other clients encrypt messages for this client."""
         return self.raw[:KEY_BYTES]
 
     @property
     def mask(self) -> bytes:
-        """Public key from which the masks shared with this client are derived."""
+        """Public key from which another client derives its pairwise mask with this client."""
         return self.raw[KEY_BYTES : 2 * KEY_BYTES]
 
     @property
     def commitment(self) -> bytes:
-        """Digest of the seed of the client's own mask, from which the server detects a false seed."""
+        """Digest of the seed of the client's own mask, with which the server checks the recovered seed."""
         return self.raw[2 * KEY_BYTES : 3 * KEY_BYTES]
 
     def verify(self, context: RoundContext, client: int, registry: Registry) -> None:
         """Check that a client signed this bundle for this round.
 
         Args:
-            context: identity of the sum.
-            client: index of the alleged sender.
-            registry: the clients' public keys.
+            context: run, round and threshold of the sum.
+            client: index of the client that the bundle claims to come from.
+            registry: public signing keys of all clients.
 
         Raises:
-            AuthenticationError: the client did not sign the bundle; the message names the client.
+            AuthenticationError: the client did not sign the bundle for this round, or is not in the registry.
         """
         keys, signature = self.raw[: 3 * KEY_BYTES], self.raw[3 * KEY_BYTES :]
         known = client in registry
@@ -116,14 +130,14 @@ class KeyBundle:
 def sign_bundle(
     context: RoundContext, client: int, signing_key: bytes, agreement: bytes, mask: bytes, seed: bytes
 ) -> KeyBundle:
-    """Return the signed bundle of a client.
+    """Sign a client's public keys for a round, and return them as a bundle.
 
     Args:
-        context: identity of the sum.
+        context: run, round and threshold of the sum.
         client: index of the client.
         signing_key: the client's private signing key.
-        agreement: the client's public key for boxes in this round.
-        mask: the client's public key for masks in this round.
+        agreement: the client's public key for encrypted messages in this round.
+        mask: the client's public key for pairwise masks in this round.
         seed: seed of the client's own mask; the bundle contains only its digest.
     """
     keys = agreement + mask + _crypto.digest("seed", seed)

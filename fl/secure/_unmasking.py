@@ -1,4 +1,4 @@
-"""Server side of a secure sum: removal of the masks, with the shares that the clients disclosed."""
+"""Server side of a secure sum: remove the masks from the sum, with the shares that the clients disclosed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ __all__ = ["Unmasking"]
 
 @dataclass(frozen=True)
 class Unmasking:
-    """Data from which the server removes the masks, once enough clients have disclosed their shares.
+    """Data with which the server removes the masks from a sum, once enough clients have disclosed their shares.
 
     Attributes:
-        bundles: announced key bundles, by client.
-        transcript: digest of the participants and their keys.
-        partners: clients whose masks are in the vectors, in ascending order.
-        survivors: clients whose vectors are in the sum.
-        shares: the shares that each client disclosed, by client: one share per partner, in the order of `partners`.
+        bundles: announced keys of all participants, by client index.
+        transcript: digest of the participants and their keys, see `RoundContext.transcript`.
+        partners: indices of the clients with which pairwise masks were made, in ascending order.
+        survivors: indices of the clients whose masked vectors are in the sum.
+        shares: shares that each client disclosed, by the index of that client: one share of each partner's secret, in
+            the order of `partners`.
     """
 
     bundles: Mapping[int, KeyBundle]
@@ -34,13 +35,17 @@ class Unmasking:
     shares: Mapping[int, Sequence[bytes]]
 
     def unmask(self, total: Tensor) -> None:
-        """Remove all masks from a sum, in place: the survivors' own masks, and masks shared with dropped clients.
+        """Remove all masks from the sum, in place.
+
+        These are each survivor's own mask, and the pairwise masks between survivors and clients that dropped out. The
+        pairwise masks between survivors cancel in the sum.
 
         Args:
             total: sum of the survivors' masked vectors, int64 [length], on the CPU.
 
         Raises:
-            NoUsableReply: a secret recovered from the shares does not match the key or digest of its announcement.
+            NoUsableReply: a secret recovered from the shares does not match the key or digest that its client
+                announced.
         """
         senders = sorted(self.shares)
         weights = _shamir.lagrange_coefficients([client + 1 for client in senders])

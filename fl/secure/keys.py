@@ -18,10 +18,10 @@ __all__ = ["Keyring", "Registry"]
 
 
 class Registry(Configurable):
-    """Registry of all clients' public keys. Clients and server must get it from the operator of the federation.
+    """Registry of all clients' public keys, with which clients verify each other's signatures.
 
-    The protocol is only as trustworthy as the registry: a server that could change the registry could impersonate
-    clients. Distribute it with each client's app and configuration, never through the server.
+    A server that can change the registry can impersonate clients. Therefore the operator of the federation must
+    distribute the registry with each client's app and configuration, and never through the server.
 
     Args:
         keys: public key (Ed25519) of each client, by client index. A key is a string of 64 hexadecimal digits, as
@@ -74,7 +74,7 @@ class Registry(Configurable):
         Path(path).write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
 
     def of(self, client: int) -> bytes:
-        """Return the public key of a `client`.
+        """Return the public signing key of the client with index `client`, 32 bytes.
 
         Raises:
             LookupError: the client is not in the registry.
@@ -108,10 +108,11 @@ class Registry(Configurable):
 class Keyring(Configurable):
     """Folder of a client's secrets: the signing key, and the secrets of the current round.
 
-    The folder has one subfolder per client: only one on a node, and all clients' in a simulation. The secrets of a
-    round are written before a reply is sent, and deleted before shares of other clients' secrets are sent. A server
-    therefore cannot repeat a request, not even after the client restarts. Unlike a client's memory, these secrets are
-    never rolled back. Files are readable only by their owner.
+    The folder has one subfolder for each client: a single one on a node, and one for every client in a simulation. The
+    secrets of a round are written to disk before the client replies to a request, and are deleted before it discloses
+    shares of other clients' secrets. Therefore a client never answers the same request twice, even after a restart.
+    Unlike other values that a client keeps between rounds, these secrets are not rolled back after a failed round. The
+    files can be read only by their owner.
 
     Args:
         folder: path of the folder, which is created when the first client enrolls.
@@ -126,7 +127,7 @@ class Keyring(Configurable):
         return f"Keyring({str(self.folder)!r})"
 
     def enroll(self, client: int) -> str:
-        """Return a client's public key as hexadecimal digits. If the client has no key, create one.
+        """Return a client's public signing key as hexadecimal digits. If the client has no key yet, create one.
 
         Args:
             client: index of the client.
@@ -147,7 +148,7 @@ class Keyring(Configurable):
         return Registry({number: self.enroll(number) for number in numbers})
 
     def signing_key(self, client: int) -> bytes:
-        """Return the private signing key of a `client`.
+        """Return the private signing key of the client with index `client`, 32 bytes.
 
         Raises:
             LookupError: the client has not enrolled in this folder.
@@ -160,7 +161,7 @@ class Keyring(Configurable):
         return path.read_bytes()
 
     def load_session(self, client: int) -> dict[str, Any] | None:
-        """Return the secrets of a `client` for the current round, or None if there are none."""
+        """Return the secrets of the current round for the client with index `client`, or None if there are none."""
         path = self._client_folder(client) / "session"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
@@ -174,7 +175,7 @@ class Keyring(Configurable):
         _write(self._client_folder(client) / "session", json.dumps(session).encode())
 
     def delete_session(self, client: int) -> None:
-        """Delete the secrets of a `client` for the current round. Their file is gone when this function returns."""
+        """Delete the secrets of the current round for the client with index `client`, including their file on disk."""
         path = self._client_folder(client) / "session"
         path.unlink(missing_ok=True)
         _fsync_folder(path.parent)
@@ -184,7 +185,10 @@ class Keyring(Configurable):
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a secret atomically to a file that only its owner can read. It is on disk when this function returns."""
+    """Write the bytes of a secret atomically to a file that only its owner can read.
+
+    The bytes are on disk when this function returns.
+    """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -62,10 +62,9 @@ class SecureSums(Filter):
     """Secure aggregation filter: the server sees sums over at least t clients (Bonawitz et al., CCS 2017).
 
     `Filtered(method, SecureSums(...))` wraps any method whose replies are aggregated by sums or weighted means. The
-    server receives the sum of weight times value, and the sum of the weights. Other entries are refused; the error
-    names the entry. Results with and without the filter differ only by the rounding to integers: at most
-    W B / 2^(bits + 1) for each client in the sum, where B is the entry's public maximum and W the public maximum of its
-    weight.
+    server receives the sum of weight times value, and the sum of the weights. A method with other aggregation rules is
+    refused. The filter changes a sum only by the rounding to integers: at most W B / 2^(bits + 1) for each client in
+    the sum, where B is the public maximum of the entry's absolute value and W the public maximum of its weight.
 
     **Guarantee.** Suppose that a server, honest or malicious, colludes with up to 2 t - n - 1 of a round's n clients.
     It learns the sum over at least t clients, and nothing else about the other clients' replies. **Not covered.** The
@@ -74,15 +73,16 @@ class SecureSums(Filter):
     have no images. `docs/components/secure_sums.md` has the full list.
 
     Args:
-        registry: the clients' public keys, from the operator of the federation and not from the server.
+        registry: public keys of all clients. Get it from the operator of the federation, not from the server.
         keyring: folder with the secrets of the node's client, or of all clients in a simulation. The server needs no
             keyring.
-        threshold: t, the smallest number of clients in a sum. If fewer clients remain, the run ends with
+        threshold: t, the smallest allowed number of clients in a sum. If fewer clients remain, the run ends with
             `NoUsableReply`. The threshold must be more than half of the participants of a round.
-        bounds: B, the largest allowed absolute value, by entry; needed for entries that declare no maximum
-            (`Entry.bound`, or a range in `expect`). The maxima are public, so do not derive them from the clients'
-            data. A client with a larger value sends no reply, and fails with an error that names the entry.
-        bits: number of bits of the encoding's precision. A sum over all clients of the registry must fit into 64 bits.
+        bounds: B, the largest allowed absolute value, by entry. You must give B for every entry that has no maximum in
+            its declaration (`Entry.bound`) or in the schema of replies (`expect`). The maxima are public, so do not
+            derive them from the clients' data. If a client's value is larger, the client fails and sends no reply.
+        bits: precision of the encoding: B is encoded as 2^bits. A sum over all clients of the registry must fit into 64
+            bits.
 
     Attributes:
         maxima: values of `bounds`, by the keys of the entries.
@@ -141,15 +141,17 @@ class SecureSums(Filter):
     # Setup, shared by both sides.
 
     def check(self, method: Method) -> None:
-        """Refuse a method that needs single replies; see `require_sums`."""
+        """Refuse a method that needs the replies of single clients; see `require_sums`."""
         require_sums(method)
 
     def start(self, server: Server, expected: Schema, entries: Mapping[str, Entry[Any]]) -> None:
-        """Set the layout of the replies. The clients receive it with their requests.
+        """Compute the layout of the encoded replies at the start of a run, and store it in the server's state.
+
+        The clients receive the layout with their training requests.
 
         Args:
             server: the server.
-            expected: schema of a reply.
+            expected: schema of one client's reply.
             entries: the method's declared entries, by key.
 
         Raises:
@@ -169,11 +171,11 @@ class SecureSums(Filter):
         return RoundContext(side.seed, side.round, self.threshold)
 
     def expect(self, server: Server, client: int, schema: Schema) -> None:
-        """Change the schema of a reply to a single integer vector.
+        """Replace the entries of a reply's schema by a single integer vector: the masked encoding of the reply.
 
         Args:
             server: the server.
-            client: index of the client.
+            client: index of the client that will reply.
             schema: schema of the method's reply, which is changed in place.
 
         Raises:
@@ -197,16 +199,32 @@ class SecureSums(Filter):
         return ClientSession(self.keyring, self.registry, self._context(client), client.id)
 
     def announce(self, client: Client, message: Message) -> Message:
-        """Step 1 of a `client`: draw this round's keys, and announce the public keys. The `message` is empty."""
+        """Step 1, on a client: draw this round's keys, and return the signed public keys. The `message` is empty."""
         return Message({self.bundles: _bytes([self._client_session(client).announce_keys()])})
 
     def deal(self, client: Client, message: Message) -> Message:
-        """Step 2 of a `client`: check all keys in the `message`, and seal shares of its secrets for other clients."""
+        """Step 2, on a client: return encrypted shares of the client's secrets, one box for each other client.
+
+        Args:
+            client: the client.
+            message: announced public keys of all participants, which are checked first.
+        """
         boxes = self._client_session(client).share_secrets(_bundles(message[self.clients], message[self.bundles]))
         return Message({self.boxes: _bytes([box.ljust(BOX_BYTES, b"\0") for box in boxes])[None]})
 
     def out(self, client: Client, message: Message, reply: Message) -> Message:
-        """Step 3 of a `client`: encode and mask the `reply`. Notes for the history are not sent."""
+        """Step 3, on a client: encode and mask the reply of the training.
+
+        The client's notes for the history are deleted, so that they are not sent.
+
+        Args:
+            client: the client.
+            message: layout of the encoded reply, and the encrypted shares from the other clients.
+            reply: the method's reply.
+
+        Returns:
+            The masked vector.
+        """
         client.notes.clear()
         session = self._client_session(client)
         vector = ReplyLayout.from_json(message[self.layout]).encode(reply)
@@ -214,19 +232,35 @@ class SecureSums(Filter):
         return Message({self.masked: session.mask_vector(vector, boxes)})
 
     def assent(self, client: Client, message: Message) -> Message:
-        """Step 4 of a `client`: sign the set of clients in the sum, which the `message` names."""
+        """Step 4, on a client: return a signature of the set of clients in the sum.
+
+        Args:
+            client: the client.
+            message: indices of the clients in the sum.
+        """
         signature = self._client_session(client).sign_survivors(message[self.survivors].tolist())
         return Message({self.signatures: _bytes([signature])})
 
     def disclose(self, client: Client, message: Message) -> Message:
-        """Step 5 of a `client`: check the signatures in the `message`, and disclose shares for unmasking the sum."""
+        """Step 5, on a client: return the shares with which the server removes the masks from the sum.
+
+        Args:
+            client: the client.
+            message: signatures of the set of clients in the sum, which are checked first.
+        """
         signatures = dict(zip(message[self.signers].tolist(), _rows(message[self.signatures])))
         return Message({self.shares: _bytes(self._client_session(client).disclose_shares(signatures))[None]})
 
     # Server side, in the order of a round.
 
     def send(self, server: Server, client: int, message: Message) -> None:
-        """Add the layout of the replies and the boxes for this `client` to the training request (`message`)."""
+        """Add the layout of the encoded reply, and the encrypted shares for a client, to its training request.
+
+        Args:
+            server: the server.
+            client: index of the client.
+            message: the request, which is changed in place.
+        """
         if self.partners in server.state and self.survivors not in server.state:
             index = server.state[self.clients].tolist().index(client)
             message[self.layout] = server.state[self.layout]
@@ -234,7 +268,13 @@ class SecureSums(Filter):
             message[self.boxes] = server.state[self.boxes][:, index].clone()
 
     def send_exchange(self, server: Server, verb: str, client: int) -> Message:
-        """Return the request of a step (`verb`) other than the training."""
+        """Return the request to a client in one of the four steps other than training.
+
+        Args:
+            server: the server.
+            verb: name of the step: "announce", "deal", "assent" or "disclose".
+            client: index of the client.
+        """
         entries: tuple[Entry[Any], ...] = {
             "announce": (),
             "deal": (self.clients, self.bundles),
@@ -244,7 +284,13 @@ class SecureSums(Filter):
         return Message({entry: server.state[entry] for entry in entries})
 
     def expect_exchange(self, server: Server, verb: str, client: int) -> Schema:
-        """Return the schema of the reply to a step (`verb`): bytes of a fixed length."""
+        """Return the schema of a client's reply in one of the four steps other than training: bytes of a fixed length.
+
+        Args:
+            server: the server.
+            verb: name of the step: "announce", "deal", "assent" or "disclose".
+            client: index of the client.
+        """
         count = {"deal": self.clients, "disclose": self.partners}.get(verb)
         length = len(server.state[count]) if count is not None else 0
         entry, shape = {
@@ -256,15 +302,17 @@ class SecureSums(Filter):
         return {entry.key: EntrySpec(torch.zeros(shape, dtype=torch.uint8))}
 
     def receive_exchange(self, server: Server, verb: str, replies: AggregatedReplies) -> Mapping[int, str]:
-        """Store the data for the next step, and leave out clients with invalid keys or an invalid signature.
+        """Store the clients' replies to one step in the server's state, for the next step.
+
+        Clients with invalid keys or an invalid signature are left out of the rest of the round.
 
         Args:
             server: the server.
-            verb: name of the step.
-            replies: replies of the step.
+            verb: name of the step: "announce", "deal", "local", "assent" or "disclose".
+            replies: the clients' replies to the step.
 
         Returns:
-            The reason why a client is left out, by client.
+            The reason of each client that is left out, by client index.
 
         Raises:
             NoUsableReply: fewer clients remain than the threshold.
@@ -296,7 +344,16 @@ class SecureSums(Filter):
         return invalid
 
     def _invalid_clients(self, server: Server, verb: str, replies: AggregatedReplies) -> dict[int, str]:
-        """Return the reasons why other clients would refuse a client's key or signature, by client."""
+        """Find clients whose keys or signature are invalid, so that other clients would refuse them.
+
+        Args:
+            server: the server.
+            verb: name of the step. Only replies to "announce" and "assent" are checked.
+            replies: the clients' replies to the step.
+
+        Returns:
+            The reason for each invalid client, by client index.
+        """
         found: dict[int, str] = {}
         context = self._context(server)
         if verb == "announce" and self.bundles in replies:
@@ -320,8 +377,14 @@ class SecureSums(Filter):
     def back(self, server: Server, replies: AggregatedReplies, expected: Schema) -> AggregatedReplies:
         """Remove the masks from the sum, and decode the sum as the method's aggregated replies.
 
+        Args:
+            server: the server, whose state contains the disclosed shares.
+            replies: aggregated replies with the sum of the masked vectors.
+            expected: schema of one client's reply, as the method expects it.
+
         Raises:
-            NoUsableReply: a secret recovered from the disclosed shares does not match what its client announced.
+            NoUsableReply: a secret recovered from the disclosed shares does not match the key or digest that its client
+                announced.
         """
         state = server.state
         shares: Tensor = state[self.shares]
@@ -345,9 +408,10 @@ class SecureSums(Filter):
 
 
 def require_sums(method: Method) -> None:
-    """Refuse a method that needs more than sums of the replies.
+    """Refuse a method that needs the replies of single clients, and not only sums of replies.
 
-    The entries of the method's replies are checked at the start of a run; see `ReplyLayout.from_schema`.
+    The aggregation rules of the method's entries are checked later, at the start of a run; see
+    `ReplyLayout.from_schema`.
 
     Args:
         method: the method inside the filter.
@@ -377,12 +441,12 @@ def require_sums(method: Method) -> None:
 
 
 def _bytes(rows: list[bytes]) -> Tensor:
-    """Return rows of equal length as a tensor, uint8 [rows, bytes]."""
+    """Return byte strings of equal length as the rows of a tensor, uint8 [rows, bytes]."""
     return torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8).view(len(rows), -1)
 
 
 def _rows(tensor: Tensor) -> list[bytes]:
-    """Return the rows of a tensor, uint8 [rows, bytes], as bytes."""
+    """Return the rows of a tensor, uint8 [rows, bytes], as byte strings."""
     return [bytes(row.tolist()) for row in tensor]
 
 
