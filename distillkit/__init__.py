@@ -9,6 +9,6 @@ __all__ = ["LabeledImages", "Normalization", "__version__"]
 __getattr__, __dir__ = lazy_submodules(
     __name__,
     ("augment", "condense", "data", "evaluate", "generate", "labels", "losses", "networks", "normalization", "plot",
-     "privacy", "protocols", "rng", "scores", "select", "serialization", "sets", "study", "training"),
+     "privacy", "protocols", "rng", "robustness", "scores", "select", "serialization", "sets", "study", "training"),
     __all__,
 )  # fmt: skip

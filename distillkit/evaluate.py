@@ -5,20 +5,22 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 from torch import nn
 
 from distillkit._utils import check
+from distillkit._utils.display import stable_repr
 from distillkit._utils.progress import bar
 from distillkit.labels import Relabel
 from distillkit.labels._teacher import try_teacher
 from distillkit.networks._factory import NetworkFactory, build, require_factory
 from distillkit.protocols import describe_protocol
 from distillkit.rng import as_generator, derive
+from distillkit.robustness import Perturbation, pixels_in_range, require_perturbations
 from distillkit.sets import Images, LabeledImages, StoredImages, TiledImages, as_set
 from distillkit.sets._class_index import class_labels, class_rows, random_rows
 from distillkit.training import CLASSIC, Protocol, accuracy, require_protocol, train
@@ -38,6 +40,7 @@ class Row:
         labels: kind of labels in training: "hard" (class indices), "one row" (one vector of probabilities per image) or
             "per view" (a teacher's probabilities for each augmented view of an image). Do not compare accuracies with
             different kinds of labels.
+        against: accuracy of each network on changed test images, in [0, 1], by the name of the perturbation.
     """
 
     data: str
@@ -45,6 +48,7 @@ class Row:
     accuracies: tuple[float, ...]
     seconds: float
     labels: str = "hard"
+    against: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def mean(self) -> float:
@@ -54,7 +58,21 @@ class Row:
     @property
     def std(self) -> float | None:
         """Sample standard deviation of the accuracies (n - 1); None for a single network."""
-        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
+        return _std(self.accuracies)
+
+    @property
+    def against_mean(self) -> dict[str, float]:
+        """Mean accuracy under each perturbation, in [0, 1], by name."""
+        return {name: statistics.fmean(found) for name, found in self.against.items()}
+
+
+def _std(values: Sequence[float]) -> float | None:
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
+def _per_cent(values: Sequence[float]) -> str:
+    spread = _std(values)
+    return f"{100 * statistics.fmean(values):.1f}" + ("" if spread is None else f" ± {100 * spread:.1f}")
 
 
 @dataclass(frozen=True)
@@ -65,11 +83,13 @@ class Evaluation:
         rows: for each architecture, the result of the set, followed by that of random real images if they were tested.
         protocol: the training protocol.
         images: number of images in the set.
+        against: perturbations of the test images, by name.
     """
 
     rows: tuple[Row, ...]
     protocol: Protocol
     images: int
+    against: Mapping[str, Perturbation] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float:
@@ -79,18 +99,27 @@ class Evaluation:
     def record(self) -> dict[str, Any]:
         """Return the result as JSON values: the rows with mean and deviation, the protocol, and the size of the set.
 
-        Of a teacher, the record contains the class, the fingerprint and the path.
+        Of a teacher, the record contains the class, the fingerprint and the path; of a perturbation, name and options.
         """
         fields = {"name": describe_protocol(self.protocol), **self.protocol.record()}
-        rows = [{**dataclasses.asdict(r), "accuracy_mean": r.mean, "accuracy_std": r.std} for r in self.rows]
-        return {"images": self.images, "protocol": fields, "rows": rows}
+        rows = [
+            {
+                **dataclasses.asdict(r), "accuracy_mean": r.mean, "accuracy_std": r.std,
+                "against": {name: list(found) for name, found in r.against.items()}, "against_mean": r.against_mean,
+            }
+            for r in self.rows
+        ]  # fmt: skip
+        against = {name: stable_repr(one) for name, one in self.against.items()}
+        return {"images": self.images, "protocol": fields, "against": against, "rows": rows}
 
     def __str__(self) -> str:
-        lines = [f"{'data':<12} {'architecture':<16} {'labels':<8} {'accuracy %':>12}  draws  seconds"]
+        columns = "".join(f"  {name:>12}" for name in self.against)
+        lines = [f"{'data':<12} {'architecture':<16} {'labels':<8} {'accuracy %':>12}{columns}  draws  seconds"]
         for row in self.rows:
-            shown = f"{100 * row.mean:.1f}" + ("" if row.std is None else f" ± {100 * row.std:.1f}")
             names = f"{row.data:<12} {row.architecture:<16} {row.labels:<8}"
-            lines.append(f"{names} {shown:>12}  {len(row.accuracies):5}  {row.seconds:7.1f}")
+            columns = "".join(f"  {_per_cent(row.against[name]):>{max(12, len(name))}}" for name in self.against)
+            shown = f"{_per_cent(row.accuracies):>12}{columns}"
+            lines.append(f"{names} {shown}  {len(row.accuracies):5}  {row.seconds:7.1f}")
         return "\n".join([*lines, f"protocol: {describe_protocol(self.protocol)}"])
 
     __repr__ = __str__
@@ -104,6 +133,7 @@ def evaluate(
     num_networks: int = 3,
     protocol: Protocol = CLASSIC,
     real: Images | None = None,
+    against: Sequence[Perturbation] = (),
     generator: int | torch.Generator = 0,
     chunk: int | None = None,
     progress: bool = True,
@@ -124,6 +154,10 @@ def evaluate(
             per class as in the set, for a second row per architecture. A distilled set should have a higher accuracy
             than this row. The random images are sampled anew for each network; initial weights and order of batches are
             the same as for the set. If the set is a `TiledImages`, the random images are shrunk to the same tiles.
+        against: corruptions and attacks, such as `[Corruption("gaussian_noise", 3), PGD(8 / 255)]` of
+            `distillkit.robustness`. Each network is also tested on the test images changed by each of them. All
+            networks are tested with the same noise. The test images must be pixels in [0, 1] after removing their
+            normalization.
         generator: an int seed, or a CPU generator from which one seed is drawn.
         chunk: see `train`.
         progress: whether to show a progress bar, which counts epochs.
@@ -138,6 +172,7 @@ def evaluate(
     """
     num_networks = check.positive_int(num_networks, "num_networks")
     require_protocol(protocol)
+    perturbations = require_perturbations(against)
     data = as_set(data, name="data", progress=progress)
     if not isinstance(test, StoredImages):
         test = as_set(test, name="test", progress=progress)
@@ -163,6 +198,8 @@ def evaluate(
     seed = int(torch.randint(2**62, (), generator=as_generator(generator)))
     if not isinstance(test, StoredImages):
         test = test.to(data.images.device, data.images.dtype)
+        for part in test.images.split(1024) if perturbations else ():
+            pixels_in_range(part, test.normalization, "test")
     rows = []
     kinds = ("set",) if real is None else ("set", "random real")
     total = len(factories) * len(kinds) * num_networks * protocol.num_epochs
@@ -170,6 +207,7 @@ def evaluate(
         for name, make in factories.items():
             for kind in kinds:
                 accuracies, begun, architecture = [], time.perf_counter(), name
+                changed: dict[str, list[float]] = {other: [] for other in perturbations}
                 for i in range(num_networks):
                     network = build(make, derive(seed, name, i, "network")).to(data.images)
                     architecture = name or type(network).__name__
@@ -179,9 +217,13 @@ def evaluate(
                     order, tick = derive(seed, name, i, "train"), lambda _: shown.update()
                     train(network, own, protocol, generator=order, chunk=chunk, callback=tick, progress=False)
                     accuracies.append(accuracy(network, test, chunk=chunk))
+                    for other, one in perturbations.items():
+                        draws = derive(seed, other, "against")
+                        changed[other].append(accuracy(network, test, against=one, generator=draws, chunk=chunk))
                 labels = protocol.labels or ("hard" if kind != "set" or data.labels.ndim == 1 else "one row")
-                rows.append(Row(kind, architecture, tuple(accuracies), time.perf_counter() - begun, labels))
-    return Evaluation(tuple(rows), protocol, len(data))
+                seconds, found = time.perf_counter() - begun, {other: tuple(each) for other, each in changed.items()}
+                rows.append(Row(kind, architecture, tuple(accuracies), seconds, labels, found))
+    return Evaluation(tuple(rows), protocol, len(data), perturbations)
 
 
 def _random_like(data: LabeledImages, real: LabeledImages, generator: torch.Generator) -> LabeledImages:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -24,7 +24,8 @@ from distillkit.labels.stored_labels import StoredLabels
 from distillkit.networks._dropout import seeded_dropout
 from distillkit.networks._validation import check_network, require_network, uses_batch_statistics
 from distillkit.rng import as_generator
-from distillkit.sets import Images, StoredImages, as_set
+from distillkit.robustness import Perturbation, pixels_in_range, require_perturbations
+from distillkit.sets import Images, LabeledImages, StoredImages, as_set
 
 __all__ = ["CLASSIC", "Protocol", "accuracy", "require_protocol", "train"]
 
@@ -280,16 +281,26 @@ def _plain_batches(
         yield x, y
 
 
-def accuracy(network: nn.Module, data: Images | StoredImages, *, chunk: int | None = None) -> float:
+def accuracy(
+    network: nn.Module,
+    data: Images | StoredImages,
+    *,
+    against: Perturbation | None = None,
+    generator: int | torch.Generator = 0,
+    chunk: int | None = None,
+) -> float:
     """Return the accuracy: the share of images whose largest logit belongs to their class, in [0, 1].
 
     Args:
         network: network that maps images to logits. It runs in eval mode; its previous mode is restored.
         data: a set with class indices, or anything that `sets.as_set` accepts. A `StoredImages` is read in chunks.
+        against: corruption or attack that changes the images first, see `distillkit.robustness`; or None. The images
+            must be pixels in [0, 1] after removing their normalization.
+        generator: seed or random generator for the draws of `against`.
         chunk: number of images per forward pass; the default depends on device and image size.
 
     Raises:
-        ValueError: the set is empty, or its labels are not class indices.
+        ValueError: the set is empty, its labels are not class indices, or with `against` its pixels are not in [0, 1].
     """
     if not isinstance(data, StoredImages):
         data = as_set(data, name="data")
@@ -301,7 +312,11 @@ def accuracy(network: nn.Module, data: Images | StoredImages, *, chunk: int | No
     images = data.read([]).images.to(like) if isinstance(data, StoredImages) else data.images
     size = chunk_size(images, chunk)
     check_network(network, images, classes=data.num_classes)
-    parts = _read_chunks(data, size, like) if isinstance(data, StoredImages) else [images]
+    parts: Iterable[Tensor] = _read_chunks(data, size, like) if isinstance(data, StoredImages) else [images]
+    generator = as_generator(generator)
+    if against is not None:
+        [against] = require_perturbations([against]).values()
+        parts = _perturbed(network, (x for part in parts for x in part.split(size)), data, against, generator)
     with eval_mode(network):
         guesses = torch.cat([logits.argmax(1) for part in parts for logits in forward_chunks(network, part, size)])
     return float((guesses == data.labels.to(guesses.device)).double().mean())
@@ -310,3 +325,22 @@ def accuracy(network: nn.Module, data: Images | StoredImages, *, chunk: int | No
 def _read_chunks(data: StoredImages, size: int, like: Tensor) -> Iterator[Tensor]:
     for start in range(0, len(data), size):
         yield data.read(slice(start, start + size)).images.to(like)
+
+
+def _perturbed(
+    network: nn.Module,
+    parts: Iterable[Tensor],
+    data: LabeledImages | StoredImages,
+    against: Perturbation,
+    generator: torch.Generator,
+) -> Iterator[Tensor]:
+    normalization, first = data.normalization, 0
+    for images in parts:
+        pixels = pixels_in_range(images, normalization, "data")
+        labels = data.labels[first : first + len(images)].to(images.device)
+        changed = against(pixels, labels, lambda x: network(normalization.encode(x)), generator)
+        if not isinstance(changed, Tensor) or changed.shape != pixels.shape:
+            came = list(changed.shape) if isinstance(changed, Tensor) else type(changed).__name__
+            raise ValueError(f"{against} must return images of shape {list(pixels.shape)}, got {came}")
+        yield normalization.encode(changed.detach().clamp(0, 1))
+        first += len(images)

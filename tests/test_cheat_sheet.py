@@ -39,6 +39,7 @@ def test_table_has_every_public_package() -> None:
         "distillkit.evaluate",
         "distillkit.normalization",
         "distillkit.rng",
+        "distillkit.robustness",
         "distillkit.scores",
         "distillkit.serialization",
     }

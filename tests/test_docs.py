@@ -41,9 +41,9 @@ def test_every_component_and_method_page_has_a_snippet() -> None:
 PACKAGES = [
     "distillkit", "distillkit.augment", "distillkit.condense", "distillkit.data", "distillkit.data.partition",
     "distillkit.evaluate", "distillkit.generate", "distillkit.labels", "distillkit.losses", "distillkit.networks",
-    "distillkit.scores", "distillkit.normalization", "distillkit.plot", "distillkit.privacy", "distillkit.protocols",
-    "distillkit.serialization", "distillkit.rng", "distillkit.select", "distillkit.sets", "distillkit.study",
-    "distillkit.training", "attacks.audit",
+    "distillkit.robustness", "distillkit.scores", "distillkit.normalization", "distillkit.plot", "distillkit.privacy",
+    "distillkit.protocols", "distillkit.serialization", "distillkit.rng", "distillkit.select", "distillkit.sets",
+    "distillkit.study", "distillkit.training", "attacks.audit",
     "attacks.inversion", "attacks.matching", "attacks.membership", "attacks.metrics", "attacks.reporting",
     "attacks.statistics", "attacks.transcript", "fl", "fl.addons", "fl.methods",
 ]  # fmt: skip

@@ -29,7 +29,7 @@ PACKAGES = {
         "distillkit", "distillkit.sets", "distillkit.normalization", "distillkit.data", "distillkit.data.partition",
         "distillkit.augment", "distillkit.select", "distillkit.condense", "distillkit.generate", "distillkit.networks",
         "distillkit.losses", "distillkit.labels", "distillkit.training", "distillkit.protocols", "distillkit.evaluate",
-        "distillkit.scores",
+        "distillkit.scores", "distillkit.robustness",
         "distillkit.study", "distillkit.plot", "distillkit.serialization", "distillkit.rng", "distillkit.privacy",
     ],
     "fl": ["fl", "fl.addons", "fl.filters", "fl.methods", "fl.study", "fl.secure", "fl.deploy.flower"],

@@ -128,6 +128,14 @@ from distillkit.plot import grid, mmd_table, pairwise_mmd, pixel_histogram, real
 from distillkit.plot import partition as plot_partition
 from distillkit.protocols import describe_protocol
 from distillkit.rng import derive
+from distillkit.robustness import (
+    FGSM,
+    PGD,
+    Corruption,
+    Perturbation,
+    pixels_in_range,
+    require_perturbations,
+)
 from distillkit.select import centroid_distances, kmeans_balance, prune_by_confidence, select
 from distillkit.sets import TiledImages, Tiles, as_set
 from distillkit.training import Protocol, accuracy, require_protocol, train
@@ -147,6 +155,7 @@ PACKAGES = (
     "distillkit.normalization",
     "distillkit.plot",
     "distillkit.protocols",
+    "distillkit.robustness",
     "distillkit.serialization",
     "distillkit.select",
     "distillkit.sets",
@@ -183,6 +192,10 @@ def made() -> nn.Module:
 
 
 @cache
+def attacked(one: Perturbation) -> str | None:
+    return finite(accuracy(made(), data(), against=one))
+
+
 def taught() -> nn.Module:
     return train(made(), data(), Protocol(epochs=30, lr=0.1))
 
@@ -358,6 +371,12 @@ CALLS: dict[str, Call] = {
         train, lambda n: finite(n(data().images)), network=made, data=data, protocol=Protocol(epochs=1), chunk=4
     ),
     "accuracy": C(accuracy, network=made, data=data, chunk=4),
+    "accuracy against": C(accuracy, network=made, data=data, against=FGSM(8 / 255), generator=1, chunk=4),
+    "Corruption": C(Corruption, attacked, kind="contrast", severity=2),
+    "FGSM": C(FGSM, attacked, epsilon=8 / 255),
+    "PGD": C(PGD, attacked, epsilon=8 / 255, steps=2, step_size=0.1, random_start=True),
+    "pixels_in_range": C(pixels_in_range, skip=("name",), images=lambda: data().images, normalization=HALF),
+    "require_perturbations": C(require_perturbations, lambda none: None, against=[FGSM(8 / 255)]),
     "require_protocol": C(require_protocol, lambda none: None, protocol=Protocol(epochs=1)),
     "Protocol": C(Protocol, lambda p: finite(train(made(), data(), p)(data().images)), epochs=1, batch=4),
     # Labels
@@ -698,6 +717,7 @@ CALLS: dict[str, Call] = {
 NOT_CALLED = {
     "load_set": "reads files, with which its arguments are tested",
     "set_cards": "has no arguments",
+    "Perturbation": "a base class",
     **dict.fromkeys(
         ("Augmentation", "Network", "NetworkSampler", "Images", "Labels", "Value"), "a protocol or an alias"
     ),
@@ -814,6 +834,8 @@ ACCEPTED: Listed = {
     ("label_only", "shift", "zero"): "no translated copies",
     ("label_only", "noise", "empty"): "no copies with noise",
     ("leaks", "*", "dtype"): "pixels are compared in float32",
+    ("*", "against", "empty"): "only the clean test images",
+    ("Corruption", "severity", "zero"): "the clean image",
     ("*", "generator", "negative"): SEED,
     ("*", "generator", "zero"): SEED,
     ("apply_augmentation", "generator", "number"): SEED,

@@ -1,0 +1,288 @@
+"""Corruptions and attacks: hand-computed changes, laws, and accuracies of trained networks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, cast, get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from distillkit import LabeledImages, Normalization
+from distillkit.data import open_npz
+from distillkit.evaluate import evaluate
+from distillkit.networks import ConvNet, build
+from distillkit.normalization import IDENTITY, ZCA
+from distillkit.rng import derive
+from distillkit.robustness import (
+    FGSM,
+    PGD,
+    Corruption,
+    Perturbation,
+    pixels_in_range,
+    require_perturbations,
+)
+from distillkit.robustness import CorruptionKind as Kind
+from distillkit.training import Protocol, accuracy
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+RGB = Normalization((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+
+
+def pixels(count: int = 6, channels: int = 3, side: int = 8, seed: int = 0) -> Tensor:
+    return torch.rand(count, channels, side, side, generator=derive(seed), dtype=torch.float64)
+
+
+def labeled(normalization: Normalization = RGB, count: int = 12, classes: int = 2, **options: Any) -> LabeledImages:
+    x = pixels(count, **options)
+    return LabeledImages.from_pixels(x, torch.arange(count) % classes, num_classes=classes, normalization=normalization)
+
+
+def linear(channels: int = 3, side: int = 8, classes: int = 2, seed: int = 3) -> nn.Module:
+    return build(lambda: nn.Sequential(nn.Flatten(), nn.Linear(channels * side * side, classes)), seed).double()
+
+
+def apply(one: Perturbation, x: Tensor, network: nn.Module, labels: Tensor, norm: Normalization = RGB) -> Tensor:
+    return one(x, labels, lambda p: network(norm.encode(p)), derive(5)).clamp(0, 1)
+
+
+def loss(network: nn.Module, x: Tensor, labels: Tensor, norm: Normalization = RGB) -> Tensor:
+    with torch.no_grad():
+        return F.cross_entropy(network(norm.encode(x)), labels, reduction="none")
+
+
+@pytest.mark.usefixtures("global_rng_untouched")
+def test_attacks_on_a_linear_model_move_each_pixel_by_the_sign_of_its_weight() -> None:
+    x, labels, network, epsilon = pixels(), torch.arange(6) % 2, linear(), 0.1
+    weights = cast(nn.Linear, network[1]).weight.detach()  # type: ignore[index]
+    towards = (weights[1 - labels] - weights[labels]).sign().view_as(x)
+    wanted = (x + epsilon * towards).clamp(0, 1)
+    assert torch.equal(apply(FGSM(epsilon), x, network, labels), wanted)
+    assert torch.allclose(apply(PGD(epsilon), x, network, labels), wanted, rtol=0, atol=1e-12)
+    assert bool((wanted == 0).any() and (wanted == 1).any())
+
+
+def test_accuracy_counts_the_images_whose_margin_is_larger_than_epsilon() -> None:
+    class Threshold(nn.Module):
+        """Class 1 for an image whose pixels, after normalization, are positive on average."""
+
+        def forward(self, images: Tensor) -> Tensor:
+            mean = images.flatten(1).mean(1)
+            return torch.stack([-mean, mean], 1)
+
+    values = torch.tensor([0.1, 0.2, 0.45, 0.48, 0.52, 0.53, 0.6, 0.9], dtype=torch.float64)
+    x, labels = values.view(-1, 1, 1, 1).expand(-1, 1, 4, 4), (values > 0.5).long()
+    data = LabeledImages.from_pixels(x, labels, num_classes=2, normalization=Normalization((0.5,), (0.25,)))
+    found = [accuracy(Threshold(), data, against=FGSM(epsilon)) for epsilon in (0, 0.025, 0.04, 0.07, 0.2, 0.5)]
+    assert found == [1, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 0]
+    assert accuracy(Threshold(), data, against=PGD(0.04, steps=3)) == 5 / 8
+
+
+@given(epsilon=st.floats(0, 0.3), channels=st.sampled_from([1, 3]), seed=st.integers(0, 9))
+def test_attacks_stay_in_the_ball_and_do_not_lower_the_loss_of_a_linear_model(
+    epsilon: float, channels: int, seed: int
+) -> None:
+    norm = RGB if channels == 3 else Normalization((0.3,), (0.5,))
+    x, labels, network = pixels(channels=channels, seed=seed), torch.arange(6) % 2, linear(channels, seed=seed)
+    for one in (FGSM(epsilon), PGD(epsilon, steps=3), PGD(epsilon, steps=2, step_size=0.5)):
+        found = apply(one, x, network, labels, norm)
+        assert float((found - x).abs().max()) <= epsilon + 1e-12
+        assert 0 <= float(found.min()) <= float(found.max()) <= 1
+        assert bool((loss(network, found, labels, norm) >= loss(network, x, labels, norm) - 1e-12).all())
+
+
+def test_one_full_step_of_pgd_from_the_clean_image_is_fgsm_and_more_steps_find_a_larger_loss() -> None:
+    x, labels = pixels(24), torch.arange(24) % 2
+    network = build(lambda: ConvNet((3, 8, 8), 2, width=8, depth=1), 0).double().eval()
+    one = apply(FGSM(0.05), x, network, labels)
+    assert torch.equal(apply(PGD(0.05, steps=1, step_size=0.05, random_start=False), x, network, labels), one)
+    many = apply(PGD(0.05, steps=20), x, network, labels)
+    assert float(loss(network, many, labels).mean()) > float(loss(network, one, labels).mean())
+
+
+@given(kind=st.sampled_from(KINDS), severity=st.integers(1, 5), channels=st.sampled_from([1, 2, 3]))
+def test_corruptions_keep_shape_dtype_and_do_not_depend_on_how_images_are_divided(
+    kind: Kind, severity: int, channels: int
+) -> None:
+    x, one = pixels(5, channels, 12).float(), Corruption(kind, severity)
+    drawn, unused = derive(1), torch.zeros(5, dtype=torch.int64)
+    parts = [one(part, unused, lambda p: p, drawn) for part in x.split(2)]
+    whole = one(x, unused, lambda p: p, derive(1))
+    assert torch.allclose(torch.cat(parts), whole, rtol=0, atol=1e-6)
+    assert whole.shape == x.shape
+    assert whole.dtype == x.dtype
+    assert not torch.allclose(whole, x, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_corruption_grows_with_severity_and_severity_zero_changes_nothing(kind: Kind) -> None:
+    x = pixels(8, side=32)
+    changes = [
+        float((Corruption(kind, s)(x, torch.zeros(8), lambda p: p, derive(0)) - x).square().mean()) for s in range(6)
+    ]
+    assert changes[0] == 0
+    assert changes == sorted(changes)
+    assert len(set(changes)) == 6
+
+
+def corrupt(kind: Kind, severity: int, x: Tensor) -> Tensor:
+    return Corruption(kind, severity)(x, torch.zeros(len(x)), lambda p: p, derive(0))
+
+
+def test_corruptions_by_hand() -> None:
+    x = torch.tensor([[0.2, 0.4], [0.6, 0.8]], dtype=torch.float64).view(1, 1, 2, 2)
+    assert torch.allclose(corrupt("contrast", 2, x), torch.tensor([[0.35, 0.45], [0.55, 0.65]]).double())
+    assert torch.allclose(corrupt("brightness", 3, x), (x + 0.15).clamp(max=1))
+    color = torch.tensor([0.4, 0.2, 0.0], dtype=torch.float64).view(1, 3, 1, 1)
+    assert torch.allclose(corrupt("brightness", 4, color).flatten(), torch.tensor([0.6, 0.3, 0.0]).double())
+    assert torch.allclose(corrupt("brightness", 4, 0 * color).flatten(), torch.tensor([0.2, 0.2, 0.2]).double())
+    means = x.view(2, 2).mean()
+    assert torch.allclose(corrupt("pixelate", 5, x), means.expand(1, 1, 2, 2))  # int(2 * 0.65) = 1 block
+    assert torch.allclose(corrupt("gaussian_blur", 5, torch.full((1, 1, 8, 8), 0.3)), torch.tensor(0.3))
+
+
+def test_brightness_is_that_of_hsv() -> None:
+    from kornia.color import hsv_to_rgb, rgb_to_hsv
+
+    x = pixels()
+    hsv = rgb_to_hsv(x)
+    hsv[:, 2] = (hsv[:, 2] + 0.3).clamp(0, 1)
+    assert torch.allclose(corrupt("brightness", 5, x), hsv_to_rgb(hsv), atol=1e-6)
+
+
+@pytest.mark.parametrize("severity", [1, 2, 3, 4, 5])
+def test_pixelate_is_a_resize_with_a_box_filter_to_and_fro(severity: int) -> None:
+    whole = (255 * pixels(1, 1, 32)[0, 0]).round().to(torch.uint8)
+    side = int(32 * (0.95, 0.9, 0.85, 0.75, 0.65)[severity - 1])
+    small = Image.fromarray(whole.numpy()).resize((side, side), Image.Resampling.BOX)
+    wanted = torch.from_numpy(np.array(small.resize((32, 32), Image.Resampling.BOX)))
+    found = 255 * corrupt("pixelate", severity, whole.double().view(1, 1, 32, 32) / 255)[0, 0]
+    assert float((found - wanted).abs().max()) <= 1.01  # Pillow rounds after each of its two passes
+
+
+def test_noise_has_the_stated_deviation() -> None:
+    x = torch.full((40, 1, 32, 32), 0.5, dtype=torch.float64)
+    assert float((corrupt("gaussian_noise", 3, x) - x).std()) == pytest.approx(0.08, rel=0.02)
+    assert float((corrupt("shot_noise", 3, x) - x).var()) == pytest.approx(0.5 / 100, rel=0.03)
+
+
+@pytest.mark.parametrize("norm", [IDENTITY, RGB, Normalization((0.5,), (0.2,)), "zca"], ids=str)
+def test_zero_epsilon_and_severity_give_the_clean_accuracy_in_any_normalization(norm: Any) -> None:
+    if norm == "zca":
+        norm = Normalization((0.5,), (0.25,), ZCA.fit((pixels(100, 3, 4) - 0.5) / 0.25))
+    data, network = labeled(norm, 40, side=4), linear(side=4)
+    clean = accuracy(network, data)
+    assert 0 < clean < 1
+    for one in (FGSM(0), PGD(0), Corruption("contrast", 0)):
+        assert accuracy(network, data, against=one) == clean
+    assert accuracy(network, data, against=FGSM(0.2)) < clean
+
+
+@pytest.mark.usefixtures("global_rng_untouched")
+@pytest.mark.parametrize(
+    "one", [PGD(0.02, steps=2), Corruption("gaussian_noise", 5), Corruption("shot_noise", 5)], ids=str
+)
+def test_accuracy_does_not_depend_on_chunks_or_on_where_images_are_stored(one: Perturbation, tmp_path: Any) -> None:
+    x = (255 * pixels(30)).round().to(torch.uint8)
+    pictures, labels = x.permute(0, 2, 3, 1).numpy(), np.arange(30) % 2
+    parts = {f"{name}_images": pictures for name in ("train", "test")}
+    np.savez(tmp_path / "x.npz", **parts, train_labels=labels, test_labels=labels)  # type: ignore[arg-type]
+    stored = open_npz(tmp_path / "x.npz", normalization=RGB, cache=tmp_path / "cache", progress=False).test
+    network = linear().float().train()
+    found = {accuracy(network, stored, against=one, generator=4, chunk=chunk) for chunk in (1, 7, None)}
+    found |= {accuracy(network, stored.read(), against=one, generator=4, chunk=chunk) for chunk in (4, None)}
+    assert len(found) == 1
+    assert network.training
+    assert all(p.grad is None for p in network.parameters())
+
+
+@pytest.mark.usefixtures("global_rng_untouched")
+def test_evaluation_has_a_column_for_each_perturbation() -> None:
+    test = labeled(count=40)
+    small = test[:8]
+    against = [Corruption("gaussian_noise", 5), FGSM(8 / 255), PGD(8 / 255, steps=3)]
+    factory = lambda: ConvNet((3, 8, 8), 2, width=4, depth=1)  # noqa: E731
+    options: dict[str, Any] = {"num_networks": 2, "protocol": Protocol(epochs=2), "real": test, "progress": False}
+    found = evaluate(small, test, factory, against=against, **options)
+    assert [list(row.against) for row in found.rows] == [["gaussian_noise 5", "FGSM 8/255", "PGD 8/255 3 steps"]] * 2
+    assert [r.accuracies for r in found.rows] == [r.accuracies for r in evaluate(small, test, factory, **options).rows]
+    row = found.rows[0]
+    assert all(len(own) == 2 and all(0 <= a <= 1 for a in own) for own in row.against.values())
+    assert row.against_mean["FGSM 8/255"] == pytest.approx(sum(row.against["FGSM 8/255"]) / 2)
+    assert row.against_mean["FGSM 8/255"] < row.mean
+    again = evaluate(small, test, factory, against=against[::-1], **options)
+    assert [dict(r.against) for r in again.rows] == [dict(r.against) for r in found.rows]
+    record = json.loads(json.dumps(found.record()))
+    assert record["against"]["FGSM 8/255"] == repr(against[1])
+    assert record["rows"][0]["against"]["PGD 8/255 3 steps"] == list(row.against["PGD 8/255 3 steps"])
+    assert record["rows"][1]["against_mean"] == found.rows[1].against_mean
+    header, first = str(found).splitlines()[:2]
+    assert header.split()[-5:] == ["PGD", "8/255", "3", "steps", "draws", "seconds"][1:]
+    assert f"{100 * row.against_mean['FGSM 8/255']:.1f} ± " in first
+    assert len(header) == len(first)
+
+
+def test_own_perturbation_is_tested_like_the_others() -> None:
+    class Invert(Perturbation):
+        def __call__(
+            self, pixels: Tensor, labels: Tensor, logits: Callable[[Tensor], Tensor], generator: torch.Generator
+        ) -> Tensor:
+            return 1 - pixels
+
+        def __str__(self) -> str:
+            return "inverted"
+
+    class Flat(Invert):
+        def __call__(self, pixels: Tensor, *others: Any) -> Tensor:
+            return pixels.flatten(1)
+
+    data, network = labeled(), linear()
+    inverted = LabeledImages.from_pixels(1 - RGB.decode(data.images), data.labels, num_classes=2, normalization=RGB)
+    assert accuracy(network, data, against=Invert()) == accuracy(network, inverted)
+    with pytest.raises(ValueError, match=r"inverted must return images of shape \[12, 3, 8, 8\], got \[12, 192\]"):
+        accuracy(network, data, against=Flat())
+
+
+def test_user_networks_with_frozen_parameters_are_attacked_and_others_refused() -> None:
+    class Detached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = linear()
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.inner(images).detach()
+
+    data, network = labeled(), linear().requires_grad_(False)
+    with torch.no_grad():
+        assert accuracy(network, data, against=FGSM(0.3)) < accuracy(network, data)
+    with pytest.raises(ValueError, match="differentiable with respect to its images"):
+        accuracy(Detached(), data, against=FGSM(0.1))
+    accuracy(Detached(), data, against=Corruption("contrast", 1))
+
+
+def test_wrong_arguments_are_named() -> None:
+    data = labeled()
+    with pytest.raises(ValueError, match="kind must be one of"):
+        Corruption("fog", 1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="severity must be at most 5"):
+        Corruption("contrast", 6)
+    for options in ({"epsilon": -0.1}, {"epsilon": 0.1, "steps": 0}, {"epsilon": 0.1, "step_size": 0.0}):
+        with pytest.raises(ValueError, match="epsilon|steps|step_size"):
+            PGD(**options)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"against must be a list of perturbations, such as \[FGSM"):
+        require_perturbations(FGSM(0.1))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="against must be a list of perturbations"):
+        evaluate(data, data, linear, against=["fgsm"])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="different names, got 'FGSM 8/255' twice"):
+        require_perturbations([FGSM(8 / 255), FGSM(8 / 255)])
+    plain = LabeledImages(data.images, data.labels, num_classes=2)
+    with pytest.raises(ValueError, match=r"test must have pixels in \[0, 1\] after removing the normalization"):
+        evaluate(plain, plain, linear, against=[FGSM(0.1)])
+    assert torch.equal(pixels_in_range(torch.tensor([[[[1.005, -0.001]]]]), IDENTITY), torch.tensor([[[[1.0, 0.0]]]]))
