@@ -1,4 +1,4 @@
-"""Common parts of distribution and gradient matching: real images by class, networks by step, and the result."""
+"""Base class of distribution and gradient matching: samples real images and networks, and builds the result."""
 
 from __future__ import annotations
 
@@ -26,33 +26,34 @@ from distillkit.sets._class_index import class_rows, with_class_labels
 __all__ = ["Condensation"]
 
 _FAR = 5.0
-"""Distance from [0, 1], in pixel units, beyond which a warning is given. Initial noise stays within it."""
+"""A warning is given if a pixel is farther than this from [0, 1]. Initial noise does not reach this distance."""
 
 _CHECKED_STEPS = 10
 """The range of the pixels is checked after this many steps, and after the last one."""
 
 
 class Condensation(PixelDescent):
-    """Optimization of synthetic images for some classes of a real set, with a newly sampled network in each step.
+    """Optimization of synthetic images for selected classes of a real set, with a network sampled in each step.
 
     Args:
         method: name of the method, which is recorded in the result.
         real: the set to condense.
-        networks: sampler of the networks.
-        ipc, init, parametrize: see `initial_images`.
+        networks: sampler that returns the network of each step.
+        ipc, init, parametrize: number and source of the initial images and their parametrization, as in
+            `initial_images`.
         classes: the classes to condense. Default: the classes of `init` if it is a set, otherwise all classes with a
             real image.
-        augment: Siamese augmentation of real and synthetic images, or None.
+        augment: augmentation that is applied equally to real and synthetic images (Siamese), or None.
         generator: an int seed, or a CPU generator from which one seed is drawn.
-        arguments: further arguments of the call that affect its results, as JSON values.
-        descent: `lr`, `momentum`, `steps`, `resume` and `callback` of `PixelDescent`.
+        arguments: all other arguments of the condensing function that affect its results, as JSON values by name.
+        descent: the keyword arguments `lr`, `momentum`, `steps`, `resume` and `callback` of `PixelDescent`.
 
     Attributes:
-        rows: indices of the real images of each class.
-        start: the initial set.
-        counts: number of synthetic images of each class.
-        images: the optimized images. With a parametrization these are the stored images, and `synthetic` returns the
-            images that a network sees.
+        rows: mapping from each condensed class to the indices of its real images.
+        start: the initial synthetic set.
+        counts: number of synthetic images of each condensed class.
+        images: the tensor that is optimized. Without a parametrization it holds the synthetic images. With one, it
+            holds the stored images, from which `synthetic` decodes the synthetic images.
     """
 
     def __init__(
@@ -84,20 +85,25 @@ class Condensation(PixelDescent):
         super().__init__(images, arguments=recorded, seed=seed, identity=identity, **descent)
 
     def synthetic(self) -> Tensor:
-        """Return the current synthetic images [sum of counts, C, H, W], decoded if there is a parametrization."""
+        """Return the current synthetic images [N, C, H, W], where N is the sum of `counts`.
+
+        With a parametrization, they are decoded from the stored images.
+        """
         return self.images if self.tiles is None else self.tiles.decode(self.images)
 
     def step(self, loss: Tensor, gradient: Tensor) -> float:
-        """Update the optimized images, see `PixelDescent.step`.
+        """Take one SGD step on the optimized images, as `PixelDescent.step` does.
 
         Args:
             loss: loss of this step, a scalar tensor.
-            gradient: gradient of the loss with respect to the images of `synthetic`.
+            gradient: gradient of the loss with respect to the images that `synthetic` returns.
         """
         return super().step(loss, gradient if self.tiles is None else self.tiles.adjoint(gradient))
 
     def report(self, loss: float, bar: Bar | None = None) -> None:
-        """Count a step, see `PixelDescent.report`. Warn once if pixels are far outside their valid range.
+        """Count a finished step and report it, as `PixelDescent.report` does.
+
+        Warn once if pixels are far outside [0, 1].
 
         Args:
             loss: the loss of this step.
@@ -119,7 +125,7 @@ class Condensation(PixelDescent):
 
         Args:
             images: images with the shape, dtype and device that the networks must accept.
-            needs: the condenser's requirements for the networks, see `check_network`.
+            needs: further keyword arguments of `check_network`, which state what the condenser requires of a network.
 
         Yields:
             The index of the step, counted from 0, and the network for this step.
@@ -132,14 +138,20 @@ class Condensation(PixelDescent):
             yield step, network
 
     def sample(self, c: int, limit: int, *draw: int | str) -> Tensor:
-        """Sample at most `limit` real images of class `c` without replacement. Equal keys `draw` give equal samples."""
+        """Sample at most `limit` real images of class `c` without replacement.
+
+        The keys `draw` and the run's seed determine the sample, so equal keys give equal samples.
+        """
         index = self.rows[c]
         if len(index) > limit:
             index = index[torch.randperm(len(index), generator=derive(self.seed, *draw))[:limit]]
         return self.real.images.index_select(0, index.to(self.real.images.device))
 
     def transform(self, images: Tensor, *draw: int | str) -> Tensor:
-        """Augment images. The same keys `draw` give the same transformation for real and synthetic images (Siamese)."""
+        """Augment images with the transformation that the keys `draw` and the run's seed determine.
+
+        Real and synthetic images that are augmented with equal keys get the same transformation (Siamese).
+        """
         if self.augment is None:
             return images
         return apply_augmentation(self.augment, images, derive(self.seed, *draw, "augment"), siamese=True)
@@ -149,7 +161,7 @@ class Condensation(PixelDescent):
 
         Args:
             loss: loss of the last step; None if there was no step.
-            options: options of the method, which the description contains.
+            options: options of the method by name, which are recorded in the description.
         """
         info = {
             "method": self.method,

@@ -1,4 +1,4 @@
-"""Convolution with a cheaper double backward pass, for gradient matching.
+"""Convolution whose double backward pass computes only the image gradient, for gradient matching.
 
 PyTorch's double backward of a convolution also computes the second derivative with respect to the weights, which is not
 needed when images are optimized. This derivative is expensive, because it is a convolution with a kernel as large as
@@ -21,7 +21,7 @@ Sizes = int | tuple[int, int]
 
 @dataclass(frozen=True)
 class _Setting:
-    """Geometry of a convolution, and the gradients that the first backward pass must compute."""
+    """Stride, padding, dilation and groups of a convolution, and which gradients the first backward pass computes."""
 
     stride: tuple[int, int]
     padding: tuple[int, int]
@@ -33,9 +33,14 @@ class _Setting:
         return F.conv2d(maps, weight, bias, self.stride, self.padding, self.dilation, self.groups)
 
     def backward(self, output: Tensor, maps: Tensor, weight: Tensor, wanted: tuple[bool, bool]) -> list[Tensor | None]:
-        """Return the gradients of the input maps and the weight, given the gradient of the output.
+        """Return the gradients with respect to the convolution's input and its weight.
 
-        Gradients that are not in `wanted` are None.
+        Args:
+            output: gradient of the loss with respect to the convolution's output.
+            maps: input of the convolution.
+            weight: weight of the convolution.
+            wanted: whether to compute the gradient with respect to the input, and whether to compute the one with
+                respect to the weight. A gradient that is not computed is None in the result.
         """
         found = torch.ops.aten.convolution_backward.default(
             output, maps, weight, None, self.stride, self.padding, self.dilation, False, [0, 0], self.groups,
@@ -44,7 +49,10 @@ class _Setting:
         return list(found[:2])
 
     def in_maps(self, output: Tensor, maps: Tensor, weight: Tensor) -> Tensor:
-        """Return the gradient of the input maps. On a CPU, if channels are few, a faster matrix product computes it."""
+        """Return the gradient with respect to the convolution's input `maps`, given the gradient of its `output`.
+
+        On a CPU, an input with at most 4 channels uses a matrix product, which is faster than PyTorch's function.
+        """
         if self.groups > 1 or maps.shape[1] > 4 or maps.device.type != "cpu":
             return cast(Tensor, self.backward(output, maps, weight, (True, False))[0])
         columns = weight.flatten(1).T.expand(len(output), -1, -1).bmm(output.flatten(2))
@@ -96,15 +104,16 @@ def convolve(
     dilation: Sizes = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Compute `F.conv2d` with a cheaper second derivative, which is taken with respect to the images only.
+    """Compute `F.conv2d`, with a double backward pass that skips the second derivative with respect to the weight.
 
-    Weights get no second derivative. PyTorch's own convolution is used under autocast and if `padding` is a string. It
-    is also used if the weight or the bias is not a leaf tensor, because it may then depend on the images.
+    Use it to differentiate a function of the parameter gradients with respect to `images`. PyTorch's own convolution is
+    used under autocast, if `padding` is a string, and if the weight or the bias is not a leaf tensor: a computed weight
+    may depend on the images.
 
     Args:
-        images: leaf tensor for which the second derivative is taken. The first backward pass skips the gradient of
-            `images`.
-        input, weight, bias, stride, padding, dilation, groups: see `F.conv2d`.
+        images: the leaf tensor of images that are optimized. If it is the convolution's `input`, the first backward
+            pass does not compute its gradient.
+        input, weight, bias, stride, padding, dilation, groups: arguments of `F.conv2d`.
     """
     plain = input.ndim == 4 and not isinstance(padding, str) and not torch.is_autocast_enabled(input.device.type)
     computed = not weight.is_leaf or (bias is not None and not bias.is_leaf)

@@ -1,4 +1,4 @@
-"""Training of the network between the matching steps of gradient matching."""
+"""Training of a sampled network on the synthetic set, between two matching steps of gradient matching."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class InnerTraining:
     """Options of `gradient_matching` for training each sampled network on the synthetic set, by SGD without momentum.
 
     Attributes:
-        loops: (outer, inner): number of matching steps for each network, and number of training epochs between two
-            matching steps. Default: `loops_for(ipc)`.
-        lr: learning rate of the network.
+        loops: the pair (outer, inner). Each network is used for `outer` matching steps and trained for `inner` epochs
+            between two matching steps. Default: `loops_for(ipc)`.
+        lr: learning rate of the SGD that trains the network.
         batch: number of images per training step.
     """
 
@@ -47,12 +47,12 @@ class InnerTraining:
 
 
 def loops_for(ipc: int) -> tuple[int, int]:
-    """Return the numbers of loop iterations (outer, inner) that DC uses for a number of images per class.
+    """Return the numbers of loop iterations (outer, inner) that DC (Zhao et al., ICLR 2021) uses for `ipc`.
 
-    Outer is the number of matching steps for each network, and inner is the number of training epochs between two
-    matching steps. Outer equals `ipc`. Inner is interpolated linearly between the published points (ipc, inner): (1,
-    1), (10, 50), (20, 25), (30, 20), (40, 15), (50, 10) and (100, 2). The result is rounded half up, and is 2 if `ipc`
-    is above 100. The authors published the last point later than the others. Their code exits for any other `ipc`.
+    Outer is the number of matching steps for each network, and equals `ipc`, the number of images per class. Inner is
+    the number of training epochs between two matching steps. Inner is interpolated linearly between the published
+    points (ipc, inner): (1, 1), (10, 50), (20, 25), (30, 20), (40, 15), (50, 10) and (100, 2). Inner is rounded half
+    up, and is 2 if `ipc` is above 100. The authors' code accepts only the published values of `ipc`.
 
     >>> loops_for(10), loops_for(15), loops_for(200)
     ((10, 50), (15, 38), (200, 2))
@@ -65,19 +65,20 @@ def loops_for(ipc: int) -> tuple[int, int]:
 
 
 class TrainedNetwork:
-    """Trainable copy of a sampled network.
+    """Trainable copy of a sampled network, for gradient matching.
 
-    While gradients are matched, batch norm layers that use batch statistics use the fixed statistics of a given batch.
-    Batch statistics of a single class would normalize every class to the same mean.
+    Gradients are matched class by class, and batch statistics of a single class would normalize every class to the same
+    mean. During matching, batch norm layers therefore use fixed statistics of a batch of all classes, which
+    `fix_statistics` sets.
 
     Args:
         network: the sampled network, which is not changed.
-        chunk: number of images per pass; the default depends on device and image size.
+        chunk: number of images per pass through the network; the default depends on device and image size.
 
     Attributes:
         network: copy of the sampled network.
         parameters: parameters of the copy.
-        norms: batch norm layers of the copy that use batch statistics.
+        norms: the batch norm layers of the copy that used batch statistics in the sampled network.
     """
 
     def __init__(self, network: Network, chunk: int | None) -> None:
@@ -96,7 +97,7 @@ class TrainedNetwork:
 
     @torch.no_grad()
     def fix_statistics(self, images: Tensor) -> None:
-        """Put the `norms` layers in eval mode, with the statistics of `images` as running statistics."""
+        """Set the running statistics of the layers in `norms` to those of `images`, and put them in eval mode."""
         for norm in self.norms:
             norm.reset_running_stats()
             norm.momentum = None  # cumulative average: for one batch, its statistics
@@ -109,12 +110,12 @@ class TrainedNetwork:
         self, images: Tensor, labels: Tensor, epochs: int, options: InnerTraining, augment: Augmentation | None,
         generator: torch.Generator,
     ) -> None:  # fmt: skip
-        """Train the network by SGD on the cross-entropy. The `norms` layers use the statistics of each batch.
+        """Train the network by SGD on the cross-entropy. The layers in `norms` use the statistics of each batch.
 
         Args:
-            images, labels: the synthetic set.
+            images, labels: images and labels of the synthetic set.
             epochs: number of epochs.
-            options: options with the learning rate and batch size.
+            options: the learning rate and the batch size.
             augment: augmentation, drawn independently for each image; or None.
             generator: random generator for the order of the images and the augmentation.
         """

@@ -1,4 +1,4 @@
-"""The two parts of a distribution-matching step: means of real images, and the gradient for synthetic images."""
+"""The two parts of a distribution-matching step: mean embeddings of real images, and gradient of synthetic images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distillkit.networks._validation import uses_batch_statistics
 MATCHES = ("embedding", "embedding+logits")
 
 Match = Callable[[Tensor, Tensor], Tensor]
-"""Loss of one class, a scalar function of the embeddings of its real [n, d] and its synthetic [m, d] images."""
+"""Loss of one class: a function of the embeddings of its real images [n, d] and synthetic images [m, d]."""
 
 __all__ = [
     "MATCHES",
@@ -34,7 +34,7 @@ def embed_real(network: Network, images: Tensor, chunk: int | None) -> Tensor:
     Args:
         network: network with `features`. If it uses batch statistics, all images are processed together.
         images: real images, float [N, C, H, W].
-        chunk: number of images per forward pass; default: `chunking.chunk_size`.
+        chunk: number of images per forward pass. Default: see `chunking.chunk_size`.
     """
     limit = len(images) if uses_batch_statistics(network) else chunk_size(images, chunk)
     return torch.cat(list(forward_chunks(network.features, images, limit)))
@@ -47,18 +47,19 @@ def embedding_means(
     """Return the mean embedding of each class of real images.
 
     The means are the targets of a distribution-matching step. Use this function with `distance_to_means` to write your
-    own loop. It records no autograd graph and works in chunks.
+    own loop. It processes the images in chunks and records no autograd graph.
 
     Args:
         network: network with `features` and `classifier`. If it uses batch statistics, all images are processed
             together, so that the statistics come from mixed classes.
-        images: real images, float [N, C, H, W], class by class.
+        images: real images, float [N, C, H, W], sorted by class.
         counts: number of images of each class. All counts are positive, and their sum is N.
         match: `"embedding"`, or `"embedding+logits"` to append the mean logits.
-        chunk: number of images per forward pass; default: `chunking.chunk_size`.
+        chunk: number of images per forward pass. Default: see `chunking.chunk_size`.
 
     Returns:
-        Float [len(counts), d].
+        The means, float [K, d], for the K classes in `counts`. With `"embedding+logits"`, d is the sum of the
+        embedding's size and the number of logits.
 
     Raises:
         TypeError, ValueError: the network has no `features` and `classifier`, the images are invalid, or `counts` does
@@ -87,26 +88,27 @@ def distance_to_means(
 ) -> tuple[Tensor, Tensor]:
     """Return the distance between the class means of synthetic and real images, and its gradient.
 
-    To write your own loop, call `embedding_means` on real images, then this function, then take an optimizer step.
+    To write your own loop, call `embedding_means` on real images, call this function, and take an optimizer step with
+    the gradient.
 
-    The loss is a sum over classes, so the backward pass runs class by class; small classes share a chunk. On a CPU,
-    this is faster than one pass and gives the same gradient. If batch norm uses batch statistics, all classes are
-    processed together.
+    The distance is a sum over classes, so each class can have its own backward pass. The function divides the classes
+    into groups that fit into a chunk, which on a CPU is faster than a single pass and gives the same gradient. If batch
+    norm uses batch statistics, all classes are processed together.
 
     Args:
         network: network with `features` and `classifier`. The function is faster if the parameters do not require
             gradients.
-        targets: the real means [K, d], from `embedding_means` with the same `match`.
-        images: the synthetic images [N, C, H, W], class by class.
+        targets: the mean embeddings of real images [K, d], from `embedding_means` with the same `match`.
+        images: the synthetic images [N, C, H, W], sorted by class.
         counts: number of synthetic images of each of the K classes. All counts are positive, and their sum is N.
-        match: see `embedding_means`.
-        augment: function that augments the images of one class, or None. Its arguments are the images and the position
-            of the class, 0..K-1.
-        chunk: number of images per pass; see `embedding_means`.
+        match: quantity whose means are compared, `"embedding"` or `"embedding+logits"`; see `embedding_means`.
+        augment: function that augments the images of one class, or None. Its arguments are the images and the index of
+            the class in `counts`, 0 to K-1.
+        chunk: number of images per pass. Default: see `chunking.chunk_size`.
 
     Returns:
-        The loss, a scalar, and its gradient with respect to the images, [N, C, H, W]. The loss is the sum over k of
-        ||targets[k] - mean embedding of class k||^2.
+        The distance, a scalar, and its gradient with respect to the images, [N, C, H, W]. The distance is the sum over
+        k of ||targets[k] - mean embedding of class k||^2.
     """
     counts = _checked_counts(network, images, counts, match)
     k = len(counts)
@@ -130,15 +132,16 @@ def class_distance(
     augment: Callable[[Tensor, int], Tensor] | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return a distance that sums over classes, and its gradient with respect to the synthetic images.
+    """Return the sum of a user's distance over all classes, and its gradient with respect to the synthetic images.
 
     Args:
-        network, images, counts, match, augment, chunk: see `distance_to_means`.
-        distance: function that returns the distance of a group of classes. Its arguments are the positions of the
-            classes, and the embeddings [n, d] of each.
+        network, images, counts, match, augment, chunk: as in `distance_to_means`.
+        distance: function that returns the summed distance of a group of classes as a scalar. It is called with the
+            slice of `counts` that belongs to the group, and a list with the embeddings [n, d] of each class of the
+            group.
 
     Returns:
-        The sum of the distances, a scalar, and its gradient [N, C, H, W].
+        The sum of the distances over all classes, a scalar, and its gradient [N, C, H, W].
     """
     loss, gradients = images.new_zeros(()), []
     parts = images.detach().split(list(counts))
@@ -157,18 +160,18 @@ def class_distance(
 
 
 def class_groups(network: Network, images: Tensor, counts: Sequence[int], chunk: int | None) -> Iterator[slice]:
-    """Divide classes into groups whose images fit into one chunk. A class larger than a chunk forms its own group.
+    """Divide consecutive classes into groups whose images fit into one chunk. A larger class is its own group.
 
     If batch norm uses batch statistics, there is only one group, so that the statistics come from mixed classes.
 
     Args:
         network: the network that processes the images.
-        images: images of the same shape and device, float [N, C, H, W].
+        images: float [N, C, H, W]. Only their shape and device are used, to choose the default of `chunk`.
         counts: number of images of each class.
-        chunk: number of images per pass; the default depends on device and image size.
+        chunk: number of images per pass. Default: see `chunking.chunk_size`.
 
     Yields:
-        A slice of class positions for each group.
+        A slice of `counts` for each group.
     """
     limit = sum(counts) if uses_batch_statistics(network) else chunk_size(images, chunk)
     first, size = 0, 0
@@ -186,7 +189,10 @@ def _embed(network: Network, images: Tensor, match: str) -> Tensor:
 
 
 def _checked_counts(network: Network, images: Tensor, counts: Sequence[int], match: str) -> list[int]:
-    """Check types and sizes, and return the counts. Values are not checked for NaN, to save time in every step."""
+    """Check the arguments of `embedding_means`, and return the counts as ints.
+
+    Image values are not checked, to save time.
+    """
     check.one_of(match, "match", MATCHES)
     if not callable(getattr(network, "features", None)) or isinstance(network, type):
         raise TypeError(f"network must have features and classifier (networks.split), got {type(network).__name__}")

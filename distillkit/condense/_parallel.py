@@ -1,4 +1,4 @@
-"""Parallel processing of groups of classes, with one intra-op thread per group."""
+"""Parallel processing of groups of classes on a CPU, with one thread for each group."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ Part = TypeVar("Part")
 
 
 class ParallelMap:
-    """Callable that maps a function over parts in parallel. The result does not depend on the number of threads.
+    """Callable that applies a function to each part of a computation, such as a group of classes, in parallel threads.
 
     Args:
-        pool: pool of threads with one intra-op thread each, or None to process the parts one after the other.
+        pool: pool of threads, each of which runs PyTorch operations with one intra-op thread. None processes the parts
+            one after the other. The result is the same.
         workers: number of threads in the pool.
     """
 
@@ -34,23 +35,26 @@ class ParallelMap:
         self._networks: list[Network] = []
 
     def set_network(self, network: Network) -> None:
-        """Set the network that later calls use, with its current weights.
+        """Set the network that later calls pass to their function.
 
-        The sampler may overwrite `network` when it draws the next one, so call this method again after every draw.
+        Call this method again whenever the sampler has drawn a network. A draw may overwrite `network` in place, but
+        the map keeps copies of it.
         """
         self._networks = [network]
 
     def __call__(self, function: Callable[[Network, Part], T], parts: Sequence[Part]) -> list[T]:
-        """Return `function(network, part)` for each part, in order. Concurrent calls use copies of the network.
+        """Return `function(network, part)` for each part, in order.
+
+        Concurrent calls get separate copies of the network.
 
         Args:
-            function: function of a network and a part, which is called in the threads.
-            parts: parts of any type.
+            function: function of a network and a part, which is called in the pool's threads.
+            parts: second arguments of the function, of any type.
         """
         if self._pool is None or len(parts) == 1:
             return [function(self._networks[0], part) for part in parts]
         free: SimpleQueue[Network] = SimpleQueue()
-        with contextlib.suppress(RuntimeError, TypeError):  # a network that cannot be copied is used in turn
+        with contextlib.suppress(RuntimeError, TypeError):  # without a copy, one network serves all threads in turn
             while len(self._networks) < min(self._workers, len(parts)):
                 self._networks.append(copy.deepcopy(self._networks[0]))
         for network in self._networks:  # a forward pass may write to its network, as in `networks.split`
@@ -69,14 +73,14 @@ class ParallelMap:
 
 @contextlib.contextmanager
 def parallel_map(images: Tensor) -> Iterator[ParallelMap]:
-    """Yield a `ParallelMap`, which uses threads only on a CPU with several intra-op threads.
+    """Yield a `ParallelMap` that uses threads if the images are on a CPU and PyTorch has several intra-op threads.
 
     Processing two classes at once, with one thread each, is faster than one class at a time with two threads, because
-    an operation with two threads must wait for both of them. Elsewhere the map is sequential: a GPU does not benefit,
-    and new threads do not inherit autocast.
+    an operation with two threads must wait for both of them. The map is sequential on a GPU, which does not benefit
+    from threads, and under autocast, which new threads do not inherit.
 
     Args:
-        images: the images to process.
+        images: the images to process. Only their device is used.
     """
     workers = torch.get_num_threads()
     if images.device.type != "cpu" or workers == 1 or torch.is_autocast_enabled("cpu"):

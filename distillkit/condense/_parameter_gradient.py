@@ -1,4 +1,4 @@
-"""Parameter gradient of the cross-entropy, and the image gradient of its distance to a target."""
+"""Gradient of the cross-entropy with respect to parameters, and gradient matching with respect to images."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Metric = Literal["row_cosine", "mse", "cos"]
 
 
 class _TwiceDifferentiable(TorchFunctionMode):
-    """Context manager that makes functions in this thread twice differentiable with respect to images.
+    """Context manager in which attention and convolutions can be differentiated twice with respect to images.
 
-    Attention is computed by its formula, because PyTorch's fused kernels have no second derivative. Convolutions use
-    `convolve`, which skips the unneeded second derivative of the weights.
+    It affects the current thread only. Attention is computed by its formula, because PyTorch's fused kernels have no
+    second derivative. Convolutions use `convolve`, which skips the second derivative with respect to the weights.
     """
 
     def __init__(self, images: Tensor) -> None:
@@ -35,7 +35,7 @@ class _TwiceDifferentiable(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:
-            kwargs["need_weights"] = True  # selects its unfused code; functions called inside are not replaced
+            kwargs["need_weights"] = True  # selects PyTorch's unfused code; calls inside it are not intercepted
         if func is F.conv2d:
             return convolve(self._images, *args, **kwargs)
         return (_attention if func is F.scaled_dot_product_attention else func)(*args, **kwargs)
@@ -70,19 +70,19 @@ def parameter_gradient(
     *,
     chunk: int | None = None,
 ) -> list[Tensor]:
-    """Return the gradient of the mean cross-entropy with respect to a network's parameters, detached.
+    """Return the gradient of the mean cross-entropy with respect to a network's parameters.
 
     Args:
         network: network that maps images to logits. If it uses batch statistics, all images are processed together.
         parameters: parameters for which the gradient is computed. A parameter that does not affect the loss has a zero
             gradient.
-        images: float [N, C, H, W].
-        labels: class indices int [N], or rows float [N, K].
-        chunk: number of images per pass; the default depends on device and image size. It changes results only by
-            rounding, because the gradient is the mean of the chunks' gradients, weighted by chunk size.
+        images: images, float [N, C, H, W].
+        labels: class indices int [N], or soft labels float [N, K].
+        chunk: number of images per pass; the default depends on device and image size. The gradient is the mean of the
+            chunks' gradients, weighted by chunk size, so `chunk` changes it only by rounding.
 
     Returns:
-        One tensor per parameter.
+        One detached tensor for each parameter.
     """
     size = len(images) if uses_batch_statistics(network) else chunk_size(images, chunk)
     total: list[Tensor] = []
@@ -103,17 +103,18 @@ def distance_to_target(
     metric: Metric = "row_cosine",
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the distance of the parameter gradient from a target, and the image gradient of that distance.
+    """Return the distance between the parameter gradient and a target, and its gradient with respect to the images.
 
-    The function uses a double backward pass, because forward-mode differentiation is wrong for some norms. If the
-    images do not fit into one chunk, it takes two passes. The first computes the gradient g and v = d distance / d g.
-    The second computes, chunk by chunk, the derivative of <g, v> with respect to the images. By the chain rule, the
-    result is the same as without chunks, but memory is bounded.
+    The function uses a double backward pass, because forward-mode differentiation gives wrong results for some
+    normalization layers. If the images do not fit into one chunk, it processes them twice. The first pass computes the
+    parameter gradient g, and the derivative v of the distance with respect to g. The second pass computes, chunk by
+    chunk, the derivative of <g, v> with respect to the images. By the chain rule, this equals the gradient without
+    chunks, but needs less memory.
 
     Args:
-        network, parameters, images, labels, chunk: see `parameter_gradient`.
+        network, parameters, images, labels, chunk: as in `parameter_gradient`.
         targets: target gradient, one tensor per parameter.
-        metric: see `losses.matching.gradient_distance`.
+        metric: name of the distance; see `losses.matching.gradient_distance`.
 
     Returns:
         The distance, a scalar, and its gradient with respect to the images, [N, C, H, W].

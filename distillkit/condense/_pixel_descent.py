@@ -18,19 +18,21 @@ __all__ = ["PixelDescent"]
 
 
 class PixelDescent:
-    """SGD with momentum on the pixels of images. Results are bit-identical if a descent is interrupted and resumed.
+    """SGD with momentum on the pixels of images, which can be interrupted and resumed with a bit-identical result.
 
-    The class checks its options, that the loss stays finite, and that a resumed state belongs to the same call.
+    The class checks that the options are valid, that the loss stays finite, and that a resumed state belongs to the
+    same call.
 
     Args:
         images: initial images, float [N, C, H, W]; changed in place.
-        lr, momentum: options of SGD.
-        steps: total number of steps, including those before a resumed state.
-        arguments: arguments of the call that affect its results, as JSON values.
+        lr, momentum: learning rate and momentum of SGD.
+        steps: total number of steps, including those that a resumed state has already taken.
+        arguments: arguments of the condensing function that affect its results, as JSON values by name. They are stored
+            in a state, and a resumed call must have equal ones.
         seed: seed of the caller's random draws. A resumed descent uses the seed in its state.
-        resume: a state, or the path of a file with a state; None starts from the beginning.
-        identity: function that returns the fingerprints of data and network, as further JSON values. Fingerprints are
-            slow to compute, so the function is called only when a state is saved or resumed.
+        resume: a state from `Progress.state()`, or the path of a file with a state. None starts from the beginning.
+        identity: function that returns fingerprints of the data and the network, which are added to `arguments`.
+            Fingerprints are slow to compute, so the function is called only when a state is saved or resumed.
         callback: function that is called with a `Progress` after each step.
     """
 
@@ -55,7 +57,7 @@ class PixelDescent:
         yield from range(self.done, self.steps)
 
     def step(self, loss: Tensor, gradient: Tensor) -> float:
-        """Update the images: v = momentum * v + gradient, images = images - lr * v.
+        """Take one step of SGD with velocity v: v = momentum * v + gradient, images = images - lr * v.
 
         Args:
             loss: loss of this step, a scalar tensor.
@@ -75,7 +77,7 @@ class PixelDescent:
         return value
 
     def report(self, loss: float, bar: Bar | None = None) -> None:
-        """Count a step, and report it to the callback and the progress bar.
+        """Count a finished step, and report it to the callback and the progress bar.
 
         Args:
             loss: the loss of this step.

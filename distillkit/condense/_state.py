@@ -1,4 +1,4 @@
-"""Progress of a condenser, and the state to resume it."""
+"""Progress of a condenser, and the saved state from which it can be resumed."""
 
 from __future__ import annotations
 
@@ -42,10 +42,12 @@ class Progress:
     Attributes:
         step: number of finished steps, 1 to `steps`.
         steps: total number of steps.
-        loss: loss of this step, before its update.
+        loss: loss of this step, computed before the images were updated.
         images: current synthetic images [N, C, H, W]. The condenser changes this tensor, so clone it to keep it.
-        live: tensors of the state. The condenser changes these too, so `state()` copies them.
-        arguments: function that returns the call's arguments as a tensor (see `pack_arguments`); slow.
+        live: the tensors that make up the condenser's state. The condenser changes them in place, so use `state()`,
+            which copies them.
+        arguments: function that returns the condenser's arguments as a tensor (see `pack_arguments`). It is slow,
+            because it also computes fingerprints.
     """
 
     step: int
@@ -56,7 +58,7 @@ class Progress:
     arguments: Callable[[], Tensor] | None = field(default=None, repr=False)
 
     def state(self) -> State:
-        """Return a copy of the state, to pass as `resume=`. A resumed call gives a bit-identical result.
+        """Return a copy of the condenser's state. Pass it as `resume=` to continue with a bit-identical result.
 
         Call this method inside the callback. After the callback returns, the condenser changes the tensors.
         """
@@ -65,7 +67,7 @@ class Progress:
 
 
 def pack_arguments(arguments: Mapping[str, Any]) -> Tensor:
-    """Return a call's arguments as a byte tensor, so that a state holds only tensors.
+    """Return a condenser's arguments as a byte tensor of JSON text, so that a state holds only tensors.
 
     Args:
         arguments: JSON values by name.
@@ -74,14 +76,15 @@ def pack_arguments(arguments: Mapping[str, Any]) -> Tensor:
 
 
 def call_identity(real: LabeledImages, networks: NetworkSampler) -> dict[str, Any]:
-    """Fingerprint the data and networks of a condensation. Resuming with different data or networks is refused.
+    """Return fingerprints of the data and networks of a condensation. Resuming with different ones is refused.
 
-    The fingerprint of the data uses no secret key, because the state already holds images made from the data without
-    noise.
+    Anyone who knows the data can recompute the fingerprint, because it uses no secret key. This reveals nothing new:
+    the state already holds images that were made from the data without noise.
 
     Args:
         real: the set to condense.
-        networks: sampler of the networks. One network is drawn and identified by its outputs on noise.
+        networks: sampler of the networks. One network is drawn, and its fingerprint is computed from its outputs on
+            noise.
     """
     drawn = networks.draw(derive(0, "identity"))
     return {"data": set_fingerprint(real), "network": network_fingerprint(drawn, real.images)}
@@ -98,7 +101,7 @@ def save_state(path: str | os.PathLike[str], state: Mapping[str, Tensor]) -> Pat
         The path.
 
     Raises:
-        OSError: the folder is missing, unwritable or full; an existing file is left unchanged.
+        OSError: the folder does not exist, is not writable or has no space left. An existing file is left unchanged.
     """
     return write_tensors(path, state, {"format": _FORMAT, "checksum": _checksum(state)})
 
@@ -110,8 +113,8 @@ def load_state(path: str | os.PathLike[str]) -> State:
         path: path of the file.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged or was changed, or is not a condenser's state.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is damaged, was changed after it was written, or does not contain a condenser's state.
     """
     state, facts = read_tensors(path, kind=_FORMAT, what="a condenser's state")
     if facts.get("checksum", _checksum(state)) != _checksum(state):
@@ -128,14 +131,14 @@ def restore_state(resume: Resume | None, arguments: Mapping[str, Any], steps: in
 
     Args:
         resume: a state from `Progress.state()`, or the path of a file with a state.
-        arguments: arguments of the call that affect its results, as JSON values. They must equal the state's
-            `arguments` (see `pack_arguments`). They do not include the number of steps, which may be increased.
-        steps: total number of steps; at least the state's `step`.
+        arguments: arguments of the current call that affect its results, as JSON values by name. They must equal the
+            arguments stored in the state. They do not include the number of steps, which may be increased.
+        steps: total number of steps. It must be at least the number of steps that the state has taken.
 
     Raises:
         TypeError: `resume` is neither a mapping nor a path.
-        ValueError: the state was saved by a call with other arguments (the message names them), or has already taken
-            more steps.
+        ValueError: `resume` is not a condenser's state, was saved by a call with other arguments (the message lists
+            them), or has already taken more than `steps` steps.
     """
     if resume is None:
         return None
@@ -144,7 +147,7 @@ def restore_state(resume: Resume | None, arguments: Mapping[str, Any], steps: in
     elif isinstance(resume, Mapping):
         state = dict(resume)
     else:
-        raise TypeError(f"resume must be a state or the path of one, got {type(resume).__name__}")
+        raise TypeError(f"resume must be a state or the path of a file with a state, got {type(resume).__name__}")
     if not {"arguments", "step"} <= set(state):
         raise ValueError(f"resume must be a condenser's state, got a mapping of {sorted(state) or 'nothing'}")
     saved: dict[str, Any] = json.loads(bytes(state["arguments"].tolist()))

@@ -1,4 +1,4 @@
-"""Coresets, the baselines of condensation: real images selected at random, by herding or by k-center."""
+"""Coresets: real images that are selected at random, by herding or by k-center. They are baselines of condensation."""
 
 from __future__ import annotations
 
@@ -40,28 +40,28 @@ def random_subset(
     """Select `ipc` random images of each class, without replacement. Every condensed set should beat this baseline.
 
     Args:
-        images: a set, or float [N, C, H, W] in the normalized space.
+        images: a set, or a tensor, float [N, C, H, W], in the normalized space.
         labels: class indices int [N]; omit them if `images` is a set.
-        ipc: number of images per class.
+        ipc: number of images to select in each class.
         network: ignored; it is accepted because all coreset functions have the same arguments.
         generator: an int seed, or a CPU generator, which is advanced.
         parametrize: parametrization of the images, such as `sets.Tiles(2)`, or None. With it, `ipc * factor ** 2`
             images of each class are shrunk and share `ipc` stored images (see `TiledImages`). This is the baseline of a
             condensation with the same parametrization.
-        classes: the classes to select; default: all classes with an image.
-        num_classes: number of classes K; needed if classes may be absent from `labels`.
-        normalization: normalization of `images`.
+        classes: the classes from which images are selected. Default: all classes with an image.
+        num_classes: number of classes K. Pass it if some classes may be absent from `labels`.
+        normalization: normalization of `images`, if `images` is a tensor.
         chunk: ignored, like `network`.
         progress: whether to show a progress bar while a dataset is read.
 
     Returns:
-        A set, class by class in ascending order, with the columns of the given set. Its `info` lists the classes
-        without images (`absent`), and the classes with fewer than `ipc` images (`with_replacement`). In a class with
-        too few images, the selection repeats from its first image.
+        The selected images as a set, sorted by class, with the columns of the given set. Its `info` lists the classes
+        without images (`absent`), and the classes with fewer than `ipc` images (`with_replacement`). If a class has too
+        few images, its selected images are repeated in the same order.
 
     Raises:
-        TypeError, ValueError: images, labels or `ipc` are invalid, labels are soft, or a class in `classes` has no
-            images.
+        TypeError, ValueError: `images`, `labels` or `ipc` is invalid, the labels are soft, or a class in `classes` has
+            no images.
     """
     draws = as_generator(generator)
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
@@ -94,17 +94,17 @@ def herding(
 ) -> LabeledImages:
     """Select real images greedily so that their mean embedding approaches the class mean.
 
-    With embeddings f and the class mean mu, the k-th choice is the unselected x that minimizes
-    ||mu - (f(x) + sum of the selected f) / k||. The first choice is the image nearest to the mean. In a tie, the image
-    with the lowest index is chosen.
+    Let f(x) be the embedding of an image x, and mu the mean embedding of its class. The k-th selected image is the x
+    that minimizes ||mu - (f(x) + s) / k||, where s is the sum of the embeddings of the k - 1 images selected before. In
+    a tie, the image with the lowest index is selected.
 
-    Papers: Welling, "Herding dynamical weights to learn" (ICML 2009); in this form Rebuffi et al., "iCaRL" (CVPR
-    2017), algorithm 4, and the baselines of Zhao et al., "Dataset condensation with gradient matching" (ICLR 2021).
+    Papers: Welling, "Herding dynamical weights to learn" (ICML 2009). This form is from Rebuffi et al., "iCaRL" (CVPR
+    2017), algorithm 4, and is a baseline in Zhao et al., "Dataset condensation with gradient matching" (ICLR 2021).
 
     Args:
         images, labels, ipc, classes, num_classes, normalization: see `random_subset`.
-        network: network that computes the embeddings; a copy is used, in eval mode. The published baselines use a
-            network trained on the whole set. Default: the pixels are the embeddings.
+        network: network that computes the embeddings, of which a copy in eval mode is used. The published baselines use
+            a network trained on the whole set. Default: the pixels are used as embeddings.
         generator: ignored; the selection is deterministic.
         chunk: number of images per forward pass; the default depends on device and image size.
         progress: whether to show a progress bar.
@@ -146,18 +146,19 @@ def k_center(
     chunk: int | None = None,
     progress: bool = True,
 ) -> LabeledImages:
-    """Select real images that cover each class (greedy k-center).
+    """Select real images so that every image of a class is close to a selected image (greedy k-center).
 
     The function repeatedly adds the image that is farthest from all selected images. The first image is the one nearest
-    to the class mean, so the selection is deterministic. The largest distance from any image to its nearest center is
-    at most twice the smallest possible value (Gonzalez 1985). In a tie, the image with the lowest index is selected.
+    to the class mean, so the selection is deterministic. The largest distance from any image to its nearest selected
+    image is at most twice the smallest possible value (Gonzalez 1985). In a tie, the image with the lowest index is
+    selected.
 
     Papers: Gonzalez, "Clustering to minimize the maximum intercluster distance" (1985); Sener and Savarese, "Active
     learning for convolutional neural networks: a core-set approach" (ICLR 2018), algorithm 1.
 
     Args:
         images, labels, ipc, classes, num_classes, normalization: see `random_subset`.
-        network: network that computes the embeddings, see `herding`.
+        network: network that computes the embeddings; see `herding`.
         generator: ignored; the selection is deterministic.
         chunk: number of images per forward pass; the default depends on device and image size.
         progress: whether to show a progress bar.
@@ -211,7 +212,17 @@ def _select(
     info: dict[str, object],
     progress: bool = False,
 ) -> LabeledImages:
-    """Return `ipc` images per class, selected by `order(rows, min(ipc, len(rows)))` from the rows of the class."""
+    """Select images of each class with `order`, and return them as a set.
+
+    Args:
+        real: the set from which to select.
+        ipc: number of images per class. A class with fewer images repeats its selected images.
+        classes: the classes from which to select. Default: all classes with an image.
+        order: function that selects images of one class. Its arguments are the indices of the class's images in `real`,
+            and the number of images to select. It returns positions in these indices.
+        info: description of the method, which is stored in the result.
+        progress: whether to show a progress bar.
+    """
     ipc = check.positive_int(ipc, "ipc")
     rows = class_rows(real, classes)
     check_class_sizes("ipc", ipc, {c: len(own) for c, own in rows.items()})

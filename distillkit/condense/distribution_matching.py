@@ -1,4 +1,4 @@
-"""Distribution matching in one function, which covers DM, the iterative DM of FedLGD, and FedDM."""
+"""Distribution matching: one function for DM, FedLGD's iterative distribution matching, and FedDM."""
 
 from __future__ import annotations
 
@@ -90,11 +90,13 @@ def distribution_matching(
             `TiledImages` with `ipc` stored images per class, which are decoded to `ipc * factor ** 2` images.
         classes: the classes to condense; default: all classes with a real image.
         batch_real: number of real images per class and step, sampled without replacement. If a class has fewer images,
-            all are used. None always uses all images. If the network is fixed and there is no augmentation, the means
-            of whole classes are computed once instead; `FixedNetwork(network, cache=False)` uses random batches.
+            all are used. None always uses all images. This argument has no effect if the sampler is
+            `FixedNetwork(network)` and there is no augmentation: the means of whole classes are then computed once.
+            Pass `FixedNetwork(network, cache=False)` to use random batches.
         lr: step size on the pixels. The papers use 1; DM uses 10 for 100 or more images per class.
         momentum: momentum of SGD, in [0, 1).
-        augment: augmentation of real and synthetic images, drawn once per class and step (Siamese).
+        augment: augmentation of real and synthetic images. In each step, the real and synthetic images of a class get
+            the same random transformation (Siamese).
         num_classes, normalization: properties of the data if `images` is a tensor; see `LabeledImages`.
         generator: an int seed, or a CPU generator from which one seed is drawn. All randomness derives from this seed.
         chunk: number of real images per forward pass; the default depends on device and image size (see
@@ -106,23 +108,23 @@ def distribution_matching(
         progress: whether to show a progress bar.
 
     Returns:
-        A set of `ipc` images per class, sorted by class, in the same normalized space. Pixels are never clipped; a
-        warning names `lr` if they move far outside [0, 1]. Its `info` describes how it was made: the options, versions
-        and `seed`. It also lists the classes without real images (`absent`) and the classes whose initial images
-        repeat (`with_replacement`).
+        A set of `ipc` images per class, sorted by class, in the same normalized space. Pixels are never clipped. If
+        they move far outside [0, 1], a warning advises a lower `lr`. Its `info` describes how it was made: the options,
+        versions and `seed`. It also lists the classes without real images (`absent`) and the classes whose initial
+        images repeat (`with_replacement`).
 
     Raises:
-        TypeError, ValueError: an argument is invalid; the message names it.
-        FloatingPointError: the loss is not finite.
+        TypeError, ValueError: an argument is invalid; the message says which.
+        FloatingPointError: the loss is not finite; lower `lr`.
 
     On a CPU, up to `torch.get_num_threads()` classes are processed at once, each with one thread and a copy of the
     network, so the result is the same as with one thread. If the network cannot be copied, classes are processed one
     after the other. If all classes share a single pass, because of batch statistics or few images, the pass uses all
     threads.
 
-    Deviations: the code of DM's authors seeds its augmentation from the clock and runs `steps + 1` steps. In FedLGD and
-    DM, averages over absent classes are NaN; here absent classes are left out. FedDM's paper also samples a batch of
-    the synthetic images; here all synthetic images are used.
+    Deviations: the code of DM's authors seeds its augmentation from the clock and runs `steps + 1` steps. In the code
+    of FedLGD and DM, averages over absent classes are NaN; here absent classes are left out. FedDM's paper also samples
+    a batch of the synthetic images; here all synthetic images are used.
     """
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
     networks = require_sampler(networks)
@@ -164,7 +166,7 @@ def distribution_matching(
 
 @dataclass(frozen=True)
 class _ClassMatching:
-    """Matching of class means for one condensation. Groups of classes are processed in parallel."""
+    """Computation of the distribution-matching loss and its gradient, with groups of classes in parallel."""
 
     run: Condensation
     parallel: ParallelMap
@@ -172,7 +174,10 @@ class _ClassMatching:
     chunk: int | None
 
     def own_distance(self, network: Network, step: int, limit: int, loss: Match) -> tuple[Tensor, Tensor]:
-        """Return the sum over classes of a user's loss on at most `limit` real images each, and its gradient."""
+        """Return the sum over classes of the user's `loss`, and its gradient.
+
+        Each class uses at most `limit` real images.
+        """
         run, classes, images = self.run, list(self.run.rows), self.run.synthetic().split(self.run.counts)
 
         def group_distance(network: Network, group: slice) -> tuple[Tensor, Tensor]:
@@ -207,7 +212,7 @@ class _ClassMatching:
         return torch.cat(self.parallel(group_means, groups))
 
     def distance(self, network: Network, step: int, means: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the distance between the synthetic images' class means and the real `means`, and its gradient."""
+        """Return the distance between the class means of synthetic images and the real `means`, and its gradient."""
         run, classes, images = self.run, list(self.run.rows), self.run.synthetic().split(self.run.counts)
 
         def group_distance(network: Network, group: slice) -> tuple[Tensor, Tensor]:

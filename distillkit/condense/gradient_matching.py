@@ -1,4 +1,4 @@
-"""Gradient matching (DC, DSA): match parameter gradients while the network trains on the synthetic images."""
+"""Gradient matching (DC, DSA): synthetic images whose parameter gradients match those of real images."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def gradient_matching(
         images: the real images: a tensor, float [N, C, H, W], in the normalized space; or a `LabeledImages`, in which
             case `labels` are omitted.
         labels: class indices, int [N].
-        networks: sampler of networks, `RandomNetworks(factory)` in the papers. A sampled network is copied, so its
-            parameters may be frozen. Before each matching step, batch norm layers that use batch statistics get the
-            statistics of a real batch with 16 images from each class. While the network trains, they use the statistics
-            of the training batch. Batch statistics of a single class would normalize every class to the same mean.
-            Dropout is off.
+        networks: sampler of networks, `RandomNetworks(factory)` in the papers. A sampled network is copied, and the
+            copy is trained, so the sampled network's parameters may be frozen. Before each matching step, batch norm
+            layers that use batch statistics get the statistics of a real batch with 16 images from each class. While
+            the network trains, they use the statistics of the training batch. Batch statistics of a single class would
+            normalize every class to the same mean. Dropout is disabled.
         ipc: number of synthetic images per class.
         iterations: number of iterations; each one uses a new network.
         metric: distance D between gradients; see `losses.matching.gradient_distance`.
@@ -87,9 +87,9 @@ def gradient_matching(
         batch_real: number of real images per class and matching step, sampled without replacement. If a class has fewer
             images, all are used. None always uses all images.
         lr: learning rate of SGD on the pixels.
-        inner: options for training each network between matching steps, see `InnerTraining`.
-        augment: augmentation. It is drawn once per class and matching step for real and synthetic images (Siamese), and
-            once per image while the network trains.
+        inner: options for training each network between matching steps; see `InnerTraining`.
+        augment: augmentation. In a matching step, the real and synthetic images of a class get the same random
+            transformation (Siamese). While the network trains, each image gets its own.
         num_classes, normalization: properties of the data if `images` is a tensor; see `LabeledImages`.
         generator: an int seed, or a CPU generator from which one seed is drawn. All randomness derives from this seed.
         chunk: number of images per pass through the network; the default depends on device and image size (see
@@ -101,18 +101,19 @@ def gradient_matching(
         progress: whether to show a progress bar, which counts matching steps.
 
     Returns:
-        A set of `ipc` images per class, sorted by class, in the same normalized space. Pixels are never clipped; a
-        warning names `lr` if they move far outside [0, 1]. Its `info` describes how it was made. It also lists the
-        classes without real images (`absent`) and the classes whose initial images repeat (`with_replacement`).
+        A set of `ipc` images per class, sorted by class, in the same normalized space. Pixels are never clipped. If
+        they move far outside [0, 1], a warning advises a lower `lr`. Its `info` describes how it was made. It also
+        lists the classes without real images (`absent`) and the classes whose initial images repeat
+        (`with_replacement`).
 
     Raises:
-        TypeError, ValueError: an argument is invalid; the message names it.
+        TypeError, ValueError: an argument is invalid; the message says which.
         FloatingPointError: the loss is not finite.
 
     Deviations from the authors' code: Random draws derive from the seed, not from the clock. `loops_for` accepts every
-    ipc. Exactly `iterations` iterations are run, not one more. Running statistics of batch norm are set to the
-    statistics of the batch with all classes. The authors' code moves them only a tenth of the way from their initial
-    values, 0 and 1.
+    `ipc`. Exactly `iterations` iterations are run, not one more. Before a matching step, the running statistics of
+    batch norm are set to those of a batch of all classes. The authors' code moves them only a tenth of the way from
+    their initial values, 0 and 1, to those of the batch.
     """
     real = as_set(images, labels, num_classes=num_classes, normalization=normalization, progress=progress)
     networks = require_sampler(networks)
@@ -158,7 +159,19 @@ def _match_class(
     run: Condensation, trained: TrainedNetwork, step: tuple[int, int], c: int, images: Tensor, limit: int,
     metric: Metric,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the distance of the parameter gradients of synthetic and real images of class `c`, and its gradient."""
+    """Return the distance between two parameter gradients for class `c`, and its gradient with respect to `images`.
+
+    One parameter gradient is computed on real images of the class, the other on its synthetic images.
+
+    Args:
+        run: the condensation.
+        trained: the network.
+        step: index of the iteration, and index of the matching step within it.
+        c: the class.
+        images: the synthetic images of the class.
+        limit: largest number of real images to sample.
+        metric: distance between gradients; see `losses.matching.gradient_distance`.
+    """
     real = run.transform(run.sample(c, limit, *step, "real", c), *step, c)
     leaf = images if run.augment is None else images.clone().requires_grad_()
     synthetic = run.transform(leaf, *step, c)

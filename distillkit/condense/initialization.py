@@ -1,4 +1,4 @@
-"""Initial images of a condenser."""
+"""Initial synthetic images of a condensation."""
 
 from __future__ import annotations
 
@@ -53,12 +53,13 @@ def class_statistics(real: LabeledImages, *, whole_set: bool = False) -> tuple[T
 def images_from_statistics(
     means: Tensor, stds: Tensor, *, ipc: int, size: tuple[int, int], generator: int | torch.Generator = 0
 ) -> Tensor:
-    """Sample images whose pixels are normally distributed, with a given mean and std for each class and channel.
+    """Sample images with normally distributed pixels, given a mean and a standard deviation per class and channel.
 
-    A client can send these statistics instead of images. The result, [K * ipc, C, H, W], is sorted by class.
+    In federated learning, a client can send these statistics instead of images. The result, [K * ipc, C, H, W], is
+    sorted by class.
 
     Args:
-        means: means, float [K, C], from `class_statistics` (or averaged over clients).
+        means: means, float [K, C], from `class_statistics`, possibly averaged over clients.
         stds: standard deviations, float [K, C].
         ipc: number of images per class.
         size: height and width (H, W) of the images.
@@ -100,23 +101,26 @@ def initial_images(
             images uses all of them and repeats random ones. `"noise"`: N(0, 1) per pixel (DC, DM). `"statistics"`: each
             pixel from N(mean, std) of its class and channel (FedLGD's paper). `"statistics-whole-set"`: the same with
             the sums divided by the number of pixels of the whole set (the code and results of FedLGD's authors). You
-            can also pass a set: its images are copied, and its labels determine the counts. Its rows of soft labels
-            count as the class in its column `class`, or else as their largest entry.
+            can also pass a set: its images are copied, and its labels determine the number of images per class. If its
+            labels are soft, the class of an image is read from the column `class` or, without this column, is the
+            largest entry of its soft label.
         classes: the classes for which to make images; default: all classes with a real image. For a class without real
             images, `init` must be `"noise"`.
         parametrize: parametrization of the images, see `sets.Tiles`, or None. The result then is a `TiledImages` with
-            `ipc` stored images per class. Real images are shrunk to the tiles; noise is drawn for the stored images. A
-            set passed as `init` is used as it is if it has the same tiles. Otherwise its images are shrunk.
-        generator: an int seed, or a CPU generator, which is advanced. Each class draws its real images from a generator
-            of its own, so that classes can be divided over machines.
+            `ipc` stored images per class. Real images are shrunk to tiles, while noise is drawn for whole stored
+            images. If `init` is a set with the same tiles, its stored images are used unchanged; the images of any
+            other set are shrunk to tiles.
+        generator: an int seed, or a CPU generator, which is advanced. Each class draws its real images from its own
+            generator, so several machines can each process some of the classes.
 
     Returns:
-        A set whose `info` holds `init`, `absent` (classes without real images) and `with_replacement` (classes with
-        repeated images); with soft labels as a start also `start_classes`, which says how classes were read.
+        The initial set. Its `info` records `init`, the classes without images (`absent`), and the classes with repeated
+        images (`with_replacement`). If `init` is a set with soft labels, `start_classes` records how the classes were
+        read.
 
     Raises:
-        ValueError: labels are soft, `init` is unknown or cannot make images of an absent class, or the initial set has
-            another shape or normalization.
+        ValueError: the labels of `real` are soft, `init` is unknown, `init` needs real images of a class that has none,
+            or the set passed as `init` has another shape or normalization than `real`.
     """
     real = as_set(real, name="real")
     ipc = check.positive_int(ipc, "ipc")

@@ -1,4 +1,4 @@
-"""Stitching of the most recognizable crops of real images into a small set (RDED)."""
+"""RDED: a small set whose images are stitched from the most recognizable crops of real images."""
 
 from __future__ import annotations
 
@@ -49,46 +49,50 @@ def stitch(
 ) -> LabeledImages:
     """Select the crops of real images that a trained network recognizes best, and stitch them into images (RDED).
 
-    From each of `pool` random images of a class, the function takes the crop with the largest probability of the true
-    class. The `ipc * factor**2` best of these crops become `ipc` mosaics of `factor` x `factor` crops. The method is a
-    selection: **every pixel of the result comes from a real image**, so the set publishes training records.
+    From each of `pool` random images of a class, the function selects the random crop to which the observer gives the
+    largest probability of the true class. The best `ipc * factor**2` of these crops are combined into `ipc` images,
+    each a grid of `factor` x `factor` crops. **Every pixel of the result comes from a real image**, so publishing the
+    set publishes parts of training images.
 
-    With `factor=1`, the result is whole-size crops. With crops of the whole image (`min_scale=1`), it is the `ipc` most
-    confident images of each class.
+    With `factor=1`, each image of the result is one crop. With `factor=1` and `min_scale=1`, the function selects the
+    `ipc` whole images of each class with the largest probability of the true class.
 
     Args:
         images: the real images, a set or anything that `sets.as_set` accepts. A `StoredImages` is read class by class.
         labels: class indices int [N]; omit them if `images` is a set.
-        observer: trained network in the data's classes and normalization. A copy is used, in eval mode.
+        observer: network that was trained on the same classes, with the same normalization. A copy in eval mode is
+            used.
         ipc: number of images per class.
         factor: number of crops along each side of an image. Default: 1 for images whose shorter side is below 96
-            pixels, otherwise 2. At 32 pixels, networks trained on mosaics with factor 2 are at chance on whole images
-            (measured on CIFAR-10); the authors also use 1 for CIFAR and Tiny-ImageNet.
+            pixels, otherwise 2. At 32 pixels, networks trained on grids of smaller crops do not recognize whole images.
+            The authors also use 1 for CIFAR and Tiny-ImageNet.
         pool: number of random images per class whose crops are scored, without replacement. None uses all images.
-        crops: number of random crops of each image of the pool.
-        min_scale: smallest area of a crop, as a fraction of the image's. 1 keeps the whole image.
+        crops: number of random crops of each image in the pool.
+        min_scale: smallest area of a crop, as a fraction of the image's area. 1 keeps the whole image.
         classes: the classes to select; default: all classes with an image.
         num_classes, normalization: properties of the data if `images` is a tensor; see `LabeledImages`.
         device: device on which crops are made and scored. Default: the device of the observer's parameters.
-        generator: an int seed, or a CPU generator from which one seed is drawn. Each class derives its own draws from
-            the seed, so classes can be divided over machines.
+        generator: an int seed, or a CPU generator from which one seed is drawn. Each class derives its own generators
+            from the seed, so several machines can each process some of the classes.
         chunk: number of crops per forward pass; the default depends on device and image size.
         progress: whether to show a progress bar.
 
     Returns:
-        A set, class by class, on the device of the images. Its `info` says that it publishes real pixels
-        (`publishes`), and holds the observer's fingerprint and accuracy, the mean probability of the true class
-        (`confidence`), the classes without images (`absent`) and those whose crops repeat (`with_replacement`).
+        A set, sorted by class, on the device of the images. Its `info` states that the set publishes real pixels
+        (`publishes`). It also records the observer's fingerprint and accuracy (`observer`), the mean probability of the
+        true class (`confidence`), the classes without images (`absent`), and the classes with repeated crops
+        (`with_replacement`).
 
     Raises:
-        TypeError, ValueError: an argument is invalid, or the observer is not clearly better than chance on the pool.
+        TypeError, ValueError: an argument is invalid, or the observer's accuracy on the pool is not clearly better than
+            chance.
 
     Paper: Sun et al., "On the Diversity and Realism of Distilled Dataset: An Efficient Dataset Distillation Paradigm"
-    (RDED, CVPR 2024), section 4. As in the authors' code, a crop is scored at its own size, in the middle of an image
-    of zeros in the normalized space.
+    (RDED, CVPR 2024), section 4. As in the authors' code, the observer sees each crop in the middle of an image of
+    zeros in the normalized space; the crop is not enlarged.
 
-    Deviations: crops have the aspect ratio of the image; the code's are square. Crops are not compressed as JPEG. A
-    class with too few images repeats its best crops; the code fails.
+    Deviations: crops have the aspect ratio of the image, while those of the authors' code are square. Crops are not
+    compressed as JPEG. A class with too few images repeats its best crops; the authors' code fails.
     """
     real = _opened(images, labels, num_classes, normalization, progress)
     ipc = check.positive_int(ipc, "ipc")
@@ -135,7 +139,7 @@ def stitch(
 
 @dataclass(frozen=True)
 class _Scoring:
-    """Random crops of images, scored by the log-probability of their class."""
+    """Selection of random crops, each scored by the log-probability that the observer gives to its class."""
 
     observer: nn.Module
     factor: int
@@ -146,7 +150,17 @@ class _Scoring:
     def best_crops(
         self, real: LabeledImages | StoredImages, rows: Tensor, c: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return the best crop of each image, [n, C, h, w], and its log-probability of class `c`, float64 [n]."""
+        """Return the best of several random crops of each image of class `c`, and the scores of these crops.
+
+        Args:
+            real: the real images.
+            rows: indices of n images of the class.
+            c: the class.
+            generator: generator from which the crops are drawn.
+
+        Returns:
+            The crops [n, C, h, w], and their log-probabilities of class `c`, float64 [n].
+        """
         _, h, w = real.shape
         boxes = _boxes(len(rows), self.crops, self.min_scale, (h, w), generator)
         like = next(self.observer.parameters(), torch.empty(0))
@@ -164,7 +178,7 @@ class _Scoring:
         return torch.cat(best), torch.cat(scores)
 
     def _cut(self, picture: Tensor, box: Sequence[int]) -> Tensor:
-        """Return a crop [C, H // factor, W // factor] of one image."""
+        """Crop `picture` to `box` (top, left, height, width), and resize the crop to [C, H // factor, W // factor]."""
         top, left, height, width = box
         crop = picture[:, top : top + height, left : left + width]
         size = (picture.shape[1] // self.factor, picture.shape[2] // self.factor)
@@ -173,7 +187,10 @@ class _Scoring:
         return F.interpolate(crop[None], size, mode="bilinear", antialias=True, align_corners=False)[0]
 
     def _score(self, cut: Tensor, c: int, size: tuple[int, int]) -> Tensor:
-        """Return the log-probability of class `c` for crops in the middle of images of zeros, float64 on the CPU."""
+        """Return the log-probabilities of class `c` that the observer gives to crops, float64 on the CPU.
+
+        Each crop in `cut` is placed in the middle of an image of zeros with the given `size` (height, width).
+        """
         down, right = size[0] - cut.shape[2], size[1] - cut.shape[3]
         framed = F.pad(cut, (right // 2, right - right // 2, down // 2, down - down // 2))
         logits = teacher_logits(self.observer, framed, self.chunk)
@@ -217,7 +234,10 @@ def _checked_factor(factor: int | None, shape: tuple[int, int, int]) -> int:
 
 
 def _boxes(count: int, crops: int, min_scale: float, size: tuple[int, int], generator: torch.Generator) -> Tensor:
-    """Draw top, left, height and width of crops whose area is uniform in [min_scale, 1], int64 [count, crops, 4]."""
+    """Draw random crops: their top, left, height and width, as int64 [count, crops, 4].
+
+    The area of a crop, as a fraction of the image's area, is uniform in [min_scale, 1].
+    """
     area, down, right = torch.rand(3, count, crops, generator=generator, dtype=torch.float64)
     share = (min_scale + (1 - min_scale) * area).sqrt()
     height, width = ((share * side).round().clamp_min(1) for side in size)
@@ -226,9 +246,10 @@ def _boxes(count: int, crops: int, min_scale: float, size: tuple[int, int], gene
 
 
 def _mosaics(crops: Tensor, factor: int, shape: tuple[int, int, int]) -> Tensor:
-    """Stitch crops, ordered by rank, into images: ranks k * n to (k + 1) * n - 1 fill cell k of the n images.
+    """Stitch crops, sorted by decreasing score, into n images of `factor` x `factor` cells.
 
-    Where `factor` does not divide a side, the first cells are one pixel larger.
+    The best n crops fill the first cell of the images, the next n crops the second cell, and so on. If `factor` does
+    not divide a side of the image, the first cells are one pixel larger.
     """
     n = len(crops) // factor**2
     cells = crops.unflatten(0, (factor, factor, n))

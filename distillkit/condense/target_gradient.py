@@ -1,4 +1,4 @@
-"""Gradient matching to a given target gradient."""
+"""Optimization of images so that their parameter gradient matches a given target gradient."""
 
 from __future__ import annotations
 
@@ -41,29 +41,30 @@ def fit_to_gradient(
     """Optimize images so that their parameter gradient matches a given target, as FedLGD's server does.
 
     Each step minimizes D(grad CE(all synthetic images), target) over all classes together, by SGD with momentum on the
-    pixels. The target may be computed from a model before and after training, as (before - after) / lr. This is the
-    server step of Huang et al., "Federated learning on virtual heterogeneous data with local-global dataset
-    distillation" (FedLGD, TMLR 2024), Eq. 5.
+    pixels. The target may be computed from the parameters of a model before and after training, as (before - after) /
+    lr. This is the server step of Huang et al., "Federated learning on virtual heterogeneous data with local-global
+    dataset distillation" (FedLGD, TMLR 2024), Eq. 5.
 
     Args:
         network: network whose parameter gradients are matched. A copy in eval mode is used; the network itself is never
             changed.
-        synthetic: initial set. Its labels (class indices or rows) do not change.
+        synthetic: initial set. Its labels, class indices or soft labels, do not change.
         target: target gradient, one tensor per parameter of the network: a sequence in the order of
-            `network.parameters()`, or a mapping by the names in `network.named_parameters()`. Parameters that a mapping
-            leaves out are not matched.
+            `network.parameters()`, or a mapping by the names in `network.named_parameters()`. Parameters that are
+            absent from a mapping are not matched.
         steps: number of optimization steps.
         lr: step size on the pixels.
         momentum: momentum of SGD, in [0, 1).
         metric: distance D between gradients; see `losses.matching.gradient_distance`. The default ignores the scale of
             the target.
-        chunk, callback, resume, progress: see `gradient_matching`; here `Progress` counts steps.
+        chunk, callback, resume, progress: as in `gradient_matching`, except that `Progress` counts steps.
 
     Returns:
         A set with the labels of `synthetic`, but without its other columns, because they describe the initial images.
 
     Raises:
-        TypeError, ValueError: an argument is invalid, or the target does not fit the network.
+        TypeError, ValueError: an argument is invalid, or the target's names or shapes differ from those of the
+            parameters.
         FloatingPointError: the loss is not finite.
     """
     steps = check.positive_int(steps, "steps", least=0)
@@ -96,7 +97,7 @@ def fit_to_gradient(
 def _match_targets(
     network: nn.Module, target: Mapping[str, Tensor] | Sequence[Tensor]
 ) -> tuple[list[nn.Parameter], list[Tensor]]:
-    """Return the parameters to match, and a checked target for each."""
+    """Check `target`, and return the parameters that it contains and their target gradients."""
     named = dict(network.named_parameters())
     if not isinstance(target, Mapping):
         target = check.sequence(target, "target", "tensors, one a parameter, if not a mapping")
