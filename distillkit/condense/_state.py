@@ -147,7 +147,7 @@ def restore_state(resume: Resume | None, arguments: Mapping[str, Any], steps: in
     elif isinstance(resume, Mapping):
         state = dict(resume)
     else:
-        raise TypeError(f"resume must be a state or the path of a file with a state, got {type(resume).__name__}")
+        raise TypeError(f"resume must be a state or the path of one, got {type(resume).__name__}")
     if not {"arguments", "step"} <= set(state):
         raise ValueError(f"resume must be a condenser's state, got a mapping of {sorted(state) or 'nothing'}")
     saved: dict[str, Any] = json.loads(bytes(state["arguments"].tolist()))

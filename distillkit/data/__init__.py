@@ -1,4 +1,4 @@
-"""Datasets in memory or in a file, partitions among clients, and one set per client."""
+"""Datasets in memory or in files, their partition among clients, and the resulting client sets."""
 
 from distillkit.data import partition
 from distillkit.data.client_sets import clients

@@ -1,4 +1,4 @@
-"""Allocation of images to clients: from a table of counts to index tensors."""
+"""Allocation of images to clients, given the number of images of each class that each client receives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Seed = int | torch.Generator
 
 
 def class_groups(labels: Tensor, clients: int, name: str = "labels") -> list[Tensor]:
-    """Return the indices of the images of each class that occurs, on the CPU."""
+    """Return one tensor of image indices, on the CPU, for each class that occurs in `labels`."""
     clients = check.positive_int(clients, "clients")
     labels = check.class_labels(labels, None, None, name).cpu()
     if not len(labels):
@@ -31,7 +31,21 @@ def even_counts(total: int, parts: int) -> Tensor:
 def allocate_evenly(
     groups: list[Tensor], owns: Tensor, labels: Tensor, generator: Seed, what: str = "class"
 ) -> list[Tensor]:
-    """Divide each group evenly among its owners (`owns`, bool [clients, groups]); `what` names a group in errors."""
+    """Divide each group of images at random and evenly among the clients that own it.
+
+    Args:
+        groups: image indices of each group, such as a class or a domain.
+        owns: whether client i owns a part of group k, bool [clients, groups].
+        labels: class or domain of each image. The index tensors are returned on its device.
+        generator: seed or random generator.
+        what: word for a group in error messages.
+
+    Returns:
+        One sorted index tensor per client.
+
+    Raises:
+        ValueError: a group has fewer images than owners.
+    """
     counts = torch.zeros(owns.shape, dtype=torch.long)
     for k, group in enumerate(groups):
         owners = int(owns[:, k].sum())
@@ -45,7 +59,17 @@ def allocate_evenly(
 
 
 def allocate(groups: list[Tensor], counts: Tensor, labels: Tensor, generator: Seed) -> list[Tensor]:
-    """Assign `counts[i, k]` random images of group k to client i."""
+    """Assign `counts[i, k]` random images of group k to client i.
+
+    Args:
+        groups: image indices of each group, such as a class.
+        counts: number of images for each client and group, int [clients, groups].
+        labels: class of each image. The index tensors are returned on its device.
+        generator: seed or random generator.
+
+    Returns:
+        One sorted index tensor per client.
+    """
     rng = as_generator(generator)
     clients: list[list[Tensor]] = [[] for _ in counts]
     for k, group in enumerate(groups):
@@ -57,7 +81,7 @@ def allocate(groups: list[Tensor], counts: Tensor, labels: Tensor, generator: Se
 
 
 def as_index_tensors(partition: Sequence[Tensor], total: int) -> list[Tensor]:
-    """Check a partition of `total` images, and return one index tensor int64 per client.
+    """Check a partition of `total` images, and return one index tensor, int64, per client.
 
     Args:
         partition: one tensor, array or list of indices per client.

@@ -1,4 +1,4 @@
-"""Construction of a `Split` from pixels in memory, or of a `StoredSplit` from a cache."""
+"""Construction of a `Split` from pixels in memory, or of a `StoredSplit` from cached pictures."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ __all__ = ["SplitBuilder", "assemble_raw"]
 
 @dataclass(frozen=True)
 class SplitBuilder:
-    """Builder of a split from the labels and metadata of its parts `train`, `test` and perhaps `validation`.
+    """Builder of a split, which has the parts `train`, `test` and possibly `validation`.
 
     Attributes:
         labels: labels of each part.
         classes: class names, in label order.
-        normalization: normalization of all parts; None measures mean and standard deviation on `train`.
-        info: origin of the data, stored in the `info` of every set.
-        classes_given: whether the classes are known independently of the labels, for example by their names.
-        columns: further columns of each part.
+        normalization: normalization of all parts. None measures the mean and standard deviation on `train`.
+        info: description of the data's origin, which is stored in the `info` of every set.
+        classes_given: whether the classes are known independently of the labels. False means that they were derived
+            from the labels that occur.
+        columns: further columns of each part by name, such as `user`.
         users, domains: names of users and domains; the columns `user` and `domain` are indices into them.
     """
 
@@ -42,10 +43,10 @@ class SplitBuilder:
     domains: Sequence[str] = ()
 
     def build(self, pixels: Mapping[str, Tensor]) -> Split:
-        """Build a split in memory.
+        """Build a split whose normalized images are in memory.
 
         Args:
-            pixels: pixels of each part, float [N, C, H, W] in [0, 1]; they are overwritten.
+            pixels: pixels of each part, float [N, C, H, W] in [0, 1]. They are overwritten by the normalized images.
         """
         normalization = self.normalization or Normalization.of(pixels["train"])
         sets = {}
@@ -97,7 +98,7 @@ def assemble_raw(
         raw: images and labels of each part; images are [N, C, H, W], uint8 or float in [0, 1].
         classes: class names, in label order.
         dataset: name of the dataset.
-        size, channels, normalization: see `load`.
+        size, channels, normalization: as in `load`.
     """
     pixels = {part: to_pixels(images, size, channels) for part, (images, _) in raw.items()}
     labels = {part: own for part, (_, own) in raw.items()}

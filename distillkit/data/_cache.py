@@ -1,10 +1,10 @@
-"""Cache of decoded pictures: one file of bytes, written once by several threads, resumable after a kill.
+"""Cache of decoded pictures in a file, which several threads write once. An interrupted write is resumed.
 
-A cache of N pictures [C, H, W] is two files in a folder: `<name>.npy`, uint8 [N, C, H, W], which NumPy can read; and
-`<name>.safetensors`, with the hash of each picture's bytes and the sums of its channels. The second file is written
-last, so its presence means that the pixels are complete. While a cache is being written, `<name>.rows` holds the hashes
-and sums. The hash of a picture is written after its pixels. A resumed call therefore decodes only the pictures whose
-bytes do not match their hash.
+A cache of N pictures [C, H, W] consists of two files in a folder. `<name>.npy` contains the pictures as a NumPy array,
+uint8 [N, C, H, W]. `<name>.safetensors` contains the hash of each picture's bytes and the sums of its channels. The
+second file is written last, so its presence means that all pictures are complete. While a cache is being written, the
+file `<name>.rows` contains the hashes and sums. The hash of a picture is written after its pixels, so a resumed call
+decodes only the pictures whose bytes do not match their hash.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ _LOCK = threading.Lock()
 
 @dataclass(frozen=True)
 class Cache:
-    """A complete cache.
+    """Opened cache in which all pictures are complete.
 
     Attributes:
         file: open file with the pictures.
-        sums: sum and sum of squares of the bytes of each picture and channel, int64 [N, 2, C].
+        sums: sum and sum of squares of the byte values, for each picture and channel, int64 [N, 2, C].
     """
 
     file: PixelFile
@@ -67,16 +67,16 @@ class Cache:
 
 
 def cached_normalization(sums: Tensor, shape: Shape) -> Normalization:
-    """Return the mean and standard deviation of cached pictures without reading them.
+    """Return the normalization by mean and standard deviation of cached pictures, without reading the pictures.
 
-    The sums are exact, so the result equals that of `Normalization.of` up to rounding.
+    The result equals that of `Normalization.of` on the pictures up to rounding, because the sums are exact.
 
     Args:
         sums: the rows of `Cache.sums` to use, int64 [n, 2, C].
         shape: shape (C, H, W) of a picture.
 
     Raises:
-        ValueError: there are no pictures.
+        ValueError: `sums` is empty.
     """
     if not len(sums):
         raise ValueError("cannot measure a normalization without pictures; give normalization=")
@@ -89,7 +89,7 @@ def cached_normalization(sums: Tensor, shape: Shape) -> Normalization:
 
 
 def files_key(files: Iterable[tuple[str, os.stat_result]]) -> str:
-    """Return a short hash that changes when a file is added, removed, renamed or written.
+    """Return a short hash of a list of files, which changes when a file is added, removed, renamed or written.
 
     Args:
         files: name and file status of each file, in order.
@@ -103,22 +103,23 @@ def files_key(files: Iterable[tuple[str, os.stat_result]]) -> str:
 def open_cache(
     source: Path, key: str, count: int, shape: Shape, fill: Fill, options: str, folder: AnyPath | None, progress: bool
 ) -> Cache:
-    """Open the cache of a source; write it first if it is missing or the source has changed.
+    """Open the cache of a file or folder of pictures. If the cache is missing or outdated, write it first.
 
     Args:
-        source: file or folder with the pictures; it is never written.
-        key: hash of the current state of the source, see `files_key`.
+        source: file or folder with the pictures. It is only read.
+        key: hash of the current state of the source; see `files_key`. A cache with another key is outdated.
         count: number of pictures.
         shape: shape (C, H, W) of every picture.
-        fill: function that writes the pictures. Its arguments are a `CacheWriter` and a function that reports the
-            number of new pictures.
+        fill: function that writes the pictures. It is called with a `CacheWriter`, and with a function to which it
+            passes the number of newly written pictures, to advance the progress bar.
         options: requested size and channels as text. They are part of the cache's name, so that requests with different
             options use different caches.
-        folder: folder of the cache. Default: the environment variable `DISTILLKIT_CACHE`, or else beside the source.
+        folder: folder of the cache. Default: the folder in the environment variable `DISTILLKIT_CACHE` or, if it is not
+            set, the folder `<source>.cache` beside the source.
         progress: whether to show a progress bar.
 
     Raises:
-        OSError: the cache cannot be written, or the disk is full.
+        OSError: the cache cannot be written, for example because the disk is full.
         distillkit.locking.InUse: another process has held the lock of this cache for a day.
     """
     source = source.resolve()
@@ -156,7 +157,7 @@ class CacheWriter:
     """Writer of a cache, which detects the pictures that an interrupted call has already written.
 
     Args:
-        complete: path of the file that is written last and marks the cache as complete.
+        complete: path of the `.safetensors` file, which is written last and marks the cache as complete.
         count: number of pictures.
         shape: shape (C, H, W) of every picture.
 
@@ -180,7 +181,7 @@ class CacheWriter:
         self._start = _start_of(self._pixels, count, shape)
 
     def _resumable(self) -> bool:
-        """Return whether an earlier call left readable files. After a crash, the header may be missing."""
+        """Return whether an interrupted call left a pixel file with a valid header and a file of hashes."""
         if not (self._pixels.exists() and self._rows.exists()):
             return False
         try:
@@ -189,7 +190,7 @@ class CacheWriter:
             return False
 
     def missing(self, begin: int, end: int) -> list[int]:
-        """Return the indices from `begin` to `end` - 1 whose pictures are missing or incomplete."""
+        """Return the indices in range(begin, end) whose pictures are missing or incomplete."""
         with self._rows.open("rb") as rows, self._pixels.open("rb") as pixels:
             rows.seek(begin * self._row)
             known = [rows.read(self._row)[:_DIGEST] for _ in range(begin, end)]
@@ -202,7 +203,7 @@ class CacheWriter:
         return missing
 
     def write(self, begin: int, pictures: Sequence[Tensor]) -> None:
-        """Write consecutive pictures, then their hashes and sums.
+        """Write consecutive pictures, and then their hashes and sums.
 
         Args:
             begin: index of the first picture.
@@ -218,7 +219,7 @@ class CacheWriter:
             file.write(facts)
 
     def finish(self, source: Path) -> None:
-        """Flush the pixels to disk and mark the cache as complete.
+        """Flush the pictures to disk, and mark the cache as complete.
 
         Args:
             source: file or folder with the pictures; its name is recorded in the cache.
@@ -233,10 +234,10 @@ class CacheWriter:
 
 
 def fill_in_threads(picture: Callable[[int], Tensor], workers: int | None) -> Fill:
-    """Return a function that writes the missing pictures of a cache from several threads.
+    """Return a function that writes the missing pictures of a cache in several threads. It fits `open_cache(fill=...)`.
 
     Args:
-        picture: function that returns picture i as uint8 [C, H, W]; it is called in any order.
+        picture: function that returns the picture with a given index as uint8 [C, H, W]. The indices come in any order.
         workers: number of threads. Default: the number of cores of this process.
     """
     workers = _cores() if workers is None else check.positive_int(workers, "workers")
@@ -256,7 +257,7 @@ def fill_in_threads(picture: Callable[[int], Tensor], workers: int | None) -> Fi
 
 
 def _read_cache(complete: Path, count: int, shape: Shape) -> Cache | None:
-    """Return the cache if it is complete."""
+    """Return the cache whose `.safetensors` file is `complete`, or None if the cache is missing or damaged."""
     pixels = complete.with_suffix(".npy")
     if not (complete.is_file() and pixels.is_file()):
         return None
@@ -271,10 +272,10 @@ def _read_cache(complete: Path, count: int, shape: Shape) -> Cache | None:
 
 
 def _start_of(pixels: Path, count: int, shape: Shape) -> int:
-    """Return the offset of the first picture in an `.npy` file.
+    """Return the byte offset of the first picture in an `.npy` file.
 
     Raises:
-        ValueError: the file has another content.
+        ValueError: the file's header is damaged, or declares anything but uint8 [count, *shape].
     """
     with pixels.open("rb") as file:
         np.lib.format.read_magic(file)
@@ -286,10 +287,11 @@ def _start_of(pixels: Path, count: int, shape: Shape) -> int:
 
 @contextmanager
 def _writable(where: Path, size: int) -> Iterator[None]:
-    """Create the folder of a cache. During the `with` block, replace errors from writing by more helpful ones.
+    """Create the folder of a cache, and explain errors from writing the cache in the `with` block.
 
     Raises:
-        OSError: the folder cannot be created or written, or the disk is full.
+        OSError: the folder cannot be created or written, for example because the disk is full. The message says how to
+            choose another folder.
     """
     try:
         where.mkdir(parents=True, exist_ok=True)

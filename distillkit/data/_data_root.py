@@ -1,4 +1,4 @@
-"""The data root: the folder of the datasets that `load` knows."""
+"""The data root: the folder that contains the files of all named datasets."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["data_root"]
 
 
 def data_root(root: AnyPath | None, name: str) -> Path:
-    """Return the given data root, or the one in the environment variable `DISTILLKIT_DATA`.
+    """Return the data root: the argument `root`, or the folder in the environment variable `DISTILLKIT_DATA`.
 
     Args:
-        root: data root, see `load`.
+        root: data root that the user passed to `load`, or None.
         name: name of the dataset, used in the error message.
 
     Raises:
-        ValueError: neither `root` nor the environment variable is given.
+        ValueError: `root` is None and the environment variable is not set.
     """
     root = root if root is not None else os.environ.get("DISTILLKIT_DATA")
     if not root:

@@ -1,4 +1,4 @@
-"""Dirichlet partitioners, public in `distillkit.data.partition`."""
+"""Dirichlet partitioners, which `distillkit.data.partition` exports."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ _Draw = Callable[[Tensor, torch.Generator], Tensor]
 def dirichlet(
     labels: Tensor, clients: int, alpha: float, *, min_size: int = 10, tries: int = 1000, generator: Seed = 0
 ) -> list[Tensor]:
-    """Split each class among clients by shares drawn from Dir(alpha), the usual heterogeneous partition.
+    """Split each class among all clients, in random proportions from a symmetric Dirichlet distribution Dir(alpha).
 
-    The draw is repeated until every client has `min_size` images.
+    This is the usual heterogeneous partition. The proportions of all classes are drawn again until every client has at
+    least `min_size` images.
 
-    This is the rule in the paper of Li et al., "Federated learning on non-IID data silos" (ICDE 2022, NIID-Bench). Its
-    authors' code also limits the large clients; see `dirichlet_capped`.
+    The rule is described by Li et al., "Federated learning on non-IID data silos" (ICDE 2022, NIID-Bench). The authors'
+    code also limits the size of large clients; use `dirichlet_capped` for this variant.
 
     Args:
-        labels: int [N].
+        labels: class indices int [N].
         clients: number of clients.
-        alpha: concentration in [1e-6, 1e6]; smaller is more skewed. At 0.01, most draws leave some client empty, so
-            expect tens to hundreds of redraws.
+        alpha: concentration, in [1e-6, 1e6]. Smaller values give more skewed partitions. At 0.01, most draws leave some
+            client empty, so expect tens to hundreds of draws.
         min_size: smallest number of images per client; 0 accepts the first draw, even with empty clients.
         tries: largest number of draws.
         generator: seed or random generator.
 
     Raises:
-        TypeError, ValueError: an invalid argument, fewer than `clients * min_size` images, or no acceptable draw.
+        TypeError, ValueError: an argument is invalid, there are fewer than `clients * min_size` images, or none of the
+            draws gives every client `min_size` images.
     """
 
     def draw(sizes: Tensor, rng: torch.Generator) -> Tensor:
@@ -46,18 +48,18 @@ def dirichlet(
 def dirichlet_capped(
     labels: Tensor, clients: int, alpha: float, *, min_size: int = 10, tries: int = 1000, generator: Seed = 0
 ) -> list[Tensor]:
-    """Split as `dirichlet` does, but assign no further classes to a client that has N / clients images.
+    """Split like `dirichlet`, but assign no further classes to a client that already has N / clients images.
 
-    The authors' code of NIID-Bench, VHL (Tang et al., ICML 2022) and FedCOG (Ye et al., ICLR 2024) splits in this way.
-    Class by class, in increasing order, the shares of full clients are set to zero and the other shares renormalized.
-    The result depends on the order of the classes and is less skewed than Dir(alpha). VHL sets `min_size` to the number
-    of classes; NIID-Bench and FedCOG use 10.
+    The authors' code of NIID-Bench, VHL (Tang et al., ICML 2022) and FedCOG (Ye et al., ICLR 2024) uses this rule. The
+    classes are assigned one after the other, in increasing order. Clients that are full get no share of a class, and
+    the shares of the other clients are renormalized. The result therefore depends on the order of the classes, and is
+    less skewed than that of `dirichlet`. VHL sets `min_size` to the number of classes; NIID-Bench and FedCOG use 10.
 
     Args:
-        labels, clients, alpha, min_size, tries, generator: see `dirichlet`.
+        labels, clients, alpha, min_size, tries, generator: as in `dirichlet`.
 
     Raises:
-        TypeError, ValueError: as for `dirichlet`.
+        TypeError, ValueError: for the same reasons as in `dirichlet`.
     """
 
     def draw(sizes: Tensor, rng: torch.Generator) -> Tensor:
@@ -71,21 +73,23 @@ def dirichlet_capped(
 
 
 def dirichlet_prior(labels: Tensor, clients: int, alpha: float, *, generator: Seed = 0) -> list[Tensor]:
-    """Give every client floor(N / clients) images, sampled by its own class prior, which is drawn from Dir(alpha).
+    """Give every client the same number of images, with its own class proportions drawn from Dir(alpha).
 
-    This is the partition of "Federated learning with a single shared image" (Soni et al., CVPR 2024 workshops). Clients
-    are filled one after the other, image by image and without replacement. When a class is exhausted, it is removed
-    from the prior, which is renormalized. The last clients therefore get the remaining images and may follow their
-    prior only loosely. N mod clients images belong to no client.
+    Each client gets floor(N / clients) images. The remaining N mod clients images belong to no client. This is the
+    partition of "Federated learning with a single shared image" (Soni et al., CVPR 2024 workshops).
+
+    The clients are filled one after the other, without replacement. For each image, a class is drawn from the client's
+    proportions. A class that has no images left is removed from the proportions, which are renormalized. The last
+    clients therefore get the images that are left, and may deviate from their proportions.
 
     Args:
-        labels: int [N].
+        labels: class indices int [N].
         clients: number of clients.
-        alpha: concentration of the priors; smaller is more skewed.
+        alpha: concentration of the Dirichlet distribution. Smaller values give more skewed clients.
         generator: seed or random generator.
 
     Raises:
-        TypeError, ValueError: invalid labels, alpha (see `dirichlet`) or generator, or more clients than images.
+        TypeError, ValueError: an argument is invalid, or there are more clients than images.
     """
     groups = class_groups(labels, clients)
     rng = as_generator(generator)
@@ -117,28 +121,31 @@ def domains_by_dirichlet(
     tries: int = 1000,
     generator: Seed = 0,
 ) -> list[Tensor]:
-    """Split every domain among several clients, class by class, with shares from Dir(alpha) and a minimum size.
+    """Split every domain among `parts` clients, class by class, in proportions from Dir(alpha) with a minimum size.
 
-    These are FedLGD's 57 clients of CIFAR-10-C (Huang et al., TMLR 2024): 19 corruptions, three parts each, Dir(2), at
-    least 100 pictures of each class per client. Each class is redrawn until every part has `min_each` images. Classes
-    are drawn independently, so this is equivalent to redrawing all classes. The authors' script is not released, so
-    their draw is unknown.
+    FedLGD (Huang et al., TMLR 2024) forms its 57 clients of CIFAR-10-C in this way: each of 19 corruptions is a domain
+    with three clients, the proportions are from Dir(2), and every client has at least 100 pictures of each class. The
+    authors' script is not released, so their random draw is unknown.
+
+    The proportions of a class in a domain are drawn again until each of the clients has `min_each` images of this
+    class.
 
     Args:
         labels: class indices int [N].
-        domains: index of the source of each image, int [N].
+        domains: index of the domain of each image, int [N].
         parts: number of clients per domain.
-        alpha: concentration; see `dirichlet`.
-        min_each: smallest number of images per class and client; 0 accepts the first draw.
-        tries: largest number of draws of one class.
+        alpha: concentration, as in `dirichlet`.
+        min_each: smallest number of images of each class per client; 0 accepts the first draw.
+        tries: largest number of draws for one class of a domain.
         generator: seed or random generator.
 
     Returns:
-        One index tensor per client. With D domains, clients i, i + D, i + 2 D, ... have domain i, as in `by_domain`.
+        One index tensor per client. With D domains, clients i, i + D, i + 2 D, ... have images of domain i, as in
+        `by_domain`.
 
     Raises:
-        TypeError, ValueError: an invalid argument; a domain with fewer than `parts * min_each` images of a class; or no
-            acceptable draw.
+        TypeError, ValueError: an argument is invalid, a domain has fewer than `parts * min_each` images of a class, or
+            none of the draws gives every client `min_each` images.
     """
     parts = check.positive_int(parts, "parts")
     groups = class_groups(domains, parts, "domains")
@@ -170,7 +177,10 @@ def domains_by_dirichlet(
 def _draw_with_minimum(
     total: int, parts: int, alpha: float, min_each: int, tries: int, rng: torch.Generator
 ) -> list[int]:
-    """Draw the sizes of `parts` parts of `total` images. Repeat until each part has at least `min_each` images."""
+    """Divide `total` images into `parts` parts in proportions from Dir(alpha), and return the sizes of the parts.
+
+    The proportions are drawn again, at most `tries` times, until each part has at least `min_each` images.
+    """
     best = 0
     for _ in range(tries):
         counts = _cut(torch.tensor(total), _log_gamma(alpha, (parts,), rng).softmax(0))
@@ -184,16 +194,20 @@ def _draw_with_minimum(
 
 
 def _cut(totals: Tensor, shares: Tensor) -> Tensor:
-    """Split `totals` [...] at the rounded-down cumulative `shares` [..., clients]. A share of 0 receives no images."""
+    """Divide each number in `totals` [...] into integers in proportion to `shares` [..., clients].
+
+    The cumulative shares are rounded down, so the integers add up to the number, and a share of 0 gives 0.
+    """
     cumulative = shares.cumsum(-1)
     edges = (cumulative / cumulative[..., -1:] * totals[..., None]).long()
     return torch.diff(edges, prepend=torch.zeros_like(edges[..., :1]))
 
 
 def _log_gamma(alpha: float, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Draw logarithms of Gamma(alpha); their softmax is Dir(alpha).
+    """Draw logarithms of Gamma(alpha) variables. Their softmax has the distribution Dir(alpha).
 
-    The draws themselves underflow to 0 at small alpha, so the identity Gamma(a) = Gamma(a + 1) U^(1/a) is used.
+    At small alpha, the variables themselves underflow to 0. The logarithms are therefore computed by the identity
+    Gamma(alpha) = Gamma(alpha + 1) U^(1/alpha), where U is uniform in (0, 1].
     """
     alpha = check.real_number(alpha, "alpha", least=1e-6, most=1e6)
     above_one = torch._standard_gamma(torch.full(shape, alpha + 1, dtype=torch.float64), generator=generator)
@@ -204,7 +218,13 @@ def _log_gamma(alpha: float, shape: tuple[int, ...], generator: torch.Generator)
 def _draw_allocation(
     draw: _Draw, labels: Tensor, clients: int, alpha: float, min_size: int, tries: int, generator: Seed
 ) -> list[Tensor]:
-    """Draw class counts per client until every client has at least `min_size` images, then allocate the images."""
+    """Draw how many images of each class every client receives, and allocate random images accordingly.
+
+    Args:
+        draw: function that draws the numbers of images, int [clients, classes]. Its arguments are the number of images
+            in each class, and a generator. It is called until every client has at least `min_size` images.
+        labels, clients, alpha, min_size, tries, generator: as in `dirichlet`; `alpha` is used in error messages only.
+    """
     groups = class_groups(labels, clients)
     sizes = torch.tensor([len(group) for group in groups])
     min_size = check.positive_int(min_size, "min_size", least=0)

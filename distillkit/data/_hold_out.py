@@ -1,4 +1,4 @@
-"""Fixed random choice of test images for datasets without a test split."""
+"""Random but reproducible choice of test images, for datasets without a test split."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _SEED = 20_211  # part of the definition of the datasets without a test split, n
 
 
 def hold_out(labels: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
-    """Split a set into training and test images. Every call chooses the same random part of each class.
+    """Hold out the same random part of each class in every call.
 
     Args:
         labels: class indices int [N].
-        fraction: share of each class that is held out, in [0, 1); the count is rounded.
+        fraction: share of each class that is held out, in [0, 1). The number of images is rounded.
 
     Returns:
-        Indices (training, held out), int64, ascending.
+        Indices of the training images, and indices of the held-out images. Both are int64, ascending.
     """
     rng = derive(_SEED, "hold out")
     held_out = torch.zeros(len(labels), dtype=torch.bool)
@@ -35,15 +35,15 @@ def hold_out(labels: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
 
 
 def hold_out_classes(labels: Tensor, classes: Sequence[str], fraction: float) -> tuple[Tensor, Tensor]:
-    """Hold out a part of every class, and warn about classes that are too small to have a test image.
+    """Hold out a part of each class with `hold_out`, and warn about classes that are too small to have a test image.
 
     Args:
         labels: class indices int [N].
-        classes: class names.
-        fraction: see `hold_out`.
+        classes: class names, in label order, for messages.
+        fraction: share of each class that is held out, as in `hold_out`.
 
     Raises:
-        ValueError: `fraction` is too small to hold out an image of any class.
+        ValueError: `fraction` is so small that no class has a held-out image.
     """
     kept, held_out = hold_out(labels, fraction)
     if not fraction:
@@ -63,16 +63,17 @@ def hold_out_classes(labels: Tensor, classes: Sequence[str], fraction: float) ->
 
 
 def hold_out_values(labels: Tensor, values: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
-    """Hold out images by a column, so that training and test images share no value of the column.
+    """Hold out all images with certain values of a column, such as the patients of the test set.
 
     Args:
-        labels: class indices int [N]. Each value of the column counts toward the class of its first image. Multi-label
-            rows [N, K] are ignored.
-        values: values of the column, int64 [N]; images with equal values stay together.
+        labels: class indices int [N]. The class of a value is the class of the first image that has this value.
+            Multi-label rows [N, K] are ignored: the values then form a single class.
+        values: values of the column, int64 [N]. Images with equal values are either all held out, or all used for
+            training.
         fraction: share of the values of each class that is held out, in [0, 1).
 
     Returns:
-        Indices (training, held out), int64, ascending.
+        Indices of the training images, and indices of the held-out images. Both are int64, ascending.
     """
     found, place = values.unique(return_inverse=True)
     first = torch.full((len(found),), len(values)).scatter_reduce(0, place, torch.arange(len(values)), "amin")

@@ -1,4 +1,4 @@
-"""Conversion of images to the requested size and channels, as float or byte pixels."""
+"""Conversion of images to a requested size and number of channels, as float or byte pixels."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _LUMA = (0.299, 0.587, 0.114)
 
 
 def to_pixels(images: Tensor, size: Size | None, channels: int | None) -> Tensor:
-    """Convert images to the requested size and channels, as float32 pixels in [0, 1].
+    """Convert images to a size and a number of channels, and return float32 pixels in [0, 1].
 
-    Resizing is bilinear with antialiasing and ignores the aspect ratio. RGB becomes gray by the ITU-R 601 luma; gray
-    becomes RGB by repetition.
+    Resizing is bilinear with antialiasing, and ignores the aspect ratio. RGB is converted to gray by the ITU-R 601
+    luma. Gray is converted to RGB by repeating the channel.
 
     Args:
-        images: uint8 in 0..255 or float in [0, 1], [N, C, H, W].
+        images: [N, C, H, W], either uint8 in 0..255 or float in [0, 1].
         size: height and width, or one number for both; None keeps the size.
-        channels: 1 or 3; None keeps the channels.
+        channels: number of channels, 1 or 3; None keeps the channels.
     """
     height, width = height_and_width(size) or images.shape[-2:]
     channels = images.shape[1] if channels is None else check.one_of(channels, "channels", (1, 3))
@@ -45,7 +45,9 @@ def to_pixels(images: Tensor, size: Size | None, channels: int | None) -> Tensor
 
 
 def to_bytes(pixels: Tensor) -> Tensor:
-    """Round pixels to uint8, with an error of at most 1/510. Pixels that were computed from bytes are restored exactly.
+    """Round float pixels to bytes, with an error of at most 1/510.
+
+    Pixels that were computed from bytes without resizing are restored exactly.
 
     Args:
         pixels: float [..., H, W] in [0, 1].
@@ -54,7 +56,7 @@ def to_bytes(pixels: Tensor) -> Tensor:
 
 
 def height_and_width(size: Size | None) -> tuple[int, int] | None:
-    """Return the height and width given by a `size` argument, or None if `size` is None.
+    """Return the height and width that an argument `size` specifies, or None if `size` is None.
 
     Raises:
         TypeError, ValueError: `size` is neither a positive integer nor a pair of positive integers.

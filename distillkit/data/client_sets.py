@@ -1,4 +1,4 @@
-"""One set per client, from a set and a partition."""
+"""Division of a set into one set per client, given a partition."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def clients(data: StoredImages, partition: Sequence[Tensor]) -> list[StoredImage
 @overload
 def clients(data: Images, partition: Sequence[Tensor]) -> list[LabeledImages]: ...
 def clients(data: Images | StoredImages, partition: Sequence[Tensor]) -> list[StoredImages] | list[LabeledImages]:
-    """Split a set into one set per client. Each client set keeps the classes and the normalization.
+    """Split a set into one set per client. Each client set keeps the classes and normalization of the whole set.
 
-    The `info` of each set has the client's index.
+    The `info` of each client set records the index of the client and the number of clients.
 
     Args:
-        data: the set to split. If it is a `StoredImages`, the client sets are, too, and no image is read.
-        partition: one index tensor int [n_i] per client, as returned by `distillkit.data.partition`. Clients may be
-            empty, and images may belong to no client.
+        data: the set to split. If it is a `StoredImages`, the client sets are `StoredImages` too, and no image is read.
+        partition: one index tensor per client, int [n_i], as the functions of `distillkit.data.partition` return.
+            Clients may be empty, and images may belong to no client.
 
     Raises:
         ValueError: there are no clients, an index is outside the set, or an image is assigned twice.

@@ -1,7 +1,8 @@
 """Table of named datasets, and the functions that load or open a dataset by name.
 
-A dataset of torchvision needs only a row of `DATASETS`: `_torchvision(...)`, with options of `load_torchvision` where
-its class differs from MNIST's. Any other dataset needs a module in `distillkit.data.readers` and a row.
+To add a dataset of torchvision, add a row `_torchvision(...)` to `DATASETS`. Pass those options of `load_torchvision`
+in which torchvision's class differs from that of MNIST. To add any other dataset, write a reader module in
+`distillkit.data.readers`, and add a row.
 """
 
 from __future__ import annotations
@@ -37,19 +38,20 @@ __all__ = ["DATASETS", "NAMES", "Dataset", "load", "open_dataset"]
 
 @dataclass(frozen=True)
 class Dataset:
-    """One row of the table of named datasets.
+    """Description of a named dataset: one row of the table `DATASETS`.
 
     Attributes:
         load: function that reads the dataset into memory: `load(path, size=, channels=, normalization=)`.
         shape: default shape (C, H, W) of the images.
-        counts: number of images in train and test (and validation); empty if the number depends on the files.
-        files: the files or folders below the data root; "" if the dataset needs none.
+        counts: number of images in the training, test and, if there is one, validation split. Empty if the numbers
+            depend on the files.
+        files: description of the required files or folders below the data root; "" if the dataset needs none.
         classes: class names; empty if the files contain them.
         normalization: published mean and standard deviation of the training split; None measures them.
-        folder: folder below the data root that is passed to `load`.
-        open: function that opens the dataset without loading it; None for small datasets.
-        can_download: whether `load` accepts `download=`.
-        sides: further image sizes in pixels, as in `pathmnist_64`.
+        folder: folder below the data root that is passed to the functions `load` and `open`.
+        open: function that opens the dataset as a `StoredSplit`, without loading all images; None for small datasets.
+        can_download: whether the function `load` accepts `download=`.
+        sides: further side lengths of the images in pixels. Each defines another name, such as `pathmnist_64`.
     """
 
     load: Callable[..., Split]
@@ -187,28 +189,30 @@ def load(
     """Load a dataset by name into memory, as float32 tensors. The result unpacks as `train, test`.
 
     Args:
-        name: one of `NAMES`; case, hyphens and underscores do not matter. `digits` (the 1,797 real 8x8 digits inside
-            scikit-learn) and `synthdigits-like` need no files; `mnistm-like` needs those of MNIST. `pathmnist_64`,
-            `_128` and `_224` are versions of a MedMNIST set with larger images.
-        root: the data root, which contains the files that `DATASETS[name].files` names. Instead of torchvision's files,
-            the root may contain a file in MedMNIST's layout, for example `cifar10.npz` (see `load_npz`). Default: the
-            environment variable `DISTILLKIT_DATA`.
+        name: one of `NAMES`. Case, hyphens and underscores do not matter. `digits` (the 1,797 8x8 digits that
+            scikit-learn contains) and `synthdigits-like` need no files; `mnistm-like` needs the files of MNIST. A
+            suffix selects a version of a MedMNIST set with larger images: `pathmnist_64`, `pathmnist_128` or
+            `pathmnist_224`.
+        root: the data root. It contains the files that `DATASETS[name].files` lists. Instead of torchvision's files, it
+            may contain a file in MedMNIST's layout, for example `cifar10.npz` (see `load_npz`). Default: the folder in
+            the environment variable `DISTILLKIT_DATA`.
         size: height and width in pixels, or one number for square images. Resizing is bilinear with antialiasing.
             Default: the size in the dataset.
-        channels: 1 (luma) or 3 (gray repeated). Default: the channels in the dataset; 3 for Tiny-ImageNet, which
-            contains some gray images.
+        channels: 1 to convert RGB to gray, or 3 to repeat gray as RGB. Default: the dataset's number of channels; 3 for
+            Tiny-ImageNet, which contains some gray images.
         normalization: normalization of the sets. Default: the published mean and standard deviation of the training
-            split at its original size. They are measured on the training split if none are published, or if RGB is
-            converted to gray.
-        download: download missing files into `root`, for the datasets of torchvision only.
+            split at its original size. If none are published, or if RGB is converted to gray, they are measured on the
+            training split.
+        download: whether to download missing files into `root`. Only the datasets of torchvision can be downloaded.
 
-    `digits` has no test split: a fixed random fifth of each class (359 images) is held out. SVHN's `extra` is not used.
-    Tiny-ImageNet's `val` is the test set, because its `test` has no labels. Its 110,000 images take 5.4 GB as float32.
+    `digits` has no test split, so a fixed random fifth of each class (359 images) is held out. The split `extra` of
+    SVHN is not used. The test set of Tiny-ImageNet is its split `val`, because its split `test` has no labels. The
+    110,000 images of Tiny-ImageNet take 5.4 GB as float32.
 
     Raises:
-        ValueError: the name is unknown, there is no root, `size` or `channels` is invalid, or a file cannot be read or
-            fails torchvision's checksum.
-        FileNotFoundError: files are missing; the message names them and says how to get them.
+        ValueError: the name is unknown, no data root is given, `size` or `channels` is invalid, or a file cannot be
+            read or fails torchvision's checksum.
+        FileNotFoundError: files are missing. The message lists them and says how to get them.
     """
     key, dataset, options = _find(name)
     if normalization is None and (published := dataset.normalization) is not None:
@@ -238,15 +242,15 @@ def open_dataset(
     and for CelebA and FLAIR.
 
     Args:
-        name: a name whose row of `DATASETS` has `open`; see `load`.
-        root, size, channels, normalization: see `load`.
-        cache, progress: see `open_folder`.
+        name: name of a dataset whose row in `DATASETS` has a function `open`.
+        root, size, channels, normalization: as in `load`.
+        cache, progress: folder of the cache, and whether to show a progress bar; as in `open_folder`.
         workers: number of decoding threads. Default: the number of cores of this process.
 
     Raises:
-        ValueError: the dataset has no `open`, or a file cannot be read.
-        FileNotFoundError: files are missing; the message says how to get them.
-        OSError, distillkit.locking.InUse: see `open_folder`.
+        ValueError: the dataset has no function `open`, or a file cannot be read.
+        FileNotFoundError: files are missing. The message says how to get them.
+        OSError, distillkit.locking.InUse: the cache cannot be written; see `open_folder`.
     """
     key, dataset, options = _find(name)
     if dataset.open is None:
@@ -259,7 +263,7 @@ def open_dataset(
 
 
 def _find(name: str) -> tuple[str, Dataset, dict[str, Any]]:
-    """Return a dataset's key and row in the table, and the options that its name implies."""
+    """Find a dataset by name, and return its key, its row in `DATASETS`, and the options that the name implies."""
     wanted = str(name).lower().replace("-", "").replace("_", "")
     for key, dataset in DATASETS.items():
         sides: tuple[int | None, ...] = (None, *dataset.sides)

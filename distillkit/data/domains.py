@@ -41,30 +41,33 @@ def load_domains(
     """Load datasets with the same classes from several sources as one set, such as the folders of three hospitals.
 
     Use it for clients whose images differ in appearance. `partition.by_domain(split.train.columns["domain"])` makes
-    every source a client, and the same call on `split.test` gives its test set.
+    every source a client. The same call on `split.test.columns["domain"]` gives the clients' test sets.
 
     Args:
-        sources: a mapping from names to your own data, each a folder (see `load_folder`), an `.npz` (see `load_npz`) or
-            a `Split`; or a list of names that `load` accepts; or one folder whose sub-folders are the sources, for
-            example `retina_balanced/{Drishti,REFUGE,...}/{Training,Testing}/class/picture.png`. The domains keep the
-            order of the sources; sub-folders are in alphabetical order.
-        root: data root of named sources; see `load`.
-        classes: class names in label order. Default: the classes of the first source; all other sources must then have
-            the same classes. If you pass the names, a source may lack some classes.
+        sources: one of three forms. (1) A mapping from names to your own data: a folder (see `load_folder`), an `.npz`
+            file (see `load_npz`) or a `Split`. (2) A list of dataset names that `load` accepts. (3) A folder whose
+            sub-folders are the sources, in alphabetical order, for example
+            `retina_balanced/{Drishti,REFUGE,...}/{Training,Testing}/class/picture.png`. The domains have the order of
+            the sources.
+        root: data root of the datasets that are given by name; see `load`.
+        classes: class names in label order. Default: the classes of the first source, which all other sources must also
+            have. If you pass the names, a source may lack some of the classes.
         size: height and width in pixels; see `load_folder`. Required if the sources differ in size.
         channels: 1 or 3; see `load_folder`. Required if only some sources are gray.
         normalization: normalization of all sources. Default: mean and standard deviation measured on the joined
             training set.
-        test_fraction: share of each class that becomes the test set of a folder without `test`; see `load_folder`.
-        background: gray value behind transparent pixels of folders; see `load_folder`.
+        test_fraction: share of each class that becomes the test set of a folder without a `test` folder; see
+            `load_folder`.
+        background: gray value behind transparent pixels of pictures in folders; see `load_folder`.
         progress: whether to show a progress bar.
 
     Returns:
-        A `Split`; see `as_domains`.
+        A `Split` with the column `domain`; see `as_domains`.
 
     Raises:
-        FileNotFoundError: files or folders are missing; see the loaders.
-        TypeError, ValueError: see the loaders and `as_domains`; also if the folder is a single dataset.
+        FileNotFoundError: files or folders of a source are missing.
+        TypeError, ValueError: a source cannot be loaded, `as_domains` refuses the sources, or the given folder is a
+            single dataset instead of a folder of sources.
     """
     if isinstance(sources, str | os.PathLike):
         sources = _folder_sources(Path(sources).expanduser())
@@ -96,27 +99,28 @@ def as_domains(
     channels: int | None = None,
     normalization: Normalization | None = None,
 ) -> Split:
-    """Join splits with the same classes from several sources into one, with the source of each image as a column.
+    """Join splits with the same classes into one split, and record the source of each image in a column.
 
-    `load_domains` reads and joins; this function joins splits that are in memory.
+    Use this function for splits that are already in memory, and `load_domains` to read and join them.
 
     Args:
-        splits: mapping from names to splits, at least one. Classes are matched by name, in any order.
-        classes: see `load_domains`.
+        splits: mapping from the names of the sources to their splits, with at least one entry. Classes are matched by
+            name, so their order may differ.
+        classes: class names in label order, as in `load_domains`.
         size: height and width of the joined pictures in pixels; required if the sources differ.
         channels: number of channels of the joined pictures, 1 or 3; required if the sources differ.
         normalization: normalization of the joined sets. Default: mean and standard deviation measured on the joined
             training set.
 
     Returns:
-        A `Split` with the pictures of the sources one after the other, in one normalization. The sources' own columns
-        are dropped. `domains` are the names of the sources, which `info["domains"]` also lists. The column `domain` of
-        each set, int64 [N], is the index of each picture's source. `info["sources"]` has the `info` of each source.
-        `validation` joins the validation sets of the sources that have one.
+        A `Split` with the pictures of all sources, in the order of `splits` and with a common normalization. Its
+        `domains`, and `info["domains"]` of each set, are the names of the sources. The column `domain` of each set,
+        int64 [N], is the index of each picture's source. Other columns are dropped. `info["sources"]` contains the
+        `info` of each source. `validation` joins the validation sets of the sources that have one.
 
     Raises:
-        TypeError, ValueError: there are no sources, or the sources differ in classes, kind of labels, or size or
-            channels of the pictures.
+        TypeError, ValueError: there are no sources, or the sources differ in their classes, in the kind of their labels
+            (class indices or multi-label rows), or in the size or channels of their pictures.
     """
     check.mapping(splits, "splits")
     if not splits:
@@ -148,7 +152,7 @@ def as_domains(
 
 
 def _folder_sources(folder: Path) -> dict[str, Path]:
-    """Return the sources in one folder."""
+    """Return the path of each sub-folder of a folder by name. Refuse a folder that is itself a dataset."""
     found = subfolders(folder)
     if not found:
         raise FileNotFoundError(f"{folder} has no sub-folders; expected one per source: source/class/picture.png")
@@ -158,7 +162,7 @@ def _folder_sources(folder: Path) -> dict[str, Path]:
 
 
 def _paths(sources: Mapping[str, AnyPath | Split]) -> dict[str, Path]:
-    """Return the paths of the sources that are not in memory."""
+    """Return the path of each source that is a file or folder, and check that it exists."""
     paths = {}
     for name, source in check.mapping(sources, "sources").items():
         if not isinstance(source, str | os.PathLike | Split):
@@ -178,7 +182,7 @@ def _distinct(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _order(name: str, own: Sequence[str], classes: Sequence[str], may_lack: bool) -> Tensor:
-    """Return the new label of each class of a source."""
+    """Return the index in `classes` of each of a source's own classes, as int64 [len(own)]."""
     problems = []
     if lacking := [c for c in classes if c not in own]:
         problems += [] if may_lack else [f"lacks {', '.join(lacking[:5])}"]
@@ -200,7 +204,7 @@ def _relabel(data: LabeledImages, order: Tensor, total: int) -> Tensor:
 
 
 def _join(sets: Mapping[str, LabeledImages], size: Size | None, channels: int | None) -> Tensor:
-    """Return the pixels of all sources, one after the other."""
+    """Return the pixels of all sources, concatenated, in a common size and number of channels."""
     shapes = {name: tuple(to_pixels(data[:1].pixels(), size, channels).shape[1:]) for name, data in sets.items()}
     (first, shape), *others = shapes.items()
     for name, other in others:

@@ -1,4 +1,4 @@
-"""Generated substitutes for MNIST-M and SynthDigits, named with the suffix `-like`."""
+"""Generated substitutes for the datasets MNIST-M and SynthDigits. Their names end in `-like`."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ def mnist_m_like(
     normalization: Normalization | None = None,
     generator: int | torch.Generator = 0,
 ) -> Split:
-    """Blend each gray digit with a crop of a photo, |crop - digit|, as MNIST-M was made from MNIST.
+    """Blend each gray digit with a random crop of a photo, in the way MNIST-M was made from MNIST.
 
-    Use it in place of MNIST-M, the fifth domain of DIGITS, if you do not have the dataset. Ganin and Lempitsky
-    ("Unsupervised domain adaptation by backpropagation", ICML 2015) used 500 photos (BSDS500); with two photos the
-    backgrounds vary less.
+    The result is |crop - digit| in each pixel. Use it if you do not have MNIST-M, the fifth domain of the benchmark
+    DIGITS. Ganin and Lempitsky ("Unsupervised domain adaptation by backpropagation", ICML 2015) used 500 photos
+    (BSDS500). Backgrounds from the two default photos vary less.
 
     Args:
         digits: split of white digits on black, with one channel and any size, such as `load("mnist")`.
-        photos: photos uint8 [H, W, 3], not smaller than the digits. Default: the two photos in scikit-learn (both CC BY
-            2.0).
+        photos: photos, uint8 [H, W, 3], not smaller than the digits. Default: the two photos that scikit-learn contains
+            (both CC BY 2.0).
         normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
         generator: seed or random generator.
 
     Returns:
-        A `Split` of the same digits in the same order, in three channels. `info["dataset"]` is `<dataset>-m-like`, for
-        MNIST `mnistm-like`.
+        A `Split` of the same digits in the same order, with three channels. `info["dataset"]` is `mnistm-like` for the
+        digits of MNIST, and `<dataset>-m-like` for those of another dataset.
 
     Raises:
         TypeError, ValueError: `digits` is not a `Split` of gray pictures, or a photo has another type or is smaller
@@ -88,11 +88,11 @@ def synth_digits_like(
     normalization: Normalization | None = None,
     generator: int | torch.Generator = 0,
 ) -> Split:
-    """Draw images of one to three digits from fonts, like SynthDigits. The label is the middle digit.
+    """Draw color images of one to three digits in various fonts, like SynthDigits. The label is the middle digit.
 
-    Use it in place of SynthDigits, the fourth domain of DIGITS, if you do not have the dataset. Ganin and Lempitsky
-    (ICML 2015) drew half a million digits from the fonts of Windows and varied the text, its position and rotation, the
-    colors of stroke and background, and the blur. This function does the same with the 21 faces inside matplotlib.
+    Use it if you do not have SynthDigits, the fourth domain of the benchmark DIGITS. Ganin and Lempitsky (ICML 2015)
+    drew half a million digits from the fonts of Windows and varied the text, its position and rotation, the colors of
+    stroke and background, and the blur. This function does the same with the 21 font faces that matplotlib contains.
 
     Args:
         train, test: number of pictures in each set, at least 10. The counts of the ten digits differ by at most one.
@@ -102,7 +102,7 @@ def synth_digits_like(
             matplotlib.
 
     Returns:
-        A `Split` of three channels; `info["dataset"]` is `synthdigits-like`.
+        A `Split` with three channels. `info["dataset"]` is `synthdigits-like`.
 
     Raises:
         TypeError, ValueError: a number is not an integer, or is too small.
@@ -118,7 +118,7 @@ def synth_digits_like(
 
 
 def _photos(photos: Sequence[Tensor | NDArray[Any]] | None, height: int, width: int) -> list[Tensor]:
-    """Check the photos, and return them as uint8 [3, H, W]."""
+    """Check the photos, which must be at least `height` x `width`, and return them as uint8 [3, H, W]."""
     if photos is None:
         from sklearn.datasets import load_sample_images
 
@@ -141,7 +141,7 @@ def _photos(photos: Sequence[Tensor | NDArray[Any]] | None, height: int, width: 
 
 
 def _crops(photos: list[Tensor], count: int, height: int, width: int, rng: torch.Generator) -> Tensor:
-    """Draw random crops as pixels [count, 3, height, width]."""
+    """Return random crops of random photos as float pixels [count, 3, height, width] in [0, 1]."""
     which = torch.randint(len(photos), (count,), generator=rng)
     position = torch.rand(count, 2, generator=rng)
     crops = torch.empty(count, 3, height, width)
@@ -156,7 +156,7 @@ def _crops(photos: list[Tensor], count: int, height: int, width: int, rng: torch
 
 
 def _draw(labels: Tensor, size: int, rng: torch.Generator) -> Tensor:
-    """Draw the digits as pixels [N, 3, size, size]."""
+    """Draw one picture for each label, and return float pixels [N, 3, size, size] in [0, 1]."""
     count = len(labels)
     text = torch.randint(10, (count, 2), generator=rng)  # the neighbouring digits
     shown = torch.rand(count, 2, generator=rng) < 0.5
@@ -179,7 +179,7 @@ def _draw(labels: Tensor, size: int, rng: torch.Generator) -> Tensor:
 
 
 def _colours(count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw colors of stroke and background, [N, 3, 1, 1] each, until their contrast is sufficient."""
+    """Draw random colors of stroke and background, [count, 3, 1, 1] each, with sufficient contrast."""
     colours = torch.rand(count, 2, 3, generator=rng)
     while len(similar := ((colours[:, 0] - colours[:, 1]).abs().mean(1) < _LEAST_CONTRAST).nonzero().flatten()):
         colours[similar] = torch.rand(len(similar), 2, 3, generator=rng)
@@ -189,7 +189,17 @@ def _colours(count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
 def _mask(
     digits: list[str], face: str, size: int, *, height: float, turn: float, shift: tuple[float, float], blur: float
 ) -> Tensor:
-    """Return the coverage of each pixel by the stroke, [size, size] in [0, 1]; drawn at twice the size."""
+    """Draw up to three digits, and return the fraction of each pixel that the stroke covers, float [size, size].
+
+    Args:
+        digits: the left, middle and right digit as text. The left and right one may be empty.
+        face: name of a font file of matplotlib, without its suffix.
+        size: height and width in pixels. The digits are drawn at twice this size and reduced.
+        height: height of a digit, as a fraction of the picture's height.
+        turn: rotation in degrees.
+        shift: horizontal and vertical shift, as fractions of the picture's size.
+        blur: radius of the Gaussian blur, in pixels of a 32x32 picture.
+    """
     from PIL import Image, ImageDraw, ImageFilter
 
     side = 2 * size

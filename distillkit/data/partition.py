@@ -1,9 +1,8 @@
 """Partitioners: functions that assign images to clients.
 
-Each takes class indices int [N] and a number of clients, and returns one sorted index tensor int64 [n_i] per client, on
-the labels' device. No image is assigned twice, and every image is assigned unless the docstring says otherwise. The
-result depends on the arguments alone; an impossible request raises a `ValueError` with the reason. Only classes that
-occur in `labels` count, in increasing order.
+Each function gets class indices int [N] and a number of clients. It returns one sorted index tensor, int64 [n_i], per
+client, on the labels' device. No image is assigned twice. Every image is assigned, unless a docstring states an
+exception. The result depends on the arguments alone. Only classes that occur in `labels` are used, in increasing order.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ __all__ = [
 
 
 def iid(labels: Tensor, clients: int, *, generator: Seed = 0) -> list[Tensor]:
-    """Distribute the shuffled images evenly, regardless of class; sizes differ by at most one.
+    """Distribute the shuffled images evenly among the clients, regardless of class. Sizes differ by at most one.
 
     Args:
         labels: class indices int [N].
@@ -43,7 +42,7 @@ def iid(labels: Tensor, clients: int, *, generator: Seed = 0) -> list[Tensor]:
         generator: seed or random generator.
 
     Raises:
-        TypeError, ValueError: invalid labels or generator, or more clients than images.
+        TypeError, ValueError: an argument is invalid, or there are more clients than images.
     """
     everything = torch.cat(class_groups(labels, clients))
     if clients > len(everything):
@@ -54,13 +53,13 @@ def iid(labels: Tensor, clients: int, *, generator: Seed = 0) -> list[Tensor]:
 
 
 def classes_per_client(labels: Tensor, clients: int, k: int = 2, *, generator: Seed = 0) -> list[Tensor]:
-    """Give every client k classes: client i gets class i mod K and k - 1 other classes, chosen at random.
+    """Give every client images of k classes: class i mod K for client i of K classes, and k - 1 random others.
 
-    The owners of a class divide it evenly. This is NIID-Bench's quantity-based label skew ("#C = k"), and VHL's
-    "2-classes".
+    Clients with the same class divide its images evenly. This is the "quantity-based label skew" (#C = k) of
+    NIID-Bench, and with k = 2 the "2-classes" partition of VHL.
 
-    Deviation: with fewer clients than classes, the random choice prefers classes without an owner, so that every image
-    is assigned; the authors' code fails in this case.
+    Deviation: if there are fewer clients than classes, the random choice prefers classes that no client has yet, so
+    that every image is assigned. The authors' code fails in this case.
 
     Args:
         labels: class indices int [N].
@@ -69,8 +68,8 @@ def classes_per_client(labels: Tensor, clients: int, k: int = 2, *, generator: S
         generator: seed or random generator.
 
     Raises:
-        TypeError, ValueError: an invalid argument; `k` above the number of classes; `clients * k` below the number of
-            classes; or a class with fewer images than owners.
+        TypeError, ValueError: an argument is invalid, `k` exceeds the number of classes, `clients * k` is smaller than
+            the number of classes, or a class has fewer images than clients.
     """
     groups = class_groups(labels, clients)
     rng = as_generator(generator)
@@ -94,14 +93,15 @@ def classes_per_client(labels: Tensor, clients: int, k: int = 2, *, generator: S
 
 
 def class_clusters(labels: Tensor, clients: int, k: int = 2, *, generator: Seed = 0) -> list[Tensor]:
-    """Give every client one cluster of k contiguous classes, and divide each cluster evenly among its clients.
+    """Give every client one cluster of k consecutive classes, and divide each cluster evenly among its clients.
 
-    Client i has the classes k g, ..., k g + k - 1 with g = i mod (K / k).
+    The K classes form K / k clusters. Client i has cluster g = i mod (K / k), with the classes k g, ..., k g + k - 1.
 
-    This is FedCOG's NIID-2 (Ye et al., ICLR 2024): on CIFAR-10, 10 clients and k = 2 give each client 2 x 2,500 images.
+    This is the partition NIID-2 of FedCOG (Ye et al., ICLR 2024). On CIFAR-10 with 10 clients and k = 2, each client
+    gets 2,500 images of each of its two classes.
 
-    Deviation: each class is shuffled before it is split; the authors' code splits it in file order, which is not random
-    in every dataset.
+    Deviation: each class is shuffled before it is divided. The authors' code divides it in file order, which is not
+    random in every dataset.
 
     Args:
         labels: class indices int [N].
@@ -110,8 +110,8 @@ def class_clusters(labels: Tensor, clients: int, k: int = 2, *, generator: Seed 
         generator: seed or random generator.
 
     Raises:
-        TypeError, ValueError: an invalid argument; `k` does not divide the number of classes; fewer clients than
-            clusters; a class with fewer images than owners.
+        TypeError, ValueError: an argument is invalid, `k` does not divide the number of classes, there are fewer
+            clients than clusters, or a class has fewer images than clients.
     """
     groups = class_groups(labels, clients)
     total = len(groups)
@@ -128,23 +128,24 @@ def class_clusters(labels: Tensor, clients: int, k: int = 2, *, generator: Seed 
 
 
 def dominant_class(labels: Tensor, clients: int, share: float = 0.99, *, generator: Seed = 0) -> list[Tensor]:
-    """Give every client one dominant class: the fraction `share` of class i mod K goes to client i.
+    """Give every client one dominant class: client i gets the fraction `share` of class i mod K, for K classes.
 
-    The rest of a class is distributed evenly among the other clients. This is VHL's "subset" (Tang et al., ICML 2022;
-    "long-tail" in its code): CIFAR-10 with 10 clients gives each client 4,950 images of its own class, and 5 or 6 of
-    each other class.
+    The other images of a class are distributed evenly among the other clients. This is the partition "subset" of VHL
+    (Tang et al., ICML 2022; "long-tail" in its code). On CIFAR-10 with 10 clients, each client gets 4,950 images of its
+    dominant class, and 5 or 6 images of each other class.
 
-    Deviation: several clients of one class divide `share` among themselves; in the authors' code, at 100 clients, the
-    shares of a class sum to 1.89 and are truncated.
+    Deviation: clients with the same dominant class divide its fraction `share` evenly. In the authors' code, the
+    fractions that the clients get of a class may add up to more than 1, such as 1.89 for 100 clients, and are
+    truncated.
 
     Args:
         labels: int [N].
         clients: number of clients, a multiple of the number of classes.
-        share: share of a class that goes to its client, in (0, 1].
+        share: fraction of a class that goes to the clients for which it is dominant, in (0, 1].
         generator: seed or random generator.
 
     Raises:
-        TypeError, ValueError: an invalid argument, or an owner that would get no image of its class.
+        TypeError, ValueError: an argument is invalid, or a client would get no image of its dominant class.
     """
     groups = class_groups(labels, clients)
     share = check.real_number(share, "share", above=0.0, most=1.0)
@@ -167,16 +168,16 @@ def dominant_class(labels: Tensor, clients: int, share: float = 0.99, *, generat
 
 
 def by_domain(domains: Tensor, clients: int | None = None, *, generator: Seed = 0) -> list[Tensor]:
-    """Give every client the images of one domain. Use it for sets that join several sources (MNIST, SVHN, ...).
+    """Give every client the images of one domain. Use it for sets that join several sources, such as MNIST and SVHN.
 
     Args:
-        domains: index of the source of each image, int [N].
-        clients: number of clients; default: one per domain, in increasing order of the domains. With a multiple of the
-            number of domains D, domain i is divided evenly and at random among clients i, i + D, i + 2 D, ...
+        domains: index of the domain (source) of each image, int [N].
+        clients: number of clients, a multiple of the number of domains D. Domain i is divided evenly and at random
+            among the clients i, i + D, i + 2 D, ... Default: one client per domain, in increasing order of the domains.
         generator: seed or random generator.
 
     Raises:
-        TypeError, ValueError: an invalid argument, or a domain with fewer images than clients.
+        TypeError, ValueError: an argument is invalid, or a domain has fewer images than clients.
     """
     groups = class_groups(domains, 1 if clients is None else clients, "domains")
     each, rest = divmod(len(groups) if clients is None else clients, len(groups))
@@ -198,20 +199,20 @@ def cap_size(
 ) -> list[Tensor]:
     """Limit every client of a partition to `size` images. The removed images then belong to no client.
 
-    `cap_size(labels, classes_per_client(labels, 10, 2), 500, keep="even")` is VHL's "2-classes" as in the paper: "each
-    client only has 500 data samples of 2 classes" (Tang et al., ICML 2022, section 5.1), 250 of each as in the two
-    shards of McMahan et al. (AISTATS 2017). VHL's code has no such limit.
+    `cap_size(labels, classes_per_client(labels, 10, 2), 500, keep="even")` is the partition "2-classes" of VHL's paper:
+    "each client only has 500 data samples of 2 classes" (Tang et al., ICML 2022, section 5.1). Each client has 250
+    images of each class, like the two shards of McMahan et al. (AISTATS 2017). VHL's code has no such limit.
 
     Args:
         labels: int [N].
         partition: one index tensor per client.
         size: largest number of images per client. Smaller clients keep all their images.
-        keep: "shares" keeps the client's class shares (to within one image per class). "even" keeps the same number of
-            images of each class, as far as the client has enough.
-        generator: seed or generator that chooses the images of each class.
+        keep: "shares" keeps the client's class proportions, up to one image per class. "even" keeps the same number of
+            images of each class; a class with too few images keeps all of them.
+        generator: seed or generator for the random choice of the images that are kept.
 
     Raises:
-        TypeError, ValueError: invalid labels, an index outside the labels, or an invalid `size` or `keep`.
+        TypeError, ValueError: an argument is invalid, or an index is outside the labels.
     """
     labels = check.class_labels(labels, None, None)
     check.positive_int(size, "size")
@@ -232,7 +233,7 @@ def cap_size(
 
 
 def _largest_remainder(counts: Tensor, size: int) -> Tensor:
-    """Distribute `size` images over the classes in proportion to `counts`."""
+    """Return how many of `size` images belong to each class, in proportion to `counts`, by largest remainders."""
     exact = counts * size
     quota, remainder = exact // counts.sum(), exact % counts.sum()
     quota[remainder.argsort(descending=True, stable=True)[: size - int(quota.sum())]] += 1
@@ -240,7 +241,7 @@ def _largest_remainder(counts: Tensor, size: int) -> Tensor:
 
 
 def _even_quota(counts: Tensor, size: int) -> Tensor:
-    """Distribute `size` images evenly over the classes. Classes with too few images contribute all of them."""
+    """Return how many of `size` images belong to each class: equally many, or all `counts` if a class has fewer."""
     quota = torch.zeros_like(counts)
     for rank, k in enumerate(counts.argsort(stable=True).tolist()):
         quota[k] = min(int(counts[k]), (size - int(quota.sum())) // (len(counts) - rank))
@@ -248,15 +249,15 @@ def _even_quota(counts: Tensor, size: int) -> Tensor:
 
 
 def summary(labels: Tensor, partition: Sequence[Tensor], num_classes: int | None = None) -> Tensor:
-    """Count the images of each client and class. Return int64 [clients, K].
+    """Count the images of each client and class, and return the table int64 [clients, K].
 
     Args:
         labels: int [N].
         partition: one index tensor per client.
-        num_classes: K. Default: the largest label + 1.
+        num_classes: number of classes K. Default: the largest label + 1.
 
     Raises:
-        TypeError, ValueError: invalid labels, or a partition without clients.
+        TypeError, ValueError: the labels or the partition are invalid.
     """
     labels = check.class_labels(labels, None, num_classes)
     if num_classes is None:

@@ -1,4 +1,4 @@
-"""Condensed sets by name, and sets from files of distillkit and of papers' releases."""
+"""Loading of condensed sets: sets that are shipped with distillkit, saved sets, and sets that papers released."""
 
 from __future__ import annotations
 
@@ -39,31 +39,32 @@ def load_set(
     logits: bool = False,
     root: AnyPath | None = None,
 ) -> LabeledImages:
-    """Load a condensed set: a shipped one by name, or a file or folder, also of a paper's release.
+    """Load a condensed set: a set that is shipped with distillkit, a saved set, or a set that a paper released.
 
-    Use it to evaluate, attack or relabel a set that somebody else made. The formats are
+    Use it to evaluate, attack or relabel a set that somebody else made. The source is one of
 
-    - a name of `set_cards()`, such as "digits-dm-10";
-    - a set that `LabeledImages.save` or `export` wrote;
+    - the name of a shipped set, which is a key of `set_cards()`, such as "digits-dm-10";
+    - a file or folder that `LabeledImages.save` or `export` wrote;
     - a `.pt` or `.pth` file of DC, DSA, DM, IDM, IDC or DREAM, which is read without running code from it, or a folder
       with the files `images_best.pt` and `labels_best.pt` of MTT, TESLA or DATM;
     - a folder with one sub-folder of pictures per class, as SRe2L and RDED release them.
 
     Args:
-        source: name or path.
-        normalization: normalization of the images in a `.pt` file, which does not contain it: the mean and standard
-            deviation in the release's code, or `IDENTITY` for pixels in [0, 1]. For a folder of pictures, the
-            normalization to apply; default: none. Own formats contain theirs.
-        class_names: names of the classes, for `.pt` files.
-        run: index of the set, if a `.pt` file has several. Default: the last one.
-        logits: whether label rows of a `.pt` file are logits, as in DATM. They become probabilities; the column
-            `logits` keeps them.
-        root: data root of the dataset, for shipped sets that are rows of it; see `load`.
+        source: name or path, as listed above.
+        normalization: normalization of the images in a `.pt` file, which does not contain it. Pass the mean and
+            standard deviation from the authors' code, or `IDENTITY` for pixels in [0, 1]. For a folder of pictures, it
+            is the normalization to apply; default: none. Omit it for sets of distillkit, whose files contain it.
+        class_names: names of the classes, for `.pt` files only.
+        run: index of the set, if a `.pt` file contains several sets. Default: the last one.
+        logits: whether the soft labels of a `.pt` file are logits, as in DATM. They are converted to probabilities, and
+            the column `logits` keeps the logits.
+        root: data root, for a shipped set that consists of images of a dataset and contains only their indices; see
+            `load`.
 
     Raises:
-        FileNotFoundError: no such name or file.
-        TypeError, ValueError: an argument that does not apply to the format, a file in an unknown layout, label rows
-            that are not probabilities, or a `.pt` file without `normalization`.
+        FileNotFoundError: `source` is neither the name of a shipped set nor an existing file or folder.
+        TypeError, ValueError: an argument does not apply to the format, the file has an unknown layout, soft labels are
+            not probabilities, or `normalization` is missing for a `.pt` file.
     """
     path = Path(source).expanduser()
     shipped = _shipped()
@@ -83,10 +84,11 @@ def load_set(
 
 
 def set_cards() -> dict[str, dict[str, Any]]:
-    """Return the cards of the shipped sets by name.
+    """Return the descriptions (cards) of all condensed sets that are shipped with distillkit, by the sets' names.
 
-    A card states the data and its licence, the command and commit that made the set, the protocol and its accuracy,
-    and what the images reveal about training records. A loaded set has its card in `info["card"]`.
+    A card states the original data and its license, the command and commit that made the set, the evaluation protocol,
+    the accuracy, and what the images reveal about the original data. `load_set` stores the card of a set in its
+    `info["card"]`.
     """
     return {name: _facts(path)["info"]["card"] for name, path in _shipped().items()}
 
@@ -111,13 +113,17 @@ def _load_shipped(path: Path, root: AnyPath | None) -> LabeledImages:
 
 
 def _checksum(data: LabeledImages) -> float:
-    """Return a weighted mean of the pixels, which other images or another order change, but no rounding does."""
+    """Return a weighted mean of the pixels, which depends on the images and their order, but hardly on rounding."""
     means = data.pixels().flatten(1).double().mean(1)
     return float((means * torch.linspace(1, 2, len(means), dtype=torch.float64)).mean())
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    """Return the metadata of a shipped file: those of a set, or those of rows of a dataset, which name the dataset."""
+    """Return the metadata of a shipped file.
+
+    The file contains either a set, or only indices of images in a dataset. In the second case, the metadata contain the
+    name of the dataset as `dataset`.
+    """
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
@@ -130,8 +136,8 @@ def _load_release(
 ) -> LabeledImages:
     if normalization is None:
         raise TypeError(
-            f"normalization must be given, because {path.name} does not contain it: the mean and standard deviation in "
-            "the release's code, or IDENTITY for pixels in [0, 1]"
+            f"normalization must be given, because {path.name} does not contain it: pass the mean and standard "
+            "deviation in the authors' code, or IDENTITY for pixels in [0, 1]"
         )
     found = read_torch_file(path, None if run is None else check.positive_int(run, "run", least=0))
     info: dict[str, Any] = {"source": path.name}

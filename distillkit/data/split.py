@@ -14,15 +14,17 @@ __all__ = ["Split", "StoredSplit", "split_by"]
 
 @dataclass(frozen=True)
 class Split:
-    """Training, test and validation sets of one dataset in memory, which unpack as `train, test`.
+    """Training, test and validation sets of a dataset in memory. `train, test = split` unpacks the first two.
 
     Attributes:
         train: the training set.
         test: the test set, with the same normalization.
         classes: the class names, in label order.
-        validation: the validation set, if the source has one.
-        users: the names of the users who own the images, if the source has them; the column `user` indexes them.
-        domains: the names of the joined sources (`load_domains`); the column `domain` indexes them.
+        validation: the validation set, or None if the source has none.
+        users: the names of the users who own the images, if the source has users. The column `user` contains indices
+            into this tuple.
+        domains: the names of the sources that `load_domains` joined. The column `domain` contains indices into this
+            tuple.
     """
 
     train: LabeledImages
@@ -39,14 +41,14 @@ class Split:
 
 @dataclass(frozen=True)
 class StoredSplit:
-    """Training, test and validation sets of one dataset in a file, which unpack as `train, test`.
+    """Training, test and validation sets of a dataset on disk. `train, test = split` unpacks the first two.
 
     Attributes:
         train: the training set.
         test: the test set, with the same normalization.
         classes: the class names, in label order.
-        validation: the validation set, if the source has one.
-        users: the names of the users who own the images; see `Split`.
+        validation: the validation set, or None if the source has none.
+        users: the names of the users who own the images, as in `Split`.
     """
 
     train: StoredImages
@@ -64,19 +66,20 @@ def split_by(data: Images, column: str, test_fraction: float = 0.2, *, classes: 
     """Split a set into training and test sets that share no value of a column, such as a patient or a writer.
 
     Use it for sets in which several images belong together, such as the corruptions of one image or the slices of one
-    patient. The sets' `info["apart"]` names the column, and a study's validation set respects it too.
+    patient. Both sets store the name of the column in `info["apart"]`. A study that divides the training set further
+    also keeps equal values together.
 
     Args:
-        data: a set with that column.
+        data: a set that has the column.
         column: name of a column int64 [N]. Images with equal values stay together.
         test_fraction: share of the column's values that form the test set, in [0, 1); 0 gives an empty test set. Every
-            call makes the same random choice. If all images of a value have the same class, the share is the same for
-            every class.
-        classes: class names; default: the set's, or "0", "1", ...
+            call makes the same random choice. If all images with the same value have the same class, this share is the
+            same for every class.
+        classes: class names. Default: the class names of the set, or "0", "1", ...
 
     Raises:
-        TypeError, ValueError: there is no such column, it is not int64 [N], the number of class names is wrong, or the
-            fraction leaves one of the two sets empty.
+        TypeError, ValueError: the set has no such column, the column is not int64 [N], the number of class names is
+            wrong, or one of the two sets would be empty.
     """
     data = as_set(data, name="data")
     if not isinstance(column, str) or column not in data.columns:

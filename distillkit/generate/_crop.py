@@ -1,4 +1,4 @@
-"""One crop of the single-image pipeline, rendered from its parameters."""
+"""Rendering of one random crop of `Patches` from its parameters."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["CropParameters", "render"]
 
 
 class CropParameters(NamedTuple):
-    """Parameters of one crop: the results of all its random draws.
+    """Parameters of one random crop: the results of all random draws that determine it.
 
     Attributes:
-        top, left, height, width: rectangle, in pixels of the image, that is cut out and resized.
-        rotation, shear: angles of the rotation and of the shear along x, in degrees.
+        top, left, height, width: rectangle that is cut out of the image and resized, in pixels of the image.
+        rotation, shear: angle of the rotation, and angle of the shear along x, in degrees.
         flip: whether the crop is mirrored.
-        jitter: color operations as pairs (operation, amount), in the order of application; empty for a crop without
+        jitter: color operations as pairs (name, amount), in the order of application. It is empty for a crop without
             color jitter.
     """
 
@@ -35,15 +35,15 @@ class CropParameters(NamedTuple):
 
 
 def render(image: Tensor, parameters: CropParameters, size: int, jpeg_quality: int | None = None) -> Tensor:
-    """Render one crop of an image, uint8 [C, size, size].
+    """Render one crop of an image, and return it as uint8 [C, size, size].
 
-    Crops are rendered one by one, because the last bits of a batched kernel depend on the rest of the batch.
+    Crops are rendered one by one, because in a batch, rounding errors would depend on the other crops.
 
     Args:
         image: float [C, H, W] in [0, 1].
-        parameters: parameters of the crop, see `Patches.crop_parameters`.
+        parameters: parameters of the crop, from `Patches.crop_parameters`.
         size: side of the crop in pixels.
-        jpeg_quality: quality of a JPEG round trip, 1 to 100; None for no round trip.
+        jpeg_quality: quality, 1 to 100, of a JPEG compression that is applied to the crop; None for no compression.
     """
     from kornia.geometry.transform import warp_affine
 
@@ -62,7 +62,7 @@ def render(image: Tensor, parameters: CropParameters, size: int, jpeg_quality: i
 
 
 def _affine_matrix(parameters: CropParameters, large: int, size: int) -> Tensor:
-    """Return the matrix [1, 2, 3] that shears and rotates a crop of side `large` and center-crops it to `size`."""
+    """Return the matrix [1, 2, 3] that shears and rotates a crop of side `large`, and center-crops it to `size`."""
     angle, slant = math.radians(parameters.rotation), math.tan(math.radians(parameters.shear))
     cos, sin, middle = math.cos(angle), math.sin(angle), (large - 1) / 2
     margin = round((large - size) / 2)
@@ -86,7 +86,7 @@ def _adjust(crop: Tensor, operation: str, amount: float) -> Tensor:
 
 
 def _through_jpeg(pixels: Tensor, quality: int) -> Tensor:
-    """Encode uint8 [C, H, W] as a JPEG in memory and decode it."""
+    """Compress pixels, uint8 [C, H, W], as JPEG in memory, and return the decompressed pixels."""
     import numpy as np
     from PIL import Image
 

@@ -1,4 +1,4 @@
-"""Loss that network inversion minimizes."""
+"""Loss that network inversion (`invert`) minimizes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _DIVERGENCES: dict[Divergence, Callable[..., Tensor]] = {
 
 @dataclass
 class InversionLoss:
-    """Loss that `invert` minimizes for each image.
+    """Weighted sum of the loss terms of `invert`, computed for each image.
 
     Args:
-        teacher: the network that should predict the targets, frozen (see `frozen_eval_copy`).
+        teacher: the network that should predict the targets, as a frozen copy (see `frozen_eval_copy`).
         student: network whose predictions should differ from the teacher's, or None.
-        cross_entropy, total_variation, image_l2, batch_norm, disagreement: weights of the terms, at least 0; a weight
+        cross_entropy, total_variation, image_l2, batch_norm, disagreement: weights of the terms, at least 0. A weight
             of 0 omits the term.
         divergence: "clamped" or "jensen_shannon"; see `invert`.
         prior: `BatchNormPrior` of the teacher, required if `batch_norm` is above 0. The loss must be computed inside
@@ -57,11 +57,11 @@ class InversionLoss:
         check.one_of(self.divergence, "divergence", tuple(_DIVERGENCES))
 
     def __call__(self, images: Tensor, targets: Tensor) -> Tensor:
-        """Return one loss per image, [B]. Each includes the BatchNorm term, which is computed over the whole batch.
+        """Return one loss per image, [B]. The BatchNorm term is computed over the whole batch and added to each loss.
 
         Args:
-            images: float [B, C, H, W].
-            targets: class indices [B], or rows [B, K] for a multi-label task.
+            images: images in the normalized space, float [B, C, H, W].
+            targets: class indices [B], or rows [B, K] in [0, 1] for a multi-label task.
         """
         logits = self.teacher(images)
         total = self.cross_entropy * _cross_entropy(logits, targets)
@@ -89,11 +89,11 @@ class InversionLoss:
 
     @torch.no_grad()
     def count_classes(self, image: Tensor) -> int:
-        """Return the number of logits that the networks give for one image [1, C, H, W].
+        """Return the number of logits K that the networks compute for one image [1, C, H, W].
 
         Raises:
-            ValueError: a network does not accept the image, the logits are not [1, K], or student and teacher have
-                different numbers of classes.
+            ValueError: a network does not accept the image, its logits are not [1, K], or student and teacher differ in
+                K.
         """
         widths = []
         for name, network in (("teacher", self.teacher), ("student", self.student)):
@@ -111,10 +111,10 @@ class InversionLoss:
 
 
 def frozen_eval_copy(network: nn.Module, name: str) -> nn.Module:
-    """Return a frozen copy of a network in eval mode. The original keeps its mode, gradients and hooks.
+    """Return a copy of a network in eval mode with frozen parameters. The network itself is not changed.
 
     Args:
-        network: the teacher or the student.
+        network: the network to copy.
         name: name of the argument, used in the error message.
 
     Raises:
@@ -130,5 +130,5 @@ def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _binary_logits(logits: Tensor) -> Tensor:
-    """Convert logits [B, K] of independent labels to [B * K, 2] logits whose softmax is (sigmoid, 1 - sigmoid)."""
+    """Convert logits [B, K] of K independent labels to two-class logits [B * K, 2] with the same probabilities."""
     return torch.stack([logits, torch.zeros_like(logits)], -1).flatten(0, 1)

@@ -1,4 +1,4 @@
-"""Helpers for sets of synthetic noise images: class-wise latents, evaluation in chunks, and conversion to a set."""
+"""Helpers for sets of noise images: sampling of latents, computation in chunks, and conversion to a set."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ __all__ = ["class_latents", "map_chunks", "to_noise_set"]
 def class_latents(
     num_classes: int, per_class: int, shape: tuple[int, ...], mean_std: float, sample_std: float, rng: torch.Generator
 ) -> Tensor:
-    """Sample latents, float [K * n, *shape], in the order of the classes.
+    """Sample `per_class` latents for each class, and return them sorted by class, float [K * per_class, *shape].
 
-    Each class mean is drawn from N(0, mean_std^2), and the latents of the class from N(class mean, sample_std^2).
+    For each class, a mean is drawn from N(0, mean_std^2). The latents of the class are drawn from N(mean,
+    sample_std^2).
 
     Raises:
-        TypeError, ValueError: there are fewer than 2 classes or fewer than 1 sample, `mean_std` is negative, or
+        TypeError, ValueError: `num_classes` is less than 2, `per_class` is less than 1, `mean_std` is negative, or
             `sample_std` is not positive.
     """
     num_classes = check.positive_int(num_classes, "num_classes", least=2)
@@ -40,7 +41,15 @@ def class_latents(
 def map_chunks(
     function: Callable[..., Tensor], chunk: int, device: torch.device | str, shown: Bar, *inputs: Tensor
 ) -> Tensor:
-    """Return `function(*inputs)`, computed on `device` in chunks of rows. `shown` is the progress bar to advance."""
+    """Apply a function to tensors in chunks of rows, and return the concatenated results.
+
+    Args:
+        function: function of as many tensors as there are `inputs`.
+        chunk: number of rows per call.
+        device: device to which each chunk is moved.
+        shown: progress bar, which is advanced by the number of rows.
+        inputs: tensors with the same number of rows.
+    """
     outputs = []
     for piece in zip(*(i.split(chunk) for i in inputs), strict=True):
         outputs.append(function(*(p.to(device) for p in piece)))
@@ -51,11 +60,12 @@ def map_chunks(
 def to_noise_set(
     raw: Tensor, num_classes: int, *, clamp: bool, normalization: Normalization | None, **info: Any
 ) -> LabeledImages:
-    """Convert raw images [K * n, C, H, W], sorted by class, to a labeled set with pixels in [0, 1].
+    """Convert the output of a generator to a labeled set with pixels in [0, 1].
 
-    With `clamp`, pixels are clamped to [0, 1]. Otherwise each channel is scaled to [0, 1] by its minimum and maximum
-    over the whole set. If no `normalization` is given, it is measured on these pixels. The normalization counts as
-    public, because the pixels derive from no private data.
+    `raw` has the shape [K * n, C, H, W] and is sorted by class. With `clamp`, pixels are clamped to [0, 1]. Otherwise
+    each channel is scaled to [0, 1] by its minimum and maximum over the whole set. If `normalization` is None, it is
+    measured on the resulting pixels. It is marked as public, because the images contain no private data. `info` is
+    stored in the set.
     """
     if not check.boolean(clamp, "clamp"):
         low, high = raw.amin((0, 2, 3), keepdim=True), raw.amax((0, 2, 3), keepdim=True)

@@ -1,4 +1,4 @@
-"""Class-separable images from small untrained CNNs."""
+"""Class-separable noise images from small untrained CNNs."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ __all__ = ["NoiseDecoder", "cnn_noise", "decorrelation"]
 class NoiseDecoder(nn.Module):
     """Simple CNN generator of VHL, which maps latents [B, latent] to images [B, C, size, size] in (-1, 1).
 
-    The layers, in order:
+    The network consists of, in this order:
 
-    - a linear layer to 8 feature maps with a quarter of the final side (rounded up), batch norm and ReLU - four
-      transposed 3x3 convolutions with `width` feature maps, each followed by batch norm and ReLU; the first two double
-      the side - three 5x5 convolutions with ReLU between them, then tanh
+    - a linear layer to 8 feature maps with a quarter of the final side (rounded up), batch norm and ReLU;
+    - four transposed 3x3 convolutions with `width` feature maps, each followed by batch norm and ReLU. The first two
+      are also followed by an upsampling that doubles the side;
+    - three 5x5 convolutions with ReLU between them, and tanh.
 
     Args:
-        size: height and width.
+        size: height and width of the images.
         channels: number of channels C of the images.
         latent: length of a latent vector.
         width: number of feature maps of each convolution.
 
-        Raises: TypeError, ValueError: an argument is not a positive integer.
+    Raises:
+        TypeError, ValueError: an argument is not a positive integer.
 
-    Paper: Tang et al., "Virtual homogeneity learning" (ICML 2022), appendix C.3, with three final convolutions; the
-    authors' code has four.
+    Paper: Tang et al., "Virtual homogeneity learning" (VHL, ICML 2022), appendix C.3, with three final convolutions.
+    The authors' code has four.
     """
 
     def __init__(self, size: int = 32, channels: int = 3, *, latent: int = 64, width: int = 64) -> None:
@@ -65,17 +67,17 @@ class NoiseDecoder(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, latents: Tensor) -> Tensor:
-        """Return the images [B, C, size, size], in (-1, 1), generated from `latents` [B, latent]."""
+        """Generate images [B, C, size, size] in (-1, 1) from `latents` [B, latent]."""
         return self.layers(latents)[..., : self.size, : self.size]
 
 
 def decorrelation(images: Tensor) -> Tensor:
     """Return VHL's decorrelation loss, which is small if the pixels of a batch are uncorrelated.
 
-    VHL's authors minimize this loss on the generators of `cnn_noise`. For images float [B, C, H, W], each channel of
-    each image is resized to 8 x 8 (bilinear) and scaled to norm 1. Let X [B, 64] be the result for a channel. The
-    diagonal of X^T X is set to zero, and the mean of the squared entries is divided by B - 1. The loss is the sum of
-    the results over channels. The pixels are not centered. For a batch of one image, the divisor is 1.
+    VHL's authors minimize this loss on the generators of `cnn_noise`. `images` are float [B, C, H, W]. Each channel of
+    each image is resized to 8 x 8 (bilinear) and scaled to norm 1, but not centered. Let X [B, 64] be the result for
+    one channel. The loss of the channel is the sum of the squared off-diagonal entries of X^T X, divided by 64^2 (B -
+    1), or by 64^2 if B is 1. The function returns the sum over the channels.
 
     Paper: VHL (ICML 2022), appendix C.3; implemented like `cov_non_diag_norm` in the authors' code (wizard1203/VHL,
     loss_fn/cov_loss.py).
@@ -110,19 +112,20 @@ def cnn_noise(
 ) -> LabeledImages:
     """Generate VHL's virtual data with small untrained CNNs: one CNN per class, or a single CNN for all classes.
 
-    Latents are drawn as in `stylegan_noise`. The batch norm statistics of each network are computed once, from up to
+    Latents are sampled as in `stylegan_noise`. The batch norm statistics of each network are computed once, from up to
     256 latents.
 
     Args:
-        latent: length of a latent vector (VHL's paper: 64; its code: 8).
-        mean_std: standard deviation of the class means. It is 0 in the authors' code, where classes differ only by
-            their networks.
-        shared: whether all classes share one network. The classes then differ only by their latent means, so `mean_std`
+        latent: length of a latent vector. VHL's paper uses 64, its code 8.
+        mean_std: standard deviation of the latent means of the classes. It is 0 in the authors' code, where only the
+            networks of the classes differ.
+        shared: whether all classes share one network. Only the latent means then differ between classes, so `mean_std`
             must be above 0.
-        decorrelation_steps: number of SGD steps (lr .01, weight decay 1e-4, 64 latents per step) on each network to
-            reduce `decorrelation`; 50 in the authors' code.
-        width: number of feature maps of each convolution. num_classes, per_class, size, channels, sample_std, clamp,
-            normalization, chunk, device, generator, progress: as in `stylegan_noise`.
+        decorrelation_steps: number of SGD steps that reduce the loss `decorrelation` of each network (learning rate
+            0.01, weight decay 1e-4, 64 latents per step). The authors' code uses 50.
+        width: number of feature maps of each convolution.
+        num_classes, per_class, size, channels, sample_std, clamp, normalization, chunk, device, generator, progress: as
+            in `stylegan_noise`.
 
     Returns:
         The set, sorted by class.
@@ -130,9 +133,10 @@ def cnn_noise(
     Raises:
         TypeError, ValueError: an argument is invalid.
 
-    Paper: VHL (ICML 2022), appendix C.3, and `train_generator_diversity` in the authors' code. The momentum of .9 in
-    their code has no effect, because the code creates a new optimizer for each step. Deviations: see `stylegan_noise`;
-    in addition, the authors' code draws new latents for each step.
+    Paper: VHL (ICML 2022), appendix C.3, and `train_generator_diversity` in the authors' code. The momentum of 0.9 in
+    their code has no effect, because the code creates a new optimizer for each step. Deviations: as in
+    `stylegan_noise`. In addition, the authors' code draws new latents in each SGD step, while this function samples
+    from the latents of the images.
     """
     decorrelation_steps = check.positive_int(decorrelation_steps, "decorrelation_steps", least=0)
     chunk = check.positive_int(chunk, "chunk")
@@ -167,7 +171,7 @@ def _decorrelate(network: nn.Module, latents: Tensor, steps: int, generator: tor
 
 @torch.no_grad()
 def _calibrate(network: nn.Module, latents: Tensor, generator: torch.Generator) -> None:
-    """Compute batch norm's running statistics from up to 256 latents, so that chunks do not change images."""
+    """Set the running statistics of batch norm from up to 256 latents, so that images do not depend on chunks."""
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = 1.0

@@ -1,4 +1,4 @@
-"""Labels that balance the classes of a dataset, as targets of `invert`."""
+"""Computation of labels that balance the classes of a dataset, as targets of `invert`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["complement_targets"]
 
 
 def complement_targets(counts: Tensor, *, total: int = 256, rounding: str = "truncate") -> Tensor:
-    """Return labels that would balance a client's classes, FedCOG's targets for `invert`.
+    """Return labels for images that would balance a client's classes. FedCOG uses them as targets of `invert`.
 
     The number of labels of a class is proportional to its deficit, `max(counts) - counts`.
 
@@ -22,11 +22,11 @@ def complement_targets(counts: Tensor, *, total: int = 256, rounding: str = "tru
             labels may be missing from `total`. "largest_remainder" returns exactly `total` labels.
 
     Returns:
-        int64 labels in ascending order; the largest class gets none. The tensor is empty if the classes are balanced, a
-        case in which the authors' code divides 0 by 0.
+        Labels int64, in ascending order, without the largest class. The tensor is empty if the classes are balanced; in
+        this case the authors' code divides 0 by 0.
 
     Raises:
-        TypeError, ValueError: `counts` are not non-negative integers [K], or the rounding is unknown.
+        TypeError, ValueError: `counts` is not a tensor [K] of non-negative integers, or `rounding` is unknown.
 
     Paper: FedCOG (Ye et al., "Fake It Till Make It: Federated Learning with Consensus-Oriented Generation", ICLR 2024),
     appendix A.1.1.

@@ -1,4 +1,4 @@
-"""Small generator network for inversion through a decoder."""
+"""Small generator network, which can be used as the `decoder` of `invert`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["SmallDecoder"]
 
 
 class SmallDecoder(nn.Module):
-    """Small generator for inversion, which maps latents [B, latent] to pixels [B, C, H, W] in (0, 1).
+    """Small generator network for `invert`, which maps latents [B, latent] to pixels [B, C, H, W] in (0, 1).
 
     The network has a linear layer to `width` feature maps with a quarter of the final side, two upsamplings and three
     3x3 convolutions. It is the generator in FedCOG's appendix (Ye et al., ICLR 2024), which comes from data-free
@@ -25,7 +25,7 @@ class SmallDecoder(nn.Module):
         width: number of feature maps of the first layers; the second-to-last layer has half as many.
 
     Raises:
-        TypeError, ValueError: a shape or size is not positive.
+        TypeError, ValueError: an argument is not positive.
     """
 
     def __init__(self, shape: Sequence[int], latent: int = 256, width: int = 128) -> None:
@@ -47,7 +47,7 @@ class SmallDecoder(nn.Module):
         )
 
     def forward(self, latents: Tensor) -> Tensor:
-        """Return the pixels [B, C, H, W], in (0, 1), generated from `latents` [B, latent]."""
+        """Generate pixels [B, C, H, W] in (0, 1) from `latents` [B, latent]."""
         small, half, full = self._sizes
         maps = self.norm(self.start(latents).unflatten(1, (-1, *small)))
         maps = self.middle(F.interpolate(maps, half))

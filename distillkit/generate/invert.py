@@ -1,4 +1,4 @@
-"""Inversion of a trained network: images optimized to match given labels."""
+"""Inversion of a trained network: optimization of images for which the network predicts given labels."""
 
 from __future__ import annotations
 
@@ -52,47 +52,49 @@ def invert(
     Use this function to distill a model whose training data is gone, or to balance a client's classes. If a `student`
     is given, the images must also make teacher and student disagree.
 
-    For each image x with target y, Adam minimizes the following loss. D is the `divergence` of the two networks'
-    predictions, and the weights are arguments.
+    For each image x with target y, Adam minimizes the loss below. D is the `divergence` between the predictions of the
+    two networks. BN compares the statistics of the batch with those stored in the teacher's BatchNorm layers. The
+    weights of the terms are arguments.
 
         cross_entropy * CE(teacher(x), y) + disagreement * (1 - D(student(x), teacher(x)))
         + total_variation * TV(x) + image_l2 * |x|_2 + batch_norm * BN(batch)
 
     Args:
-        teacher: network that maps images [B, C, H, W] to logits [B, K]. A copy is used, in eval mode.
-        targets: class indices int [N]; or, for a multi-label task, rows float [N, K] in [0, 1]. A multi-label task uses
-            binary cross-entropy, and D is computed for each label's binary distribution and averaged over labels.
+        teacher: network that maps images [B, C, H, W] to logits [B, K]. A copy in eval mode is used.
+        targets: class indices int [N] or, for a multi-label task, rows float [N, K] in [0, 1]. In a multi-label task,
+            CE is the binary cross-entropy. D is computed for the binary distribution of each label, and averaged over
+            the labels.
         shape: shape (C, H, W) of an image.
-        student: network that should disagree with the teacher (FedCOG: the client's previous local model). A copy is
-            used. None omits the disagreement term.
+        student: network that should disagree with the teacher. In FedCOG, it is the client's previous local model. A
+            copy in eval mode is used. None omits the disagreement term.
         steps: number of Adam steps. FedCOG's paper uses 100, because more steps do not help (Table 10); its code uses
             500.
         lr: learning rate of Adam. Without a decoder, its unit is that of normalized pixels.
         betas: betas of Adam.
         cross_entropy, total_variation, image_l2, batch_norm, disagreement: weights of the terms, at least 0. The
-            defaults are FedCOG's; DeepInversion also uses the terms that are 0 by default. Total variation and norm are
-            computed for each image, as in `losses`.
-        first_bn_multiplier: extra weight of the first BatchNorm layer's statistics.
-        divergence: the divergence D. "clamped" is the clamped form in the code of DeepInversion and FedCOG.
-            "jensen_shannon" is the exact divergence, whose gradient does not vanish where the networks disagree most
-            (see `losses.clamped_disagreement`).
-        decoder: function that builds a generator network, which maps latents [B, latent] to pixels [B, C, H, W] in [0,
-            1]; for example `lambda: SmallDecoder(shape)`. Each batch of images gets a new generator, which is trained
-            together with the latents. Default: the pixels themselves are optimized.
-        latent: length of the decoder's latent vectors.
+            defaults are those of FedCOG. DeepInversion also uses the terms whose default is 0. TV and the norm |x|_2
+            are computed for each image, as in `losses`.
+        first_bn_multiplier: factor by which the term of the first BatchNorm layer is multiplied.
+        divergence: the divergence D. "clamped" is the Jensen-Shannon divergence with clamped values, as in the code of
+            DeepInversion and FedCOG. "jensen_shannon" is the exact divergence. Its gradient does not vanish where the
+            networks disagree most (see `losses.clamped_disagreement`).
+        decoder: function that builds a generator network, such as `lambda: SmallDecoder(shape)`. The generator maps
+            latents [B, latent] to pixels [B, C, H, W] in [0, 1]. Each batch of images gets a new generator, which is
+            trained together with the latents. Default: no generator; the pixels are optimized.
+        latent: length of the generator's latent vectors.
         normalization: normalization that the networks expect.
-        batch: number of images optimized together; a smaller number needs less memory. Default: 256 if the images share
-            BatchNorm statistics or a decoder. Otherwise the default depends on the device and does not affect the
-            result.
-        generator: seed or random generator. It draws the initial images from N(0, 1) in the normalized space, or the
-            latents and the decoder's weights.
+        batch: number of images that are optimized together. A smaller number needs less memory. If the images share
+            BatchNorm statistics or a generator network, the default is 256. Otherwise the default depends on the
+            device, and does not affect the result.
+        generator: seed or random generator. It is used to draw the initial images from N(0, 1) in the normalized space
+            or, with a `decoder`, the latents and the weights of the generator network.
         progress: whether to show a progress bar.
 
     Returns:
-        A set on the teacher's device, labeled with the targets. For each image, the set holds the iterate with the
-        lowest loss, and the column `"logits"` holds the teacher's logits for that iterate. Without a decoder, pixels
-        may lie outside [0, 1]. `info` holds `target_accuracy` and the mean `loss`. `target_accuracy` is the share of
-        images (for multi-label targets, of labels) for which the teacher predicts the target.
+        A set on the teacher's device, labeled with the targets. Each image is its iterate with the lowest loss, and the
+        column `"logits"` contains the teacher's logits for it. Without a decoder, pixels may be outside [0, 1]. The
+        `info` of the set contains the mean `loss` and `target_accuracy`, the share of images for which the teacher
+        predicts the target. For multi-label targets, it is the share of labels.
 
     Raises:
         TypeError, ValueError: an argument is invalid, `batch_norm` is set for a network without BatchNorm, or the loss
@@ -101,11 +103,11 @@ def invert(
     Papers: DeepInversion (Yin et al., "Dreaming to Distill", CVPR 2020), Eq. 2-4 and 8-9; FedCOG (Ye et al., ICLR
     2024), section 4.1, with `student` and the labels of `complement_targets`.
 
-    Deviations: The authors' code keeps a reference to the images under optimization instead of a copy of the best ones,
-    so it returns the last images; FedCOG pairs these images with earlier logits. Here each image has its own loss, so
-    the batch size changes images only by rounding errors, unless they share BatchNorm statistics or a decoder. The
-    authors' code computes norms and clamps over the batch. FedCOG's generator passes pixels in [0, 1] to networks that
-    expect normalized images; here the pixels are normalized first. The teacher has no additional hooks afterwards.
+    Deviations: The authors' code returns the images of the last step, because it keeps a reference to the optimized
+    images instead of a copy of the best ones. FedCOG pairs these images with logits of an earlier step. The authors'
+    code computes norms and clamps over the batch. Here each image has its own loss, so the batch size changes images
+    only by rounding errors, unless they share BatchNorm statistics or a generator network. FedCOG passes the
+    generator's pixels in [0, 1] to networks that expect normalized images; here the pixels are normalized first.
     """
     steps = check.positive_int(steps, "steps", least=0)
     lr = check.real_number(lr, "lr", above=0.0)
@@ -177,7 +179,7 @@ def _check_targets(targets: Tensor, num_classes: int) -> Tensor:
 def _trainable_parameters(
     start: Tensor, decoder: NetworkFactory | None, normalization: Normalization, generator: torch.Generator
 ) -> tuple[list[Tensor], Callable[[], Tensor]]:
-    """Return the tensors that Adam optimizes, and a function that computes the images from them."""
+    """Return the tensors that Adam optimizes, and a function that computes the images from these tensors."""
     start = start.clone().requires_grad_()
     if decoder is None:
         return [start], lambda: start
@@ -195,7 +197,22 @@ def _best_iterates(
     betas: tuple[float, float],
     shown: Bar,
 ) -> tuple[Tensor, float]:
-    """Return the iterate of each image that has the lowest loss, and the sum of these losses over the images."""
+    """Minimize the loss of a batch of images with Adam, and return the iterate of each image with the lowest loss.
+
+    Args:
+        objective: the loss.
+        targets: target of each image.
+        free: the tensors to optimize.
+        draw: function that computes the images from `free`.
+        steps, lr, betas: number of steps, and options of Adam.
+        shown: progress bar, which is advanced by one for each computation of the loss.
+
+    Returns:
+        The images, and the sum of their losses.
+
+    Raises:
+        ValueError: the loss of an image was never finite.
+    """
     adam = torch.optim.Adam(free, lr=lr, betas=betas)
     best = draw().detach()
     least = best.new_full((len(best),), torch.inf)

@@ -1,4 +1,4 @@
-"""Crops of one image. Each crop is a pure function of the image, the options, the seed and the crop's index."""
+"""Random crops of a single image, which are reproducible from the image, the options and a seed."""
 
 from __future__ import annotations
 
@@ -25,42 +25,46 @@ _JITTER = ("brightness", "contrast", "saturation", "hue")
 
 
 class Patches(Configurable):
-    """Sequence of thousands of training images, which are reproducible random crops of a single image.
+    """Sequence of many training images, which are reproducible random crops of a single image.
 
-    Crops are rendered when requested. Two processes with the same image (compare `digest`) get the same bits for the
-    same index, for any batch size and number of threads. The random parameters of a crop come from `rng.derive(seed,
-    index)`. Crops are rendered one by one, because the last bits of a batched kernel depend on the batch. Equal bits
-    require equal PyTorch and kornia versions, and the same kind of processor. Crops are rounded to 8 bits.
+    A crop is rendered when it is requested, and its pixels are rounded to 8 bits. Its random parameters are drawn from
+    `rng.derive(seed, index)`, so two processes with the same image and options (compare `digest`) get identical crops.
+    The batch size and the number of threads have no effect. The two processes need equal versions of PyTorch and
+    kornia, and the same kind of processor.
 
     The pipeline is that of Asano and Saeed, "The augmented image prior" (ICLR 2023), as used by Soni, Saeed and Asano,
     "Federated learning with a single shared image" (2024):
 
-    1. a random square with half the image's shorter side 2. a random-resized crop of the square to `int(sqrt(2) *
-    size)` pixels, bicubic with antialiasing 3. an x-shear and then a rotation about the center, bilinear 4. a center
-    crop to `size` 5. color jitter
+    1. a random square with the side `precrop` times the image's shorter side;
+    2. a random-resized crop of the square to `int(sqrt(2) * size)` pixels, bicubic with antialiasing;
+    3. a shear along x and then a rotation about the center, bilinear;
+    4. a center crop to `size` pixels;
+    5. an optional flip and color jitter.
 
     Args:
-        image: float [C, H, W] in [0, 1], or uint8. Crops are rendered on the image's device. If C is not 3, the jitter
-            skips saturation and hue.
+        image: the image [C, H, W], float in [0, 1] or uint8. Crops are rendered on its device. If C is not 3, the
+            jitter skips saturation and hue.
         seed: seed of all random draws.
         size: side of a crop in pixels.
-        count: number of crops. A larger count adds crops and leaves the others unchanged.
+        count: number of crops. A larger count adds crops, and leaves the crops at smaller indices unchanged.
         precrop: side of the first square as a share of the image's shorter side, in (0, 1].
-        area: range of the crop's area as a share of the first square, within (0, 1].
+        area: range of the crop's area, as a share of the square's area, within (0, 1].
         aspect: range of the crop's aspect ratio, width / height, which is drawn log-uniformly.
         rotation: largest rotation in degrees; 35 in the paper, 30 in the authors' code.
         shear: largest x-shear in degrees, below 90.
-        flip: probability that a crop is mirrored. The paper lists flips; the authors' code has none.
-        jitter: strengths of brightness, contrast, saturation and hue. The factors of the first three are in 1 +-
-            strength; the hue changes by up to its strength in turns, at most 0.5.
+        flip: probability that a crop is mirrored. The paper mentions flips, but the authors' code has none.
+        jitter: strengths of brightness, contrast, saturation and hue. Brightness, contrast and saturation change by
+            factors within 1 +- strength. The hue is rotated by up to its strength in turns, at most 0.5.
         jitter_probability: probability of color jitter. The order of the four operations is drawn for each crop.
-        jpeg_quality: quality of a JPEG round trip, 1 to 100 (75 in the authors' code); None for no round trip.
+        jpeg_quality: quality, 1 to 100, of a JPEG compression that is applied to each crop (75 in the authors' code);
+            None for no compression.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
 
-    Deviations: in the authors' code, threads share a random state, so no two runs agree; here each index has its own
-    generator. At the border of the rotated crop, pixels fade to black over one pixel instead of half a pixel.
+    Deviations: in the authors' code, threads share a random state, so no two runs give the same crops. Here each index
+    has its own generator. At the border of the rotated crop, pixels fade to black over one pixel instead of half a
+    pixel.
     """
 
     def __init__(
@@ -148,9 +152,11 @@ class Patches(Configurable):
         )
 
     def _resized_crop(self, side: int, tries: list[float]) -> tuple[int, int, int, int]:
-        """Return the rectangle (top, left, height, width) of the random-resized crop inside the first square.
+        """Return the rectangle (top, left, height, width) of the random-resized crop in a square of side `side`.
 
-        The first random rectangle that fits is used. If none of the attempts fits, the whole square is used."""
+        `tries` has four uniform random numbers per attempt, which determine a rectangle. The first rectangle that fits
+        into the square is returned. If none fits, the whole square is returned.
+        """
         low, high = math.log(self.aspect[0]), math.log(self.aspect[1])
         for k in range(0, len(tries), 4):
             share, ratio, at_top, at_left = tries[k : k + 4]
@@ -171,14 +177,14 @@ class Patches(Configurable):
         return (self[i] for i in range(self.count))
 
     def batch(self, indices: Sequence[int] | Tensor, *, progress: bool = True) -> Tensor:
-        """Render the crops at the given indices, float [B, C, size, size] in [0, 1].
+        """Render the crops at the given indices, and return them as float [B, C, size, size] in [0, 1].
 
         Args:
             indices: indices of the crops, in the order of the result.
             progress: whether to show a progress bar.
 
         Raises:
-            TypeError, IndexError: an index is not an integer, or not below `count`.
+            TypeError, IndexError: an index is not an integer, or is outside [0, count).
         """
         if not len(indices):
             return self.image.new_empty(0, len(self.image), self.size, self.size)
@@ -200,7 +206,7 @@ class Patches(Configurable):
             indices: indices of the crops, in the order of the result; default: all crops.
 
         Yields:
-            float [size, C, H, W] in [0, 1]; the last chunk may be smaller.
+            Crops, float [B, C, H, W] in [0, 1], where B is `size` except in the last chunk, which may be smaller.
         """
         size = check.positive_int(size, "size")
         chosen: Sequence[int] | Tensor = range(self.count) if indices is None else indices
@@ -215,12 +221,12 @@ class Patches(Configurable):
         num_classes: int | None = None,
         normalization: Normalization = IDENTITY,
     ) -> LabeledImages:
-        """Return labeled crops as a training set. Its column `"index"` holds the indices of the crops.
+        """Return labeled crops as a training set, whose column `"index"` contains the indices of the crops.
 
         Args:
             indices: indices of the crops.
-            labels: class index or row of each crop, for example from a teacher.
-            num_classes, normalization: properties of the set; see `LabeledImages`.
+            labels: class index int [B], or soft label float [B, K], of each crop, for example from a teacher.
+            num_classes, normalization: number of classes and normalization of the set; see `LabeledImages`.
         """
         rows = torch.as_tensor(indices, dtype=torch.long, device=self.image.device)
         info = {"method": "patches", "seed": self.seed, "digest": self.digest, **provenance()}

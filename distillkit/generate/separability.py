@@ -1,4 +1,4 @@
-"""Separability of the classes of a set, measured with two classifiers."""
+"""Separability of the classes of a set, measured by the accuracy of two classifiers."""
 
 from __future__ import annotations
 
@@ -45,24 +45,23 @@ def separability(
     generator: int | torch.Generator = 0,
     progress: bool = True,
 ) -> Separability:
-    """Measure how well classifiers distinguish the classes of a set: train on one half, test on the other.
+    """Measure how well two classifiers, trained on one half of a set, distinguish the classes of the other half.
 
-    The two classifiers are a linear one and a small network. VHL's theorem requires the virtual data to be separable,
-    but the paper does not measure their separability.
+    The classifiers are a logistic regression and a small network. The theory of VHL (Tang et al., ICML 2022) requires
+    virtual data whose classes are separable, but the paper does not measure it.
 
     Args:
-        images, labels: a set; or images, float [N, C, H, W], and class indices [N]. Each class needs at least two
+        images, labels: a set, or images, float [N, C, H, W], and class indices [N]. Each class needs at least two
             images.
-        factory: function that builds the small network. Default: a ConvNet of width 32 and depth 3 (a smaller depth for
-            images below 16 pixels).
+        factory: function that builds the small network. Default: a ConvNet of width 32 and depth 3; the depth is
+            smaller for images below 16 pixels.
         epochs, lr, batch: number of epochs, learning rate and batch size for training the network with Adam.
         generator: seed or random generator for the split, the network and the batches. In a class with an odd number of
             images, the training half gets the extra image.
         progress: whether to show a progress bar.
 
     Raises:
-        TypeError, ValueError: an argument is invalid, labels are rows instead of class indices, or a class has a single
-            image.
+        TypeError, ValueError: an argument is invalid, the labels are not class indices, or a class has a single image.
     """
     data = as_set(images, labels, progress=progress)
     epochs = check.positive_int(epochs, "epochs")

@@ -1,5 +1,5 @@
-"""Readers of datasets and file layouts, one module each; `distillkit.data.datasets` lists the named ones.
+"""Readers of datasets and file layouts, with one module for each. `distillkit.data.datasets` lists the named datasets.
 
-A module without a leading underscore has a public loader. Datasets of the other modules are only available through
-`load(name)`.
+Modules without a leading underscore have public loading functions. The datasets of modules with an underscore are
+available through `distillkit.data.load(name)`.
 """

@@ -1,4 +1,4 @@
-"""The 8x8 digits inside scikit-learn."""
+"""Reader of the 8x8 digits that scikit-learn contains."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["load_digits"]
 
 
 def load_digits(root: None = None, **options: Any) -> Split:
-    """Load the 1,797 real 8x8 digits in scikit-learn. A fixed fifth of each class is the test set.
+    """Load the 1,797 real 8x8 digits that scikit-learn contains. A fixed fifth of each class is the test set.
 
     Args:
         root: ignored; the digits need no files.
-        options: `size`, `channels` and `normalization`; see `load`.
+        options: the options `size`, `channels` and `normalization` of `load`.
     """
     from sklearn import datasets
 

@@ -1,4 +1,4 @@
-"""Layout of a folder of pictures: its splits, classes and files."""
+"""Detection of the splits, classes and files in a folder of pictures."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def list_folder(path: Path) -> PictureList:
     """List the pictures of a folder without opening them.
 
     Args:
-        path: see `load_folder`.
+        path: folder in a layout that `load_folder` accepts.
 
     Raises:
-        FileNotFoundError, ValueError: no such folder, or another layout; see `load_folder`.
+        FileNotFoundError, ValueError: the folder does not exist or has another layout; see `load_folder`.
     """
     info: dict[str, Any] = {"dataset": path.resolve().name}
     parts, skipped = split_folders(path)
@@ -55,7 +55,7 @@ def subfolders(path: Path) -> list[Path]:
     """Return the visible folders in `path`, sorted.
 
     Raises:
-        FileNotFoundError: there is no such folder.
+        FileNotFoundError: the folder does not exist.
     """
     if not path.is_dir():
         raise FileNotFoundError(f"no folder {path}; expected class/picture.png below it, or train/class/picture.png")
@@ -63,15 +63,15 @@ def subfolders(path: Path) -> list[Path]:
 
 
 def split_folders(path: Path) -> tuple[dict[str, Path], list[str]]:
-    """Return the folder of each split in `path`, and the names of the other folders.
+    """Return the folder of each split in `path`, and the names of all folders beside the splits.
 
-    The splits are `train` (`training`), `test` (`testing`) and `val` (`valid`, `validation`), in upper or lower case.
-    If `path` has no such folders, `path` itself is `train`. A `train` without class folders is a class itself, unless
-    there is a `test` or `val` beside it.
+    A split is a folder named `train` or `training`, `test` or `testing`, or `val`, `valid` or `validation`, in upper or
+    lower case. If there are no such folders, `path` itself is the split `train`. A folder `train` without class folders
+    is treated as a class named "train", not as a split.
 
     Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: two folders for one split, or a `test` or `val` without a `train` that has class folders.
+        FileNotFoundError: the folder does not exist.
+        ValueError: two folders are the same split, or there is a `test` or `val`, but no `train` with class folders.
     """
     folders = subfolders(path)
     named = [(folder, _SPLITS.get(folder.name.lower())) for folder in folders]
@@ -94,15 +94,16 @@ def split_folders(path: Path) -> tuple[dict[str, Path], list[str]]:
 
 
 def _require_class_folders(path: Path, train: Path, classes: list[str]) -> None:
-    """Refuse folders that are probably not classes: splits, pictures labeled by a table, or a folder of a dataset.
+    """Refuse sub-folders that are probably not classes.
 
     Args:
-        path: the folder that the caller named.
+        path: the folder that the user passed.
         train: the folder whose sub-folders would be the classes.
         classes: names of the sub-folders.
 
     Raises:
-        ValueError: the folders are probably not classes; the message says what to do.
+        ValueError: the sub-folders are named like splits, a table beside them probably contains the labels, or the only
+            sub-folder is probably a whole dataset. The message says what to do.
     """
     like_splits = [name for name in classes if _LIKE_A_SPLIT.match(name)]
     tables = sorted(f.name for f in {*path.iterdir(), *train.iterdir()} if f.suffix.lower() in _TABLES)
@@ -131,7 +132,7 @@ def _holds_pictures(folder: Path) -> bool:
 
 
 def _class_pictures(folder: Path, classes: list[str], part: str) -> tuple[list[Path], list[int], int]:
-    """Return the pictures of one split, their labels, and the number of other files in its class folders."""
+    """Return the picture files of one split, their labels, and the number of other files in its class folders."""
     if unknown := [found.name for found in subfolders(folder) if found.name not in classes]:
         raise ValueError(f"{folder} has classes that the training split does not: {', '.join(unknown)}")
     files: list[Path] = []
@@ -165,7 +166,11 @@ def _class_pictures(folder: Path, classes: list[str], part: str) -> tuple[list[P
 
 
 def _common_subfolders(files: list[Path], labels: list[int], folder: Path) -> list[str]:
-    """Return the names of sub-folders that all class folders have, if every picture is in such a sub-folder."""
+    """Return the names of sub-folders that occur in all class folders.
+
+    If this list is not empty, the class folders are probably datasets. It is empty if a picture is directly in its
+    class folder.
+    """
     inside: dict[int, set[str]] = {label: set() for label in labels}
     for file, label in zip(files, labels):
         parts = file.relative_to(folder).parts
@@ -180,7 +185,7 @@ def _few(names: list[str]) -> str:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return all visible files below `folder`, sorted."""
+    """Return all files below `folder` whose names do not begin with a dot, sorted."""
     files: list[Path] = []
     if not folder.is_dir():
         return files

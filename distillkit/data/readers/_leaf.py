@@ -1,4 +1,4 @@
-"""Reader of LEAF's `.json` files in `train` and `test`, each with `users`, `num_samples` and `user_data`."""
+"""Reader of the `.json` files that LEAF's scripts write to the folders `train` and `test`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["UserData", "as_labels", "read_users"]
 
 
 class UserData(NamedTuple):
-    """One user's images `x`, [n, ...] or n names, and labels `y`, int64 [n]."""
+    """One user's n images `x`, as an array [n, ...] or a list of file names, and labels `y`, int64 [n]."""
 
     x: Any
     y: NDArray[Any]
@@ -23,18 +23,19 @@ class UserData(NamedTuple):
 def read_users(
     folder: Path, convert: Callable[[list[Any], list[Any]], UserData | None], expected: str, source: str
 ) -> dict[str, dict[str, UserData]]:
-    """Read the data of every user in `train` and `test`, one file at a time.
+    """Read the data of every user in the folders `train` and `test`, one file at a time.
 
     Args:
-        folder: the output of LEAF's `preprocess.sh`, with `train/*.json` and `test/*.json`.
+        folder: the output of LEAF's `preprocess.sh`, with `train/*.json` and `test/*.json`. Each file has the keys
+            `users`, `num_samples` and `user_data`.
         convert: function that converts a user's `x` and `y` as soon as they are parsed, and returns None if they are
             invalid.
-        expected: description of valid `x` and `y`, used in error messages.
-        source: command that creates the files, used in error messages.
+        expected: description of valid `x` and `y` for error messages.
+        source: command that creates the files, for error messages.
 
     Raises:
         FileNotFoundError: `train` or `test` is missing, or contains no `.json` file.
-        ValueError: a file is damaged or has another layout, or a user is in two files of one split.
+        ValueError: a file is damaged or has another layout, or a user occurs in two files of the same split.
     """
     files = {part: sorted((folder / part).glob("*.json")) for part in ("train", "test")}
     if missing := [f"{part}/*.json" for part, found in files.items() if not found]:
@@ -53,10 +54,10 @@ def read_users(
 
 
 def as_labels(values: list[Any], num_classes: int) -> NDArray[Any] | None:
-    """Return class indices as int64 [n], or None if the values are not class indices.
+    """Return the values as int64 [n], or None if they are not class indices.
 
     Args:
-        values: numbers; 1.0 counts as an integer.
+        values: numbers from a `.json` file. A float such as 1.0 is accepted as an integer.
         num_classes: number of classes.
     """
     try:
@@ -73,7 +74,7 @@ def as_labels(values: list[Any], num_classes: int) -> NDArray[Any] | None:
 def _read_file(
     file: Path, convert: Callable[[list[Any], list[Any]], UserData | None], expected: str, source: str
 ) -> dict[str, UserData]:
-    """Read the users of one file, in the order of the file."""
+    """Read one file, and return the data of each user, in the order of the file."""
 
     def converted(found: dict[str, Any]) -> Any:
         if set(found) != {"x", "y"} or not isinstance(found["x"], list) or not isinstance(found["y"], list):

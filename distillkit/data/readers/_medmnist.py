@@ -1,4 +1,4 @@
-"""The 2D datasets of MedMNIST."""
+"""Reader of the 2D datasets of MedMNIST."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ _SOURCE = "https://zenodo.org/records/10519652 (MedMNIST v2)"
 
 
 def load_medmnist(root: Path, *, name: str, side: int | None = None, **options: Any) -> Split:
-    """Load a 2D dataset of MedMNIST with its authors' splits.
+    """Load a 2D dataset of MedMNIST, with the splits of MedMNIST's authors.
 
     Args:
         root: the folder that contains `pathmnist.npz` and the files of the other datasets.
         name: the dataset, for example "pathmnist".
         side: 64, 128 or 224 for the larger images (`pathmnist_64.npz`); None for images of 28 pixels.
-        options: `size`, `channels` and `normalization`; see `load`.
+        options: the options `size`, `channels` and `normalization` of `load`.
 
     Raises:
-        FileNotFoundError: there is no such file; the message says where to get it.
-        ValueError: a damaged file, a missing array, or labels outside the classes.
+        FileNotFoundError: the file does not exist. The message says where to get it.
+        ValueError: the file is damaged, an array is missing, or a label is outside the classes.
     """
     return _read(load_npz, root, name, side, **options)
 
@@ -75,9 +75,9 @@ def open_medmnist(
     """Open a 2D dataset of MedMNIST, like `load_medmnist`, but read images only when they are needed.
 
     Args:
-        root, name, side: see `load_medmnist`.
-        workers: ignored; the file is streamed.
-        options: see `open_npz`.
+        root, name, side: as in `load_medmnist`.
+        workers: ignored, because the file is read by one thread.
+        options: further options of `open_npz`.
     """
     return _read(open_npz, root, name, side, **options)
 

@@ -1,4 +1,4 @@
-"""MNIST-M: the digits of MNIST on crops of photos, in three layouts."""
+"""Reader of MNIST-M, the digits of MNIST on crops of photos, in three file layouts."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ _INFO = {"dataset": "mnistm"}
 
 
 def load_mnist_m(root: Path, **options: Any) -> Split:
-    """Load MNIST-M (Ganin and Lempitsky, ICML 2015): |photo - digit| for each digit of MNIST and a crop of a photo.
+    """Load MNIST-M (Ganin and Lempitsky, ICML 2015): the digits of MNIST, blended with crops of photos.
 
     Args:
-        root: the data root. Its folder `MNIST-M`, `mnist_m` or `MNISTM` contains one of three layouts. (1) The release:
-            `mnist_m_train/*.png` with `mnist_m_train_labels.txt`, a name and a label per line, and the same for `test`.
-            (2) `mnist_m_train.pt` and `mnist_m_test.pt`, perhaps in `processed`, as ports of torchvision's MNIST write
-            them (a pair of images and labels). (3) `mnist_m.npz` in MedMNIST's layout.
-        options: `size`, `channels` and `normalization`; see `load`.
+        root: the data root. Its folder `MNIST-M`, `mnist_m` or `MNISTM` has one of three layouts. (1) The authors'
+            release: the pictures `mnist_m_train/*.png`, the file `mnist_m_train_labels.txt` with a picture name and a
+            label per line, and the same for `test`. (2) The files `mnist_m_train.pt` and `mnist_m_test.pt`, possibly in
+            a folder `processed`. Each contains a pair of images and labels, as code derived from torchvision's MNIST
+            class saves it. (3) The file `mnist_m.npz` in MedMNIST's layout.
+        options: the options `size`, `channels` and `normalization` of `load`.
 
     Raises:
-        FileNotFoundError: files are missing; the message names them.
+        FileNotFoundError: files are missing. The message lists them.
         ValueError: a file is damaged, or has another layout.
     """
     for folder in (root / name for name in _FOLDERS):
@@ -56,7 +57,7 @@ def load_mnist_m(root: Path, **options: Any) -> Split:
 
 
 def _list_release(folder: Path) -> PictureList:
-    """List the pictures of Ganin's `mnist_m.tar.gz`."""
+    """List the pictures of the authors' release `mnist_m.tar.gz`, unpacked into `folder`."""
     labels: dict[str, Tensor] = {}
     files: dict[str, list[Path]] = {}
     for part in _PARTS:

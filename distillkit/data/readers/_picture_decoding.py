@@ -26,14 +26,14 @@ _TRANSPARENT = "give the gray value behind them: background=1 for white, backgro
 
 
 def read_picture(file: Path, size: Size | None, channels: int | None, background: float | None = None) -> Tensor:
-    """Decode one picture to float pixels [C, H, W] in [0, 1].
+    """Read one picture file as float pixels [C, H, W] in [0, 1].
 
     Args:
         file: path of the picture file.
-        size, channels, background: see `load_folder`.
+        size, channels, background: as in `load_folder`.
 
     Raises:
-        ValueError: the picture cannot be read, or has transparent pixels and there is no `background`.
+        ValueError: the picture cannot be read, or it has transparent pixels and `background` is None.
     """
     from PIL import Image
 
@@ -62,16 +62,16 @@ def read_pictures(
     open_with: str,
     progress: bool,
 ) -> dict[str, Tensor]:
-    """Decode all pictures of a dataset, and return float pixels [N, C, H, W] in [0, 1] for each part.
+    """Read all pictures of a dataset, and return float pixels [N, C, H, W] in [0, 1] for each part.
 
     Args:
-        files: picture files of each part; `train` must not be empty.
-        size, channels, background: see `load_folder`.
+        files: picture files of each part (`train`, `test`, `validation`). `train` must not be empty.
+        size, channels, background: as in `load_folder`.
         open_with: name of the function to recommend if the pictures exceed the memory.
         progress: whether to show a progress bar.
 
     Raises:
-        ValueError: an unreadable picture, pictures with different shapes, or more pictures than fit in memory.
+        ValueError: a picture cannot be read, the pictures have different shapes, or they do not fit in memory.
     """
     first = files["train"][0]
     shape = read_picture(first, size, channels, background).shape
@@ -87,11 +87,11 @@ def read_pictures(
 
 
 def require_same_shape(picture: Tensor, file: Path, first: Path, shape: Sequence[int]) -> Tensor:
-    """Return the picture if it has the shape of the first one.
+    """Return the picture, after checking that it has the shape of the dataset's first picture.
 
     Args:
         picture: pixels [C, H, W].
-        file, first: files of this picture and of the first picture.
+        file, first: paths of this picture's file and of the first picture's file.
         shape: shape (C, H, W) of the first picture.
 
     Raises:
@@ -107,7 +107,7 @@ def require_same_shape(picture: Tensor, file: Path, first: Path, shape: Sequence
 
 
 def _require_memory(count: int, shape: Sequence[int], open_with: str) -> None:
-    """Refuse pictures that exceed the machine's memory as floats; warn if they take more than half of it."""
+    """Refuse pictures that exceed the machine's memory as floats, and warn if they need more than half of it."""
     if not hasattr(os, "sysconf"):
         return
     size, memory = 4 * count * math.prod(shape), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,4 +1,4 @@
-"""List of a dataset's picture files with labels and owners, and functions to load or open the list."""
+"""List of the picture files of a dataset, with labels and users, and functions to load or open these pictures."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PictureList:
-    """List of a dataset's picture files, which are not decoded yet.
+    """List of the picture files of a dataset, with their labels. The pictures are not read yet.
 
     Attributes:
-        files: picture files of each part ("train", "test" and perhaps "validation"), in reading order.
-        labels: labels of each part: class indices int64 [N] or rows float [N, K].
+        files: picture files of each part ("train", "test" and possibly "validation").
+        labels: labels of each part: class indices, int64 [N], or multi-label rows, float [N, K].
         classes: class names, in label order.
-        info: origin of the data, stored in the `info` of every set.
-        columns: further columns of each part.
-        users: names of the users; the column `user` is an index into them.
-        open_with: name of the function that opens these pictures without loading them.
+        info: description of the data's origin, which is stored in the `info` of every set.
+        columns: further columns of each part by name, such as `user`.
+        users: names of the users. The column `user` contains indices into this tuple.
+        open_with: name of the function that opens these pictures without loading them, for error messages.
     """
 
     files: dict[str, list[Path]]
@@ -61,16 +61,16 @@ def read_picture_list(
     test_fraction: float = 0.0,
     background: float | None = None,
 ) -> Split:
-    """Read all pictures of a listing into memory.
+    """Read all pictures of a list into memory, as a `Split`.
 
     Args:
-        listing: the pictures.
-        size, channels, normalization, progress: see `load_folder`.
-        test_fraction: share of each class held out for testing, if the listing has no `test`.
-        background: see `load_folder`.
+        listing: the list of pictures.
+        size, channels, normalization, progress: as in `load_folder`.
+        test_fraction: share of each class that becomes the test set, if the list has no part `test`.
+        background: gray value behind transparent pixels, as in `load_folder`.
 
     Raises:
-        ValueError: an unreadable picture, pictures with different shapes, or more pictures than fit in memory.
+        ValueError: a picture cannot be read, the pictures have different shapes, or they do not fit in memory.
     """
     pixels = read_pictures(listing.files, size, channels, background, open_with=listing.open_with, progress=progress)
     pixels, builder = _with_test(listing, pixels, normalization, test_fraction)
@@ -89,16 +89,16 @@ def open_picture_list(
     test_fraction: float = 0.0,
     background: float | None = None,
 ) -> StoredSplit:
-    """Open all pictures of a listing through a cache.
+    """Open all pictures of a list as a `StoredSplit`, whose sets read images from a cache on disk.
 
     Args:
-        listing: the pictures.
+        listing: the list of pictures.
         path: the folder that contains the pictures. The cache is named after this folder.
-        size, channels, normalization, cache, workers, progress: see `open_folder`.
-        test_fraction, background: see `read_picture_list`.
+        size, channels, normalization, cache, workers, progress: as in `open_folder`.
+        test_fraction, background: as in `read_picture_list`.
 
     Raises:
-        ValueError, OSError, distillkit.locking.InUse: see `open_folder`.
+        ValueError, OSError, distillkit.locking.InUse: for the same reasons as in `open_folder`.
     """
     files = [file for part in listing.files.values() for file in part]
     first = listing.files["train"][0]
@@ -120,7 +120,14 @@ def open_picture_list(
 def _with_test(
     listing: PictureList, parts: dict[str, Tensor], normalization: Normalization | None, fraction: float
 ) -> tuple[dict[str, Tensor], SplitBuilder]:
-    """Return `parts` and the builder of a listing, with a test set held out of `train` if it has none."""
+    """Return `parts` with a part `test`, and a `SplitBuilder` for these parts.
+
+    Args:
+        listing: the list of pictures.
+        parts: indices of the pictures or the pictures themselves, for each part.
+        normalization: normalization of the split; None measures it.
+        fraction: share of each class of `train` that is held out as `test`, if the list has no part `test`.
+    """
     parts, labels, columns, info = dict(parts), dict(listing.labels), dict(listing.columns), dict(listing.info)
     if "test" not in parts:
         info["test_fraction"] = fraction
@@ -133,16 +140,16 @@ def _with_test(
 
 
 def require_files(folder: Path, names: list[str], dataset: str, source: str) -> None:
-    """Refuse a folder that lacks files or folders.
+    """Refuse a dataset folder in which required files or folders are missing.
 
     Args:
         folder: folder that must contain the files.
         names: required paths below `folder`.
-        dataset: name of the dataset, used in the error message.
-        source: where to get the dataset, used in the error message.
+        dataset: name of the dataset, for the error message.
+        source: where to get the dataset, for the error message.
 
     Raises:
-        FileNotFoundError: files are missing. The message names at most five of them.
+        FileNotFoundError: files are missing. The message lists at most five of them.
     """
     if missing := [name for name in names if not (folder / name).exists()]:
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
@@ -157,10 +164,10 @@ def require_pictures(folder: Path, names: dict[str, list[str]], source: str) -> 
     Args:
         folder: the folder of the pictures.
         names: file names of the pictures of each part.
-        source: where to get the pictures, used in the error message.
+        source: where to get the pictures, for the error message.
 
     Raises:
-        FileNotFoundError: files are missing. The message gives the number of missing files and names one of them.
+        FileNotFoundError: files are missing. The message states how many, and gives one as an example.
     """
     existing = set(os.listdir(folder)) if folder.is_dir() else set()
     if missing := [name for own in names.values() for name in own if name not in existing]:
@@ -176,13 +183,13 @@ def user_picture_list(
     owners: dict[str, list[str]],
     users: list[str],
 ) -> PictureList:
-    """Return the listing of a dataset whose pictures belong to users, with the column `user`.
+    """Return the `PictureList` of a dataset whose pictures belong to users, with the column `user`.
 
     Args:
         dataset: name of the dataset, for example "leaf-celeba" if `open_leaf_celeba` opens it.
-        files, labels, classes: see `PictureList`.
-        owners: for each part, the name of each picture's user.
-        users: names of all users, in the order of the indices in the column `user`.
+        files, labels, classes: as in `PictureList`.
+        owners: names of the users to whom the pictures belong: for each part, one name per picture.
+        users: names of all users. The column `user` contains indices into this list.
     """
     number = {user: i for i, user in enumerate(users)}
     columns = {part: {"user": torch.tensor([number[u] for u in own]).long()} for part, own in owners.items()}

@@ -1,4 +1,4 @@
-"""SynthDigits: digits drawn from the fonts of Windows."""
+"""Reader of SynthDigits, digits that were drawn with the fonts of Windows."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ def load_synth_digits(root: Path, **options: Any) -> Split:
     """Load SynthDigits (Ganin and Lempitsky, ICML 2015).
 
     Args:
-        root: the data root. Its folder `SynthDigits` has `synth_train_32x32.mat` and `synth_test_32x32.mat` in SVHN's
-            layout: `X`, uint8 [32, 32, 3, N], and `y`, [N, 1], in which 10 may stand for 0.
-        options: `size`, `channels` and `normalization`; see `load`.
+        root: the data root. Its folder `SynthDigits` contains `synth_train_32x32.mat` and `synth_test_32x32.mat`. As in
+            SVHN, each file has the images `X`, uint8 [32, 32, 3, N], and the labels `y`, [N, 1], in which the digit 0
+            may be labeled 10.
+        options: the options `size`, `channels` and `normalization` of `load`.
 
     Raises:
         FileNotFoundError: files are missing.
@@ -60,7 +61,7 @@ def _read(file: Path) -> tuple[Tensor, Tensor]:
 
 
 def require_colour_digits(file: Path, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Check that a file contained color images [N, 3, H, W] of digits, and return images and labels.
+    """Check that the content of a file is color images [N, 3, H, W] of digits, and return images and labels.
 
     Raises:
         ValueError: there are no images, the number of channels is not 3, or labels are outside 0..9.

@@ -1,4 +1,4 @@
-"""Tiny-ImageNet: 200 classes of ImageNet at 64x64."""
+"""Reader of Tiny-ImageNet: 200 classes of ImageNet at 64x64 pixels."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _SOURCE = "unpack http://cs231n.stanford.edu/tiny-imagenet-200.zip there, as it 
 
 
 def load_tiny_imagenet(path: Path, *, channels: int = 3, **options: Any) -> Split:
-    """Load Tiny-ImageNet from the unpacked release. Its `val` is the test set, because its `test` has no labels.
+    """Load Tiny-ImageNet from the unpacked release. Its `val` is used as test set, because its `test` has no labels.
 
     Args:
         path: the folder `tiny-imagenet-200` with `wnids.txt` (the classes), `words.txt` (their names),
-            `train/<wnid>/images/*.JPEG`, `val/images/*.JPEG` and `val/val_annotations.txt` (tab-separated lines of a
-            picture, its class and a box).
-        channels: 3, because some pictures are gray, or 1.
-        options: `size` and `normalization`; see `load`.
+            `train/<wnid>/images/*.JPEG`, `val/images/*.JPEG` and `val/val_annotations.txt` (tab-separated lines with a
+            picture's name, its class and a bounding box).
+        channels: 3 to repeat gray pictures as RGB, or 1 to convert all pictures to gray.
+        options: the options `size` and `normalization` of `load`.
 
-    Labels follow the sorted class ids, as in torchvision's ImageFolder.
+    Labels are indices into the sorted class ids, as in torchvision's `ImageFolder`.
 
     Raises:
         FileNotFoundError: files are missing.
@@ -40,8 +40,8 @@ def open_tiny_imagenet(path: Path, *, channels: int = 3, **options: Any) -> Stor
     """Open Tiny-ImageNet, like `load_tiny_imagenet`, but read pictures only when they are needed.
 
     Args:
-        path, channels: see `load_tiny_imagenet`.
-        options: see `open_picture_list`.
+        path, channels: as in `load_tiny_imagenet`.
+        options: further options of `open_picture_list`.
     """
     return open_picture_list(_list(path), path, channels=channels, **options)
 

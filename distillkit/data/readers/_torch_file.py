@@ -1,4 +1,4 @@
-"""Condensed sets in the `.pt` files that papers release: tensors of images and labels in several layouts."""
+"""Reader of condensed sets in the `.pt` files that authors of papers release, in several layouts."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _LAYOUTS = (
 
 @dataclass(frozen=True)
 class ReleasedTensors:
-    """Content of a released file.
+    """One condensed set from a file that the authors of a paper released.
 
     Attributes:
-        images: [N, C, H, W], floats or uint8.
-        labels: class indices int64 [N], or rows float [N, K].
-        runs: number of sets in the file, one of which this is.
-        lr: learning rate of the student that was learned with the set, if the release stores one.
+        images: images [N, C, H, W], float or uint8.
+        labels: class indices int64 [N], or soft labels float [N, K].
+        runs: number of sets that the file contains.
+        lr: learning rate for training networks on the set, if the authors' method learned one.
     """
 
     images: Tensor
@@ -42,15 +42,17 @@ class ReleasedTensors:
 
 
 def read_torch_file(path: Path, run: int | None) -> ReleasedTensors:
-    """Read a released set. No code from the file is run.
+    """Read a condensed set that the authors of a paper released. Code in the file is not run.
 
     Args:
-        path: a `.pt` or `.pth` file, or the folder of MTT's and DATM's `images_best.pt` and `labels_best.pt`.
-        run: index of the set, if the file has several (DC, DSA and DM store one per repetition); None for the last.
+        path: a `.pt` or `.pth` file, or a folder with the files `images_best.pt` and `labels_best.pt` of MTT or DATM.
+        run: index of the set, if the file contains several: DC, DSA and DM store one per repetition. None reads the
+            last set.
 
     Raises:
         FileNotFoundError: the file, or the file of its labels, does not exist.
-        ValueError: the file cannot be read without running its code, has another layout, or no set `run`.
+        ValueError: the file cannot be read without running code from it, has another layout, or has no set with the
+            index `run`.
     """
     path = path / "images_best.pt" if path.is_dir() else path
     content = _load(path)

@@ -1,4 +1,4 @@
-"""Datasets of torchvision, read by torchvision's loaders."""
+"""Reader of the datasets that torchvision can read."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _TRAIN_FLAG = ({"train": True}, {"train": False})
 
 
 def idx_files(folder: str) -> tuple[str, ...]:
-    """Return the four files of a dataset in MNIST's format.
+    """Return the paths of the four files of a dataset in MNIST's format.
 
     Args:
-        folder: the folder below the data root.
+        folder: the dataset's folder below the data root.
     """
     kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
     return tuple(f"{folder}/raw/{part}-{kind}" for part in ("train", "t10k") for kind in kinds)
@@ -51,22 +51,22 @@ def load_torchvision(
     download: bool = False,
     **options: Any,
 ) -> Split:
-    """Load one of torchvision's datasets from its files, or else from `<name>.npz` in MedMNIST's layout.
+    """Load a dataset of torchvision from its files or, without them, from `<name>.npz` in MedMNIST's layout.
 
     Args:
         root: the data root.
-        name: name of the dataset in `load`.
-        loader: name of the class in `torchvision.datasets`.
+        name: name of the dataset, as in `load`.
+        loader: name of the dataset's class in `torchvision.datasets`.
         files: paths of the files below `root`.
-        folder: folder below `root` that is passed to `loader`.
-        split_options: the arguments of `loader` that select the training and the test split.
-        labels: the attribute of `loader` that contains the class indices.
+        folder: folder below `root` that is passed to the class.
+        split_options: two sets of keyword arguments for the class, which select the training split and the test split.
+        labels: name of the class's attribute that contains the class indices.
         classes: the class names; None reads them from the files.
-        download: see `load`.
-        options: `size`, `channels` and `normalization`; see `load`.
+        download: whether to download missing files, as in `load`.
+        options: the options `size`, `channels` and `normalization` of `load`.
 
     Raises:
-        FileNotFoundError, ValueError: see `load`.
+        FileNotFoundError, ValueError: for the same reasons as in `load`.
     """
     missing = [file for file in files if not (root / file).is_file()]
     stored = root / f"{name}.npz"
@@ -98,7 +98,7 @@ def load_torchvision(
 
 
 def _as_images(data: Tensor | np.ndarray[Any, Any]) -> Tensor:
-    """Convert torchvision's arrays, [N, H, W], [N, H, W, 3] or SVHN's [N, 3, H, W], to [N, C, H, W]."""
+    """Convert images as torchvision stores them, [N, H, W], [N, H, W, 3] or [N, 3, H, W] (SVHN), to [N, C, H, W]."""
     images = torch.as_tensor(data)
     if images.ndim == 3:
         return images[:, None]

@@ -41,25 +41,25 @@ def load_celeba(
     normalization: Normalization | None = None,
     progress: bool = True,
 ) -> Split:
-    """Load CelebA (Liu et al., ICCV 2015), faces by person, from the authors' files in torchvision's layout.
+    """Load CelebA (Liu et al., ICCV 2015), faces by person, from the authors' files, as torchvision arranges them.
 
-    Use it for a binary task whose clients are real people. The column `user` identifies the person in each picture. The
-    authors' training, validation and test sets have different people.
+    Use it for a binary or multi-label task whose clients are real people. The column `user` identifies the person in
+    each picture. The authors' training, validation and test sets contain different people.
 
     Args:
-        path: the folder `celeba` with `img_align_celeba/000001.jpg` and so on, `list_attr_celeba.txt` (40 attributes,
-            1 or -1), `identity_CelebA.txt` (the person of each picture) and `list_eval_partition.txt` (0 train, 1
-            validation, 2 test).
-        attributes: name of one attribute, for two classes, without and with the attribute (LEAF's task: `Smiling`); or
-        a list of names, for multi-label rows.
-        size: height and width in pixels. The default is LEAF's 84, at which all 202,599 faces take 17 GB of float32; at
+        path: the folder `celeba`. It contains the pictures `img_align_celeba/000001.jpg` and so on, and the files
+            `list_attr_celeba.txt` (40 attributes of each picture, 1 or -1), `identity_CelebA.txt` (the person in each
+            picture) and `list_eval_partition.txt` (0 for training, 1 for validation, 2 for test).
+        attributes: name of one attribute, or a list of names. One name gives two classes, without and with the
+            attribute; LEAF's task is `Smiling`. A list gives multi-label rows.
+        size: height and width in pixels. The default is LEAF's 84, at which all 202,599 faces take 17 GB as float32. At
             32 they take 2.5 GB.
-        channels: 1 or 3; see `load_folder`.
+        channels: number of channels, 1 or 3; see `load_folder`.
         normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
         progress: whether to show a progress bar.
 
     Returns:
-        A `Split` with `validation`; `users` are the ids of all people as text, in increasing order.
+        A `Split` with `validation`. Its `users` are the ids of all people as text, in increasing order.
 
     Raises:
         FileNotFoundError: files are missing.
@@ -83,13 +83,13 @@ def open_celeba(
     """Open CelebA, faces by person, like `load_celeba`, but read pictures only when they are needed.
 
     Args:
-        path, attributes, channels, normalization, progress: see `load_celeba`.
-        size: height and width in pixels. The cache of all 202,599 faces takes 4.3 GB at 84, 31 GB at 224.
-        cache, workers: see `open_folder`.
+        path, attributes, channels, normalization, progress: as in `load_celeba`.
+        size: height and width in pixels. The cache of all 202,599 faces takes 4.3 GB at 84 pixels, and 31 GB at 224.
+        cache, workers: as in `open_folder`.
 
     Raises:
-        FileNotFoundError, ValueError: see `load_celeba`.
-        OSError, distillkit.locking.InUse: see `open_folder`.
+        FileNotFoundError, ValueError: for the same reasons as in `load_celeba`.
+        OSError, distillkit.locking.InUse: the cache cannot be written; see `open_folder`.
     """
     folder = Path(path).expanduser()
     listing = _list_celeba(folder, attributes)
@@ -135,24 +135,24 @@ def load_leaf_celeba(
     normalization: Normalization | None = None,
     progress: bool = True,
 ) -> Split:
-    """Load LEAF's version of CelebA (Caldas et al., 2018): two classes (smiling or not), with celebrities as clients.
+    """Load LEAF's version of CelebA (Caldas et al., 2018): two classes, smiling or not, with celebrities as clients.
 
     Args:
-        path: the output folder of LEAF's `preprocess.sh` (`data/celeba/data`), with `train/*.json` and `test/*.json`:
-            for each user, `x` (names of pictures) and `y` (1 for `Smiling`).
-        images: the folder with the pictures. Default: LEAF's own, `raw/img_align_celeba` in `path`.
-        size: height and width in pixels; default LEAF's 84.
-        channels: 1 or 3; see `load_folder`.
+        path: the output folder of LEAF's `preprocess.sh` (`data/celeba/data`), with `train/*.json` and `test/*.json`.
+            For each user, these files contain the names of the pictures (`x`), and their labels (`y`), 1 for `Smiling`.
+        images: the folder with the pictures. Default: the folder that LEAF uses, `raw/img_align_celeba` below `path`.
+        size: height and width in pixels. The default is LEAF's 84.
+        channels: number of channels, 1 or 3; see `load_folder`.
         normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
         progress: whether to show a progress bar.
 
     Returns:
-        A `Split` whose `users` are the celebrities' ids, sorted; the column `user` is an index into them. With LEAF's
-        `-t sample`, train and test have the same users.
+        A `Split` whose `users` are the sorted ids of the celebrities. The column `user` contains indices into `users`.
+        If the files were created with LEAF's option `-t sample`, the training and test sets have the same users.
 
     Raises:
-        FileNotFoundError: files are missing; the message says where to get them.
-        ValueError: a file is damaged or has another layout, or a user is in two files of one split.
+        FileNotFoundError: files are missing. The message says where to get them.
+        ValueError: a file is damaged or has another layout, or a user occurs in two files of the same split.
     """
     folder = Path(path).expanduser()
     return read_picture_list(_list_leaf_celeba(folder, images), size, channels, normalization, progress)
@@ -172,13 +172,13 @@ def open_leaf_celeba(
     """Open LEAF's version of CelebA, like `load_leaf_celeba`, but read pictures only when they are needed.
 
     Args:
-        path, images, channels, normalization, progress: see `load_leaf_celeba`.
+        path, images, channels, normalization, progress: as in `load_leaf_celeba`.
         size: height and width in pixels; see `open_celeba`.
-        cache, workers: see `open_folder`.
+        cache, workers: as in `open_folder`.
 
     Raises:
-        FileNotFoundError, ValueError: see `load_leaf_celeba`.
-        OSError, distillkit.locking.InUse: see `open_folder`.
+        FileNotFoundError, ValueError: for the same reasons as in `load_leaf_celeba`.
+        OSError, distillkit.locking.InUse: the cache cannot be written; see `open_folder`.
     """
     folder = Path(path).expanduser()
     listing = _list_leaf_celeba(folder, images)
@@ -197,7 +197,7 @@ def _list_leaf_celeba(folder: Path, images: AnyPath | None) -> PictureList:
 
 
 def _convert(x: list[Any], y: list[Any]) -> UserData | None:
-    """Convert a user's picture names and labels; return None if they are malformed."""
+    """Convert a user's picture names `x` and labels `y` from a `.json` file. Return None if they are malformed."""
     labels = as_labels(y, 2)
     if labels is None or len(x) != len(y) or not all(isinstance(name, str) for name in x):
         return None
@@ -205,7 +205,14 @@ def _convert(x: list[Any], y: list[Any]) -> UserData | None:
 
 
 def _table(file: Path, lines: list[str], columns: int, allowed: Sequence[str] | None) -> dict[str, list[str]]:
-    """Parse one of CelebA's tables and return the values of each picture."""
+    """Parse one of CelebA's tables, and return the values of each picture by the picture's name.
+
+    Args:
+        file: path of the table, for error messages.
+        lines: lines of the table, each with a picture's name and its values.
+        columns: number of values per line.
+        allowed: allowed values. None allows all nonnegative integers.
+    """
     table = {}
     for line in lines:
         name, *values = line.split() or [""]

@@ -1,4 +1,4 @@
-"""CIFAR-10-C: the test images of CIFAR-10 with 19 corruptions at 5 severities."""
+"""Reader of CIFAR-10-C: the test images of CIFAR-10 with 19 corruptions at 5 severities."""
 
 from __future__ import annotations
 
@@ -42,31 +42,33 @@ def load_cifar10c(
 ) -> LabeledImages:
     """Load CIFAR-10-C (Hendrycks and Dietterich, ICLR 2019) as one set with a domain per corruption and severity.
 
-    Use it to test robustness, and for clients whose images differ in appearance. The release has no training split.
-    Each domain consists of the same 10,000 test images of CIFAR-10, in the same order.
+    Use it to test robustness, or for clients whose images differ in appearance. Each domain consists of the same 10,000
+    test images of CIFAR-10, in the same order. There is no training split.
 
     Args:
-        path: the folder `CIFAR-10-C` with `fog.npy`, ..., uint8 [50000, 32, 32, 3], and `labels.npy`, uint8 [50000]:
-            the 10,000 pictures at severity 1, then at 2, ... up to 5. Only the requested domains are read.
-        corruptions: names from `CORRUPTIONS`; default all 19.
-        severities: integers in 1..5; default the strongest.
+        path: the folder `CIFAR-10-C`. It contains a file for each corruption, such as `fog.npy`, uint8 [50000, 32, 32,
+            3], and `labels.npy`, uint8 [50000]. Each file has the 10,000 pictures at severity 1, then those at severity
+            2, and so on up to 5. Only the requested domains are read.
+        corruptions: names of corruptions from `CORRUPTIONS`. Default: all 19.
+        severities: integers in 1..5. Default: 5, the strongest.
         size: height and width in pixels; see `load`.
-        channels: 1 or 3; see `load`.
+        channels: number of channels, 1 or 3; see `load`.
         normalization: normalization of the set. Default: the normalization of `load("cifar10")`, so that networks
             trained on CIFAR-10 can be tested on this set. For gray pictures it is measured on this set.
 
     Returns:
-        A set with the domains one after the other: for each corruption its severities, in the given order. The column
-        `domain`, int64 [N], is the index of each picture's domain, and `info["domains"]` lists the names (`fog-5`). The
-        column `picture`, int64 [N], is the index of the original picture in CIFAR-10's test split. Pictures with the
-        same index show the same original, so a training and a test set must not share an index.
+        A set with the domains one after the other, sorted by corruption and then by severity, in the given order. The
+        column `domain`, int64 [N], is the index of each picture's domain, and `info["domains"]` lists the names of the
+        domains, such as `fog-5`. The column `picture`, int64 [N], is the index of the original picture in CIFAR-10's
+        test split. Pictures with the same index show the same original, so a training and a test set must not share an
+        index.
 
-    All 19 corruptions at one severity are 190,000 pictures, 2.3 GB of float32 at 32x32.
+    All 19 corruptions at one severity are 190,000 pictures, which take 2.3 GB as float32 at 32x32 pixels.
 
     Raises:
-        FileNotFoundError: files are missing; the message says where to get them.
-        TypeError, ValueError: there are no names, a name is unknown or repeated, a severity is outside 1..5, or a file
-            is damaged or has another layout.
+        FileNotFoundError: files are missing. The message says where to get them.
+        TypeError, ValueError: `corruptions` or `severities` is empty, a corruption is unknown or repeated, a severity
+            is outside 1..5, or a file is damaged or has another layout.
     """
     folder = Path(path).expanduser()
     names = check.sequence(corruptions, "corruptions", "names")
@@ -120,21 +122,21 @@ def load_cifar10c_domains(
     channels: int | None = None,
     normalization: Normalization | None = None,
 ) -> Split:
-    """Load CIFAR-10-C as training and test sets that share no image, for clients with one corruption each.
+    """Load CIFAR-10-C as training and test sets that share no original image, for clients with one corruption each.
 
-    `partition.domains_by_dirichlet(split.train.labels, split.train.columns["domain"])` then gives FedLGD's 57 clients
-    (Huang et al., TMLR 2024), who use `size=28, normalization=distillkit.normalization.IDENTITY`. The paper has 6,000
-    images per corruption. It does not publish the chosen images, their severity, the test split or the random
-    assignment to clients.
+    `partition.domains_by_dirichlet(split.train.labels, split.train.columns["domain"])` then divides the training set
+    like FedLGD (Huang et al., TMLR 2024), into 57 clients. For FedLGD's images, pass `size=28,
+    normalization=distillkit.normalization.IDENTITY`. The paper uses 6,000 images per corruption. The choice of the
+    images, their severity, the test split and the random assignment to clients are not published.
 
     Args:
-        path, corruptions, severities, size, channels, normalization: see `load_cifar10c`.
-        pictures: use only the first `pictures` of the 10,000 images. Default: all.
-        test_fraction: share of the images of each class that form the test set, in [0, 1). The random choice is fixed
-            (see `split_by`) and the same for every corruption.
+        path, corruptions, severities, size, channels, normalization: as in `load_cifar10c`.
+        pictures: number of images to use: the first `pictures` of the 10,000. Default: all.
+        test_fraction: share of the images of each class that form the test set, in [0, 1). The random choice is the
+            same in every call (see `split_by`), and for every corruption.
 
     Raises:
-        FileNotFoundError, TypeError, ValueError: see `load_cifar10c` and `split_by`.
+        FileNotFoundError, TypeError, ValueError: for the same reasons as in `load_cifar10c` and `split_by`.
     """
     data = load_cifar10c(
         path, corruptions=corruptions, severities=severities, size=size, channels=channels, normalization=normalization
@@ -147,7 +149,7 @@ def load_cifar10c_domains(
 
 
 def _array(file: Path, count: int | None) -> NDArray[Any]:
-    """Memory-map one file and check it: images uint8 [count, H, W, 3], or labels uint8 [N] if `count` is None."""
+    """Memory-map and check one file: images uint8 [count, H, W, 3], or labels uint8 [N] if `count` is None."""
     try:
         stored = np.load(file, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:

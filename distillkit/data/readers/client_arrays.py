@@ -1,4 +1,4 @@
-"""Datasets that are already assigned to clients, with a pair of `.npy` files per client and split."""
+"""Reader of datasets that are already assigned to clients, with two `.npy` files per client and split."""
 
 from __future__ import annotations
 
@@ -35,18 +35,19 @@ def load_client_arrays(
     layout for your own clients.
 
     Args:
-        path: the folder with `train/client{i}_images.npy`, uint8 [n, H, W, C] in 0..255, C in {1, 3},
-            `train/client{i}_labels.npy`, int [n], and the same below `test`, for i = 0, 1, ... without gaps.
+        path: the folder. For each client i = 0, 1, ... without gaps, it contains `train/client{i}_images.npy`, uint8
+            [n, H, W, C] with 1 or 3 channels, and `train/client{i}_labels.npy`, int [n]. The folder `test` contains the
+            same files.
         classes: the class names in label order. Default: "0", "1", ... up to the largest label. The sets then record
             that the number of classes was derived from the labels.
         size: height and width in pixels; see `load_folder`. FedLGD uses 28.
-        channels: 1 or 3; see `load_folder`.
+        channels: number of channels, 1 or 3; see `load_folder`.
         normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
-            FedLGD uses none.
+            FedLGD uses none (`distillkit.normalization.IDENTITY`).
 
     Returns:
-        A `Split` whose `users` are `client0`, `client1`, ...; the column `user`, int64 [N], is an index into `users`.
-        `partition.by_domain(split.train.columns["user"])` restores the clients.
+        A `Split` whose `users` are `client0`, `client1`, ... The column `user`, int64 [N], contains indices into
+        `users`. `partition.by_domain(split.train.columns["user"])` gives the partition among these clients.
 
     Raises:
         FileNotFoundError: files are missing.
@@ -88,14 +89,14 @@ def load_client_arrays(
 
 
 def _client_numbers(folder: Path) -> list[int]:
-    """Return the indices of the clients that have files in the folder."""
+    """Return the indices of the clients that have files in the folder. An index occurs once per file."""
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     found = [re.fullmatch(r"client(\d+)_(images|labels)\.npy", name) for name in names]
     return [int(match[1]) for match in found if match]
 
 
 def _read_client(stem: Path) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Read a client's pictures and labels."""
+    """Read a client's pictures and labels from `<stem>_images.npy` and `<stem>_labels.npy`."""
     arrays = []
     for kind in ("images", "labels"):
         file = stem.with_name(f"{stem.name}_{kind}.npy")

@@ -1,4 +1,4 @@
-"""FEMNIST in LEAF's layout: handwritten characters by writer."""
+"""Reader of FEMNIST, handwritten characters by writer, in LEAF's layout."""
 
 from __future__ import annotations
 
@@ -32,25 +32,27 @@ def load_femnist(
 
     Args:
         path: the output folder of LEAF's `preprocess.sh` (`data/femnist/data`), with `train/*.json` and `test/*.json`.
-            Each file has `users` (names), `num_samples` (pictures of each user) and `user_data`: for each user, `x`
-            (784 numbers per picture, row by row, k / 255 as LEAF's script writes them, or integers k in 0..255 as its
-            README says) and `y` (0..9 digits, 10..35 upper case, 36..61 lower case).
+            Each file has `users` (names), `num_samples` (number of pictures of each user) and `user_data`, which
+            contains `x` and `y` for each user. `x` has the 784 pixels of each picture, row by row, either as numbers in
+            [0, 1] (LEAF's script) or as integers in 0..255 (LEAF's README). `y` has the labels: 0..9 for digits, 10..35
+            for upper case and 36..61 for lower case.
         size: height and width in pixels; see `load`.
-        channels: 1 or 3; see `load`.
+        channels: number of channels, 1 or 3; see `load`.
         normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
 
     Returns:
-        A `Split` whose `users` are the names of all users, sorted; the column `user`, int64 [N], indexes them. With
-        LEAF's `-t sample`, train and test have the same users; with `-t user` they have different ones. Ink is dark on
-        white.
+        A `Split` whose `users` are the sorted names of all users. The column `user`, int64 [N], contains indices into
+        `users`. The characters are dark on white. If the files were created with LEAF's option `-t sample`, the
+        training and test sets have the same users; with `-t user`, they have different users.
 
-    The files are read one at a time, and images are converted to bytes immediately. The peak memory is the sum of the
-    float32 sets (2.6 GB for all 817,851 images), the bytes of all images, and twice the text of one file.
+    The files are read one at a time, and images are converted to bytes immediately. At its peak, the function needs
+    memory for the float32 sets (2.6 GB for all 817,851 images), for the bytes of all images, and for twice the text of
+    one file.
 
     Raises:
-        FileNotFoundError: `train` or `test` is missing, or contains no `.json` file; the message says where to get
-            them.
-        ValueError: a file is damaged or has another layout, or a user is in two files of one split.
+        FileNotFoundError: `train` or `test` is missing, or contains no `.json` file. The message says where to get the
+            files.
+        ValueError: a file is damaged or has another layout, or a user occurs in two files of the same split.
     """
     read = read_users(Path(path).expanduser(), _convert, _EXPECTED, _SOURCE)
     names = sorted({user for users in read.values() for user in users})
@@ -67,7 +69,7 @@ def load_femnist(
 
 
 def _convert(x: list[Any], y: list[Any]) -> UserData | None:
-    """Convert a user's images to bytes [n, 784], and labels to int64 [n]; return None if they are malformed."""
+    """Convert a user's images to bytes [n, 784], and labels to int64 [n]. Return None if they are malformed."""
     labels = as_labels(y, len(_CLASSES))
     try:
         given = np.array(x, dtype=np.float64).reshape(-1, _SIDE * _SIDE)

@@ -1,4 +1,4 @@
-"""FLAIR: photos of Flickr users with several labels each."""
+"""Reader of FLAIR, photos of Flickr users with several labels each."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ def load_flair(
 ) -> Split:
     """Load FLAIR (Song et al., NeurIPS 2022), photos by user with several labels each, from its authors' files.
 
-    Use it for multi-label tasks whose clients are real people. It has 429,078 photos of 51,414 users (column `user`).
-    The authors' training, validation and test sets have different users.
+    Use it for multi-label tasks whose clients are real people. The column `user` identifies the user of each photo.
+    There are 429,078 photos of 51,414 users. The authors' training, validation and test sets have different users.
 
     Args:
         path: the output folder of FLAIR's `download_dataset.py`, with `labels_and_metadata.json` (a list of objects
             with `user_id`, `image_id`, `labels`, `fine_grained_labels` and `partition`) and `small_images/*.jpg`.
-        size: height and width in pixels. Default: the photos' own 256. All photos take 5 GB of float32 at 32, 21 GB at
-            64.
-        labels: "coarse", the 17 categories, or "fine", the 1,628 labels within these categories.
-        channels: 1 or 3; see `load_folder`.
+        size: height and width in pixels. Default: 256, the size of the photos. All photos take 5 GB as float32 at 32
+            pixels, and 21 GB at 64.
+        labels: "coarse" for the 17 categories, or "fine" for the 1,628 labels within these categories.
+        channels: number of channels, 1 or 3; see `load_folder`.
         normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
         progress: whether to show a progress bar.
 
     Returns:
-        A `Split` with `validation` and label rows of 0 and 1. `classes` are the labels that occur anywhere in the
-        file, sorted, in the order of the authors' scripts; `users` are all users' names, sorted.
+        A `Split` with `validation` and multi-label rows of 0 and 1. Its `classes` are all labels that occur in the
+        file, sorted as in the authors' scripts. Its `users` are the sorted names of all users.
 
     Raises:
         FileNotFoundError: files are missing.
@@ -78,13 +78,14 @@ def open_flair(
     """Open FLAIR, photos by user with several labels each, like `load_flair`, but read photos only when needed.
 
     Args:
-        path, labels, channels, normalization, progress: see `load_flair`.
-        size: height and width in pixels. The cache of all 429,078 photos takes 5.3 GB at 64, 84 GB at their own 256.
-        cache, workers: see `open_folder`.
+        path, labels, channels, normalization, progress: as in `load_flair`.
+        size: height and width in pixels. Default: 256, the size of the photos. The cache of all 429,078 photos takes
+            5.3 GB at 64 pixels, and 84 GB at 256.
+        cache, workers: as in `open_folder`.
 
     Raises:
-        FileNotFoundError, ValueError: see `load_flair`.
-        OSError, distillkit.locking.InUse: see `open_folder`.
+        FileNotFoundError, ValueError: for the same reasons as in `load_flair`.
+        OSError, distillkit.locking.InUse: the cache cannot be written; see `open_folder`.
     """
     folder = Path(path).expanduser()
     return open_picture_list(_list(folder, labels), folder, size, channels, normalization, cache, workers, progress)

@@ -1,4 +1,4 @@
-"""Files `.npz` of your own arrays in MedMNIST's layout."""
+"""Reader of `.npz` files of arrays in MedMNIST's layout."""
 
 from __future__ import annotations
 
@@ -33,21 +33,23 @@ def load_npz(
     normalization: Normalization | None = None,
     classes: tuple[str, ...] | None = None,
 ) -> Split:
-    """Load your own arrays from an `.npz` in MedMNIST's layout: `train_images`, `train_labels`, `test_images`, ...
+    """Load your own arrays from an `.npz` file in MedMNIST's layout.
 
-    `val_images` and `val_labels` are optional.
+    The file contains the arrays `train_images`, `train_labels`, `test_images`, `test_labels` and, optionally,
+    `val_images` and `val_labels`.
 
     Args:
-        path: the file. Images are [N, H, W] or [N, H, W, C], C in {1, 3}, uint8 in 0..255 or float in [0, 1]; labels
-            are integers [N] or [N, 1] (class indices) or [N, K] (multi-label rows, which become float).
+        path: the file. Images are [N, H, W] or [N, H, W, C] with 1 or 3 channels, either uint8 in 0..255 or float in
+            [0, 1]. Labels are integers: class indices [N] or [N, 1], or multi-label rows [N, K], which are converted to
+            float.
         size: height and width in pixels; see `load_folder`.
-        channels: 1 or 3; see `load_folder`.
+        channels: number of channels, 1 or 3; see `load_folder`.
         normalization: normalization of the sets. Default: mean and standard deviation measured on the training split.
         classes: the class names. Default: "0", "1", ... up to the largest label in the file. The sets then record that
             the number of classes was derived from the labels (see `LabeledImages`).
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
         ValueError: the file is not an `.npz`, or an array is missing or has the wrong shape, type or range.
     """
     path = Path(path).expanduser()
@@ -70,21 +72,22 @@ def open_npz(
     cache: AnyPath | None = None,
     progress: bool = True,
 ) -> StoredSplit:
-    """Open an `.npz` whose images do not fit in memory as floats, like `load_npz`, but read images only when needed.
+    """Open an `.npz` file whose images do not fit in memory as floats, and read images only when needed.
 
-    Use it for MedMNIST's sets of 224x224 images. The compressed arrays are streamed once into a cache, which later
-    calls reuse, as in `open_folder`. After an interruption, the next call starts again.
+    It is like `load_npz`; use it for MedMNIST's sets of 224x224 images. The first call copies the compressed arrays
+    into a cache, which later calls reuse, as in `open_folder`. If the first call is interrupted, the next one starts
+    again.
 
     Args:
-        path, size, channels, normalization, classes: see `load_npz`.
-        cache, progress: see `open_folder`.
+        path, size, channels, normalization, classes: as in `load_npz`.
+        cache, progress: as in `open_folder`.
 
-    Pixels are exactly those of `load_npz` for uint8 arrays that already have the requested size and channels. Otherwise
-    they differ by up to 1/510.
+    The pixels equal those of `load_npz` for uint8 arrays that already have the requested size and channels. Other
+    pixels differ by up to 1/510, because the cache rounds them to bytes.
 
     Raises:
-        FileNotFoundError, ValueError: see `load_npz`; also arrays in Fortran order, which cannot be streamed.
-        OSError, distillkit.locking.InUse: see `open_folder`.
+        FileNotFoundError, ValueError: for the same reasons as in `load_npz`, and if an array is in Fortran order.
+        OSError, distillkit.locking.InUse: the cache cannot be written; see `open_folder`.
     """
     path = Path(path).expanduser()
     with _open_archive(path) as file:
@@ -124,7 +127,7 @@ def open_npz(
 
 @contextmanager
 def _open_archive(path: Path) -> Iterator[Any]:
-    """Open an `.npz` with NumPy during a `with` block."""
+    """Open an `.npz` file with NumPy for a `with` block, and yield the NumPy archive."""
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}; expected an .npz with train_images, train_labels, test_images, ...")
     with _explain_damage(path), path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
@@ -133,7 +136,7 @@ def _open_archive(path: Path) -> Iterator[Any]:
 
 @contextmanager
 def _explain_damage(path: Path) -> Iterator[None]:
-    """Convert errors from reading a file that is damaged or of another kind into a ValueError that names the file."""
+    """Convert errors from reading a damaged or unsuitable file in the `with` block to a ValueError with its path."""
     try:
         yield
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError, TypeError) as error:
@@ -142,7 +145,7 @@ def _explain_damage(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _stream(path: Path, name: str) -> Iterator[tuple[IO[bytes], tuple[int, ...], Any]]:
-    """Open one part's images as a stream of bytes; yield the stream, and the shape and dtype of the images."""
+    """Yield the array `<name>_images` of an `.npz` file as a stream of bytes, and the array's shape and dtype."""
     with ExitStack() as stack:
         with _explain_damage(path):
             archive = stack.enter_context(zipfile.ZipFile(path))
@@ -169,7 +172,7 @@ def _blocks(path: Path, stream: IO[bytes], shape: tuple[int, ...], dtype: Any) -
 
 
 def _part_names(path: Path, keys: Sequence[str]) -> dict[str, str]:
-    """Map the parts of an `.npz` ("train", "test" and perhaps "validation") to the prefixes of its arrays."""
+    """Map the parts of an `.npz` file ("train", "test", possibly "validation") to the prefixes of their arrays."""
     wanted = [name for name in _PARTS if name != "val" or "val_images" in keys]
     if missing := [key for name in wanted for key in (f"{name}_images", f"{name}_labels") if key not in keys]:
         raise ValueError(f"{path} lacks {', '.join(missing)}; it holds {', '.join(sorted(keys)) or 'nothing'}")
@@ -192,7 +195,7 @@ def _class_names(
 
 
 def _as_images(array: np.ndarray[Any, Any], name: str) -> Tensor:
-    """Check the images of one part, and return them as [N, C, H, W]."""
+    """Check the array `<name>_images`, and return the images as [N, C, H, W]."""
     if array.ndim == 3:
         array = array[..., None]
     if array.ndim != 4 or array.shape[3] not in (1, 3) or 0 in array.shape:
@@ -205,7 +208,7 @@ def _as_images(array: np.ndarray[Any, Any], name: str) -> Tensor:
 
 
 def _as_labels(array: np.ndarray[Any, Any], name: str, count: int) -> Tensor:
-    """Check the labels of one part, and return class indices int64 [N], or rows float [N, K]."""
+    """Check the array `<name>_labels`, and return class indices, int64 [N], or multi-label rows, float [N, K]."""
     if array.ndim not in (1, 2) or len(array) != count or not np.issubdtype(array.dtype, np.integer):
         raise ValueError(
             f"{name}_labels must be {count} integers [N] or [N, 1], or rows [N, K], got {array.dtype} "
