@@ -1,4 +1,4 @@
-"""The synthesis network of StyleGAN2 with random weights, in plain PyTorch operations."""
+"""Generator network of StyleGAN2, in plain PyTorch operations."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SLOPE, _GAIN = 0.2, math.sqrt(2)
 
 
 def _base_and_doublings(size: int) -> tuple[int, int]:
-    """Return (base, doublings), with a base from 4 to 8, so that base * 2^doublings is the smallest side >= `size`."""
+    """Return (base, doublings) such that base * 2^doublings is at least `size`, with a base of 4 to 8 pixels."""
     doublings = max(0, int(math.log2(size / 4)))
     return -(-size // 2**doublings), doublings
 
 
 class _Dense(nn.Module):
-    """Linear layer with an equalized learning rate: weights N(0, 1) scaled by 1 / sqrt(fan in), constant bias."""
+    """Linear layer with an equalized learning rate: weights from N(0, 1), scaled by 1 / sqrt(fan in) in each call."""
 
     def __init__(self, inputs: int, outputs: int, bias: float) -> None:
         super().__init__()
@@ -40,7 +40,8 @@ class _Dense(nn.Module):
 class _ModulatedConv(nn.Module):
     """Modulated and demodulated convolution of StyleGAN2 (Eq. 1 and 3).
 
-    The layer scales feature maps instead of weights. The result is the same, but the whole batch can share one kernel.
+    The layer scales feature maps instead of weights. The result is the same, but all images of a batch can use one
+    kernel.
     """
 
     def __init__(
@@ -71,28 +72,29 @@ class _ModulatedConv(nn.Module):
 class StyleGAN2(nn.Module):
     """Untrained StyleGAN2 with skip connections, which maps latents [B, latent] to images [B, C, size, size].
 
-    The mapping network is PixelNorm and `depth` linear layers. The learned constant has a side of 4 to 7 pixels, which
-    is doubled until it reaches `size` (28 is 7 doubled twice). If no such side reaches `size` exactly, images are
-    generated with the next larger side, and their center is returned.
+    The mapping network consists of PixelNorm and `depth` linear layers. The constant input of the synthesis network has
+    a side of 4 to 8 pixels, which is doubled until it is at least `size`: for example, 7 is doubled twice for a size of
+    28. If the final side is larger than `size`, the center of the images is returned.
 
-    Each resolution has two modulated 3x3 convolutions. The first one doubles the resolution, with the blur [1, 3, 3,
-    1]. The images are the sum of the 1x1 RGB outputs of all resolutions, and their pixel values are unbounded. Weights
-    are N(0, 1), scaled at run time. Biases and noise gains are omitted because they are zero before training; see
-    `forward` for the noise.
+    After the first resolution, which has one modulated 3x3 convolution, each resolution has two. The first of them
+    doubles the resolution, with the blur [1, 3, 3, 1]. Each resolution also has a 1x1 convolution to the C image
+    channels. The images are the sum of the outputs of these 1x1 convolutions, upsampled to the final resolution. Their
+    pixel values are unbounded. Weights are drawn from N(0, 1), and scaled in each call. Biases and noise gains are
+    omitted, because they are zero before training. `forward` can add noise.
 
     Args:
         size: height and width, at least 4.
         channels: number of channels C of the images.
         latent: length of a latent vector.
-        width: number of feature maps at resolutions up to 32 pixels; each further doubling of the resolution halves
-            this number. The paper uses 512 (channel multiplier 1).
+        width: number of feature maps at resolutions up to 32 pixels. Each further doubling of the resolution halves
+            this number. The paper uses 512 with a channel multiplier of 1.
         depth: number of layers of the mapping network.
 
     Raises:
         TypeError, ValueError: an argument is too small.
 
-    Paper: Karras et al., "Analyzing and improving the image quality of StyleGAN" (CVPR 2020), section 2 and figure 2;
-    skip connections of section 4.1. No custom CUDA operation is needed.
+    Paper: Karras et al., "Analyzing and improving the image quality of StyleGAN" (CVPR 2020), section 2 and figure 2,
+    and section 4.1 for the skip connections. No custom CUDA operation is needed.
     """
 
     def __init__(
@@ -119,16 +121,17 @@ class StyleGAN2(nn.Module):
             self.noise_sides += [side, side]
 
     def initialize(self, generator: torch.Generator) -> None:
-        """Draw the learned constant from `generator`. `networks.build` calls this after drawing the layers' weights."""
+        """Draw the network's constant input from `generator`. `networks.build` calls this method."""
         _draw(self.constant, generator)
 
     def forward(self, z: Tensor, noise: Sequence[Tensor] | None = None, noise_gain: float = 0.0) -> Tensor:
-        """Return the images generated from latents, float [B, C, size, size], with unbounded pixel values.
+        """Generate images [B, C, size, size] with unbounded pixel values from latents.
 
         Args:
-            z: latents, float [B, latent]; only their direction matters (PixelNorm).
-            noise: one tensor [B, 1, side, side] for each side in `noise_sides`, added before the activations.
-            noise_gain: factor of the noise; 0 in an untrained network.
+            z: latents, float [B, latent]. Only their direction matters, because PixelNorm scales them.
+            noise: one tensor [B, 1, side, side] for each side in the attribute `noise_sides`. It is added to the
+                feature maps before the activations.
+            noise_gain: factor by which the noise is multiplied. It is 0 in an untrained network.
         """
         w = z * (z.square().mean(1, keepdim=True) + 1e-8).rsqrt()
         for layer in self.mapping:
@@ -165,7 +168,7 @@ def _kernel(x: Tensor) -> Tensor:
 
 
 def _blur(x: Tensor) -> Tensor:
-    """Blur the [2H + 1, 2W + 1] output of a transposed convolution to [2H, 2W]."""
+    """Blur the output [2H + 1, 2W + 1] of a transposed convolution, and return it as [2H, 2W]."""
     return F.conv2d(x, _kernel(x), padding=1, groups=x.shape[1])
 
 

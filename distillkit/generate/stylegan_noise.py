@@ -41,33 +41,33 @@ def stylegan_noise(
 
     All clients can share this set, because it needs no real data. A network can learn to distinguish its classes.
 
-    Class k has a latent mean mu_k ~ N(0, mean_std^2), and its images have latents z ~ N(mu_k, sample_std^2). PixelNorm
-    keeps only the directions of latents, so the ratio mean_std / sample_std alone determines the separation of the
-    classes.
+    Class k has a latent mean mu_k ~ N(0, mean_std^2), and each of its images has a latent z ~ N(mu_k, sample_std^2).
+    The generator uses only the direction of a latent, so the separation of the classes depends only on the ratio
+    mean_std / sample_std.
 
     Args:
         num_classes: number of classes K.
-        per_class: number of images per class (VHL: 200 or 5,000; the authors' code does not say which).
+        per_class: number of images per class. VHL uses 200 or 5,000; the authors' code does not say which.
         size: height and width, at least 4; see `StyleGAN2` for sizes that are not a power of two.
         channels: number of channels C of the images.
-        latent: length of a latent vector (VHL: 64; 256 for 100 and 200 classes).
-        mean_std, sample_std: standard deviation of the class means, and standard deviation of the latents around their
-            class mean. VHL uses .5 and .3; for CIFAR-100 .5 and .2; for Tiny-ImageNet .5 and .15.
+        latent: length of a latent vector. VHL uses 64, or 256 for 100 and 200 classes.
+        mean_std, sample_std: standard deviation of the latent means, and standard deviation of the latents around the
+            mean of their class. VHL uses 0.5 and 0.3, for CIFAR-100 0.5 and 0.2, and for Tiny-ImageNet 0.5 and 0.15.
         noise_gain: gain of StyleGAN2's noise inputs. It is 0 in an untrained network, so the noise has no effect in the
-            authors' code. If the gain is above 0, each layer adds gain * n to its feature maps. The noise n is drawn
-            from N(m_k, sample_std^2), and each class k has a mean noise image m_k ~ N(0, mean_std^2).
-        width: number of feature maps of the generator network, see `StyleGAN2`; 512 in the paper.
-        clamp: whether to clamp the generator's output to [0, 1] as in the authors' code, which saturates most pixels.
-            By default each channel is scaled to [0, 1] by its minimum and maximum over the whole set.
+            authors' code. If it is above 0, each layer adds noise_gain * n to its feature maps. The noise n of an image
+            of class k is drawn from N(m_k, sample_std^2), and the mean noise m_k of the class from N(0, mean_std^2).
+        width: number of feature maps of the generator network; see `StyleGAN2`. The paper uses 512.
+        clamp: whether to clamp the generator's output to [0, 1], as in the authors' code. This saturates most pixels.
+            By default, each channel is scaled to [0, 1] by its minimum and maximum over the whole set.
         normalization: normalization of the set. By default it is measured on the set, so that each channel has mean 0
-            and std 1. VHL's loader uses mean .5 and std .25.
+            and std 1. VHL's loader uses mean 0.5 and std 0.25.
         chunk: number of images per forward pass; a smaller number needs less memory. Use several hundred on a GPU.
         device: device of the generator network and of the returned set.
         generator: seed or random generator for all draws, which are made on the CPU.
         progress: whether to show a progress bar.
 
     Returns:
-        The set, class by class.
+        The set, sorted by class.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
@@ -111,20 +111,20 @@ def upsampled_gaussian(
     """Generate VHL's simplest virtual data: upsampled Gaussian noise around a mean image for each class.
 
     The mean image m_k of class k is drawn from N(0, mean_std^2), and the images of the class from N(m_k, sample_std^2).
-    Images are drawn with `base` x `base` pixels and then upsampled bilinearly.
+    The images are drawn with `base` x `base` pixels, and then upsampled bilinearly.
 
     Args:
-        base: side of the images before upsampling, in pixels (VHL: 8).
+        base: side of the images before upsampling, in pixels. VHL uses 8.
         num_classes, per_class, size, channels, mean_std, sample_std, clamp, normalization, device, generator: as
             in `stylegan_noise`.
 
     Returns:
-        The set, class by class.
+        The set, sorted by class.
 
     Raises:
         TypeError, ValueError: an argument is invalid.
 
-    Paper: VHL (ICML 2022), appendix C.3. Deviations: as in `stylegan_noise`; the clamp in the authors' code removes the
+    Paper: VHL (ICML 2022), appendix C.3. Deviations: as in `stylegan_noise`. The clamp in the authors' code removes the
     negative half of the noise.
     """
     device = check.device(device)

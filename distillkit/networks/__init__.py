@@ -1,4 +1,4 @@
-"""Networks split into features and a classifier, their initialization, and network samplers."""
+"""Networks with separate features and classifier, their initialization, and network samplers."""
 
 from distillkit.networks._base import Network, split
 from distillkit.networks._factory import KeepInit, build, frozen_copy

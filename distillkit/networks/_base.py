@@ -1,4 +1,4 @@
-"""Interface of networks: features (the embedding) and a classifier."""
+"""Interface of networks that consist of features, which compute an embedding, and a classifier."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["Network", "SplitNetwork", "require_network", "split"]
 
 
 class Network(Protocol):
-    """Interface of the networks that components use: an `nn.Module` whose forward is `classifier(features(images))`.
+    """Interface of networks: an `nn.Module` whose forward pass is `classifier(features(images))`.
 
-    All networks of this package implement it; `split` adapts any other classifier.
+    All networks of this package implement it. `split` gives any other image classifier this interface.
     """
 
     def features(self, images: Tensor) -> Tensor:
-        """Compute the embeddings that distribution matching and coreset selection use.
+        """Compute the embedding of each image. Distribution matching and coreset selection use embeddings.
 
         Args:
             images: float [N, C, H, W].
@@ -29,7 +29,7 @@ class Network(Protocol):
         ...
 
     def classifier(self, embedding: Tensor) -> Tensor:
-        """Compute logits from embeddings.
+        """Compute the logits from the embeddings.
 
         Args:
             embedding: float [N, d], from `features`.
@@ -49,10 +49,10 @@ class Network(Protocol):
 
 
 class SplitNetwork(Configurable, nn.Module):
-    """Network whose embedding is the input of one of its modules, the classifier. `split` creates it.
+    """Network that was split by `split`: its embedding is the input of one of its modules, the classifier.
 
     Args:
-        network: the whole network; its parameters get the prefix `model.`.
+        network: the whole network. The names of its parameters get the prefix `model.`.
         name: name of the classifier module, as in `network.named_modules()`.
     """
 
@@ -72,7 +72,7 @@ class SplitNetwork(Configurable, nn.Module):
             images: float [N, C, H, W].
 
         Raises:
-            ValueError: the classifier does not run exactly once in a forward pass.
+            ValueError: the classifier module runs not once, but never or several times in the forward pass.
         """
         seen: list[Tensor] = []
 
@@ -106,20 +106,20 @@ def _has_split(network: nn.Module) -> bool:
 
 
 def split(network: nn.Module, classifier: str | None = None) -> Network:
-    """Return any classifier network with the `features` and `classifier` methods that components require.
+    """Add the methods `features` and `classifier`, which much of this package requires, to an image classifier.
 
-    Use it for torchvision's networks and your own. Components that take a network or a sampler call it for you. The
-    wrapper shares the network's parameters under the prefix `model.`.
+    Use it for your own networks or those of torchvision. Functions of this package that accept a network or a sampler
+    call it for you. The returned wrapper shares the network's parameters, whose names get the prefix `model.`.
 
     Args:
         network: network to split. A network that already has a method `features` and a `classifier` is returned
             unchanged.
-        classifier: name of the module whose input is the embedding (as in `network.named_modules()`). Its output must
-            be the logits. Default: the last `nn.Linear`, as in torchvision's ResNets.
+        classifier: name of the module whose input is the embedding and whose output are the logits, as in
+            `network.named_modules()`. Default: the last `nn.Linear`, which is right for torchvision's ResNets.
 
     Raises:
-        TypeError: not an `nn.Module`.
-        ValueError: no such module, or no `nn.Linear` to use by default.
+        TypeError: `network` is not an `nn.Module`.
+        ValueError: the network has no module with this name or, by default, no `nn.Linear`.
     """
     if not isinstance(network, nn.Module):
         raise TypeError(f"network must be an nn.Module, got {type(network).__name__}")
@@ -149,7 +149,7 @@ def require_network(network: Any, name: str = "network") -> nn.Module:
         name: name of the argument in error messages.
 
     Raises:
-        TypeError: any other value.
+        TypeError: `network` is not an `nn.Module`, for example a class or a factory.
     """
     if isinstance(network, nn.Module):
         return network

@@ -29,11 +29,12 @@ def _layers(network: nn.Module) -> list[nn.Module]:
 
 
 def seed_dropout(network: nn.Module, generator: torch.Generator) -> list[nn.Module]:
-    """Make a network's dropout layers draw from `generator` permanently, so that a seed makes training reproducible.
+    """Make the dropout layers of a network draw from `generator`, so that training is reproducible from a seed.
 
     Args:
-        network: network whose `nn.Dropout` layers (also 1d to 3d) are changed. Other random layers (alpha dropout,
-            dropout inside attention, `F.dropout` in a forward) are not changed.
+        network: network whose layers `nn.Dropout` and `nn.Dropout1d` to `nn.Dropout3d` are changed permanently. Other
+            random operations are not changed: alpha dropout, dropout inside attention layers, and calls of `F.dropout`
+            in a forward method.
         generator: generator to draw from.
 
     Returns:
@@ -59,7 +60,7 @@ def _own_forwards(network: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded_dropout(network: nn.Module, generator: torch.Generator) -> Iterator[None]:
-    """Apply `seed_dropout` during a `with` block.
+    """Make the dropout layers of a network draw from `generator` during a `with` block; see `seed_dropout`.
 
     Args:
         network: network whose dropout layers are changed.
@@ -72,7 +73,7 @@ def seeded_dropout(network: nn.Module, generator: torch.Generator) -> Iterator[N
 
 @contextlib.contextmanager
 def undraw_dropout(network: nn.Module) -> Iterator[None]:
-    """Undo `seed_dropout` during a `with` block, so that dropout layers draw from the global random state again."""
+    """Undo `seed_dropout` during a `with` block, in which dropout layers draw from the global random state again."""
     with _own_forwards(network):
         for layer in _layers(network):
             if isinstance(forward := vars(layer).get("forward"), partial) and forward.func is _drop:

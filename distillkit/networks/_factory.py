@@ -1,4 +1,4 @@
-"""Creation of networks by factories, with weights drawn from a seed or kept as constructed."""
+"""Creation of networks by factories, with weights that are drawn from a seed or kept from the constructor."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ NetworkFactory = Callable[[], nn.Module]
 
 
 class KeepInit(Configurable):
-    """Factory whose networks keep the weights from their constructor, such as pretrained weights.
+    """Factory wrapper that keeps the weights from the networks' constructor, such as pretrained weights.
 
-    Use it wherever a factory is expected and PyTorch's default distributions are not wanted:
-    `RandomNetworks(KeepInit(vit))`, `evaluate(data, test, KeepInit(pretrained))`. The constructor runs with a seeded
-    global random state, so the network is still a function of the seed. Each draw constructs a new network.
+    This package normally redraws the weights of a new network from PyTorch's default distributions. Wrap the factory to
+    prevent this, as in `RandomNetworks(KeepInit(vit))` or `evaluate(data, test, KeepInit(pretrained))`. The constructor
+    runs with a seeded global random state, so the network is still a function of the seed.
 
     Args:
-        factory: a function that returns an `nn.Module`; it receives the arguments of the `KeepInit` call.
+        factory: a function that returns an `nn.Module`. It is called with the arguments with which the `KeepInit`
+            object is called.
 
     Raises:
-        TypeError: `factory` is a network, or not callable.
+        TypeError: `factory` is a network, or is not callable.
     """
 
     def __init__(self, factory: Callable[..., nn.Module]) -> None:
@@ -48,7 +49,7 @@ class KeepInit(Configurable):
             self.__signature__ = inspect.signature(factory)
 
     def __call__(self, *arguments: Any) -> nn.Module:
-        """Call the factory and mark the network so that its weights are kept.
+        """Call the factory, and mark the new network as one whose weights are kept.
 
         Args:
             arguments: arguments passed to the factory.
@@ -76,10 +77,10 @@ def require_factory(factory: Any, name: str = "factory", wanted: str = "lambda: 
     Args:
         factory: value to check.
         name: name of the argument in error messages.
-        wanted: example of a valid value for the message.
+        wanted: code of a valid value, as an example in the error message.
 
     Raises:
-        TypeError: a network, or a value that is not callable.
+        TypeError: `factory` is a network, or is not callable.
     """
     if isinstance(factory, nn.Module):
         raise TypeError(
@@ -110,7 +111,7 @@ def _require_no_arguments(factory: Callable[..., object]) -> None:
 
 
 def build(factory: NetworkFactory, generator: int | torch.Generator, redraw: Redraw | None = None) -> nn.Module:
-    """Build a network with `factory()` and draw its parameters from `generator`.
+    """Create a network with `factory()`, and draw its parameters from `generator`.
 
     The global random state is unchanged.
 
@@ -118,11 +119,11 @@ def build(factory: NetworkFactory, generator: int | torch.Generator, redraw: Red
         factory: a function that returns a network. The constructor's weights are overwritten, unless the factory is a
             `KeepInit`.
         generator: int seed, or a CPU generator, whose state advances.
-        redraw: see `initialize`.
+        redraw: function that sets further parameters; see `initialize`.
 
     Raises:
-        TypeError: the factory is a network, requires arguments, or does not return an `nn.Module`; also the errors of
-            `initialize`.
+        TypeError: the factory is a network, requires arguments, or does not return an `nn.Module`, or `initialize` does
+            not support a module of the network.
     """
     _require_no_arguments(require_factory(factory))
     generator = as_generator(generator)
@@ -137,12 +138,12 @@ def build(factory: NetworkFactory, generator: int | torch.Generator, redraw: Red
 
 
 def frozen_copy(network: nn.Module) -> nn.Module:
-    """Return a deep copy of a network with frozen parameters, which halves the cost of gradients for the input.
+    """Return a deep copy of a network with frozen parameters. This halves the cost of gradients of the input.
 
     Args:
         network: any `nn.Module`; it is not changed.
 
     Raises:
-        TypeError: not an `nn.Module`.
+        TypeError: `network` is not an `nn.Module`.
     """
     return copy.deepcopy(require_network(network, "network")).requires_grad_(False)

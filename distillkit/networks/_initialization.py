@@ -1,4 +1,4 @@
-"""Initialization of networks from a generator."""
+"""Random initialization of the parameters of networks from a generator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ Redraw = Callable[[nn.Module, torch.Generator], object]
 
 @torch.no_grad()
 def init_linear(module: nn.Module, generator: torch.Generator | None) -> None:
-    """Initialize a linear or convolution layer by its `kaiming`: "normal", "uniform", or PyTorch's default if unset."""
+    """Initialize the weight and bias of a linear or convolution layer.
+
+    The layer's attribute `kaiming` selects the distribution of the weight: "normal" for N(0, 2 / fan_out), or "uniform"
+    with variance 2 / fan_in, both with a bias of 0. Without this attribute, PyTorch's default distributions are used.
+    """
     weight, bias = cast(Tensor, module.weight), cast("Tensor | None", module.bias)
     drawn, kaiming = torch.empty(weight.shape, device="cpu"), getattr(module, "kaiming", "")
     if kaiming == "normal":
@@ -73,7 +77,10 @@ def draw_seed(generator: torch.Generator) -> int:
 
 
 def _reset(module: nn.Module, generator: torch.Generator) -> bool:
-    """Call `reset_parameters` and return whether it set all of the module's own parameters. If not, undo the call."""
+    """Initialize a module with its method `reset_parameters`, and return whether it set all of its own parameters.
+
+    If it did not, undo the call.
+    """
     own = list(module.parameters(recurse=False))
     before = [parameter.clone() for parameter in own]
     for parameter in own:
@@ -88,7 +95,10 @@ def _reset(module: nn.Module, generator: torch.Generator) -> bool:
 
 
 def init_own_parameters(module: nn.Module, generator: torch.Generator) -> bool:
-    """Initialize the module's own parameters, not its children's. Return whether a rule exists for the module."""
+    """Initialize the parameters that belong to the module itself, not to its children.
+
+    Return False if no rule for initializing this kind of module is known.
+    """
     own = getattr(module, "initialize", None)
     parameters = {key for key, _ in module.named_parameters(recurse=False)}
     if callable(own):
@@ -115,21 +125,21 @@ def initialize(network: nn.Module, generator: int | torch.Generator, redraw: Red
     `RandomNetworks` calls this function for every draw, and `build` calls it once. The distributions are PyTorch's
     defaults: Kaiming uniform with a = sqrt(5) for linear and convolution weights, uniform +-1/sqrt(fan_in) for their
     biases, N(0, 1) for embeddings, Xavier for attention, and constants for norms (running statistics are reset) and
-    PReLU. For the networks of this package, the draws are those of the constructor after `torch.manual_seed`. The
-    constructors of torchvision draw from other distributions; use `KeepInit` to keep them. Any other module with its
-    own parameters is initialized by its method `initialize(generator)` or, without one, by `reset_parameters()`. Other
-    buffers are unchanged.
+    PReLU. The networks of this package get the same values as from their constructor after `torch.manual_seed`. The
+    constructors of torchvision's networks draw from other distributions; use `KeepInit` to keep their values. Any other
+    module with its own parameters is initialized by its method `initialize(generator)` or, without this method, by
+    `reset_parameters()`. Buffers other than running statistics are unchanged.
 
     Args:
         network: any `nn.Module`.
         generator: int seed, or a CPU generator, whose state advances.
         redraw: function `redraw(network, generator)` that is called last, with gradients disabled. It sets the
-            parameters that no rule above covers (a class token, position embeddings, layer scales) and may change any
-            others.
+            parameters for which no rule above applies, such as a class token, position embeddings or layer scales. It
+            may change any other parameters.
 
     Raises:
-        TypeError: no `redraw` was given and a module has no known initialization; the message names the module and the
-            remedies.
+        TypeError: `redraw` is None, and no rule above applies to a module. The message contains the module's name and
+            lists the remedies.
     """
     require_network(network, "network")
     generator = as_generator(generator)

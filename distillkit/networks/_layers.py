@@ -17,7 +17,7 @@ Shape = tuple[int, int, int]
 
 
 class _ReLU(nn.ReLU):
-    """ReLU that works in place when no gradients are recorded, which saves time in ConvNet's forward pass."""
+    """ReLU that works in place if gradients are disabled, which saves time in the forward pass of `ConvNet`."""
 
     def forward(self, maps: Tensor) -> Tensor:
         return F.relu(maps, inplace=not torch.is_grad_enabled())
@@ -26,8 +26,9 @@ class _ReLU(nn.ReLU):
 class InstanceNorm(nn.GroupNorm):
     """Instance normalization, equivalent to a group norm with one channel per group.
 
-    PyTorch's layer is slow for small channels_last maps, which `forward_chunks` produces on a CPU. For such maps, if
-    gradients are disabled, this layer computes the formula directly, which is several times as fast.
+    PyTorch's group norm is slow for small maps in channels_last format, which `forward_chunks` uses on a CPU. For these
+    maps, if gradients are disabled, this layer computes the formula with elementary operations, which is several times
+    as fast.
 
     Args:
         channels: number of channels of the maps [N, channels, H, W].
@@ -37,7 +38,7 @@ class InstanceNorm(nn.GroupNorm):
         super().__init__(channels, channels)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Normalize `maps` [N, channels, H, W]; the input is not changed."""
+        """Return the normalized `maps` [N, channels, H, W]. The input is not changed."""
         if torch.is_grad_enabled() or not _small_and_channels_last(maps):
             return super().forward(maps)
         centred = maps - maps.mean((2, 3), keepdim=True)
@@ -46,16 +47,19 @@ class InstanceNorm(nn.GroupNorm):
 
 
 def _small_and_channels_last(maps: Tensor) -> bool:
-    """Return whether maps are small and channels_last, so that the direct formula is faster than PyTorch's layer."""
+    """Return whether maps on a CPU are small and in channels_last format.
+
+    `InstanceNorm` then computes the formula itself.
+    """
     plain = maps.device.type == "cpu" and maps.ndim == 4 and not torch.is_autocast_enabled("cpu")
     return plain and maps.stride(1) == 1 and not maps.is_contiguous() and maps.shape[2] * maps.shape[3] < 1024
 
 
 class AveragePool(nn.AvgPool2d):
-    """2x2 average pooling. On a CPU it is a product with a matrix of quarters, which is faster.
+    """2x2 average pooling, which on a CPU is computed faster, as the product with a matrix of quarters.
 
-    The product uses two rows of a map at once, so an infinite value makes both rows NaN, while `nn.AvgPool2d` returns a
-    single infinite mean.
+    The results agree with `nn.AvgPool2d` for finite values. An infinite value makes a whole row of means NaN, because
+    the product combines two rows of a map; `nn.AvgPool2d` returns a single infinite mean.
     """
 
     def __init__(self) -> None:
@@ -73,7 +77,10 @@ class AveragePool(nn.AvgPool2d):
 
 
 def _even_and_narrow(maps: Tensor) -> bool:
-    """Return whether the product is faster and gives equal results, as for even sizes and at most 64 columns."""
+    """Return whether maps on a CPU have even sizes and at most 64 columns.
+
+    `AveragePool` then uses a matrix product, which is faster and gives the same result.
+    """
     rows, columns = maps.shape[-2:]
     plain = maps.device.type == "cpu" and maps.dtype in (torch.float32, torch.float64) and maps.is_contiguous()
     even = rows % 2 == 0 and columns % 2 == 0 and 0 < columns <= 64
@@ -81,9 +88,9 @@ def _even_and_narrow(maps: Tensor) -> bool:
 
 
 class MaxPool(nn.MaxPool2d):
-    """2x2 max pooling. On a CPU with gradients disabled, it takes the maximum of rows, then of columns.
+    """2x2 max pooling. On a CPU with gradients disabled, it computes the maximum over rows, then over columns.
 
-    PyTorch's kernel also records the position of each maximum, which only gradients need.
+    This is faster than PyTorch's kernel, which also records the position of each maximum for the backward pass.
     """
 
     def __init__(self) -> None:
@@ -110,24 +117,25 @@ _ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 class ImageNetwork(Configurable, nn.Module):
-    """Base class of the image classifiers in this package, whose forward is `classifier(features(images))`.
+    """Base class of the image classifiers in this package. The forward pass is `classifier(features(images))`.
 
     Args:
         shape: channels, height and width of the images.
         num_classes: number of logits, K, at least 2.
-        body: module that maps images [N, C, H, W] to any shape that flattens to [N, embedding_dim].
+        body: module that maps images [N, C, H, W] to feature maps, which are flattened to embeddings [N,
+            embedding_dim].
         embedding_dim: size of an embedding.
-        any_size: whether `body` also accepts other heights and widths (it pools adaptively).
+        any_size: whether `body` also accepts images of other heights and widths, because it ends with adaptive pooling.
 
     Attributes:
-        shape, num_classes, embedding_dim: see the arguments.
-        body, classifier: the two modules; the classifier is an `nn.Linear`.
-        chunked_stem: whether a forward pass on a CPU with gradients disabled computes the first block in chunks, so
-            that `chunking.chunk_size` may pass more images at once.
+        shape, num_classes, embedding_dim: the values of the arguments.
+        body, classifier: the module `body`, and the classifier, which is an `nn.Linear`.
+        chunked_stem: whether the network itself divides the batch into chunks for its first block, on a CPU with
+            gradients disabled. `chunking.chunk_size` then allows larger batches.
 
     Raises:
-        TypeError, ValueError: a shape that is not three positive integers, fewer than two classes, or an empty
-            embedding.
+        TypeError, ValueError: `shape` is not three positive integers, there are fewer than two classes, or
+            `embedding_dim` is not positive.
     """
 
     chunked_stem = False
@@ -174,7 +182,7 @@ def image_shape(shape: Shape) -> Shape:
         shape: (channels, height, width).
 
     Raises:
-        TypeError, ValueError: not three positive integers.
+        TypeError, ValueError: `shape` is not three positive integers.
     """
     if not isinstance(shape, tuple | list) or len(shape) != 3:
         raise ValueError(f"shape must be (channels, height, width), got {shape!r}")
@@ -183,20 +191,21 @@ def image_shape(shape: Shape) -> Shape:
 
 
 def norm_layer(kind: str, channels: int, *, groups: int = 2) -> nn.Module:
-    """Create a normalization layer by name for maps [N, channels, H, W], with a learned scale and shift per channel.
+    """Create a normalization layer for maps [N, channels, H, W], with a learned scale and shift per channel.
 
-    "instance" is an `nn.GroupNorm` with as many groups as channels (`InstanceNorm`), and "layer" one with a single
-    group. `InstanceNorm` returns the same values as `nn.InstanceNorm2d`, but is faster on a CPU and has correct second
+    The kinds "instance" and "layer" are group norms (`nn.GroupNorm`) with one channel per group, and with a single
+    group. `InstanceNorm` returns the same values as `nn.InstanceNorm2d`, but is faster on a CPU, and has correct second
     derivatives in every mode of automatic differentiation.
 
     Args:
-        kind: "instance" (each channel of each image), "group" (`groups` groups of channels of each image), "layer" (all
-            channels of each image), "batch" (each channel over the batch, with running statistics) or "none".
+        kind: the values that are normalized together: "instance" (each channel of each image), "group" (each of
+            `groups` groups of channels of each image), "layer" (all channels of each image) or "batch" (each channel
+            over the batch, with running statistics). "none" creates an `nn.Identity`.
         channels: number of channels.
-        groups: number of groups for "group"; must divide `channels`.
+        groups: number of groups for "group". It must divide `channels`.
 
     Raises:
-        ValueError: an unknown kind, or `groups` does not divide `channels`.
+        ValueError: `kind` is unknown, or `groups` does not divide `channels`.
     """
     one_of(kind, "norm", ("batch", "group", "instance", "layer", "none"))
     channels, groups = positive_int(channels, "channels"), positive_int(groups, "groups")
@@ -214,14 +223,14 @@ def norm_layer(kind: str, channels: int, *, groups: int = 2) -> nn.Module:
 def activation_layer(kind: str) -> nn.Module:
     """Create an activation layer by name.
 
-    Under `torch.no_grad()`, relu overwrites its input, so the input must be a tensor that the network created. A hook
-    that keeps the previous layer's output must copy it.
+    Under `torch.no_grad()`, "relu" overwrites its input, so the input must be a tensor that the network itself has
+    created. A forward hook that keeps the output of the previous layer must copy it.
 
     Args:
         kind: "relu", "leaky_relu" (slope 0.01), "sigmoid", "silu" or "tanh".
 
     Raises:
-        ValueError: an unknown activation.
+        ValueError: `kind` is unknown.
     """
     return _ACTIVATIONS[one_of(kind, "activation", _ACTIVATIONS)]()
 
@@ -231,10 +240,10 @@ def require_spatial_maps(norm: str, height: int, width: int) -> None:
 
     Args:
         norm: kind of normalization; all kinds except "instance" are accepted.
-        height, width: size of the maps to normalize.
+        height, width: size of the feature maps that are normalized.
 
     Raises:
-        ValueError: norm="instance" on maps of 1x1.
+        ValueError: `norm` is "instance", and the maps are 1x1.
     """
     if norm == "instance" and height * width == 1:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Validation of networks and samplers before any work is done."""
+"""Validation of networks and network samplers that users pass as arguments."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def require_sampler(networks: object, name: str = "networks") -> NetworkSampler:
     """Check that `networks` is a network sampler and return it.
 
     Args:
-        networks: value to check: any object with a method `draw`.
+        networks: value to check. A sampler is any object with a method `draw`.
         name: name of the argument in error messages.
 
     Raises:
-        TypeError: not a sampler; the message says which sampler fits the value.
+        TypeError: `networks` is not a sampler. For a network or a factory, the message recommends a sampler.
     """
     if isinstance(networks, nn.Module):
         kind = type(networks).__name__
@@ -50,19 +50,20 @@ def check_network(
     features: bool = False,
     name: str = "network",
 ) -> None:
-    """Check that a network fits the data by passing two noise images through it in eval mode.
+    """Check that a network fits the data, by passing two noise images through it in eval mode.
 
     Args:
         network: the network to check.
-        images: images [N, C, H, W]; the noise has their shape, dtype and device.
-        classes: number of classes K, if the logits are used. The logits must then be [2, K].
-        more: whether more than K logits are allowed, for networks with virtual classes.
-        features: whether the embeddings are used. They must then be [2, d], and with `classes` the logits must be the
-            classifier's output for the embeddings.
+        images: images [N, C, H, W] of the data. The noise images have the same shape, dtype and device.
+        classes: number of classes K. The logits must then be [2, K]. None if the logits are not used.
+        more: whether a network may have more than K logits, as networks with additional virtual classes do.
+        features: whether the embeddings are used. They must then be [2, d]. If `classes` is given too, the logits must
+            be the output of the network's `classifier` for these embeddings.
         name: name of the argument in error messages.
 
     Raises:
-        ValueError: the network is on another device, cannot process such images, or returns wrong shapes or NaN.
+        ValueError: the network is on another device than the images, does not accept images of this shape, or returns
+            wrong shapes, NaN or Inf.
     """
     shape = tuple(images.shape[1:])
     require_same_device(cast(Network, network), images, name)
@@ -115,11 +116,11 @@ def _kind(network: object) -> str:
 
 
 def uses_batch_statistics(network: object) -> bool:
-    """Return whether a layer normalizes with the statistics of the batch, so that a batch must not be split.
+    """Return whether a layer of the network normalizes with batch statistics, so that a batch must not be split.
 
     Args:
-        network: network to check. The result is True for batch norm in training mode or without running statistics, and
-            False for objects other than `nn.Module`.
+        network: network to check. Batch norm uses batch statistics in training mode, and if it has no running
+            statistics. The result is False if `network` is not an `nn.Module`.
     """
     if not isinstance(network, nn.Module):
         return False
@@ -133,12 +134,12 @@ def require_same_device(network: Network, images: Tensor, name: str = "networks"
     """Refuse a network whose device or dtype differs from that of the images.
 
     Args:
-        network: network that was passed or drawn.
-        images: images of the data.
+        network: network to check.
+        images: images that the network must be able to process.
         name: name of the argument in error messages.
 
     Raises:
-        ValueError: device or dtype differ; the message says how to convert one.
+        ValueError: the device or the dtype differs. The message says how to convert the network or the images.
     """
     own = next(network.parameters(), None) if isinstance(network, nn.Module) else None
     if own is not None and (own.device, own.dtype) != (images.device, images.dtype):

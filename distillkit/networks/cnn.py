@@ -1,4 +1,4 @@
-"""Small convolutional networks of the federated-learning papers, and LeNet-5."""
+"""Small convolutional networks that papers on federated learning use, and LeNet-5."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ __all__ = ["FedCOGCNN", "LeNet", "SimpleCNN"]
 class SimpleCNN(ImageNetwork):
     """Simple CNN of MOON (Li et al., CVPR 2021), FedCOG and others: LeNet's layers with ReLU and max pooling.
 
-    Two 5x5 convolutions of 6 and 16 channels without padding, each with ReLU and 2x2 max pooling; hidden layers of 120
-    and 84 units with ReLU; one linear layer. The embedding is the 84-d output of the last ReLU. With 10 classes it has
-    62,006 parameters for 3x32x32 and 44,426 for 1x28x28.
+    The network has two 5x5 convolutions of 6 and 16 channels without padding, each followed by ReLU and 2x2 max
+    pooling. Two hidden layers of 120 and 84 units with ReLU and one linear layer follow. The embedding is the 84-d
+    output of the last ReLU. With 10 classes, the network has 62,006 parameters for 3x32x32 images, and 44,426 for
+    1x28x28 images.
 
     Args:
         shape: channels, height and width of the images, at least 16x16.
@@ -32,7 +33,7 @@ class SimpleCNN(ImageNetwork):
         groups: groups of channels for norm="group".
 
     Raises:
-        ValueError: images smaller than 16x16, or an unknown norm.
+        ValueError: the images are smaller than 16x16, or `norm` is unknown.
     """
 
     def __init__(self, shape: Shape, num_classes: int, *, norm: str = "none", groups: int = 2) -> None:
@@ -41,11 +42,11 @@ class SimpleCNN(ImageNetwork):
 
 
 class FedCOGCNN(ImageNetwork):
-    """CNN of FedCOG for CIFAR-100.
+    """CNN that FedCOG (Ye et al., ICLR 2024) uses for CIFAR-100.
 
-    Three 3x3 convolutions of 16, 32 and 64 channels without padding, each with ReLU and 2x2 max pooling; a hidden layer
-    of 128 units with ReLU, whose output is the embedding; one linear layer. With 100 classes of 3x32x32 it has 69,380
-    parameters.
+    The network has three 3x3 convolutions of 16, 32 and 64 channels without padding, each followed by ReLU and 2x2 max
+    pooling. A hidden layer of 128 units with ReLU, whose output is the embedding, and one linear layer follow. With 100
+    classes and 3x32x32 images, the network has 69,380 parameters.
 
     Args:
         shape: channels, height and width of the images, at least 22x22.
@@ -54,7 +55,7 @@ class FedCOGCNN(ImageNetwork):
         groups: groups of channels for norm="group".
 
     Raises:
-        ValueError: images smaller than 22x22, or an unknown norm.
+        ValueError: the images are smaller than 22x22, or `norm` is unknown.
     """
 
     def __init__(self, shape: Shape, num_classes: int, *, norm: str = "none", groups: int = 2) -> None:
@@ -63,15 +64,15 @@ class FedCOGCNN(ImageNetwork):
 
 
 class LeNet(ImageNetwork):
-    """LeNet-5 (LeCun et al., 1998): tanh, average pooling, 28x28 images padded to 32x32.
+    """LeNet-5 (LeCun et al., 1998), with tanh and average pooling. 28x28 images are padded to 32x32.
 
-    It has the same layers as `SimpleCNN`. With 10 classes it has 61,706 parameters for 1x28x28 and 1x32x32, and 62,006
-    for 3x32x32. As in most modern versions, the second convolution uses all six maps, pooling has no parameters and the
-    output is one linear layer.
+    Convolutions and linear layers have the same sizes as in `SimpleCNN`. With 10 classes, the network has 61,706
+    parameters for 1x28x28 and 1x32x32 images, and 62,006 for 3x32x32 images. As in most modern versions, the second
+    convolution uses all six maps of the first, pooling has no parameters, and the output is one linear layer.
 
     Args:
-        shape: channels, height and width of the images, at least 16x16. The first convolution pads only 28x28 images,
-            by 2.
+        shape: channels, height and width of the images, at least 16x16. The first convolution pads 28x28 images by 2;
+            other images are not padded.
         num_classes: number of classes.
         norm: normalization between each convolution and its activation; see `norm_layer`.
         groups: groups of channels for norm="group".
@@ -79,7 +80,7 @@ class LeNet(ImageNetwork):
         pooling: "avg" or "max".
 
     Raises:
-        ValueError: images smaller than 16x16, or an unknown option.
+        ValueError: the images are smaller than 16x16, or an option is unknown.
     """
 
     def __init__(
@@ -111,7 +112,11 @@ def _convolutional(
     activation: str = "relu",
     pooling: str = "max",
 ) -> nn.Sequential:
-    """Build convolutions with `widths` channels and pooling, then `hidden` units per layer; all have activations."""
+    """Build a body of convolutions with 2x2 pooling, followed by hidden linear layers, each with an activation.
+
+    `widths` are the channels of the convolutions, and `hidden` the units of the linear layers. `padding` applies to the
+    first convolution only.
+    """
     inputs, rows, columns = image_shape(shape)
     one_of(pooling, "pooling", ("avg", "max"))
     least = 1

@@ -1,4 +1,4 @@
-"""ConvNet of the dataset-distillation papers."""
+"""ConvNet, the standard network of the literature on dataset distillation."""
 
 from __future__ import annotations
 
@@ -25,35 +25,37 @@ _PIXELS = 8 * 32 * 32
 
 
 class ConvNet(ImageNetwork):
-    """ConvNet of DC (Zhao et al., ICLR 2021), which DM, DSA, FedDM and FedLGD use for distillation.
+    """ConvNet of DC (Zhao et al., ICLR 2021), which DM, DSA, FedDM and FedLGD also use for distillation.
 
     The network has `depth` blocks of 3x3 convolution, normalization, activation and 2x2 pooling, and one linear layer
-    on the flattened last map. With defaults, 10 classes and 3x32x32 images it has 320,010 parameters and a 2048-d
-    embedding.
+    on the flattened last map. With default options, 10 classes and 3x32x32 images, it has 320,010 parameters and a
+    2048-d embedding.
 
     Args:
         shape: channels, height and width of the images.
         num_classes: number of classes.
         width: number of channels of each block.
-        depth: number of blocks; each one halves height and width, rounding down (unless `pooling` is "none").
+        depth: number of blocks. Each block halves height and width, rounding down, unless `pooling` is "none".
         norm: "instance", "group", "layer", "batch" or "none"; see `norm_layer`.
         pooling: "avg", "max" or "none".
         activation: "relu", "leaky_relu", "sigmoid", "silu" or "tanh".
-        groups: groups of channels for norm="group" (4 in DC).
+        groups: number of groups of channels for norm="group". DC uses 4.
 
-    Every convolution pads by 1, except that the first one pads 1x28x28 images by 3, so that MNIST is treated as 32x32
-    (2048-d). The authors' code of DC pads every gray image by 3; this class keeps the size of other gray images (16x16
-    stays 16x16). As in FedLGD, 3x28x28 is not padded (1152-d).
+    Every convolution pads by 1, with one exception: the first convolution pads 1x28x28 images by 3. MNIST is thus
+    processed at 32x32 pixels, with a 2048-d embedding. The code of DC's authors pads all gray images by 3; this class
+    keeps the size of gray images that are not 28x28. As in FedLGD, 3x28x28 images keep their size, which gives a 1152-d
+    embedding.
 
-    On a CPU with gradients disabled, the first block runs on chunks of 8 images of 32x32 pixels, or of equally many
-    pixels at another image size. The maps of this block, four times as large as those of the next block, then stay in
-    the cache. The batch is not split with norm="batch", where images influence each other, or while a layer of the
-    first block has a forward hook.
+    On a CPU with gradients disabled, the first block runs on chunks of 8 images of 32x32 pixels, or chunks with equally
+    many pixels at another image size. The feature maps of the first block, which are four times as large as those of
+    the second, then fit into the processor's cache. The batch is not divided into chunks if norm="batch", because the
+    images of a batch then influence each other, or if a layer of the first block has a forward hook.
 
-    The "layernorm" of DC's code learns one scale per pixel of a map; "layer" here learns one per channel.
+    The option "layernorm" in DC's code learns a scale for each value of a feature map. The option "layer" of this class
+    learns one per channel.
 
     Raises:
-        ValueError: images too small for the depth, or an unknown option.
+        ValueError: the images are too small for the depth, or an option is unknown.
     """
 
     def __init__(

@@ -33,18 +33,19 @@ NETWORK_NAMES = tuple(_NETWORKS)
 def named_network(name: str, shape: Shape, num_classes: int, **options: Any) -> ImageNetwork:
     """Create a network by its name, for scripts and configuration files.
 
-    The parameters come from PyTorch's global random state, as in any constructor. For a reproducible network use
-    `build(lambda: named_network(...), seed)`.
+    The initial parameters depend on PyTorch's global random state. For a reproducible network, use `build(lambda:
+    named_network(...), seed)`.
 
     Args:
         name: one of `NETWORK_NAMES`, for example "convnet", "resnet18" or "simple_cnn".
         shape: channels, height and width of the images.
         num_classes: number of classes.
-        options: further options of the network's class, such as `norm="group"`, except those that the name fixes.
+        options: further arguments of the network's class, such as `norm="group"`, except those that the name
+            determines. For example, "resnet18" determines the depth.
 
     Raises:
-        ValueError: an unknown name, or an option that the name fixes.
-        TypeError: an option that the network's class does not have.
+        ValueError: the name is unknown, or an option is determined by the name.
+        TypeError: the network's class has no such option.
     """
     make, fixed = _NETWORKS[one_of(name, "name", NETWORK_NAMES)]
     twice = sorted(set(fixed) & set(options))

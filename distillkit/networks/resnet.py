@@ -1,4 +1,4 @@
-"""Residual networks for small images of any size: a 3x3 stem, and pooling only before the last layer."""
+"""Residual networks for small images of any size, with a 3x3 stem, and pooling only before the last layer."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ Block = Callable[[int, int, int, "_Layers"], nn.Module]
 class ResNet(ImageNetwork):
     """ResNet-10, -18, -34 or -50 (He et al., CVPR 2016) with the stem for small images that VHL and FedLGD use.
 
-    The network has a 3x3 convolution of stride 1, four stages of 64, 128, 256 and 512 channels (four times as many for
-    ResNet-50, whose blocks are bottlenecks) with strides 1, 2, 2, 2, global average pooling and one linear layer. With
-    10 classes of 3x32x32 and norm="batch": 4,903,242, 11,173,962, 21,282,122 and 23,520,842 parameters. The embedding
-    is 512-d, or 2048-d for ResNet-50.
+    The network has a 3x3 convolution of stride 1, four stages of residual blocks, global average pooling and one linear
+    layer. The stages have 64, 128, 256 and 512 channels and strides 1, 2, 2, 2. ResNet-50 has bottleneck blocks, whose
+    outputs have four times as many channels. With 10 classes, 3x32x32 images and norm="batch", the four depths have
+    4,903,242, 11,173,962, 21,282,122 and 23,520,842 parameters. The embedding is 512-d, or 2048-d for ResNet-50.
 
     Args:
-        shape: channels, height and width of the images; other heights and widths are accepted, too.
+        shape: channels, height and width of the images. Images of other heights and widths are accepted, too.
         num_classes: number of classes.
         depth: 10, 18, 34 or 50.
         width: number of channels of the first stage.
         norm: "batch" (VHL), "instance" (FedLGD), "group" (FedCOG), "layer" or "none"; see `norm_layer`. Convolutions
-            have a bias only where no norm follows.
+            have a bias only with norm="none".
         groups: groups of channels for norm="group" (2 in FedCOG).
 
-    FedLGD's paper prints a 7x7 stem with batch normalization; this class follows its code, which has this stem with
-    instance normalization. For 96x96 images FedLGD's code feeds a 4608-d map through an extra hidden layer; this class
-    pools the map to 512-d.
+    FedLGD's paper describes a 7x7 stem with batch normalization. This class follows FedLGD's code, which has a 3x3 stem
+    with instance normalization. For 96x96 images, FedLGD's code flattens the last feature map to 4608 values and adds a
+    hidden layer; this class pools the map to 512 values.
 
     Raises:
-        ValueError: an unknown depth or norm, or images too small for norm="instance".
+        ValueError: the depth or `norm` is unknown, or the images are too small for norm="instance".
     """
 
     def __init__(
@@ -56,26 +56,28 @@ class ResNet(ImageNetwork):
 
 
 class CifarResNet(ImageNetwork):
-    """ResNet-8, -20, ... (6n+2 layers) of He et al.'s CIFAR experiments, as in the single-image paper.
+    """ResNet-8, ResNet-20 and so on (6n+2 layers), from He et al.'s CIFAR experiments.
 
-    The network has a 3x3 stem, three stages of 16, 32 and 64 channels with n basic blocks each, strides 1, 2, 2, global
-    average pooling to a 64-d embedding and one linear layer. With 10 classes of 3x32x32, ResNet-8 has 78,042 parameters
-    and ResNet-20 272,474. The shortcuts between stages are 1x1 convolutions with a norm, as in the single-image paper's
-    code; the shortcuts of He et al. have no parameters (269,722 for ResNet-20). Convolutions are initialized as in the
-    single-image paper's code (models/cifar_resnet.py): N(0, 2 / fan_out).
+    The network has a 3x3 stem, three stages with n basic blocks each, global average pooling to a 64-d embedding and
+    one linear layer. The stages have 16, 32 and 64 channels and strides 1, 2, 2. With 10 classes and 3x32x32 images,
+    ResNet-8 has 78,042 parameters and ResNet-20 has 272,474. The shortcuts between stages are 1x1 convolutions with a
+    norm, as in the single-image paper's code. The shortcuts of He et al. have no parameters, so their ResNet-20 has
+    269,722. Convolutions are initialized from N(0, 2 / fan_out), as in the single-image paper's code
+    (models/cifar_resnet.py). The single-image paper is Soni et al., "Federated learning with a single shared image"
+    (CVPR 2024 workshops).
 
     Args:
-        shape: channels, height and width of the images; other heights and widths are accepted, too.
+        shape: channels, height and width of the images. Images of other heights and widths are accepted, too.
         num_classes: number of classes.
         depth: number of layers, 6n+2: 8, 14, 20, ...
         width: number of channels of the first stage.
-        norm: "batch", "instance", "group", "layer" or "none"; see `norm_layer`. Convolutions have a bias only where no
-            norm follows.
+        norm: "batch", "instance", "group", "layer" or "none"; see `norm_layer`. Convolutions have a bias only with
+            norm="none".
         groups: groups of channels for norm="group".
         init: initialization of convolutions: "kaiming" (as above, with zero biases) or "default" (that of PyTorch).
 
     Raises:
-        ValueError: a depth other than 6n+2, an unknown norm, or images too small for norm="instance".
+        ValueError: the depth is not 6n+2, `norm` is unknown, or the images are too small for norm="instance".
     """
 
     def __init__(
@@ -101,14 +103,15 @@ class CifarResNet(ImageNetwork):
 class WideResNet(ImageNetwork):
     """Wide residual network WRN-depth-width of Zagoruyko and Komodakis (BMVC 2016), by default WRN-16-4.
 
-    The network has pre-activation blocks: a 3x3 stem of 16 channels, three stages of 16, 32 and 64 times `width`
-    channels, strides 1, 2, 2, then norm, ReLU, global average pooling and one linear layer, without dropout. WRN-16-4
-    with 10 classes of 3x32x32 has 2,748,890 parameters and a 256-d embedding. Convolutions are initialized as in the
-    single-image paper's code (models/cifar_wrn.py): uniform with variance 2 / fan_in.
+    The network has a 3x3 stem of 16 channels, and three stages of pre-activation blocks, with 16, 32 and 64 times
+    `width` channels and strides 1, 2, 2. Norm, ReLU, global average pooling and one linear layer follow. There is no
+    dropout. With 10 classes and 3x32x32 images, WRN-16-4 has 2,748,890 parameters and a 256-d embedding. Convolutions
+    are initialized from a uniform distribution with variance 2 / fan_in, as in the code (models/cifar_wrn.py) of the
+    single-image paper, Soni et al., "Federated learning with a single shared image" (CVPR 2024 workshops).
 
     Args:
-        shape: channels, height and width of the images; other heights and widths are accepted, too. The single-image
-            paper's code pools a fixed 8x8 area, so it only accepts 32x32.
+        shape: channels, height and width of the images. Images of other heights and widths are accepted, too. The
+            single-image paper's code pools a fixed area of 8x8, so it accepts only 32x32 images.
         num_classes: number of classes.
         depth: number of layers, 6n+4: 10, 16, 22, ...
         width: widening factor.
@@ -118,7 +121,7 @@ class WideResNet(ImageNetwork):
         init: initialization of convolutions: "kaiming" (as above, with zero biases) or "default" (that of PyTorch).
 
     Raises:
-        ValueError: a depth other than 6n+4, an unknown norm, or images too small for norm="instance".
+        ValueError: the depth is not 6n+4, `norm` is unknown, or the images are too small for norm="instance".
     """
 
     def __init__(
@@ -142,7 +145,7 @@ class WideResNet(ImageNetwork):
 
 
 class _Layers:
-    """Builder of norm layers, and of convolutions, which have a bias only if there are no norms."""
+    """Builder of the norm layers and convolutions of a network. Convolutions have a bias only with norm="none"."""
 
     def __init__(self, norm: str, groups: int, kaiming: str) -> None:
         self._norm, self._groups, self._kaiming = norm, groups, kaiming
@@ -168,9 +171,16 @@ def _residual(
     groups: int,
     kaiming: str = "",
 ) -> nn.Sequential:
-    """Build a stem, stages of `blocks[i]` blocks with `outs[i]` channels (stride 2 after the first), and pooling.
+    """Build the body of a residual network, from the first convolution to the global average pooling.
 
-    `kaiming` selects the initialization of the convolutions; see `_initialization.init_linear`.
+    Args:
+        shape: channels, height and width of the images.
+        stem: number of channels of the first convolution.
+        outs: number of output channels of each stage. All stages except the first have stride 2.
+        blocks: number of blocks of each stage.
+        block: function that builds a block.
+        norm, groups: normalization; see `norm_layer`.
+        kaiming: distribution of the convolutions' initial weights; see `init_linear`.
     """
     inputs, rows, columns = image_shape(shape)
     halved = 2 ** (len(outs) - 1)
@@ -190,7 +200,10 @@ def _residual(
 
 
 class _Residual(nn.Module):
-    """Residual block relu(main(x) + shortcut(x)). A shape change makes the shortcut a 1x1 convolution with a norm."""
+    """Residual block relu(main(x) + shortcut(x)).
+
+    The shortcut is the identity if input and output have the same shape, and otherwise a 1x1 convolution with a norm.
+    """
 
     def __init__(self, main: nn.Module, inputs: int, outputs: int, stride: int, make: _Layers) -> None:
         super().__init__()
@@ -223,7 +236,7 @@ def _bottleneck(inputs: int, outputs: int, stride: int, make: _Layers) -> nn.Mod
 
 
 class _PreActivation(nn.Module):
-    """Pre-activation block: main(a) + x with a = relu(norm(x)), or main(a) + conv1x1(a) where the channels change."""
+    """Pre-activation block: main(a) + x with a = relu(norm(x)), or main(a) + conv1x1(a) if the channels change."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, make: _Layers) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Network samplers for distribution and gradient matching."""
+"""Network samplers, which supply a network for each step of distribution or gradient matching."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["FixedNetwork", "NetworkBall", "NetworkSampler", "RandomNetworks"]
 
 
 class NetworkSampler(Protocol):
-    """Interface of network samplers, from which a condensation draws a network at every step.
+    """Interface of network samplers, from which a condensation draws a network in every step.
 
     Any object with the attribute `fixed` and the method `draw` is a sampler.
 
@@ -31,42 +31,44 @@ class NetworkSampler(Protocol):
     fixed: bool
 
     def draw(self, generator: torch.Generator) -> Network:
-        """Return the network of the next step with frozen parameters.
+        """Return the network for the next step, with frozen parameters.
 
-        The network is valid until the next draw, which may overwrite it in place.
+        Use the network only until the next draw, which may overwrite it in place.
 
         Args:
-            generator: source of randomness; the network must be a pure function of it. Components pass a generator
-                derived from (seed, step), so a resumed run uses the same networks as an uninterrupted one.
+            generator: source of randomness, which alone must determine the network. A condensation passes a generator
+                that is derived from its seed and the step, so a resumed run uses the same networks as an uninterrupted
+                one.
         """
         ...
 
 
 class RandomNetworks(Configurable):
-    """Sampler that returns a newly initialized, untrained network at every draw, as in DM, DC and DSA.
+    """Sampler that returns a newly initialized, untrained network in every draw, as in DM, DC and DSA.
 
-    One network is built, and every draw reinitializes it in place (`networks.initialize`). It is in eval mode except
-    for batch norm, which uses the batch's statistics, because an untrained network has no running statistics. The
-    authors' code uses training mode throughout. The two modes differ only for dropout, which in training mode would
-    draw from the global random state.
+    One network is created, and every draw reinitializes it in place with `networks.initialize`. The network is in eval
+    mode, except that batch norm uses batch statistics, because an untrained network has no useful running statistics.
+    The authors' code uses training mode for all layers. Both choices differ only in dropout, which in training mode
+    would draw from the global random state.
 
     Paper: Zhao and Bilen, "Dataset condensation with distribution matching" (WACV 2023).
 
     Args:
         factory: function without arguments that returns a network with the device and dtype of the images. The
-            network's weights are overwritten, unless the factory is a `KeepInit(factory)`: then every draw constructs a
-            new network with the constructor's initialization (for vision transformers, for example).
+            network's weights are overwritten. If it is a `KeepInit(factory)`, every draw instead creates a new network,
+            and keeps the initialization of its constructor, for example for vision transformers.
         redraw: function `redraw(network, generator)` that sets parameters for which `initialize` has no rule. It is
-            called with gradients disabled. A parameter that neither function sets keeps its value from the factory.
+            called with gradients disabled. A parameter that neither `initialize` nor `redraw` sets keeps its value from
+            the factory.
 
     Attributes:
-        factory, redraw: see the arguments.
+        factory, redraw: the values of the arguments.
 
     Raises:
         TypeError: `factory` is a network, requires arguments, does not return a network, or returns one that
             `initialize` cannot redraw.
-        ValueError: generators in different states give equal networks, or generators in equal states give different
-            ones.
+        ValueError: two generators in different states give equal networks, or two generators in the same state give
+            different networks.
     """
 
     fixed = False
@@ -95,10 +97,10 @@ class RandomNetworks(Configurable):
             )
 
     def draw(self, generator: torch.Generator) -> Network:
-        """Redraw the parameters in place.
+        """Redraw the parameters of the network in place, and return the network.
 
         Args:
-            generator: see `NetworkSampler.draw`.
+            generator: source of randomness; see `NetworkSampler.draw`.
         """
         if keeps_init(self._current):
             self._use(build(self.factory, generator, self.redraw))
@@ -128,16 +130,16 @@ class RandomNetworks(Configurable):
 class FixedNetwork(Configurable):
     """Sampler that always returns the same network, frozen in eval mode (iterative distribution matching, FedLGD).
 
-    The authors' code also uses eval mode, in which batch norm uses the running statistics of `network`.
+    In eval mode, batch norm uses the running statistics of `network`, as in the authors' code.
 
     Paper: Huang et al., "Federated learning on virtual heterogeneous data with local-global dataset distillation"
     (FedLGD, TMLR 2024), section 3.3.1.
 
     Args:
-        network: any `nn.Module`; it is copied, so later changes to it have no effect.
+        network: any `nn.Module`. It is copied, so later changes to it have no effect.
         cache: whether a condenser may compute a quantity of the real images once and reuse it in every step, such as
-            the mean embeddings of whole classes. This removes sampling noise at almost no cost. The papers, which draw
-            a random batch of real images in each step, correspond to False.
+            the mean embeddings of whole classes. This removes sampling noise at almost no cost. The papers sample a
+            random batch of real images in each step; pass False to do the same.
     """
 
     def __init__(self, network: nn.Module, *, cache: bool = True) -> None:
@@ -146,11 +148,14 @@ class FixedNetwork(Configurable):
         self._network = split(self._copy)
 
     def init_arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Return the sampler's copy of the network, because the original may have been trained further."""
+        """Return the constructor arguments that recreate this sampler.
+
+        The network is the sampler's copy, because the original may have been trained further.
+        """
         return (self._copy,), {} if self.cache else {"cache": False}
 
     def draw(self, generator: torch.Generator) -> Network:
-        """Return the network, which is the same at every step.
+        """Return the network, which is the same in every step.
 
         Args:
             generator: ignored.
@@ -162,14 +167,15 @@ class FixedNetwork(Configurable):
 
 
 class NetworkBall(Configurable):
-    """Sampler of networks at distance `radius` from `network` (FedDM).
+    """Sampler of random networks whose parameters have the distance `radius` from those of `network` (FedDM).
 
-    A draw is w = w_r + rho * eps / ||eps||, eps ~ N(0, 1) for each of the P parameters, flattened to one vector. The
-    paper clips w_r + eps to the ball of radius rho. As ||eps|| is about sqrt(P) (566 for ConvNet's 320,010 parameters,
-    against rho = 5), the clip acts on every draw and **every draw is on the sphere**; the formula above draws on the
-    sphere directly. The two would differ only for networks of fewer than about rho^2 = 25 parameters. Each parameter
-    moves by about rho / sqrt(P) (0.009 for ConvNet). Buffers (running statistics) are those of `network`, and draws are
-    in eval mode.
+    Let w_r be the vector of all P parameters of `network`, rho the radius, and eps ~ N(0, I) a random vector of length
+    P. A draw has the parameters w = w_r + rho * eps / ||eps||, so **every draw is on the sphere** around w_r. The paper
+    instead clips w_r + eps to the ball of radius rho. The result is the same in practice: ||eps|| is about sqrt(P),
+    which is 566 for the 320,010 parameters of ConvNet and much larger than rho = 5, so the clip applies to every draw.
+    It would differ only for networks of fewer than about rho^2 = 25 parameters. Each parameter changes by about rho /
+    sqrt(P), which is 0.009 for ConvNet. Buffers, such as running statistics, are those of `network`, and the networks
+    are in eval mode.
 
     Paper: Xiong et al., "FedDM: iterative distribution matching for communication-efficient federated learning" (CVPR
     2023), section 3.2 and Eq. 15.
@@ -192,7 +198,11 @@ class NetworkBall(Configurable):
         self._sizes = [p.numel() for p in self._parameters]
 
     def init_arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Return a copy of the central network, because draws overwrite the parameters, and the radius rho."""
+        """Return the constructor arguments that recreate this sampler.
+
+        The network is a copy with the central parameters w_r, because draws overwrite the parameters of the sampler's
+        network.
+        """
         center = copy.deepcopy(self._copy)
         with torch.no_grad():
             for parameter, value in zip(center.parameters(), self._center, strict=True):
@@ -201,10 +211,10 @@ class NetworkBall(Configurable):
 
     @torch.no_grad()
     def draw(self, generator: torch.Generator) -> Network:
-        """Move the parameters to a new point on the sphere, in place.
+        """Set the parameters to a new random point on the sphere, in place, and return the network.
 
         Args:
-            generator: see `NetworkSampler.draw`.
+            generator: source of randomness; see `NetworkSampler.draw`.
         """
         first = self._center[0]
         noise = torch.empty(sum(self._sizes), dtype=first.dtype).normal_(generator=generator)

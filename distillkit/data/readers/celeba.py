@@ -1,4 +1,4 @@
-"""CelebA: faces with attributes and identities, in torchvision's layout or as LEAF assigns them to clients."""
+"""Readers of CelebA (faces with attributes and identities), in torchvision's layout and in LEAF's."""
 
 from __future__ import annotations
 
